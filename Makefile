@@ -1,0 +1,34 @@
+# Two commands do everything on a fresh clone: `make demo` and `make test`.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/installed
+
+.PHONY: setup demo test check format clean
+
+setup: $(INSTALLED)
+
+# torch goes first, alone and pinned: an open range would pull gigabytes of CUDA.
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: $(INSTALLED)
+	$(BIN)/scalelong demo
+
+# One thread for each of two workers: small tensors gain nothing from more.
+test: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -q $(ARGS)
+
+check: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv .pytest_cache .ruff_cache build dist

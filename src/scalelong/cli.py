@@ -1,0 +1,54 @@
+"""The command line: `scalelong COMMAND ...`.
+
+Each command is a module of `scalelong.commands` with a function `main(arguments) -> int | None`. This file only
+knows their names, so that `scalelong --help` answers at once, without importing torch.
+"""
+
+import sys
+from importlib import import_module
+
+from ._version import __version__
+from .errors import ScaleLongError
+
+COMMANDS = {
+    "demo": "train a tiny U-ViT under none, CS and LS on real digits, and compare",
+}
+
+
+def usage() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {purpose}" for name, purpose in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: scalelong COMMAND [OPTIONS]",
+            "",
+            "Stable and faster training of U-shaped networks by scaling their long skip connections.",
+            "",
+            "commands:",
+            *lines,
+            "",
+            "scalelong COMMAND --help tells more; scalelong --version prints the version.",
+        ]
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(usage())
+        return 0
+    if arguments[0] == "--version":
+        print(f"scalelong {__version__}")
+        return 0
+    command, *rest = arguments
+    if command not in COMMANDS:
+        print(f"scalelong: unknown command {command!r}\n\n{usage()}", file=sys.stderr)
+        return 2
+    try:
+        return import_module(f"scalelong.commands.{command}").main(rest) or 0
+    except ScaleLongError as error:
+        print(f"scalelong {command}: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"scalelong {command}: interrupted", file=sys.stderr)
+        return 130

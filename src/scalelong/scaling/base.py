@@ -1,0 +1,127 @@
+"""What a scaling method is: a frozen configuration, and the module that it builds for the skips of one model.
+
+Long skips are numbered as in the paper: i = 1 is the outermost (the earliest encoder feature, merged last),
+i = N the innermost.
+"""
+
+import dataclasses
+import json
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Self
+
+from torch import Tensor, nn
+
+from ..errors import InvalidConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkipSite:
+    """What a method may know about one long skip of a model."""
+
+    index: int
+    """i, from 1 (outermost) to N (innermost)."""
+    channels: int
+    """Width of the skip along its channel axis."""
+    channel_axis: int = 1
+    """1 for (B, C, ...) features, -1 for tokens (B, L, C) and channels-last features."""
+    main_channels: int | None = None
+    """Width of the main path in a concatenation; None where skip and main path are added."""
+    tokens: int | None = None
+    """Length L of a token tensor (B, L, C); None for other features."""
+    fixed_tokens: bool = False
+    """Whether L can never change, so that a gate with one weight per token makes sense."""
+
+
+class Constants(NamedTuple):
+    """Fixed multipliers of the two operands of a merge."""
+
+    main: float
+    skip: float
+
+
+class SkipScaling(nn.Module):
+    """The scaling of all long skips of one model. Learnable methods keep their parameters here."""
+
+    def __init__(self, config: "Scaling", sites: Sequence[SkipSite]) -> None:
+        super().__init__()
+        self.config = config
+        self.sites = tuple(sites)
+
+    def constants(self, index: int) -> Constants | None:  # noqa: ARG002
+        """The fixed multipliers of merge i, or None where they depend on the data."""
+        return None
+
+    def scale(self, skip: Tensor, index: int) -> Tensor:
+        """The skip as it enters merge i."""
+        raise NotImplementedError
+
+    def coefficient(self, index: int) -> Tensor | float:
+        """κ_i of the most recent forward: a number, or a detached tensor that broadcasts against the skip."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        # Identity, so that a host that runs all of its children in order (nn.Sequential) is not disturbed.
+        return x
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys, *rest) -> None:
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, *rest)
+        # A checkpoint of the unscaled host knows nothing of the gates: they keep their values.
+        if not any(key.startswith(prefix) for key in state_dict):
+            own = [key for key in missing_keys if key.startswith(prefix)]
+            for key in own:
+                missing_keys.remove(key)
+
+
+@dataclass(frozen=True)
+class Scaling(ABC):
+    """Base of all configurations. Subclasses are frozen dataclasses, made known with `@register_scaling`."""
+
+    name: ClassVar[str]
+    """The shorthand, as in `scale_skips_(model, "cs")`."""
+
+    def __post_init__(self) -> None:
+        self.validate()
+
+    def validate(self) -> None:
+        """Raise InvalidConfigError if a value is not allowed."""
+
+    @abstractmethod
+    def build(self, sites: Sequence[SkipSite]) -> SkipScaling:
+        """The module that scales these skips (outermost first)."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"method": self.name, **dataclasses.asdict(self)}
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict())
+
+    @classmethod
+    def from_json(cls, text: str) -> "Scaling":
+        from .registry import as_scaling
+
+        return as_scaling(json.loads(text))
+
+    def replace(self, **changes: Any) -> Self:
+        return dataclasses.replace(self, **changes)
+
+
+def require(condition: bool, message: str) -> None:
+    if not condition:
+        raise InvalidConfigError(message)
+
+
+def require_number(name: str, value: Any, low: float, high: float, interval: str) -> None:
+    """Check that a value is a number of the half-open interval (low, high]."""
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    require(number and low < value <= high, f"{name} must be a number in {interval}, got {value!r}")
+
+
+def require_kappa(value: Any, name: str = "kappa") -> None:
+    require_number(name, value, 0.0, 1.0, "(0, 1]")
+
+
+def require_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    require(value in choices, f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")

@@ -1,0 +1,141 @@
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import InvalidConfigError
+from .base import Scaling, SkipScaling, SkipSite, require, require_choice, require_kappa
+from .constant import ConstantScaling
+from .gate import ACTIVATIONS, FullPrecisionModule, InstanceEnhance, SqueezeExcite
+from .norm import recent_coefficient
+from .registry import register_scaling
+
+# A sigmoid never reaches κ_1 = 1; this is where it starts instead.
+LARGEST_START = 0.999
+
+
+@register_scaling
+@dataclass(frozen=True)
+class LearnableScaling(Scaling):
+    """LS, κ_i = σ(ζ(GAP(x_i))), multiplied element-wise (Eq. 9). A tiny network ζ predicts the coefficients.
+
+    `module`: "se" (linear, activation, linear; the paper's), "ie" (one weight and bias per channel) or "scalar" (each
+    κ_i is a parameter, without a sigmoid, never shared).
+    `shared`: one ζ for all skips, one per width where widths differ, or one for each skip.
+    `gate`: "channel" averages over all positions and gates channels; "token" averages over channels and gates tokens,
+    which ties the gate to one sequence length; "auto" is what the paper does: tokens where their number is fixed
+    (U-ViT), otherwise channels.
+    `start`: "cs" starts on the curve κ^(i-1) (last layer zero, a bias per skip at its logit; 0.999 stands for 1);
+    "paper" starts as the authors' code does, at about 0.5 for every skip.
+    """
+
+    module: str = "se"
+    shared: bool = True
+    ratio: int = 16
+    activation: str = "relu"
+    gate: str = "auto"
+    start: str = "cs"
+    kappa: float = 0.7
+
+    name = "ls"
+
+    def validate(self) -> None:
+        require_choice("module", self.module, ("se", "ie", "scalar"))
+        require(isinstance(self.shared, bool), f"shared must be true or false, got {self.shared!r}")
+        whole = isinstance(self.ratio, int) and not isinstance(self.ratio, bool)
+        require(whole and self.ratio >= 1, f"ratio must be a whole number >= 1, got {self.ratio!r}")
+        require_choice("activation", self.activation, tuple(ACTIVATIONS))
+        require_choice("gate", self.gate, ("token", "channel", "auto"))
+        require_choice("start", self.start, ("cs", "paper"))
+        require_kappa(self.kappa)
+
+    def build(self, sites: Sequence[SkipSite]) -> SkipScaling:
+        return ScalarSkipScaling(self, sites) if self.module == "scalar" else GatedSkipScaling(self, sites)
+
+
+class ScalarSkipScaling(FullPrecisionModule, SkipScaling):
+    """Each κ_i is a parameter."""
+
+    def __init__(self, config: LearnableScaling, sites: Sequence[SkipSite]) -> None:
+        super().__init__(config, sites)
+        count = len(sites)
+        start = ConstantScaling(config.kappa).curve(count) if config.start == "cs" else (0.5,) * count
+        self.kappa = nn.Parameter(torch.tensor(start))
+
+    def scale(self, skip: Tensor, index: int) -> Tensor:
+        return skip * self.kappa[index - 1].to(skip.dtype)
+
+    def coefficient(self, index: int) -> Tensor:
+        return self.kappa[index - 1].detach()
+
+
+class GatedSkipScaling(FullPrecisionModule, SkipScaling):
+    """κ_i = σ(ζ(GAP(x_i)) + offset_i); the offsets exist for `start="cs"` only."""
+
+    def __init__(self, config: LearnableScaling, sites: Sequence[SkipSite]) -> None:
+        super().__init__(config, sites)
+        self._gates_tokens = [_gates_tokens(config, site) for site in sites]
+        widths = [
+            site.tokens if by_token and site.tokens else site.channels
+            for site, by_token in zip(sites, self._gates_tokens, strict=True)
+        ]
+        distinct = sorted(set(widths))
+        if config.shared:
+            self._network_of = [distinct.index(width) for width in widths]
+        else:
+            distinct, self._network_of = widths, list(range(len(widths)))
+        self.networks = nn.ModuleList(_network(config, width) for width in distinct)
+        self.offsets: nn.Parameter | None = None
+        if config.start == "cs":
+            self.offsets = nn.Parameter(_logits(ConstantScaling(config.kappa).curve(len(sites))))
+        self._recent: list[Tensor | None] = [None] * len(sites)
+
+    def gate(self, skip: Tensor, index: int) -> Tensor:
+        """κ_i, in fp32, in a shape that broadcasts against the skip."""
+        position, site = index - 1, self.sites[index - 1]
+        axis = skip.dim() - 1 if site.channel_axis == -1 else site.channel_axis
+        kept = 1 if self._gates_tokens[position] else axis
+        if self._gates_tokens[position] and skip.shape[1] != site.tokens:
+            raise InvalidConfigError(
+                f"the token gate of long skip {index} was built for {site.tokens} tokens and got {skip.shape[1]}; "
+                f"use gate='channel' for inputs of several sizes"
+            )
+        pooled_axes = [a for a in range(1, skip.dim()) if a != kept]
+        with torch.autocast(skip.device.type, enabled=False):
+            pooled = skip.mean(pooled_axes, dtype=torch.float32)
+            logits = self.networks[self._network_of[position]](pooled)
+            if self.offsets is not None:
+                logits = logits + self.offsets[position].float()
+            gate = torch.sigmoid(logits)
+        shape = [1] * skip.dim()
+        shape[0], shape[kept] = gate.shape
+        return gate.view(shape)
+
+    def scale(self, skip: Tensor, index: int) -> Tensor:
+        gate = self.gate(skip, index)
+        self._recent[index - 1] = gate.detach()
+        return skip * gate.to(skip.dtype)
+
+    def coefficient(self, index: int) -> Tensor:
+        return recent_coefficient(self._recent[index - 1])
+
+
+def _gates_tokens(config: LearnableScaling, site: SkipSite) -> bool:
+    if config.gate == "token" and site.tokens is None:
+        raise InvalidConfigError(
+            f"gate='token' needs token features (B, L, C); long skip {site.index} has none. Use gate='channel'"
+        )
+    return config.gate == "token" or (config.gate == "auto" and site.tokens is not None and site.fixed_tokens)
+
+
+def _network(config: LearnableScaling, width: int) -> nn.Module:
+    if config.module == "ie":
+        return InstanceEnhance(width)
+    return SqueezeExcite(width, config.ratio, config.activation, start_flat=config.start == "cs")
+
+
+def _logits(curve: Sequence[float]) -> Tensor:
+    clamped = [min(kappa, LARGEST_START) for kappa in curve]
+    return torch.tensor([math.log(kappa) - math.log1p(-kappa) for kappa in clamped])
