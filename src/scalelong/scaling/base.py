@@ -85,7 +85,7 @@ class Scaling(ABC):
     def __post_init__(self) -> None:
         self.validate()
 
-    def validate(self) -> None:
+    def validate(self) -> None:  # noqa: B027, a method without options has nothing to check
         """Raise InvalidConfigError if a value is not allowed."""
 
     @abstractmethod

@@ -36,15 +36,11 @@ def as_scaling(spec: "Scaling | str | dict[str, Any] | None") -> Scaling:
     if isinstance(spec, dict):
         values = dict(spec)
         if "method" not in values:
-            raise InvalidConfigError(
-                f"a scaling as a dictionary needs the key 'method', got {sorted(values)}"
-            )
+            raise InvalidConfigError(f"a scaling as a dictionary needs the key 'method', got {sorted(values)}")
         method = _method(values.pop("method"))
         _require_fields(method, values)
         return method(**values)
-    raise InvalidConfigError(
-        f"a scaling is a configuration, a string or a dictionary, got {type(spec).__name__}"
-    )
+    raise InvalidConfigError(f"a scaling is a configuration, a string or a dictionary, got {type(spec).__name__}")
 
 
 def _method(name: str) -> type[Scaling]:
