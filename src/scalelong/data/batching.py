@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from .broken import BrokenImage
 from .dataset import Batch, ImageData
 from .errors import DataError
 
@@ -32,10 +33,12 @@ def batches(
         collate_fn=_unchanged,
         generator=torch.Generator(),  # a DataLoader without its own draws from the global one
     )
-    for result in loader:
-        if isinstance(result, DataError):
-            raise result
-        yield result
+    for batch, broken in loader:
+        for image in broken:  # each worker counts its own; the limit is for all
+            data.tally.add(image)
+        if isinstance(batch, DataError):
+            raise batch
+        yield batch
 
 
 def to_float(images: Tensor, flip: Tensor | None = None) -> Tensor:
@@ -51,11 +54,11 @@ class _Fetch(torch.utils.data.Dataset):
     def __init__(self, data: ImageData) -> None:
         self.data = data
 
-    def __getitem__(self, indices: Tensor | Sequence[int]) -> Batch | DataError:
+    def __getitem__(self, indices: Tensor | Sequence[int]) -> tuple[Batch | DataError, tuple[BrokenImage, ...]]:
         try:
-            return self.data.fetch(indices)
+            return self.data.fetch(indices), self.data.broken
         except DataError as error:
-            return error
+            return error, ()
 
 
 def _unchanged(item: object) -> object:
