@@ -44,28 +44,28 @@ def look(data: bytes) -> Look:
     """Size and kind without decoding the pixels."""
     image = _open(data)
     try:
-        width, height = image.size
-        # Asking a PNG without EXIF for it would decode the whole image.
-        noted = {"exif", "xmp"} & set(image.info) or image.format in ("TIFF", "MPO")
-        if noted and image.getexif().get(ORIENTATION, 1) >= 5:
-            width, height = height, width
-        return Look(height, width, _kind(image))
+        return _look(image)
     except Exception as error:
         raise _undecodable(error) from error
 
 
-def decode(data: bytes, channels: int, height: int, width: int) -> np.ndarray:
-    """Pixels as uint8 (C, height, width): the largest centred part with these proportions, resized if need be."""
+def decode(data: bytes, channels: int, height: int, width: int) -> tuple[np.ndarray, Look]:
+    """Pixels as uint8 (C, height, width), and what the image was.
+
+    The largest centred part with these proportions is taken, and resized if need be.
+    """
     np = needs("numpy", "decoding images")
     image = _open(data)
     try:
-        # JPEG can be decoded at a fraction of its size; twice what is asked for keeps the resizing sharp.
-        image.draft(None, (2 * max(height, width),) * 2)
+        seen = _look(image)
+        if min(image.size) >= 4 * max(height, width):
+            # JPEG can be decoded at a fraction of its size; twice what is asked for keeps the resizing sharp.
+            image.draft(None, (2 * max(height, width),) * 2)
         pixels = np.asarray(_resized(_converted(_upright(image), channels), height, width))
     # Decoders meet damaged files with almost any exception; whichever it is, this image is broken and the set is not.
     except Exception as error:
         raise _undecodable(error) from error
-    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1), seen
 
 
 def _open(data: bytes) -> Any:
@@ -94,6 +94,18 @@ def _undecodable(error: Exception) -> Exception:
     return UndecodableError(f"{type(error).__name__}: {error}")
 
 
+def _look(image: Image) -> Look:
+    width, height = image.size
+    if _may_be_turned(image) and image.getexif().get(ORIENTATION, 1) >= 5:
+        width, height = height, width
+    return Look(height, width, _kind(image))
+
+
+def _may_be_turned(image: Image) -> bool:
+    """Asking a PNG without EXIF for it would decode the whole image."""
+    return "exif" in image.info or "xmp" in image.info or image.format in ("TIFF", "MPO")
+
+
 def _kind(image: Image) -> str:
     if image.mode in ("RGBA", "RGBa"):
         return "rgba"
@@ -106,7 +118,8 @@ def _kind(image: Image) -> str:
 
 
 def _upright(image: Image) -> Image:
-    return needs("PIL.ImageOps", "decoding images").exif_transpose(image)
+    image.load()  # some formats note the orientation after the pixels
+    return needs("PIL.ImageOps", "decoding images").exif_transpose(image) if _may_be_turned(image) else image
 
 
 def _converted(image: Image, channels: int) -> Image:

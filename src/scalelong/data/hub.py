@@ -76,7 +76,10 @@ class HubSource(Source):
         return f"row {row}"
 
     def read(self, row: int) -> bytes:
-        return encoded_bytes(self.dataset[row][self.image], Path())
+        value = self.dataset[row][self.image]
+        if isinstance(value, dict):
+            return encoded_bytes(value.get("bytes"), value.get("path"), Path())
+        return encoded_bytes(value, None, Path())
 
     def version(self) -> str:
         return self._version

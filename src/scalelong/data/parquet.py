@@ -51,33 +51,35 @@ class TableSource(Source):
         except (arrow.ArrowException, OSError) as error:
             raise UnreadableDataError(f"{_where(paths)}: cannot read the columns {columns}: {error}") from error
         self.paths = paths
-        self.column: pa.ChunkedArray = table[image]
+        # Lists, not Arrow: an element of a chunked column costs as much as decoding a small image.
+        is_struct = needs("pyarrow.types", "reading parquet files").is_struct(schema.field(image).type)
+        compute = needs("pyarrow.compute", "reading parquet files")
+        fields = {field.name for field in schema.field(image).type} if is_struct else set()
+        self.bytes = (compute.struct_field(table[image], "bytes") if is_struct else table[image]).to_pylist()
+        self.inner = compute.struct_field(table[image], "path").to_pylist() if "path" in fields else None
         self._version = version(paths)
         captions = check_captions(table[caption].to_pylist(), _where(paths)) if caption else None
         labels = table[label].to_pylist() if label else None
         self.annotations = Annotations(*_numbered(labels, label, schema, _where(paths)), captions)
 
     def __len__(self) -> int:
-        return len(self.column)
+        return len(self.bytes)
 
     def name(self, row: int) -> str:
-        value = self.column[row].as_py()
-        inner = value.get("path") if isinstance(value, dict) else None
-        return f"row {row}" + (f" ({inner})" if inner else "")
+        return f"row {row}" + (f" ({self.inner[row]})" if self.inner and self.inner[row] else "")
 
     def read(self, row: int) -> bytes:
-        return encoded_bytes(self.column[row].as_py(), self.paths[0].parent)
+        return encoded_bytes(self.bytes[row], self.inner and self.inner[row], self.paths[0].parent)
 
     def version(self) -> str:
         return self._version
 
 
-def encoded_bytes(value: Any, folder: Path | None) -> bytes:
-    """The bytes themselves, or of the file that the row names."""
-    content, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
-    if isinstance(content, bytes):
+def encoded_bytes(content: bytes | None, path: str | None, folder: Path) -> bytes:
+    """The bytes themselves, or those of the file that the row names."""
+    if content is not None:
         return content
-    if isinstance(path, str) and folder is not None and (folder / path).is_file():
+    if path and (folder / path).is_file():
         return (folder / path).read_bytes()
     raise UndecodableError(f"neither bytes nor a file at {path!r}" if path else "no image in this row")
 

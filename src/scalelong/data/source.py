@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,10 +16,15 @@ from ..errors import InvalidConfigError
 from .broken import BrokenImage, Tally, log
 from .dataset import Annotations, ImageData, MemoryData
 from .decode import Look, UndecodableError, decode, look
-from .errors import BrokenImagesError, MixedSizesError
+from .errors import BrokenImagesError
 from .options import Options, Progress
+from .survey import Survey
+
+if TYPE_CHECKING:
+    import numpy as np
 
 CHUNK = 64  # images handed to a thread at a time
+SAMPLE = 64  # headers read before anything is decoded
 T = TypeVar("T")
 
 
@@ -45,23 +49,32 @@ class Source(ABC):
 
 
 def from_source(name: str, source: Source, options: Options) -> ImageData:
-    """Reads headers where size or channels are to come from the images, then decodes into memory or opens a stream."""
+    """Plans size and channels from a few headers, then decodes into memory, or reads all headers and opens a stream."""
     if options.channels not in (None, 1, 3, 4):
         raise InvalidConfigError(
             f"channels must be 1 (gray), 3 (RGB) or 4 (RGBA) for image files, got {options.channels}"
         )
     rows = options.chosen(len(source))
     tally = Tally(name, len(rows), options.allowed_broken(len(rows)))
-    channels, height, width, rows = _survey(source, rows, options, tally)
-    if options.fits(len(rows), channels, height, width):
-        images, rows = _decode_all(source, rows, (channels, height, width), tally, options.progress)
-        data = MemoryData(name, images, source.annotations.take(rows), tally)
+    survey, _ = _survey(source, rows[:: max(1, len(rows) // SAMPLE)], options, tally)
+    if options.fits(len(rows), *survey.largest(options)):
+        data = _decoded(name, source, rows, survey, options, tally)
     else:
-        data = StreamData(name, source, rows, (channels, height, width), tally)
-    if len(rows) == 0:
-        raise BrokenImagesError(f"{name}: not one image can be read: {tally.names()}")
+        survey, rows = _survey(source, rows, options, tally)
+        data = StreamData(name, source, rows, survey.plan(options, name), tally)
     tally.warn()
     return data
+
+
+def _decoded(name: str, source: Source, rows: Tensor, survey: Survey, options: Options, tally: Tally) -> MemoryData:
+    """The few headers are believed until the images themselves have been seen."""
+    if not survey.agrees(options):
+        survey, _ = _survey(source, rows, options, tally)
+    plan = survey.plan(options, name)
+    images, kept, seen = _decode_all(source, rows, plan, tally, options.progress)
+    if seen.plan(options, name) != plan:
+        images, kept, _ = _decode_all(source, rows, seen.plan(options, name), tally, options.progress)
+    return MemoryData(name, images, source.annotations.take(kept), tally)
 
 
 class StreamData(ImageData):
@@ -91,12 +104,12 @@ class StreamData(ImageData):
     def _read_into(self, image: Tensor, row: int) -> int:
         for step in range(len(self)):
             candidate = (row + step) % len(self)
-            broken = _decode_into(image, self._source, int(self._rows[candidate]))
-            if broken is None:
+            seen = _decode_into(image.numpy(), self._source, int(self._rows[candidate]))
+            if isinstance(seen, Look):
                 return candidate
-            if broken.name not in self.tally.found:
-                log.warning("%s: broken image, replaced by the next one: %s", self.name, broken)
-            self.tally.add(broken)
+            if seen.name not in self.tally.found:
+                log.warning("%s: broken image, replaced by the next one: %s", self.name, seen)
+            self.tally.add(seen)
         raise BrokenImagesError(f"{self.name}: not one image can be read: {self.tally.names()}")
 
     def _take(self, rows: Tensor) -> StreamData:
@@ -110,60 +123,38 @@ class StreamData(ImageData):
         return sha.hexdigest()
 
 
-def _survey(source: Source, rows: Tensor, options: Options, tally: Tally) -> tuple[int, int, int, Tensor]:
-    """Channels, height and width, and the rows whose header can be read.
-
-    Where a size is given, one colour image settles the channels and the rest is left unread.
-    """
-    shape, channels = options.shape, options.channels
-    if shape and channels:
-        return channels, *shape, rows
-    sizes: Counter[tuple[int, int]] = Counter()
-    kinds: set[str] = set()
+def _survey(source: Source, rows: Tensor, options: Options, tally: Tally) -> tuple[Survey, Tensor]:
+    """What the headers tell, and the rows without those whose header cannot be read."""
+    survey = Survey()
     bad: set[int] = set()
     for row, seen in _in_threads(lambda row: _look_at(source, row), rows, options.progress):
         if isinstance(seen, BrokenImage):
             tally.add(seen)
             bad.add(row)
-            continue
-        sizes[seen.height, seen.width] += 1
-        kinds.add(seen.kind)
-        if shape and (channels or "colour" in kinds or len(kinds) > 1):
+        else:
+            survey.add(seen)
+        if survey.settles(options):
             break
-    if not kinds:
-        raise BrokenImagesError(f"{tally.where}: not one image can be read: {tally.names()}")
-    if shape is None:
-        shape = _only_size(sizes, tally.where)
-    channels = channels or (1 if kinds == {"gray"} else 4 if kinds == {"rgba"} else 3)
-    return channels, *shape, torch.tensor([row for row in rows.tolist() if row not in bad], dtype=torch.int64)
-
-
-def _only_size(sizes: Counter[tuple[int, int]], where: str) -> tuple[int, int]:
-    if len(sizes) == 1:
-        return next(iter(sizes))
-    most = [f"{width}×{height} ({count} images)" for (height, width), count in sizes.most_common(8)]
-    more = f" and {len(sizes) - 8} more" if len(sizes) > 8 else ""
-    smallest = min(min(size) for size in sizes)
-    raise MixedSizesError(
-        f"{where}: the images have {len(sizes)} different sizes (width×height): {', '.join(most)}{more}. Pass size=, "
-        f"for instance size={smallest}: the shorter side is resized to it and the middle is kept"
-    )
+    return survey, torch.tensor([row for row in rows.tolist() if row not in bad], dtype=torch.int64)
 
 
 def _decode_all(
-    source: Source, rows: Tensor, shape: tuple[int, int, int], tally: Tally, progress: Progress | None
-) -> tuple[Tensor, Tensor]:
-    """All images as one tensor, and the rows that are in it."""
-    images = torch.empty(len(rows), *shape, dtype=torch.uint8)
-    kept = torch.ones(len(rows), dtype=torch.bool)
-    places = torch.arange(len(rows))
-    for place, broken in _in_threads(
-        lambda place: _decode_into(images[place], source, int(rows[place])), places, progress
+    source: Source, rows: Tensor, plan: tuple[int, int, int], tally: Tally, progress: Progress | None
+) -> tuple[Tensor, Tensor, Survey]:
+    """All images as one tensor, the rows that are in it, and what the images were."""
+    images = torch.empty(len(rows), *plan, dtype=torch.uint8)
+    pixels, numbers = images.numpy(), rows.tolist()
+    good = torch.ones(len(rows), dtype=torch.bool)
+    survey = Survey()
+    for place, seen in _in_threads(
+        lambda place: _decode_into(pixels[place], source, numbers[place]), torch.arange(len(rows)), progress
     ):
-        if broken is not None:
-            tally.add(broken)
-            kept[place] = False
-    return (images, rows) if bool(kept.all()) else (images[kept], rows[kept])
+        if isinstance(seen, BrokenImage):
+            tally.add(seen)
+            good[place] = False
+        else:
+            survey.add(seen)
+    return (images, rows, survey) if bool(good.all()) else (images[good], rows[good], survey)
 
 
 def _look_at(source: Source, row: int) -> Look | BrokenImage:
@@ -173,12 +164,12 @@ def _look_at(source: Source, row: int) -> Look | BrokenImage:
         return BrokenImage(source.name(row), str(error))
 
 
-def _decode_into(image: Tensor, source: Source, row: int) -> BrokenImage | None:
+def _decode_into(image: np.ndarray, source: Source, row: int) -> Look | BrokenImage:
     try:
-        image.numpy()[...] = decode(source.read(row), *image.shape)
+        image[...], seen = decode(source.read(row), *image.shape)
     except (UndecodableError, OSError) as error:
         return BrokenImage(source.name(row), str(error))
-    return None
+    return seen
 
 
 def _in_threads(function: Callable[[int], T], rows: Tensor, progress: Progress | None) -> Iterator[tuple[int, T]]:
