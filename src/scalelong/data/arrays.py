@@ -14,7 +14,7 @@ from .dataset import Annotations, ImageData, MemoryData
 from .errors import NoImagesError
 from .options import Options
 
-CHUNK = 1024  # images converted at a time, to bound the memory of floats
+CHUNK = 1024  # images converted at a time, to bound the memory
 
 
 def from_array(name: str, images: Tensor, annotations: Annotations, options: Options) -> ImageData:
@@ -105,6 +105,6 @@ def resize(images: Tensor, height: int, width: int) -> Tensor:
     crop_height = min(found_height, max(1, round(found_width * height / width)))
     crop_width = min(found_width, max(1, round(found_height * width / height)))
     top, left = (found_height - crop_height) // 2, (found_width - crop_width) // 2
-    part = images[:, :, top : top + crop_height, left : left + crop_width].to(torch.float32)
-    scaled = F.interpolate(part, (height, width), mode="bicubic", antialias=True, align_corners=False)
-    return scaled.round().clamp(0, 255).to(torch.uint8)
+    part = images[:, :, top : top + crop_height, left : left + crop_width]
+    # On bytes torch works as Pillow does, so that arrays and files come out alike.
+    return F.interpolate(part, (height, width), mode="bicubic", antialias=True, align_corners=False)

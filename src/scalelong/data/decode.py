@@ -96,7 +96,8 @@ def _undecodable(error: Exception) -> Exception:
 
 def _look(image: Image) -> Look:
     width, height = image.size
-    if _may_be_turned(image) and image.getexif().get(ORIENTATION, 1) >= 5:
+    # Of a TIFF, Pillow tells the size after turning it.
+    if image.format != "TIFF" and _may_be_turned(image) and image.getexif().get(ORIENTATION, 1) >= 5:
         width, height = height, width
     return Look(height, width, _kind(image))
 

@@ -42,7 +42,7 @@ PLACES: dict[str, tuple[float, float]] = {
     "bottom": (0.73, 0.5),
     "bottom right": (0.73, 0.73),
 }
-RADIUS = (0.17, 0.22)  # smallest and largest, as shares of the shorter side
+RADIUS = (0.18, 0.24)  # smallest and largest, as shares of the shorter side
 JITTER = 0.03  # how far a middle may lie from its place
 COUNT = 10_000
 SEEDS = {"train": 0, "test": 1, "validation": 2}
