@@ -1,5 +1,7 @@
 """Every kind of image file, judged by Pillow's own conversions of images that were made here."""
 
+# pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false, reportArgumentType=false
+
 import io
 
 import numpy as np

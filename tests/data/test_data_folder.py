@@ -57,7 +57,7 @@ def opened(request, tmp_path):
     return load
 
 
-@pytest.fixture()
+@pytest.fixture
 def folder(tmp_path):
     (tmp_path / "images").mkdir()
     return tmp_path / "images"
@@ -159,6 +159,7 @@ def test_captions_beside_the_images(folder, opened):
         ("metadata.csv", "file_name,text\na.png,x\na.png,y\n", DuplicateNameError, r"a\.png' twice.*line 3"),
         ("metadata.csv", "file_name,text\na.png,x,y\nb.png,x\n", MetadataError, "line 2: needs 2 fields"),
         ("metadata.csv", "name,text\na.png,x\n", MetadataError, "no 'file_name'"),
+        ("metadata.csv", "file_name,label\na.png,x\nb.png,\n", MetadataError, r"no 'label' for 1 .*b\.png"),
         ("metadata.csv", "file_name,width\na.png,1\nb.png,2\n", MetadataError, "neither captions nor labels"),
         (
             "metadata.jsonl",
@@ -251,6 +252,14 @@ def test_nothing_but_broken_images(folder, opened, memory_limit):
         (folder / name).write_text("no image")
     with pytest.raises(BrokenImagesError, match="not one"):
         opened(folder, max_broken=1.0, memory_limit=memory_limit)
+
+
+def test_a_broken_beginning_does_not_hide_good_images(folder, opened):
+    paint(folder, *[f"{number:03}.png" for number in range(200)])
+    for number in range(0, 200, 200 // 64):  # exactly the headers that are looked at first
+        (folder / f"{number:03}.png").write_text("no image")
+    data = opened(folder, max_broken=1.0)
+    assert values(data) == [value for value in range(200) if value % 3]
 
 
 def test_labels_stay_with_their_images_when_some_are_skipped(folder, opened):
@@ -357,9 +366,10 @@ def test_other_bad_archives(tmp_path):
     (tmp_path / "a.zip").write_bytes(b"PK\x03\x04 and then nothing")
     with pytest.raises(UnreadableDataError, match="zip archive"):
         load_data(str(tmp_path / "a.zip"))
-    with zipfile.ZipFile(tmp_path / "b.zip", "w") as archive, pytest.warns(UserWarning, match="Duplicate"):
+    with zipfile.ZipFile(tmp_path / "b.zip", "w") as archive:
         archive.writestr("a.png", b"1")
-        archive.writestr("a.png", b"2")
+        with pytest.warns(UserWarning, match="Duplicate"):
+            archive.writestr("a.png", b"2")
     with pytest.raises(DuplicateNameError, match=r"a\.png"):
         load_data(str(tmp_path / "b.zip"))
     with zipfile.ZipFile(tmp_path / "c.zip", "w", zipfile.ZIP_LZMA) as archive:

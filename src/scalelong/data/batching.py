@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
@@ -24,16 +25,19 @@ def batches(
         for indices in order:
             yield data.fetch(indices)
         return
-    loader = torch.utils.data.DataLoader(
-        _Fetch(data),
-        batch_size=None,
-        sampler=order,
-        num_workers=workers,
-        prefetch_factor=prefetch,
-        collate_fn=_unchanged,
-        generator=torch.Generator(),  # a DataLoader without its own draws from the global one
-    )
-    for batch, broken in loader:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="This DataLoader will create")  # more workers than cores: as asked
+        loader = torch.utils.data.DataLoader(
+            _Fetch(data),
+            batch_size=None,
+            sampler=order,
+            num_workers=workers,
+            prefetch_factor=prefetch,
+            collate_fn=_unchanged,
+            generator=torch.Generator(),  # a DataLoader without its own draws from the global one
+        )
+        results = iter(loader)
+    for batch, broken in results:
         for image in broken:  # each worker counts its own; the limit is for all
             data.tally.add(image)
         if isinstance(batch, DataError):

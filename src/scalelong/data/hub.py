@@ -35,7 +35,7 @@ def load_hub(name: str, options: Options) -> ImageData:
             f"{name!r} cannot be loaded: {type(error).__name__}: {error}. Without a network, save it elsewhere with "
             "datasets.load_dataset(...).save_to_disk(folder) and give that folder"
         ) from error
-    return from_source(name, HubSource(_part(found, options.split, name), name), options)
+    return from_source(name, HubSource(choose_part(found, options.split, name), name), options)
 
 
 def load_saved(folder: str | Path) -> Any:
@@ -96,7 +96,7 @@ def _holds_images(feature: Any) -> bool:
     return isinstance(feature, datasets.Image) or (isinstance(feature, dict) and "bytes" in feature)
 
 
-def _part(found: Any, split: str, name: str) -> Any:
+def choose_part(found: Any, split: str, name: str) -> Any:
     parts = found if isinstance(found, dict) else {"train": found}
     wanted = canonical(split) or split
     for part, dataset in parts.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from .archive import ZipTree
@@ -10,7 +11,7 @@ from .dataset import Annotations, ImageData
 from .decode import SUFFIXES
 from .digits import load_digits
 from .errors import DataNotFoundError, UnknownSplitError, UnreadableDataError
-from .hub import HubSource, _part, is_saved, load_hub, load_saved
+from .hub import HubSource, choose_part, is_saved, load_hub, load_saved
 from .idx import find_idx, is_idx, load_idx
 from .metadata import annotate
 from .named import KNOWN, find_known
@@ -26,7 +27,7 @@ DATASETS = ("digits", "shapes", *KNOWN)
 
 
 def load_data(
-    spec: str,
+    spec: str | os.PathLike[str],
     *,
     size: int | tuple[int, int] | None = None,
     channels: int | None = None,
@@ -58,6 +59,7 @@ def load_data(
         limit=limit,
         progress=progress,
     )
+    spec = os.fspath(spec)
     if spec == "digits":
         return load_digits(spec, options)
     if spec == "shapes":
@@ -90,15 +92,16 @@ def _load_folder(name: str, path: Path, options: Options) -> ImageData:
     if cifar is not None:
         return load_cifar(name, cifar, options)
     if is_saved(path):
-        return from_source(name, HubSource(_part(load_saved(path), options.split, name), name), options)
+        return from_source(name, HubSource(choose_part(load_saved(path), options.split, name), name), options)
     tree = Folder(path)
     suffixes = {Path(file).suffix.lower() for file in tree.names}
     if suffixes & SUFFIXES:
         return _load_tree(name, tree, options)
     if ".parquet" in suffixes:
         return load_parquet(name, find_parquet(path, options.split), options)
-    if any("/" not in file and is_idx(file) for file in tree.names):
-        return load_idx(name, find_idx(path, options.split), options)
+    places = {Path(file).parent for file in tree.names if is_idx(file)}
+    if len(places) == 1:  # the folder itself, or MNIST/raw in it
+        return load_idx(name, find_idx(path / places.pop(), options.split), options)
     return _load_tree(name, tree, options)  # which says what it found instead of images
 
 

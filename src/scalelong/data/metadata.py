@@ -152,7 +152,8 @@ def _column(rows: dict[str, dict[str, Any]], images: list[str], columns: tuple[s
     column = next((column for column in columns if any(column in rows[image] for image in images)), None)
     if column is None:
         return None
-    without = [image for image in images if rows[image].get(column) is None]
+    empty = (None, "") if columns is LABELS else (None,)  # a caption may be empty, a label may not
+    without = [image for image in images if rows[image].get(column) in empty]
     if without:
         raise MetadataError(f"{where} has no {column!r} for {len(without)} of {len(images)} images: {listed(without)}")
     values = [rows[image][column] for image in images]

@@ -43,6 +43,10 @@ class Source(ABC):
     def read(self, row: int) -> bytes:
         """The encoded image; OSError or UndecodableError if it cannot be had."""
 
+    def head(self, row: int) -> bytes:
+        """The beginning of the encoded image, where that is cheaper to read than all of it."""
+        return self.read(row)
+
     @abstractmethod
     def version(self) -> str:
         """Changes when the stored images do, as far as names and sizes tell."""
@@ -57,23 +61,25 @@ def from_source(name: str, source: Source, options: Options) -> ImageData:
     rows = options.chosen(len(source))
     tally = Tally(name, len(rows), options.allowed_broken(len(rows)))
     survey, _ = _survey(source, rows[:: max(1, len(rows) // SAMPLE)], options, tally)
-    if options.fits(len(rows), *survey.largest(options)):
-        data = _decoded(name, source, rows, survey, options, tally)
+    if not survey.kinds or not survey.agrees(options):
+        survey, _ = _survey(source, rows, options, tally, options.progress)
+    plan = survey.plan(options, tally)
+    if options.fits(len(rows), *plan):
+        data = _decoded(name, source, rows, plan, options, tally)
     else:
-        survey, rows = _survey(source, rows, options, tally)
-        data = StreamData(name, source, rows, survey.plan(options, name), tally)
+        survey, rows = _survey(source, rows, options, tally, options.progress)
+        data = StreamData(name, source, rows, survey.plan(options, tally), tally)
     tally.warn()
     return data
 
 
-def _decoded(name: str, source: Source, rows: Tensor, survey: Survey, options: Options, tally: Tally) -> MemoryData:
-    """The few headers are believed until the images themselves have been seen."""
-    if not survey.agrees(options):
-        survey, _ = _survey(source, rows, options, tally)
-    plan = survey.plan(options, name)
-    images, kept, seen = _decode_all(source, rows, plan, tally, options.progress)
-    if seen.plan(options, name) != plan:
-        images, kept, _ = _decode_all(source, rows, seen.plan(options, name), tally, options.progress)
+def _decoded(
+    name: str, source: Source, rows: Tensor, plan: tuple[int, int, int], options: Options, tally: Tally
+) -> MemoryData:
+    """The few headers are believed until all images have been seen; if these say otherwise, decodes once more."""
+    images, kept, survey = _decode_all(source, rows, plan, tally, options.progress)
+    if survey.plan(options, tally) != plan:
+        images, kept, _ = _decode_all(source, rows, survey.plan(options, tally), tally, options.progress)
     return MemoryData(name, images, source.annotations.take(kept), tally)
 
 
@@ -123,11 +129,13 @@ class StreamData(ImageData):
         return sha.hexdigest()
 
 
-def _survey(source: Source, rows: Tensor, options: Options, tally: Tally) -> tuple[Survey, Tensor]:
+def _survey(
+    source: Source, rows: Tensor, options: Options, tally: Tally, progress: Progress | None = None
+) -> tuple[Survey, Tensor]:
     """What the headers tell, and the rows without those whose header cannot be read."""
     survey = Survey()
     bad: set[int] = set()
-    for row, seen in _in_threads(lambda row: _look_at(source, row), rows, options.progress):
+    for row, seen in _in_threads(lambda row: _look_at(source, row), rows, progress):
         if isinstance(seen, BrokenImage):
             tally.add(seen)
             bad.add(row)
@@ -159,7 +167,10 @@ def _decode_all(
 
 def _look_at(source: Source, row: int) -> Look | BrokenImage:
     try:
-        return look(source.read(row))
+        try:
+            return look(source.head(row))
+        except UndecodableError:  # some formats keep their header at the end
+            return look(source.read(row))
     except (UndecodableError, OSError) as error:
         return BrokenImage(source.name(row), str(error))
 

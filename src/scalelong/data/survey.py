@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from .broken import Tally
 from .decode import Look
 from .errors import BrokenImagesError, MixedSizesError
 from .options import Options
@@ -30,25 +31,21 @@ class Survey:
     def agrees(self, options: Options) -> bool:
         return options.shape is not None or len(self.sizes) == 1
 
-    def largest(self, options: Options) -> tuple[int, int, int]:
-        """Channels, height and width, with the largest size if they differ; zeros if nothing could be read."""
-        height, width = options.shape or max(self.sizes, key=lambda size: size[0] * size[1], default=(0, 0))
-        return options.channels or self.channels(), height, width
-
     def channels(self) -> int:
         """Gray stays gray, RGBA stays RGBA, and any mixture becomes RGB."""
         return 1 if self.kinds == {"gray"} else 4 if self.kinds == {"rgba"} else 3
 
-    def plan(self, options: Options, where: str) -> tuple[int, int, int]:
+    def plan(self, options: Options, tally: Tally) -> tuple[int, int, int]:
         """Channels, height and width for all."""
         if not self.kinds:
-            raise BrokenImagesError(f"{where}: not one of the images can be read")
+            raise BrokenImagesError(f"{tally.where}: not one of the images can be read: {tally.names()}")
         if not self.agrees(options):
             sizes = [f"{width}×{height} ({count} images)" for (height, width), count in self.sizes.most_common(LISTED)]
             more = f" and {len(self.sizes) - LISTED} more" if len(self.sizes) > LISTED else ""
             raise MixedSizesError(
-                f"{where}: the images have {len(self.sizes)} different sizes (width×height): {', '.join(sizes)}{more}. "
-                f"Pass size=, for instance size={min(min(size) for size in self.sizes)}: "
+                f"{tally.where}: the images have {len(self.sizes)} different sizes (width×height): "
+                f"{', '.join(sizes)}{more}. Pass size=, for instance size={min(min(size) for size in self.sizes)}: "
                 "the shorter side is resized to it and the middle is kept"
             )
-        return self.largest(options)
+        height, width = options.shape or next(iter(self.sizes))
+        return options.channels or self.channels(), height, width

@@ -14,6 +14,8 @@ from .decode import SUFFIXES
 from .errors import NoImagesError
 from .source import Source
 
+HEAD = 64 * 1024  # bytes
+
 
 class FileTree(ABC):
     """Names are relative, with forward slashes, sorted, without hidden files."""
@@ -23,6 +25,10 @@ class FileTree(ABC):
 
     @abstractmethod
     def read(self, name: str) -> bytes: ...
+
+    def head(self, name: str) -> bytes:
+        """Enough of the file for most headers."""
+        return self.read(name)
 
     @abstractmethod
     def stamp(self, name: str) -> str:
@@ -49,6 +55,10 @@ class Folder(FileTree):
     def read(self, name: str) -> bytes:
         return (self.path / name).read_bytes()
 
+    def head(self, name: str) -> bytes:
+        with (self.path / name).open("rb") as file:
+            return file.read(HEAD)
+
     def stamp(self, name: str) -> str:
         return str((self.path / name).stat().st_size)
 
@@ -67,6 +77,9 @@ class TreeSource(Source):
 
     def read(self, row: int) -> bytes:
         return self.tree.read(self.names[row])
+
+    def head(self, row: int) -> bytes:
+        return self.tree.head(self.names[row])
 
     def version(self) -> str:
         sha = hashlib.sha256()
