@@ -291,6 +291,16 @@ def test_links_to_folders_are_followed_once(folder, tmp_path):
     assert len(load_data(str(folder))) == 2
 
 
+@pytest.mark.parametrize("memory_limit", [2**20, 0])
+def test_dangling_links_are_broken_images(folder, tmp_path, memory_limit):
+    paint(folder, "a.png")
+    (folder / "b.png").symlink_to(tmp_path / "gone")
+    data = load_data(folder, memory_limit=memory_limit)
+    assert values(data) == [0]
+    assert "No such file" in data.broken[0].reason
+    assert len(data.fingerprint()) == 64
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_files_that_may_not_be_read_are_broken(folder):
     paint(folder, "a.png", "b.png")
