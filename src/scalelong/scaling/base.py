@@ -66,13 +66,15 @@ class SkipScaling(nn.Module):
         # Identity, so that a host that runs all of its children in order (nn.Sequential) is not disturbed.
         return x
 
-    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys, *rest) -> None:
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, *rest)
+    def _load_from_state_dict(
+        self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+    ) -> None:
         # A checkpoint of the unscaled host knows nothing of the gates: they keep their values.
         if not any(key.startswith(prefix) for key in state_dict):
-            own = [key for key in missing_keys if key.startswith(prefix)]
-            for key in own:
-                missing_keys.remove(key)
+            state_dict.update({prefix + key: value for key, value in self.state_dict().items()})
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
 
 
 @dataclass(frozen=True)
