@@ -124,7 +124,8 @@ class UViT(nn.Module):
     def fold_skip(self, index: int, factors: Constants) -> None:
         """Multiply the weights of merge i by the factors, which is exactly a multiplication of its operands."""
         block = self.decoder[len(self.decoder) - index]
-        assert isinstance(block, Block) and block.merge is not None
+        assert isinstance(block, Block)
+        assert block.merge is not None
         block.merge.fold(factors)
 
     def forward(self, x: Tensor, t: Tensor, y: Tensor | None = None, context: Tensor | None = None) -> Tensor:
