@@ -3,6 +3,8 @@
 import json
 import os
 import stat
+import subprocess
+import sys
 import zipfile
 
 import pytest
@@ -274,6 +276,20 @@ def test_folder_and_archive_have_one_fingerprint(folder, tmp_path):
     paint(folder, "a/0.png", "b/1.png")
     archive = zipped(folder, tmp_path / "set.zip")
     assert load_data(str(folder)).fingerprint() == load_data(str(archive)).fingerprint()
+
+
+def test_threads_of_a_fresh_process_do_not_meet_half_imported_packages(folder):
+    paint(folder, *[f"{number:03}.png" for number in range(200)])
+    code = """
+import sys
+sys.setswitchinterval(1e-6)
+from scalelong.data import load_data
+print(len(load_data(sys.argv[1], max_broken=0)))
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", code, str(folder)]
+    said = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    assert said.stdout.strip() == "200"
 
 
 def test_progress_is_told(folder):
