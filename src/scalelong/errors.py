@@ -9,6 +9,10 @@ class InvalidConfigError(ScaleLongError, ValueError):
     """A configuration has a value that is not allowed."""
 
 
+class InvalidInputError(ScaleLongError, ValueError):
+    """A model was called with inputs that do not fit it."""
+
+
 class MissingDependencyError(ScaleLongError, ImportError):
     """An optional package is needed; the message names the extra to install."""
 

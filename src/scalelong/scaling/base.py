@@ -42,6 +42,9 @@ class Constants(NamedTuple):
     skip: float
 
 
+UNSCALED = Constants(1.0, 1.0)
+
+
 class SkipScaling(nn.Module):
     """The scaling of all long skips of one model. Learnable methods keep their parameters here."""
 
@@ -58,6 +61,11 @@ class SkipScaling(nn.Module):
         """The skip as it enters merge i."""
         raise NotImplementedError
 
+    def prepare(self, skip: Tensor, index: int) -> tuple[Tensor, Constants]:
+        """The skip, scaled if its coefficients depend on the data, and the constants that are left for the merge."""
+        constants = self.constants(index)
+        return (self.scale(skip, index), UNSCALED) if constants is None else (skip, constants)
+
     def coefficient(self, index: int) -> Tensor | float:
         """κ_i of the most recent forward: a number, or a detached tensor that broadcasts against the skip."""
         raise NotImplementedError
@@ -66,13 +74,15 @@ class SkipScaling(nn.Module):
         # Identity, so that a host that runs all of its children in order (nn.Sequential) is not disturbed.
         return x
 
-    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys, *rest) -> None:
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, *rest)
+    def _load_from_state_dict(
+        self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+    ) -> None:
         # A checkpoint of the unscaled host knows nothing of the gates: they keep their values.
         if not any(key.startswith(prefix) for key in state_dict):
-            own = [key for key in missing_keys if key.startswith(prefix)]
-            for key in own:
-                missing_keys.remove(key)
+            state_dict.update({prefix + key: value for key, value in self.state_dict().items()})
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,121 @@
+"""Checkpoints of the authors: their argument and parameter names, translated into ours."""
+
+import re
+from collections.abc import Mapping
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..errors import InvalidConfigError, ScalingMismatchError
+
+if TYPE_CHECKING:
+    from .uvit import UViT
+
+_ARGUMENTS = {
+    "img_size": "image_size",
+    "patch_size": "patch_size",
+    "in_chans": "channels",
+    "embed_dim": "dim",
+    "depth": "depth",
+    "num_heads": "heads",
+    "mlp_ratio": "mlp_ratio",
+    "qkv_bias": "qkv_bias",
+    "mlp_time_embed": "time_mlp",
+    "num_classes": "classes",
+    "clip_dim": "context_dim",
+    "num_clip_token": "context_length",
+    "conv": "final_conv",
+    "use_checkpoint": "checkpointing",
+}
+# The defaults of their constructor, where they differ from ours. The text-to-image class has the last two.
+_DEFAULTS = {"img_size": 224, "patch_size": 16, "embed_dim": 768, "num_heads": 12}
+_TEXT_DEFAULTS = {"clip_dim": 768, "num_clip_token": 77}
+
+_NAMES = [
+    (r"^patch_embed\.proj\.", "patch_embedding."),
+    (r"^time_embed\.", "time_embedding."),
+    (r"^label_emb\.", "class_embedding."),
+    (r"^context_embed\.", "context_embedding."),
+    (r"^pos_embed$", "position_embedding.weight"),
+    (r"^in_blocks\.", "encoder."),
+    (r"^mid_block\.", "middle."),
+    (r"^out_blocks\.", "decoder."),
+    (r"^decoder_pred\.", "to_patches."),
+    (r"^final_layer\.", "final_conv."),
+    (r"\.norm1\.", ".attention_norm."),
+    (r"\.attn\.proj\.", ".attention.out."),
+    (r"\.attn\.", ".attention."),
+    (r"\.norm2\.", ".mlp_norm."),
+    (r"\.mlp\.fc1\.", ".mlp.expand."),
+    (r"\.mlp\.fc2\.", ".mlp.reduce."),
+    (r"\.skip_linear\.", ".merge."),
+    (r"^se\.layer1\.", "skip_scaling.networks.0.reduce."),
+    (r"^se\.layer2\.", "skip_scaling.networks.0.expand."),
+]
+_GATE_PER_SKIP = re.compile(r"^se\.(\d+)\.layer([12])\.(.*)$")
+
+
+def official_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Our constructor's arguments for theirs."""
+    ignored = {"norm_layer", "qk_scale", "scalelong", "kappa"} & set(arguments)
+    unknown = set(arguments) - set(_ARGUMENTS) - {"skip"}
+    if ignored or unknown:
+        raise InvalidConfigError(
+            f"from_official does not take {', '.join(sorted(ignored | unknown))}; it takes "
+            f"{', '.join(_ARGUMENTS)}, and the long skips' scaling as scaling="
+        )
+    if not arguments.get("skip", True):
+        raise InvalidConfigError("skip=False is a network without long skips; UViT always has them")
+    text = any(name in arguments for name in _TEXT_DEFAULTS)
+    theirs = {**_DEFAULTS, **(_TEXT_DEFAULTS if text else {}), **arguments}
+    ours = {_ARGUMENTS[name]: value for name, value in theirs.items() if name in _ARGUMENTS}
+    # They write -1 where we write None.
+    classes = ours.get("classes")
+    ours["classes"] = classes if classes is not None and classes > 0 else None
+    return ours
+
+
+def official_name(name: str, skips: int) -> str:
+    """Our name of one of their parameters. Their gate K = 0 belongs to the innermost skip, ours to the outermost."""
+    gate = _GATE_PER_SKIP.match(name)
+    if gate:
+        layer = "reduce" if gate[2] == "1" else "expand"
+        return f"skip_scaling.networks.{skips - 1 - int(gate[1])}.{layer}.{gate[3]}"
+    for pattern, replacement in _NAMES:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def load_official_(model: "UViT", weights: Mapping[str, Tensor] | str | PathLike[str]) -> None:
+    """Load the authors' weights. Every one must find its place, and none of ours may be left out."""
+    state: Mapping[str, Tensor] = (
+        weights if isinstance(weights, Mapping) else torch.load(weights, map_location="cpu", weights_only=True)
+    )
+    translated = {official_name(name, model.depth // 2): value for name, value in state.items()}
+    expected = model.state_dict()
+    # Their gates have no offset: a model with start="cs" cannot be what the file holds.
+    missing, surplus = sorted(set(expected) - set(translated)), sorted(set(translated) - set(expected))
+    if any(name.startswith("skip_scaling.") for name in missing + surplus):
+        held = any(name.startswith("skip_scaling.") for name in translated)
+        shared = "skip_scaling.networks.1.reduce.weight" not in translated
+        hint = (
+            f"pass scaling=LearnableScaling(shared={shared}, start='paper')"
+            if held
+            else "the file has no learned gates: pass the constant scaling that it was trained with"
+        )
+        raise ScalingMismatchError(f"the gates in the file and in scaling={model.skip_scaling.config} differ; {hint}")
+    if missing or surplus:
+        raise ScalingMismatchError(
+            f"the file does not fit these arguments: missing {missing[:5]}, not expected {surplus[:5]} "
+            f"({len(missing)} and {len(surplus)} in all)"
+        )
+    wrong = [name for name, value in translated.items() if value.shape != expected[name].shape]
+    if wrong:
+        name = wrong[0]
+        raise ScalingMismatchError(
+            f"{len(wrong)} weights have other shapes than these arguments ask for, for example {name}: "
+            f"{tuple(translated[name].shape)} in the file, {tuple(expected[name].shape)} expected"
+        )
+    model.load_state_dict(translated)
