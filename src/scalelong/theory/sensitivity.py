@@ -1,7 +1,7 @@
 """How much each long skip of a network matters: w_j = E‖∂out/∂κ_j‖².
 
-What it tells a user: which skips the output listens to. Theory (Eq. 3 with unit gain) says: to all equally. Real networks
-differ, and scaling a skip with a small w_j changes little.
+What it tells a user: which skips the output listens to. Theory (Eq. 3 with unit gain) says: to all equally. Real
+networks differ, and scaling a skip with a small w_j changes little.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -61,6 +61,12 @@ def probing(model: nn.Module, base: FixedScaling, inputs: tuple[Any, ...]) -> It
             yield config.built[-1]
         finally:
             unscale_(model)
+
+
+def count_skips(model: nn.Module, inputs: tuple[Any, ...] = ()) -> int:
+    """N, the number of long skips. A model that does not know its own skips needs inputs to find them with."""
+    with probing(model, NoScaling(), inputs) as probe:
+        return len(probe.sites)
 
 
 def skip_sensitivities(
