@@ -2,7 +2,8 @@
 
     python -m scalelong.experiments.kappa_validation --data FOLDER --results docs/evidence/kappa/validation.json
 
-FOLDER holds Fashion-MNIST in its own IDX files. Giving the same command again goes on where it stopped.
+FOLDER holds Fashion-MNIST in its own IDX files. Giving the same command again goes on where it stopped. The answers of
+estimators A and B go to estimates.json beside the results; `python -m scalelong.experiments.kappa_regret` evaluates both.
 """
 
 import argparse
@@ -10,24 +11,37 @@ import gzip
 import json
 import os
 import time
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ..kappa.pilot import GRID, PilotRun
+from ..kappa import GRID, PilotRun, choose_kappa
 from ..scaling import BalancedScaling, ConstantScaling, NoScaling, Scaling, UniformScaling
 from ..skips import scale_skips_
 from ..theory.inputs import noisy_batch
 from ..theory.sensitivity import skip_sensitivities
 
 SEEDS = (0, 1, 2)
-STEPS = (100, 200, 400)
-# U-ViT stays on its first plateau for hundreds of steps at 1e-3; there, all methods look alike.
-LEARNING_RATES = {"uvit": 4e-3, "unet": 1e-3}
 HELD_OUT = 512
-NETWORKS = (("uvit", 8), ("unet", 1), ("uvit", 16), ("unet", 2))
+
+
+class Recipe(NamedTuple):
+    learning_rate: float
+    batch_size: int
+    steps: tuple[int, ...]
+    """When the held-out loss is measured; the last is the end."""
+
+
+# By architecture and depth. Long enough to leave the first plateau: before that, all methods look alike.
+RECIPES = {
+    ("uvit", 8): Recipe(learning_rate=4e-3, batch_size=32, steps=(40, 80, 160, 320)),
+    ("uvit", 16): Recipe(learning_rate=4e-3, batch_size=32, steps=(25, 50, 100, 200)),
+    ("unet", 1): Recipe(learning_rate=1e-3, batch_size=16, steps=(30, 60, 120, 240)),
+    ("unet", 2): Recipe(learning_rate=1e-3, batch_size=16, steps=(30, 60, 120, 240)),
+}
 METHODS = (*(f"cs:{kappa}" for kappa in GRID), "uniform", "balanced")
 
 
@@ -78,16 +92,24 @@ def method_config(method: str, model: nn.Module, inputs: tuple[Tensor, Tensor]) 
 
 
 def run(images: Tensor, architecture: str, depth: int, method: str, seed: int) -> dict[str, Any]:
-    started = time.perf_counter()
+    started, recipe = time.perf_counter(), RECIPES[architecture, depth]
     torch.manual_seed(seed)
     model = build(architecture, depth)
     example = noisy_batch(images[HELD_OUT : HELD_OUT + 32])[:2]
     config = method_config(method, model, example)
     if not isinstance(config, NoScaling):
         scale_skips_(model, config, example_inputs=example)
-    pilot = PilotRun(model, images[HELD_OUT:], images[:HELD_OUT], seed=seed, learning_rate=LEARNING_RATES[architecture])
+    pilot = PilotRun(
+        model,
+        images[HELD_OUT:],
+        images[:HELD_OUT],
+        seed=seed,
+        batch_size=recipe.batch_size,
+        learning_rate=recipe.learning_rate,
+        warmup=recipe.steps[0],
+    )
     losses = {}
-    for steps in STEPS:
+    for steps in recipe.steps:
         pilot.advance(steps - pilot.steps_done)
         losses[steps] = round(pilot.held_out_loss(), 6)
     return {
@@ -112,13 +134,27 @@ def main(arguments: list[str] | None = None) -> int:
     done = {(r["architecture"], r["depth"], r["method"], r["seed"]) for r in results}
     # Seeds outermost: an interrupted experiment has compared all methods on the seeds that it finished.
     for seed in SEEDS:
-        for architecture, depth in NETWORKS:
+        for architecture, depth in RECIPES:
             for method in METHODS:
                 if (architecture, depth, method, seed) not in done:
                     results.append(run(images, architecture, depth, method, seed))
                     _write(options.results, results)
                     print(json.dumps(results[-1]), flush=True)
+    write_estimates(images, options.results.with_name("estimates.json"))
     return 0
+
+
+def write_estimates(images: Tensor, path: Path) -> None:
+    """What estimators A and B answer for each network and seed, before any training."""
+    estimates = []
+    for architecture, depth in RECIPES:
+        for seed in SEEDS:
+            torch.manual_seed(seed)
+            model = build(architecture, depth)
+            for method in ("data", "network"):
+                choice = choose_kappa(model, images[HELD_OUT : HELD_OUT + 4096], method=method)
+                estimates.append({"architecture": architecture, "depth": depth, "seed": seed, **asdict(choice)})
+    _write(path, estimates)
 
 
 def _write(path: Path, results: list[dict[str, Any]]) -> None:
