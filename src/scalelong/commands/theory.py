@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ..errors import InvalidConfigError
 from ..theory import checks, counterexample, figures, noisy_batch
 from ..theory.table import text_table
 
@@ -21,12 +22,14 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--seeds", type=int, default=300, help="networks per measurement (default 300)")
     options = parser.parse_args(arguments)
+    if options.seeds < 2:
+        raise InvalidConfigError(f"--seeds must be at least 2, so that there is a standard error, got {options.seeds}")
 
     from ..models import UViT
 
     torch.manual_seed(0)
     data = {"uniform": torch.rand(2000, 1, 16, 16) * 2 - 1, **{spec: load_images(spec) for spec in options.data}}
-    model = UViT(image_size=16, patch_size=4, channels=1, dim=256, depth=12, heads=4)
+    model = UViT(image_size=16, patch_size=4, channels=1, dim=128, depth=12, heads=4)
     batch = noisy_batch(torch.rand(4, 1, 16, 16) * 2 - 1)
 
     _show(
@@ -45,14 +48,14 @@ def main(arguments: list[str]) -> int:
     print(f"stated bound {found.stated:g}, true norm {found.actual:g}, corrected bound {found.corrected:g}\n")
     _show("Theorem 3.4, corrected: it always holds, and it is loose", checks.robustness_rows())
     _show(
-        "The same quantities of a U-ViT (width 256, depth 12) at the start",
+        "The same quantities of a U-ViT (width 128, depth 12) at the start",
         checks.model_rows(model, batch.inputs, batch.steps),
     )
     if options.output is not None:
         drawn = {
-            "features": figures.draw_features(),
+            "features": figures.draw_features(seeds=options.seeds),
             "inputs": figures.draw_inputs(data),
-            "gradients": figures.draw_gradients(),
+            "gradients": figures.draw_gradients(seeds=options.seeds),
             "robustness": figures.draw_robustness(),
             "noise": figures.draw_noise(model, batch.inputs, batch.steps),
         }

@@ -126,7 +126,7 @@ def grid_rows(evidence: dict[Key, Evidence]) -> list[dict[str, Any]]:
 
 
 def draw(evidence: dict[Key, Evidence], path: Path) -> None:
-    """Final loss against κ: every seed thin, their mean thick, relative to the best mean; estimators as vertical lines."""
+    """Final loss against κ, relative to the best mean: seeds thin, their mean thick, estimators as vertical lines."""
     from ..theory.figures import new_figure, save
 
     figure, axes = new_figure(len(evidence))
