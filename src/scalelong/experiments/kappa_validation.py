@@ -53,20 +53,25 @@ def fashion_mnist(folder: Path, name: str = "train-images-idx3-ubyte.gz") -> Ten
     return nn.functional.avg_pool2d(nn.functional.pad(images, (2, 2, 2, 2), value=-1.0), 4)
 
 
+def widen_(model: nn.Module) -> nn.Module:
+    """A narrow U-ViT with the merges of a wide one, in place.
+
+    U-ViT draws all matrices with a standard deviation of 0.02, made for width 512. In a narrow network this would all
+    but cut the inner skips; with 0.02 √(512/width) the merges have the gain that they have at full size.
+    """
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.Linear):
+                module.weight.mul_((512 / model.dim) ** 0.5)  # pyright: ignore
+    return model
+
+
 def build(architecture: str, depth: int) -> nn.Module:
     """A small U-ViT of `depth` blocks (N = depth / 2), or a small UNet of `depth` layers per resolution."""
     if architecture == "uvit":
         from ..models.uvit import UViT
 
-        dim = 32
-        model = UViT(image_size=8, patch_size=2, channels=1, dim=dim, depth=depth, heads=4)
-        # U-ViT draws all matrices with a standard deviation of 0.02, made for width 512. At width 32 this would all
-        # but cut the inner skips; with 0.02 √(512/dim) the merges have the gain that they have at full size.
-        with torch.no_grad():
-            for module in model.modules():
-                if isinstance(module, nn.Linear):
-                    module.weight.mul_((512 / dim) ** 0.5)
-        return model
+        return widen_(UViT(image_size=8, patch_size=2, channels=1, dim=32, depth=depth, heads=4))
     from diffusers.models.unets.unet_2d import UNet2DModel
 
     return UNet2DModel(
@@ -138,7 +143,7 @@ def main(arguments: list[str] | None = None) -> int:
             for method in METHODS:
                 if (architecture, depth, method, seed) not in done:
                     results.append(run(images, architecture, depth, method, seed))
-                    _write(options.results, results)
+                    write_records(options.results, results)
                     print(json.dumps(results[-1]), flush=True)
     write_estimates(images, options.results.with_name("estimates.json"))
     return 0
@@ -154,11 +159,11 @@ def write_estimates(images: Tensor, path: Path) -> None:
             for method in ("data", "network"):
                 choice = choose_kappa(model, images[HELD_OUT : HELD_OUT + 4096], method=method)
                 estimates.append({"architecture": architecture, "depth": depth, "seed": seed, **asdict(choice)})
-    _write(path, estimates)
+    write_records(path, estimates)
 
 
-def _write(path: Path, results: list[dict[str, Any]]) -> None:
-    """One line per run, replaced in one go, so that an interruption leaves a whole file."""
+def write_records(path: Path, results: list[dict[str, Any]]) -> None:
+    """A JSON list with one line per record, replaced in one go, so that an interruption leaves a whole file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text("[\n" + ",\n".join(json.dumps(result) for result in results) + "\n]\n")
