@@ -35,6 +35,34 @@ def test_sensitivities_are_differences_of_models(inputs, kappa) -> None:
         assert measured[j] == pytest.approx(float(derivative.square().sum()) / 4, rel=1e-5)
 
 
+class Identity(torch.autograd.Function):
+    """An operation of somebody's own, without forward-mode differentiation."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        return gradients[0]
+
+
+def test_models_without_forward_mode_in_single_precision(inputs) -> None:
+    class Custom(UViT):
+        def forward(self, *arguments, **keywords):
+            return Identity.apply(super().forward(*arguments, **keywords))
+
+    torch.manual_seed(0)
+    plain = small_uvit()
+    torch.manual_seed(0)
+    custom = Custom(image_size=8, patch_size=4, channels=1, dim=16, depth=6, heads=2)
+    single = (inputs[0].float(), inputs[1])
+    expected = theory.skip_sensitivities(plain, *single)
+    measured = theory.skip_sensitivities(custom, *single)
+    assert measured[0] == pytest.approx(expected[0], rel=0.02)
+    assert measured[1] == pytest.approx(expected[1], rel=0.1)
+
+
 def test_model_is_left_as_it_was(inputs) -> None:
     model = scale_skips_(small_uvit().double().train(), "ls")
     keys, state = list(model.state_dict()), torch.get_rng_state()
