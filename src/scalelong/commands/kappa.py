@@ -1,6 +1,8 @@
 """`scalelong kappa`: choose κ for your data and network."""
 
 import argparse
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +41,7 @@ def main(arguments: list[str]) -> int:
         options.schedule,
         options.method,
         skips=options.skips,
+        inputs=partial(_conditions, model),
         **({"steps": options.steps, "seeds": options.seeds} if options.method == "pilot" else {}),
     )
     print(choice.to_json() if options.json else choice)
@@ -57,7 +60,20 @@ def build_model(name: str) -> nn.Module:
 
 def _fitting(spec: str, model: nn.Module | None) -> Tensor:
     """Images in the size and number of channels that the model takes."""
-    size = None
-    if model is not None:
-        size = getattr(model, "image_size", None) or getattr(getattr(model, "config", None), "sample_size", None)
-    return load_images(spec, size=size)
+    if model is None:
+        return load_images(spec)
+    config = getattr(model, "config", None)
+    size = getattr(model, "image_size", None) or getattr(config, "sample_size", None)
+    channels = getattr(model, "channels", None) or getattr(config, "in_channels", None)
+    if channels not in (1, 3):
+        raise InvalidConfigError(
+            f"this network takes {channels} channels: latents, which --data cannot give. Use scalelong.choose_kappa"
+        )
+    return load_images(spec, size=size, channels=channels)
+
+
+def _conditions(model: nn.Module | None, noisy: Tensor, steps: Tensor) -> tuple[Any, ...]:
+    """The arguments of a preset: class-conditional ones get label 0."""
+    config = getattr(model, "config", None)
+    classes = getattr(model, "classes", None) or getattr(config, "num_class_embeds", None)
+    return (noisy, steps, torch.zeros(len(noisy), dtype=torch.long)) if classes else (noisy, steps)

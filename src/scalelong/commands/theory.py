@@ -64,11 +64,13 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def load_images(spec: str, limit: int = 4096, size: int | None = None) -> Tensor:
+def load_images(
+    spec: str, limit: int = 4096, size: int | tuple[int, int] | None = None, channels: int | None = None
+) -> Tensor:
     """Images of a data set, evenly chosen, in [-1, 1]."""
     from ..data import load_data
 
-    data = load_data(spec, limit=limit, size=size)
+    data = load_data(spec, limit=limit, size=size, channels=channels)
     return data.fetch(range(len(data))).images.float() / 127.5 - 1
 
 
