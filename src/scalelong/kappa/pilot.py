@@ -82,7 +82,7 @@ def choose_by_pilot(
         reasons=(
             f"κ = {best:g} has the lowest held-out loss after {steps} steps, {final[best]:.4g}, mean of {seeds} seeds",
             f"the range is what comes within {TIE:.0%} of it: differences below that are mostly chance",
-            f"it cost {race.trained} training steps of {batch_size} images, {seconds:.0f} s; one run alone is {steps} steps",
+            f"it cost {race.trained} training steps of {batch_size} images, {seconds:.0f} s; one run is {steps}",
             "short runs favour what learns fast at the start; a κ that pays off late is not seen",
         ),
         details={"losses": race.losses, "training_steps": race.trained, "seconds": round(seconds, 1), "final": final},
