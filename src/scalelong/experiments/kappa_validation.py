@@ -37,7 +37,7 @@ class Recipe(NamedTuple):
 
 # By architecture and depth. Long enough to leave the first plateau: before that, all methods look alike.
 RECIPES = {
-    ("uvit", 8): Recipe(learning_rate=8e-3, batch_size=16, steps=(25, 50, 100, 200)),
+    ("uvit", 8): Recipe(learning_rate=8e-3, batch_size=16, steps=(50, 100, 200, 400)),
     ("unet", 1): Recipe(learning_rate=2e-3, batch_size=16, steps=(15, 30, 60, 120)),
     ("uvit", 16): Recipe(learning_rate=8e-3, batch_size=16, steps=(20, 40, 80, 160)),
     ("unet", 2): Recipe(learning_rate=2e-3, batch_size=16, steps=(15, 30, 60, 120)),
