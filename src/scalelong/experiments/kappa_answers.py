@@ -20,7 +20,7 @@ SIZE, DEPTH = 16, 12
 
 
 def small_uvit(channels: int) -> nn.Module:
-    return widen_(UViT(image_size=SIZE, patch_size=4, channels=channels, dim=64, depth=DEPTH, heads=4))
+    return widen_(UViT(image_size=SIZE, patch_size=4, channels=channels, dim=32, depth=DEPTH, heads=4))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
 
         torch.manual_seed(0)
         for method in ("data", "network", "pilot"):
-            pilot = {"steps": 240, "seeds": 1, "learning_rate": 4e-3} if method == "pilot" else {}
+            pilot = {"steps": 120, "seeds": 1, "learning_rate": 8e-3, "batch_size": 16} if method == "pilot" else {}
             choice = choose_kappa(build, images, method=method, **pilot)
             answers.append({"data": spec, **asdict(choice)})
             print(f"{spec}: {choice}\n", flush=True)
