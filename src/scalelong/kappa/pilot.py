@@ -80,7 +80,7 @@ def choose_by_pilot(
         method="pilot",
         skips=count_skips(runs[best][0].model, example_arguments(data, schedule, inputs)),
         reasons=(
-            f"κ = {best:g} has the lowest held-out loss after {steps} steps, {final[best]:.4g}, mean of {seeds} seeds",
+            f"κ = {best:g} has the lowest held-out loss after {steps} steps, {final[best]:.4g} ({seeds} seed(s))",
             f"the range is what comes within {TIE:.0%} of it: differences below that are mostly chance",
             f"it cost {race.trained} training steps of {batch_size} images, {seconds:.0f} s; one run is {steps}",
             "short runs favour what learns fast at the start; a κ that pays off late is not seen",
