@@ -11,6 +11,8 @@ from ._version import __version__
 from .errors import ScaleLongError
 
 COMMANDS = {
+    "theory": "check the paper's theorems by measurement, as tables and figures",
+    "kappa": "choose κ for your data and network, and say why",
     "models": "list the networks of the paper with their parameter counts",
     "demo": "train a tiny U-ViT under none, CS and LS on real digits, and compare",
 }

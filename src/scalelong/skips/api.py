@@ -14,7 +14,11 @@ from ..scaling.registry import as_scaling
 from .host import SkipHost, unwrap
 
 
-def scale_skips_(model: nn.Module, config: Scaling | str | dict[str, Any]) -> nn.Module:
+def scale_skips_(
+    model: nn.Module,
+    config: Scaling | str | dict[str, Any],
+    example_inputs: Any = None,  # noqa: ARG001, a model that knows its skips needs none
+) -> nn.Module:
     """Scale the long skips of the model, in place. All other weights stay as they are. Returns the model.
 
     A model that is scaled already raises AlreadyScaledError: `unscale_` it first.
