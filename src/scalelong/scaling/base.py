@@ -42,6 +42,9 @@ class Constants(NamedTuple):
     skip: float
 
 
+UNSCALED = Constants(1.0, 1.0)
+
+
 class SkipScaling(nn.Module):
     """The scaling of all long skips of one model. Learnable methods keep their parameters here."""
 
@@ -57,6 +60,11 @@ class SkipScaling(nn.Module):
     def scale(self, skip: Tensor, index: int) -> Tensor:
         """The skip as it enters merge i."""
         raise NotImplementedError
+
+    def prepare(self, skip: Tensor, index: int) -> tuple[Tensor, Constants]:
+        """The skip, scaled if its coefficients depend on the data, and the constants that are left for the merge."""
+        constants = self.constants(index)
+        return (self.scale(skip, index), UNSCALED) if constants is None else (skip, constants)
 
     def coefficient(self, index: int) -> Tensor | float:
         """κ_i of the most recent forward: a number, or a detached tensor that broadcasts against the skip."""
