@@ -11,6 +11,7 @@ from ._version import __version__
 from .errors import ScaleLongError
 
 COMMANDS = {
+    "find": "find the long skips of any model, and how each can be scaled",
     "models": "list the networks of the paper with their parameter counts",
     "demo": "train a tiny U-ViT under none, CS and LS on real digits, and compare",
 }

@@ -34,6 +34,8 @@ class Family:
     count: int
     needs: str = "torch"
     resizable: bool = True
+    picklable: bool = True
+    """Whether the host alone can be pickled."""
 
 
 def image(size: int = 16, channels: int = 3) -> Callable[[int, int], tuple[Any, ...]]:
@@ -147,6 +149,7 @@ DIFFUSERS = {
         lambda b, f: {"sample": torch.randn(b, 3, 16 * f, 16 * f), "timestep": torch.full((b,), 3.0)},
         4,
         "diffusers",
+        picklable=False,
     ),
     "UNet2DConditionModel SD": Family(
         _diffusers(
@@ -317,7 +320,9 @@ DIFFUSERS = {
 
 MONAI = {
     "MONAI UNet": Family(
-        _monai("UNet", spatial_dims=2, in_channels=3, out_channels=2, channels=(4, 8, 12), strides=(2, 2), num_res_units=1),
+        _monai(
+            "UNet", spatial_dims=2, in_channels=3, out_channels=2, channels=(4, 8, 12), strides=(2, 2), num_res_units=1
+        ),
         image(),
         2,
         "monai",
@@ -521,8 +526,8 @@ class Reference(TorchDispatchMode):
             operands = list(args[0]) if name == "cat" else list(args)
             operands[found.operand] = self.scaling.scale(operands[found.operand], index)
             constants = self.scaling.constants(index)
-            if constants is not None:
-                operands[found.main] = operands[found.main] * constants.main
+            if constants is not None and constants.main != 1.0:
+                operands[found.main].mul_(constants.main)
             args = (operands, *args[1:]) if name == "cat" else tuple(operands)
         return func(*args, **(kwargs or {}))
 

@@ -5,6 +5,7 @@ Each is tiny, runs on CPU, and is deterministic in evaluation mode.
 
 import math
 from collections import OrderedDict
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -55,7 +56,7 @@ class ZipLoop(nn.Module):
     def __init__(self, widths: tuple[int, ...] = (4, 8, 12, 16)) -> None:
         super().__init__()
         self.stem = conv(3, widths[0])
-        pairs = list(zip(widths, widths[1:], strict=False))
+        pairs = list(pairwise(widths))
         self.down = nn.ModuleList(conv(a, b, stride=2) for a, b in pairs)
         self.up = nn.ModuleList(DoubleConv(b + a, a) for a, b in reversed(pairs))
         self.head = conv(widths[0], 3)
@@ -387,7 +388,7 @@ class ResBlock(nn.Module):
 
 
 class TimestepSequential(nn.Sequential):
-    def forward(self, x: Tensor, emb: Tensor) -> Tensor:
+    def forward(self, x: Tensor, emb: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         for layer in self:
             x = layer(x, emb) if isinstance(layer, ResBlock) else layer(x)
         return x
@@ -464,7 +465,7 @@ class LinearAttention(nn.Module):
 
 
 class Lucidrains(nn.Module):
-    """denoising-diffusion-pytorch: two skips a level, the stem joined at the end, residual attention, self-condition."""
+    """denoising-diffusion-pytorch: two skips a level, the stem joined at the end, residual attention."""
 
     def __init__(self, c: int = 8) -> None:
         super().__init__()
@@ -502,7 +503,7 @@ class Lucidrains(nn.Module):
 
 
 class EDM(nn.Module):
-    """NVlabs/edm: `if x.shape[1] != block.in_channels: x = torch.cat([x, skips.pop()], dim=1)`, blocks in ModuleDicts."""
+    """NVlabs/edm: blocks in ModuleDicts, and a concatenation in front of some."""
 
     def __init__(self, c: int = 8) -> None:
         super().__init__()
@@ -550,7 +551,9 @@ class ChannelsLast(nn.Module):
     def __init__(self, c: int = 8) -> None:
         super().__init__()
         self.patch_in, self.patch_out = nn.Linear(3, c), nn.Linear(c, 3)
-        self.down = nn.ModuleList(nn.ModuleList([Mlp(c * 2**i), nn.Linear(4 * c * 2**i, c * 2 ** (i + 1))]) for i in (0, 1))
+        self.down = nn.ModuleList(
+            nn.ModuleList([Mlp(c * 2**i), nn.Linear(4 * c * 2**i, c * 2 ** (i + 1))]) for i in (0, 1)
+        )
         self.mid = Mlp(4 * c)
         self.split = nn.ModuleList(nn.Linear(c * 2 ** (i + 1), 4 * c * 2**i) for i in (1, 0))
         self.up = nn.ModuleList(Mlp(c * 2**i) for i in (1, 0))
@@ -882,7 +885,11 @@ class UNet3Plus(nn.Module):
         e0 = F.relu(self.e[0](x))
         e1 = F.relu(self.e[1](e0))
         e2 = F.relu(self.e[2](e1))
-        down, same, up = self.side[0](F.max_pool2d(e0, 2)), self.side[1](e1), self.side[2](F.interpolate(e2, scale_factor=2))
+        down, same, up = (
+            self.side[0](F.max_pool2d(e0, 2)),
+            self.side[1](e1),
+            self.side[2](F.interpolate(e2, scale_factor=2)),
+        )
         d1 = F.relu(self.d1(torch.cat([down, same, up], 1)))
         same, near = self.side[3](e0), self.side[4](F.interpolate(d1, scale_factor=2))
         far = self.side[5](F.interpolate(e2, scale_factor=4))
@@ -912,7 +919,7 @@ class ResNet(nn.Module):
         widths = [4, 4, 8, 16]
         self.stem = conv(3, 4)
         self.layers = nn.Sequential(
-            *(BasicBlock(a if i == 0 else b, b, 2 if i == 0 else 1) for a, b in zip(widths, widths[1:], strict=False) for i in range(blocks))
+            *(BasicBlock(a if i == 0 else b, b, 2 if i == 0 else 1) for a, b in pairwise(widths) for i in range(blocks))
         )
         self.fc = nn.Linear(16, 5)
 

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -113,9 +114,9 @@ def _edits(skip: LongSkip, scaling: SkipScaling) -> Iterator[_Edit]:
         if attachment is None:
             reason = skip.obstacle or "it is neither argument nor result of a module, nor can its merge be rewritten"
             raise UnreachableSkipError(
-                f"the {operand} of long skip {skip.index} ({skip.producer} to {skip.consumer or 'the model'}, merged at "
-                f"{skip.location}) cannot be scaled: {reason}. Do that merge in a module of its own, called once per "
-                f"forward, or leave this skip out with exclude={skip.location!r}"
+                f"the {operand} of long skip {skip.index} ({skip.producer} to {skip.consumer or 'the model'}, merged "
+                f"at {skip.location}) cannot be scaled: {reason}. Do that merge in a module of its own, called once "
+                f"per forward, or leave this skip out with exclude={skip.location!r}"
             )
         yield _Edit(skip, attachment, factor)
 
@@ -185,7 +186,7 @@ def _action(edits: list[_Edit], scaling: SkipScaling) -> Action:
     return MultiplySlices(label, place.axis, place.channels, factors)
 
 
-def _remove(hooks: dict[int, object], with_kwargs: dict[int, bool], kind: type) -> None:
+def _remove(hooks: dict[int, Any], with_kwargs: dict[int, bool], kind: type) -> None:
     for key in [key for key, hook in hooks.items() if isinstance(hook, kind)]:
         del hooks[key]
         with_kwargs.pop(key, None)

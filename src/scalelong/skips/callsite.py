@@ -14,6 +14,11 @@ _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 _HELPERS = ("einops", "accelerate/hooks")
 
 
+def is_model_code(code: CodeType) -> bool:
+    file = code.co_filename
+    return not file.startswith(_LIBRARIES) and not any(helper in file for helper in _HELPERS)
+
+
 @dataclass(frozen=True)
 class Frame:
     code: CodeType
@@ -53,13 +58,12 @@ class CallSites:
         self._frames: dict[int, FrameType] = {}
         self._running: list[FrameType] = []
 
-    def current(self) -> CallSite | None:
-        """The call site of whoever called torch; None if no method of a module did."""
+    def current(self, frame: FrameType | None = None) -> CallSite | None:
+        """The call site of whoever called torch, or of a frame; None if no method of a module did."""
         frames = []
-        frame: FrameType | None = sys._getframe(1)
+        frame = frame or sys._getframe(1)
         while frame is not None:
-            file = frame.f_code.co_filename
-            if not file.startswith(_LIBRARIES) and not any(helper in file for helper in _HELPERS):
+            if is_model_code(frame.f_code):
                 owner = self._owner(frame)
                 frames.append(Frame(frame.f_code, frame.f_lasti, owner, self._identity(frame)))
                 if owner is not None:

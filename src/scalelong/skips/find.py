@@ -10,6 +10,7 @@ from torch import nn
 
 from ..errors import AmbiguousSkipsError, ExampleInputsError, NoLongSkipsError, ScaleLongError, UnsupportedModelError
 from ..scaling.base import SkipSite
+from .attach import paused
 from .candidates import Candidate, candidates
 from .examples import ExampleInputs, example_call
 from .families import planning_mode
@@ -42,7 +43,14 @@ def find_skips(
     if plan is not None:
         return plan
     args, kwargs = example_call(host, example_inputs)
-    trace = _record(host, args, kwargs)
+    plan = _plan_of(_record(host, args, kwargs), include, exclude)
+    if any(skip.attachment is None for skip in plan):
+        # A closer look, at the calls of plain functions as well.
+        plan = _plan_of(_record(host, args, kwargs, functions=True), include, exclude)
+    return plan
+
+
+def _plan_of(trace: Trace, include: Patterns, exclude: Patterns) -> SkipPlan:
     found = [c for c in candidates(trace) if _wanted(trace, c, include, exclude)]
     selection = select(trace, found)
     if include is not None and not selection.chosen:
@@ -54,12 +62,10 @@ def find_skips(
     return _plan(trace, selection.chosen, selection.repeats)
 
 
-def _record(host: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Trace:
-    from .attach import paused
-
+def _record(host: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, functions: bool = False) -> Trace:
     try:
         with paused(host), planning_mode(host):
-            return record(host, args, kwargs)
+            return record(host, args, kwargs, functions=functions)
     except ScaleLongError:
         raise
     except Exception as error:
@@ -70,7 +76,7 @@ def _record(host: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> T
 
 def _wanted(trace: Trace, candidate: Candidate, include: Patterns, exclude: Patterns) -> bool:
     merge = candidate.merge
-    names = [trace.producer(candidate.start), merge.kind, merge.site.text]
+    names = [trace.producer(candidate.start), trace.producer(candidate.skip_node), merge.kind, merge.site.text]
     names += [call.name for call in trace.calls if any(leaf == merge.node for _, leaf in call.inputs)]
     names += [call.name for call in merge.call.stack() if call.parent is not None][:1]
 
@@ -93,8 +99,10 @@ def _describe(trace: Trace, candidate: Candidate, index: int, repeats: int) -> L
     fold, unfoldable = fold_targets(trace, candidate, repeats)
     return LongSkip(
         index=index,
-        producer=trace.producer(candidate.start),
-        consumer=attachment.module if attachment is not None and attachment.kind == "concat argument" else merge.call.name,
+        producer=_producer(trace, candidate),
+        consumer=attachment.module
+        if attachment is not None and attachment.kind == "concat argument"
+        else merge.call.name,
         merge=merge.kind,
         shape=merge.shapes[candidate.operand],
         site=_site(trace, candidate, index, attachment),
@@ -108,6 +116,11 @@ def _describe(trace: Trace, candidate: Candidate, index: int, repeats: int) -> L
         fold=fold,
         unfoldable=unfoldable,
     )
+
+
+def _producer(trace: Trace, candidate: Candidate) -> str:
+    source, last = trace.producer(candidate.start), trace.producer(candidate.skip_node)
+    return source if source == last else f"{source} via {last}"
 
 
 def _main(trace: Trace, candidate: Candidate, attachment: Attachment | None, repeats: int) -> Attachment | None:

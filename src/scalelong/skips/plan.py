@@ -50,8 +50,8 @@ class Source:
     line: int
     position: tuple[int, int, int, int]
     """First line, last line, first column, last column of the expression."""
-    operand: int | None
-    """Which operand of the expression is meant; None: its value."""
+    operand: int | str | None
+    """Which operand of an addition is meant, or which argument of a call ("#1" or a keyword); None: its value."""
     execution: int
     executions: int
     """This is the n-th of so many executions of the expression in one run of the method."""
@@ -132,11 +132,11 @@ class SkipPlan:
         """A plan of these long skips alone, numbered anew in this order, outermost first."""
         unknown = sorted(set(indices) - set(range(1, len(self.skips) + 1)))
         if unknown or not indices or len(set(indices)) != len(indices):
-            raise InvalidConfigError(f"select takes numbers from 1 to {len(self.skips)}, each once, got {list(indices)}")
+            raise InvalidConfigError(
+                f"select takes numbers from 1 to {len(self.skips)}, each once, got {list(indices)}"
+            )
         chosen = [self.skips[index - 1] for index in indices]
-        renumbered = [
-            skip.replace(index=i, site=replace(skip.site, index=i)) for i, skip in enumerate(chosen, start=1)
-        ]
+        renumbered = [skip.replace(index=i, site=replace(skip.site, index=i)) for i, skip in enumerate(chosen, start=1)]
         return replace(self, skips=tuple(renumbered))
 
     def __str__(self) -> str:

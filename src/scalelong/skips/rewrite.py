@@ -20,10 +20,15 @@ from ..errors import SkipMismatchError, UnreachableSkipError
 from .actions import Action
 
 Position = tuple[int, int, int, int]
-Spot = tuple[Position, int | None]
-"""An expression, and the operand in it that is scaled (None: its value)."""
+Operand = int | str | None
+"""Of an addition: its number. Of a call: "#1", a keyword, or "#1=keyword" for either. None: the value."""
+Spot = tuple[Position, Operand]
+"""An expression, and what in it is scaled."""
 Recipe = tuple[tuple[str, str, tuple[Spot, ...]], ...]
 """For each method: its name, a hash of its source, and the spots."""
+
+
+_ADDITIONS = ("add", "sub", "lerp")
 
 
 class Invocation:
@@ -49,30 +54,26 @@ def begin(module: nn.Module, method: str) -> Invocation:
     return Invocation(module._scalelong_actions[method])  # pyright: ignore[reportIndexIssue, reportArgumentType]
 
 
-def expression_operand(
-    module: nn.Module, code: CodeType, position: Any, kind: str, operand: int
-) -> tuple[bool, int | None]:
-    """Whether the merge at this position can be rewritten, and where: at an operand, or at its value (None)."""
+def can_rewrite(module: nn.Module, code: CodeType, position: Any, operand: Operand) -> bool:
+    """Whether there is such an expression in the source of the module."""
     function = _find_function(type(module), code)
     tree = _syntax_tree(code) if function is not None else None
-    if function is None or tree is None:
-        return False, None
-    for node in ast.walk(tree):
-        if _position(node) != tuple(position):
-            continue
-        if kind == "cat" and isinstance(node, ast.Call):
-            return True, None
-        if kind != "cat" and _operand(node, operand, function.__globals__) is not None:
-            return True, operand
-    return False, None
+    if function is None or tree is None or any(number is None for number in position):
+        return False
+    here = [node for node in ast.walk(tree) if _position(node) == tuple(position)]
+    if operand is None:
+        return any(isinstance(node, ast.Call) for node in here)
+    return any(_operand(node, operand, function.__globals__) is not None for node in here)
 
 
-def rewrite_(module: nn.Module, spots: dict[str, tuple[Spot, ...]], actions: dict[str, list[list[Action | None]]]) -> None:
+def rewrite_(
+    module: nn.Module, spots: dict[str, tuple[Spot, ...]], actions: dict[str, list[list[Action | None]]]
+) -> None:
     """Give the module a class whose methods call the actions at the spots."""
     original = type(module)
     recipe = tuple((method, _source_hash(original, method), places) for method, places in sorted(spots.items()))
     module.__class__ = _rewritten_class(original, recipe)
-    module._scalelong_actions = actions  # pyright: ignore[reportAttributeAccessIssue]
+    module.__dict__["_scalelong_actions"] = actions
 
 
 def restore_(module: nn.Module) -> None:
@@ -102,14 +103,16 @@ def _rewritten_class(original: type[nn.Module], recipe: Recipe) -> type[nn.Modul
     }
     for method, _, spots in recipe:
         namespace[method] = _rewritten_method(original, method, spots)
-    return type(original)(original.__name__, (original,), namespace)
+    metaclass: Any = type(original)
+    return metaclass(original.__name__, (original,), namespace)
 
 
 def _reduce(self: nn.Module, protocol: Any) -> Any:
-    constructor, _, *rest = type(self)._scalelong_original.__reduce_ex__(self, protocol)  # pyright: ignore
+    original: Any = type(self)._scalelong_original  # pyright: ignore[reportAttributeAccessIssue]
+    constructor, _, *rest = original.__reduce_ex__(self, protocol)
     if constructor is not copyreg.__newobj__:  # pyright: ignore[reportAttributeAccessIssue]
         raise UnreachableSkipError(f"{type(self).__name__} copies itself in its own way: unscale_ the model first")
-    return (_rebuild, (type(self)._scalelong_original, type(self)._scalelong_recipe), *rest)  # pyright: ignore
+    return (_rebuild, (original, type(self)._scalelong_recipe), *rest)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _rebuild(original: type[nn.Module], recipe: Recipe) -> nn.Module:
@@ -142,7 +145,9 @@ def _rewritten_method(original: type[nn.Module], method: str, spots: tuple[Spot,
     factory = ast.parse(f"def factory(__scalelong_begin__, {', '.join(free)}):\n    return {body.name}")
     factory.body[0].body.insert(0, body)  # pyright: ignore[reportAttributeAccessIssue]
     names: dict[str, Any] = {}
-    exec(compile(ast.fix_missing_locations(factory), function.__code__.co_filename, "exec"), function.__globals__, names)
+    exec(
+        compile(ast.fix_missing_locations(factory), function.__code__.co_filename, "exec"), function.__globals__, names
+    )
     cells = [cell.cell_contents for cell in function.__closure__ or ()]
     rewritten = names["factory"](begin, *cells)
     rewritten.__defaults__, rewritten.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
@@ -201,21 +206,35 @@ def _replace(place: tuple[Any, Any], number: int) -> None:
         setattr(owner, key, _wrapped(number, getattr(owner, key)))
 
 
-def _operand(node: ast.AST, operand: int, names: dict[str, Any]) -> tuple[Any, Any] | None:
-    """Where an addition holds an operand: (a node, its field) or (a list, a position)."""
+def _operand(node: ast.AST, operand: int | str, names: dict[str, Any]) -> tuple[Any, Any] | None:
+    """Where an expression holds an operand: (a node, its field) or (a list, a position)."""
+    if isinstance(operand, str):
+        return _call_argument(node, operand)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
         return node, ("left", "right")[operand]
     if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add | ast.Sub):
         return (node, "value") if operand == 1 else None
-    if not isinstance(node, ast.Call) or any(isinstance(argument, ast.Starred) for argument in node.args):
-        return None
-    if isinstance(node.func, ast.Attribute) and node.func.attr in ("add", "add_", "lerp", "lerp_", "sub", "sub_"):
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr.rstrip("_") in _ADDITIONS:
         of_module = isinstance(node.func.value, ast.Name) and isinstance(names.get(node.func.value.id), ModuleType)
         if not of_module and operand == 0:
             return node.func, "value"
-        position = operand if of_module else operand - 1
-        return (node.args, position) if position < len(node.args) else None
+        return _call_argument(node, f"#{operand if of_module else operand - 1}")
     return None
+
+
+def _call_argument(node: ast.AST, argument: str) -> tuple[Any, Any] | None:
+    if not isinstance(node, ast.Call):
+        return None
+    place, _, keyword = (
+        argument.rpartition("=") if argument.startswith("#") and "=" in argument else (argument, "", argument)
+    )
+    for given in node.keywords:
+        if given.arg == keyword:
+            return given, "value"
+    position = int(place[1:]) if place.startswith("#") else len(node.args)
+    if position >= len(node.args) or any(isinstance(given, ast.Starred) for given in node.args[: position + 1]):
+        return None
+    return node.args, position
 
 
 def _position(node: ast.AST) -> tuple[Any, ...]:

@@ -5,9 +5,11 @@ tensors do as well as real ones.
 """
 
 import re
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import torch
@@ -15,10 +17,12 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from .callsite import CallSite, CallSites
+from .callsite import CallSite, CallSites, is_model_code
 from .untouched import untouched
 
-LAYER = re.compile(r"^(_|mkldnn_|cudnn_)?conv|^_?(add|b|badd|int_|scaled_)*mm$|^addbmm$|^linear$|attention|lstm|gru|encoder_layer")
+LAYER = re.compile(
+    r"^(_|mkldnn_|cudnn_)?conv|^_?(add|b|badd|int_|scaled_)*mm$|^addbmm$|^linear$|attention|lstm|gru|encoder_layer"
+)
 MERGES = {"cat": "cat", "add": "add", "add_": "add", "sub": "add", "sub_": "add", "lerp": "lerp", "lerp_": "lerp"}
 # These take the shape of a tensor, not its values.
 SHAPE_ONLY = ("zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "new_")
@@ -73,6 +77,23 @@ class Call:
 
 
 @dataclass(slots=True)
+class FunctionCall:
+    """One call of a plain function or method from the method of a module."""
+
+    parameters: dict[str, int]
+    """The nodes that it got, by the name of the parameter."""
+    names: tuple[str, ...]
+    """All parameters in order, without `self`."""
+    start: int
+    site: CallSite
+    end: int = 1 << 60
+    outputs: list[tuple[Path, int]] = field(default_factory=list)
+
+    def contains(self, node: int) -> bool:
+        return self.start <= node < self.end
+
+
+@dataclass(slots=True)
 class Merge:
     """A concatenation or addition of two or more tensors."""
 
@@ -94,6 +115,7 @@ class Trace:
     nodes: list[Node] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     merges: list[Merge] = field(default_factory=list)
+    functions: list[FunctionCall] = field(default_factory=list)
     users: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     outputs: set[int] = field(default_factory=set)
     layers: int = 0
@@ -158,6 +180,7 @@ class Recorder(TorchDispatchMode):
         self._counts: Counter[str] = Counter()
         self._stack: list[Call] = []
         self._lists: list[list[tuple[list[Any], int]]] = []
+        self._functions: dict[FrameType, FunctionCall] = {}
 
     # Module boundaries -------------------------------------------------------------------------------------------
 
@@ -198,7 +221,7 @@ class Recorder(TorchDispatchMode):
             return written
         return node
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func._schema.name.partition("::")[2]
         tensors = [tensor for _, tensor in leaves((args, kwargs))]
@@ -253,15 +276,41 @@ class Recorder(TorchDispatchMode):
             tensors, operands = tensors[:2], operands[:2]
         shapes = tuple(tuple(tensor.shape) for tensor in tensors)
         ordinal = self._counts[node.name] - 1
-        self.trace.merges.append(Merge(kind, node.name, ordinal, node.index, operands, shapes, axis, self._stack[-1], site))
+        self.trace.merges.append(
+            Merge(kind, node.name, ordinal, node.index, operands, shapes, axis, self._stack[-1], site)
+        )
+
+    # Plain functions ---------------------------------------------------------------------------------------------
+
+    def watch(self, frame: FrameType, event: str, value: Any) -> None:
+        """A profiler that notes calls of the model's own functions."""
+        if event == "call" and frame.f_back is not None and is_model_code(frame.f_code):
+            site = self._sites.current(frame.f_back)
+            code = frame.f_code
+            names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+            if site is None or not is_model_code(frame.f_back.f_code) or len(site.frames) > 1:
+                return
+            bound = bool(names) and names[0] == "self"
+            values = {name: frame.f_locals.get(name) for name in names}
+            tensors = {name: self.node_of(item) for name, item in values.items() if isinstance(item, Tensor)}
+            parameters = {name: node for name, node in tensors.items() if node is not None}
+            call = FunctionCall(parameters, names[1:] if bound else names, len(self.trace.nodes), site)
+            self._functions[frame] = call
+            self.trace.functions.append(call)
+        elif event == "return" and frame in self._functions:
+            call = self._functions.pop(frame)
+            call.end, call.outputs = len(self.trace.nodes), self._tracked(value)
 
     def _tracked(self, value: Any) -> list[tuple[Path, int]]:
         found = ((path, self.node_of(tensor)) for path, tensor in leaves(value))
         return [(path, node) for path, node in found if node is not None]
 
 
-def record(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Trace:
-    """Run the model once in evaluation mode, without gradients and uncompiled. It is left as it was."""
+def record(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], *, functions: bool = False) -> Trace:
+    """Run the model once in evaluation mode, without gradients and uncompiled. It is left as it was.
+
+    `functions` also records the calls of plain functions, which takes longer.
+    """
     recorder = Recorder(model)
     handles = []
     with untouched(model), torch.no_grad(), torch.compiler.set_stance("force_eager"):
@@ -272,7 +321,13 @@ def record(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Tra
             for path, tensor in leaves((tuple(args), kwargs)):
                 recorder.add_input(tensor, path[1:])
             with recorder:
-                output = model(*args, **kwargs)
+                profiler = sys.getprofile()
+                if functions:
+                    sys.setprofile(recorder.watch)
+                try:
+                    output = model(*args, **kwargs)
+                finally:
+                    sys.setprofile(profiler)
         finally:
             for handle in handles:
                 handle.remove()
