@@ -22,8 +22,8 @@ from scalelong.errors import CancelledScalingWarning
 from scalelong.scaling import SkipScaling
 from scalelong.skips import SkipPlan, find_skips, scale_skips_, scaling_of
 from scalelong.skips.candidates import candidates
+from scalelong.skips.record import record
 from scalelong.skips.selection import select
-from scalelong.skips.trace import record
 
 
 @dataclass(frozen=True)
@@ -433,6 +433,13 @@ WRITTEN = {
     "merge module": Family(zoo.MergeModule, image(), 2),
     "mixed": Family(zoo.Mixed, image(), 3),
     "inception bottleneck": Family(zoo.BottleneckInception, image(), 2),
+    "nested function": Family(zoo.NestedFunction, image(), 2),
+    "functional": Family(zoo.Functional, image(), 3),
+    "one concat": Family(zoo.OneConcat, image(), 2),
+    "time maps": Family(zoo.TimeMaps, image_and_time(), 2),
+    "fastai": Family(zoo.FastAI, image(), 2),
+    "pyramid": Family(zoo.Pyramid, image(), 2),
+    "one level": Family(zoo.Shallow, image(), 1),
 }
 
 UVIT = {"UViT": Family(_uvit, image_and_time(), 3)}

@@ -53,7 +53,8 @@ def test_equals_the_reference_and_can_be_undone(name, method):
     with torch.no_grad():
         output = call(model, c.inputs)
     close(output, reference(c, scaling_of(model)))
-    assert not torch.equal(output, c.output)
+    # A single skip is the outermost one, which CS keeps.
+    assert torch.equal(output, c.output) == (method == "cs" and len(c.plan) == 1)
     added = [key for key in model.state_dict() if key not in c.model.state_dict()]
     assert bool(added) == (method in LEARNED)
     assert all(key.startswith("skip_scaling.") for key in added)
@@ -72,7 +73,8 @@ def test_kappa_one_is_bit_identical_and_zero_cuts_the_skips(name):
     one = c.scaled(sl.CustomScaling((1.0,) * len(c.plan)))
     with torch.no_grad():
         assert torch.equal(call(one, c.inputs), c.output)
-    assert not any(m._forward_pre_hooks or m._forward_hooks for m in one.modules())
+    hooks, before = ([len(m._forward_pre_hooks) + len(m._forward_hooks) for m in x.modules()] for x in (one, c.model))
+    assert hooks == before
     zero = c.scaled(sl.CustomScaling((0.0,) * len(c.plan)))
     if name in HOOKED:
         with torch.no_grad():
@@ -218,7 +220,7 @@ class Checkpointed(nn.Module):
 
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("method", ["cs", "ls"])
-@pytest.mark.parametrize("name", [name for name in WRITTEN if name != "volume"])
+@pytest.mark.parametrize("name", [name for name in WRITTEN if name not in ("volume", "pyramid")])
 def test_activation_checkpointing_gives_the_same_gradients(name, method, reentrant):
     c = case(name)
     model = c.scaled(method)

@@ -41,6 +41,7 @@ WITHOUT = {
 AMBIGUOUS = {
     "UNet++": zoo.UNetPlusPlus,
     "UNet3+": zoo.UNet3Plus,
+    "two decoders": zoo.TwoDecoders,
     "stacked hourglasses": lambda: zoo.HourglassNet(2),
 }
 

@@ -1,6 +1,7 @@
 """Where in the source of a model an operation or a module call stands."""
 
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
@@ -45,9 +46,22 @@ class CallSite:
         return tuple((frame.code.co_filename, frame.position) for frame in self.frames)
 
     @property
+    def method(self) -> Frame | None:
+        """The method in whose text the expression stands, perhaps inside of a nested function or comprehension."""
+        owner = self.frames[-1]
+        return owner if self.frames[0].code in _nested(owner.code) else None
+
+    @property
     def text(self) -> str:
         frame = self.frames[0]
         return f"{Path(frame.code.co_filename).name}:{frame.position[0]}"
+
+
+def _nested(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _nested(constant)
 
 
 class CallSites:

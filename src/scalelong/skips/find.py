@@ -19,8 +19,9 @@ from .host import native_plan, unwrap
 from .norms import cancellation
 from .plan import Attachment, LongSkip, SkipPlan
 from .reach import merge_axis, obstacle, reach
+from .record import record
 from .selection import Selection, select, select_all
-from .trace import Trace, record
+from .trace import Trace
 
 Patterns = str | Sequence[str] | None
 

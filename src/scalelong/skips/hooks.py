@@ -52,6 +52,6 @@ def edited(value: Any, path: Path, action: Callable[[Tensor], Tensor], module: n
     if isinstance(value, tuple) and isinstance(step, int):
         items = [*value[:step], changed, *value[step + 1 :]]
         return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-    result = copy.copy(value)
+    result: Any = copy.copy(value)
     result[step] = changed
     return result

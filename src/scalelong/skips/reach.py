@@ -119,26 +119,26 @@ class _WaysTo:
         self, site: CallSite, at: int, runs: list[tuple[CallSite, int]], operand: int | str | None
     ) -> tuple[str, Source] | None:
         """An expression in a method that runs once in each call of its module, and which of its runs this is."""
-        frame = site.frames[0]
-        if len(site.frames) > 1 or frame.module is None or self.trace.call_count[frame.module] != self.repeats:
+        method, inner = site.method, site.frames[0]
+        if method is None or method.module is None or self.trace.call_count[method.module] != self.repeats:
             return None
-        position = frame.position
+        position = inner.position
         here = [
-            (other.frames[0].invocation, node)
+            (other.frames[-1].invocation, node)
             for other, node in runs
-            if len(other.frames) == 1
-            and other.frames[0].code is frame.code
+            if other.frames[0].code is inner.code
             and other.frames[0].position == position
-            and other.frames[0].module == frame.module
+            and other.frames[-1].module == method.module
+            and other.method is not None
         ]
-        mine = [node for invocation, node in here if invocation == frame.invocation]
-        module = self.trace.model.get_submodule(frame.module)
+        mine = [node for invocation, node in here if invocation == method.invocation]
+        module = self.trace.model.get_submodule(method.module)
         if len({invocation for invocation, _ in here}) != self.repeats or at not in mine:
             return None
-        if not can_rewrite(module, frame.code, position, operand):
+        if not can_rewrite(module, method.code, position, operand):
             return None
-        return frame.module, Source(
-            method=frame.code.co_name,
+        return method.module, Source(
+            method=method.code.co_name,
             file=site.text.rpartition(":")[0],
             line=position[0] or 0,
             position=position,  # pyright: ignore[reportArgumentType]
