@@ -2,8 +2,9 @@
 
     python benchmarks/attach.py [--repeats 15] [--batch 16]
 
-Variants run in turn, one after the other in every round, so that a busy machine slows all of them alike. Shown are
-the median and the spread (quartiles) of the ratio to the unscaled model of the same round.
+One thread, and the processor time of this process, so that other processes disturb little. Variants run in turn, one
+after the other in every round. Shown are the median and the quartiles of the ratio to the unscaled model of the same
+round; "again" is an exact copy of the unscaled model, so its ratio is the noise.
 """
 
 import argparse
@@ -74,9 +75,9 @@ def time_planning() -> None:
         model = stable_diffusion()
     plan, seconds = find_skips(model), []
     for _ in range(3):
-        start = time.perf_counter()
+        start = time.process_time()
         find_skips(model)
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.process_time() - start)
     size = sum(p.numel() for p in model.parameters()) / 1e6
     print(
         f"planning SD 1.5 on meta ({size:.0f}M parameters, {len(plan)} long skips): {min(seconds):.2f} s (best of 3)\n"
@@ -91,9 +92,9 @@ def compare(title: str, variants: dict[str, nn.Module], step: Callable[[nn.Modul
     for _ in range(repeats):
         row = []
         for model in variants.values():
-            start = time.perf_counter()
+            start = time.process_time()
             step(model)
-            row.append(time.perf_counter() - start)
+            row.append(time.process_time() - start)
         rounds.append(row)
     print(title)
     for column, name in enumerate(variants):
@@ -121,6 +122,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16)
     options = parser.parse_args()
     torch.manual_seed(0)
+    torch.set_num_threads(1)
     print(f"torch {torch.__version__}, {torch.get_num_threads()} thread(s), batch {options.batch}\n")
     time_planning()
     image = torch.randn(options.batch, 3, 32, 32)

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from scalelong.errors import CancelledScalingWarning
 from scalelong.scaling import SkipScaling
 from scalelong.skips import SkipPlan, find_skips, scale_skips_, scaling_of
-from scalelong.skips.candidates import candidates
+from scalelong.skips.candidates import Candidate, candidates
 from scalelong.skips.record import record
 from scalelong.skips.selection import select
 
@@ -481,11 +481,12 @@ def case(name: str) -> "Case":
     inputs = family.inputs(2, 1)
     with torch.no_grad():
         output = call(model, inputs)
-    return Case(family, model, inputs, output, find_skips(model, inputs))
+    return Case(name, family, model, inputs, output, find_skips(model, inputs))
 
 
 @dataclass(frozen=True)
 class Case:
+    name: str
     family: Family
     model: nn.Module
     inputs: Any
@@ -505,24 +506,33 @@ class Case:
         return model
 
 
+@cache
+def merges(name: str) -> dict[tuple[str, int], tuple[int, Candidate]]:
+    """The merges of the long skips: which operation of which name, and which skip it merges."""
+    c = case(name)
+    args, kwargs = ((), c.inputs) if isinstance(c.inputs, dict) else (c.inputs, {})
+    trace = record(c.model, args, kwargs)
+    found = candidates(trace)
+    chosen = select(trace, found).chosen
+    places = {(one.merge.name, one.merge.ordinal): (i, one) for i, one in enumerate(chosen, start=1)}
+    if c.plan.repeats > 1:  # the same network once more has the same skips once more
+        for one in found:
+            same = [i for i, first in enumerate(chosen, start=1) if _same_place(one, first)]
+            places.update({(one.merge.name, one.merge.ordinal): (i, one) for i in same})
+    return places
+
+
+def _same_place(one: Candidate, other: Candidate) -> bool:
+    a, b = one.merge, other.merge
+    return (a.call.name, a.site.key, a.shapes) == (b.call.name, b.site.key, b.shapes)
+
+
 class Reference(TorchDispatchMode):
     """Scales the operands of the merges themselves, where torch executes them: no hooks, no rewriting."""
 
     def __init__(self, case: Case, scaling: SkipScaling) -> None:
         super().__init__()
-        args, kwargs = ((), case.inputs) if isinstance(case.inputs, dict) else (case.inputs, {})
-        trace = record(case.model, args, kwargs)
-        found = candidates(trace)
-        chosen = select(trace, found).chosen
-        self.scaling, self.counts = scaling, Counter()
-        self.places = {(c.merge.name, c.merge.ordinal): (i, c) for i, c in enumerate(chosen, start=1)}
-        # The same network once more: the same skips once more.
-        wanted = {(c.merge.call.name, c.merge.site.key, c.operand): i for i, c in enumerate(chosen, start=1)}
-        if case.plan.repeats > 1:
-            for c in found:
-                if (c.merge.call.name, c.merge.site.key, c.operand) in wanted:
-                    same = [one for one in chosen if one.merge.shapes == c.merge.shapes]
-                    self.places[c.merge.name, c.merge.ordinal] = (chosen.index(same[0]) + 1, c)
+        self.scaling, self.counts, self.places = scaling, Counter(), merges(case.name)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func._schema.name.partition("::")[2]

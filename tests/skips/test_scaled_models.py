@@ -202,9 +202,14 @@ def test_a_rewritten_class_whose_source_changed_is_refused(monkeypatch):
     buffer = io.BytesIO()
     torch.save(model, buffer)
     buffer.seek(0)
-    monkeypatch.setattr(rewrite, "_source_hash", lambda *_: "another")
+    plan = plan_of(model)
+    monkeypatch.setattr(rewrite, "source_digest", lambda *_: "another")
     with pytest.raises(sl.ScaleLongError, match="has changed"):
         torch.load(buffer, weights_only=False)
+    other = build(Family(zoo.Additive, image(), 3))
+    with pytest.raises(sl.ScaleLongError, match="not the one that was planned"):
+        sl.scale_skips_(other, "cs", plan=plan)
+    assert type(other) is zoo.Additive
 
 
 def test_folded_weights_run_in_a_new_host():

@@ -15,7 +15,7 @@ from ..scaling.base import SkipScaling
 from .actions import Action, Gate, GateSlice, Multiply, MultiplySlices
 from .hooks import ArgumentHook, OutputHook
 from .plan import Attachment, LongSkip, SkipPlan
-from .rewrite import Spot, is_rewritten, restore_, rewrite_
+from .rewrite import Spot, is_rewritten, require_restorable, require_same_source, restore_, rewrite_
 
 REGISTERED = "skip_scaling"
 _STATE = "_scalelong"
@@ -52,8 +52,12 @@ def attach_(host: nn.Module, state: Attached) -> None:
     learned = next(iter(state.scaling.state_dict()), None) is not None
     if learned and hasattr(host, REGISTERED):
         raise AlreadyScaledError(f"{type(host).__name__} has an attribute {REGISTERED!r} of its own: rename it first")
-    _rewrite(host, [edit for edit in edits if edit.attachment.source is not None], state.scaling)
-    _add_hooks(host, [edit for edit in edits if edit.attachment.source is None], state.scaling)
+    try:
+        _rewrite(host, [edit for edit in edits if edit.attachment.source is not None], state.scaling)
+        _add_hooks(host, [edit for edit in edits if edit.attachment.source is None], state.scaling)
+    except Exception:
+        _strip(host)
+        raise
     if learned:
         anchor = next(host.parameters(), None)
         scaling = state.scaling if anchor is None else state.scaling.to(anchor.device)
@@ -64,12 +68,8 @@ def attach_(host: nn.Module, state: Attached) -> None:
 
 def detach_(host: nn.Module) -> Attached:
     """Take all hooks off. The model computes what it did before, bit for bit."""
+    _strip(host)
     state: Attached = host.__dict__.pop(_STATE)
-    for module in host.modules():
-        _remove(module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs, ArgumentHook)
-        _remove(module._forward_hooks, module._forward_hooks_with_kwargs, OutputHook)
-        if is_rewritten(module):
-            restore_(module)
     if host._modules.get(REGISTERED) is state.scaling:
         del host._modules[REGISTERED]
     forget_compiled()
@@ -152,6 +152,7 @@ def _rewrite(host: nn.Module, edits: list[_Edit], scaling: SkipScaling) -> None:
     for edit in edits:
         source = edit.attachment.source
         assert source is not None
+        require_same_source(host.get_submodule(edit.attachment.module), source.method, source.digest)
         places[edit.attachment.module][source.method][source.position, source.operand].append(edit)
     for name, methods in places.items():
         spots = {method: tuple(found) for method, found in methods.items()}
@@ -184,6 +185,17 @@ def _action(edits: list[_Edit], scaling: SkipScaling) -> Action:
         return Multiply(label, place.axis, place.channels, factor)
     factors = [(edit.attachment.start, edit.attachment.length, edit.factor or 0.0) for edit in edits]
     return MultiplySlices(label, place.axis, place.channels, factors)
+
+
+def _strip(host: nn.Module) -> None:
+    rewritten = [module for module in host.modules() if is_rewritten(module)]
+    for module in rewritten:
+        require_restorable(module)
+    for module in rewritten:
+        restore_(module)
+    for module in host.modules():
+        _remove(module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs, ArgumentHook)
+        _remove(module._forward_hooks, module._forward_hooks_with_kwargs, OutputHook)
 
 
 def _remove(hooks: dict[int, Any], with_kwargs: dict[int, bool], kind: type) -> None:

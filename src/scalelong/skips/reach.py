@@ -6,7 +6,7 @@ from dataclasses import replace
 from .axes import carry_back, carry_forward, channel_axis
 from .callsite import CallSite
 from .plan import Attachment, Source
-from .rewrite import can_rewrite
+from .rewrite import can_rewrite, source_digest
 from .trace import Call, FunctionCall, Merge, Node, Path, Trace
 
 # The same tensor in other memory.
@@ -135,13 +135,18 @@ class _WaysTo:
         module = self.trace.model.get_submodule(method.module)
         if len({invocation for invocation, _ in here}) != self.repeats or at not in mine:
             return None
-        if not can_rewrite(module, method.code, position, operand):
+        line, last_line, column, last_column = position
+        if line is None or last_line is None or column is None or last_column is None:
+            return None
+        first = method.code.co_firstlineno
+        relative = (line - first, last_line - first, column, last_column)
+        if not can_rewrite(module, method.code, relative, operand):
             return None
         return method.module, Source(
             method=method.code.co_name,
-            file=site.text.rpartition(":")[0],
-            line=position[0] or 0,
-            position=position,  # pyright: ignore[reportArgumentType]
+            digest=source_digest(type(module), method.code.co_name),
+            line=line,
+            position=relative,
             operand=operand,
             execution=mine.index(at),
             executions=len(mine),

@@ -54,13 +54,13 @@ def begin(module: nn.Module, method: str) -> Invocation:
     return Invocation(module._scalelong_actions[method])  # pyright: ignore[reportIndexIssue, reportArgumentType]
 
 
-def can_rewrite(module: nn.Module, code: CodeType, position: Any, operand: Operand) -> bool:
+def can_rewrite(module: nn.Module, code: CodeType, position: Position, operand: Operand) -> bool:
     """Whether there is such an expression in the source of the module."""
     function = _find_function(type(module), code)
     tree = _syntax_tree(code) if function is not None else None
-    if function is None or tree is None or any(number is None for number in position):
+    if function is None or tree is None:
         return False
-    here = [node for node in ast.walk(tree) if _position(node) == tuple(position)]
+    here = [node for node in ast.walk(tree) if _position(node, tree) == position]
     if operand is None:
         return any(isinstance(node, ast.Call) for node in here)
     return any(_operand(node, operand, function.__globals__) is not None for node in here)
@@ -71,20 +71,29 @@ def rewrite_(
 ) -> None:
     """Give the module a class whose methods call the actions at the spots."""
     original = type(module)
-    recipe = tuple((method, _source_hash(original, method), places) for method, places in sorted(spots.items()))
+    recipe = tuple((method, source_digest(original, method), places) for method, places in sorted(spots.items()))
     module.__class__ = _rewritten_class(original, recipe)
     module.__dict__["_scalelong_actions"] = actions
 
 
 def restore_(module: nn.Module) -> None:
-    original = type(module).__dict__.get("_scalelong_original")
-    if original is None:
+    module.__class__ = type(module).__dict__["_scalelong_original"]
+    del module.__dict__["_scalelong_actions"]
+
+
+def require_restorable(module: nn.Module) -> None:
+    if "_scalelong_original" not in type(module).__dict__:
         raise UnreachableSkipError(
             f"{type(module).__name__} was given another class after its long skips were scaled (by FSDP, perhaps); "
             f"its scaling cannot be undone"
         )
-    module.__class__ = original
-    del module.__dict__["_scalelong_actions"]
+
+
+def require_same_source(module: nn.Module, method: str, digest: str) -> None:
+    if source_digest(type(module), method) != digest:
+        raise UnreachableSkipError(
+            f"the source of {type(module).__name__}.{method} is not the one that was planned: find the skips again"
+        )
 
 
 def is_rewritten(module: nn.Module) -> bool:
@@ -116,8 +125,8 @@ def _reduce(self: nn.Module, protocol: Any) -> Any:
 
 
 def _rebuild(original: type[nn.Module], recipe: Recipe) -> nn.Module:
-    for method, source_hash, _ in recipe:
-        if _source_hash(original, method) != source_hash:
+    for method, digest, _ in recipe:
+        if source_digest(original, method) != digest:
             raise UnreachableSkipError(
                 f"the source of {original.__name__}.{method} has changed since this model was saved: its scaled skips "
                 f"cannot be placed. Load the weights into a new model and scale that"
@@ -130,7 +139,7 @@ def _rewritten_method(original: type[nn.Module], method: str, spots: tuple[Spot,
     owner, function = _find_method(original, method)
     tree = copy.deepcopy(_syntax_tree(function.__code__))
     assert tree is not None
-    editor = _Editor(spots, function.__globals__, owner.__name__)
+    editor = _Editor(tree, spots, function.__globals__, owner.__name__)
     body = editor.visit(tree)
     if editor.missing:
         raise UnreachableSkipError(f"the merges of {original.__name__}.{method} are not where they were planned")
@@ -159,12 +168,12 @@ def _rewritten_method(original: type[nn.Module], method: str, spots: tuple[Spot,
 
 
 class _Editor(ast.NodeTransformer):
-    def __init__(self, spots: tuple[Spot, ...], names: dict[str, Any], class_name: str) -> None:
-        self.spots, self.names, self.class_name = spots, names, class_name
+    def __init__(self, tree: ast.AST, spots: tuple[Spot, ...], names: dict[str, Any], class_name: str) -> None:
+        self.tree, self.spots, self.names, self.class_name = copy.copy(tree), spots, names, class_name
         self.missing = set(range(len(spots)))
 
     def visit(self, node: ast.AST) -> Any:
-        position = _position(node)
+        position = _position(node, self.tree)
         found = [(number, operand) for number, (place, operand) in enumerate(self.spots) if place == position]
         visited: Any = super().visit(node)
         for number, operand in found:
@@ -237,8 +246,16 @@ def _call_argument(node: ast.AST, argument: str) -> tuple[Any, Any] | None:
     return node.args, position
 
 
-def _position(node: ast.AST) -> tuple[Any, ...]:
-    return tuple(getattr(node, name, None) for name in ("lineno", "end_lineno", "col_offset", "end_col_offset"))
+def _position(node: Any, tree: Any) -> Position | None:
+    """Relative to the first line of the method, so that text above it does not matter."""
+    if not hasattr(node, "col_offset"):
+        return None
+    first = _first_line(tree)
+    return node.lineno - first, node.end_lineno - first, node.col_offset, node.end_col_offset
+
+
+def _first_line(function: Any) -> int:
+    return min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)])
 
 
 def _find_function(cls: type, code: CodeType) -> FunctionType | None:
@@ -262,10 +279,10 @@ def _syntax_tree(code: CodeType) -> ast.FunctionDef | None:
     """The definition of a function in its file; None where there is no source."""
     tree = _parsed("".join(linecache.getlines(code.co_filename)))
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and node.name == code.co_name:
-            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-            if first == code.co_firstlineno:
-                return node
+        if not isinstance(node, ast.FunctionDef) or node.name != code.co_name:
+            continue
+        if _first_line(node) == code.co_firstlineno:
+            return node
     return None
 
 
@@ -277,7 +294,7 @@ def _parsed(source: str) -> ast.Module:
         return ast.Module([], [])
 
 
-def _source_hash(cls: type, method: str) -> str:
+def source_digest(cls: type, method: str) -> str:
     tree = _syntax_tree(_find_method(cls, method)[1].__code__)
     if tree is None:
         raise UnreachableSkipError(f"there is no source of {cls.__name__}.{method}")
