@@ -517,8 +517,9 @@ def merges(name: str) -> dict[tuple[str, int], tuple[int, Candidate]]:
     places = {(one.merge.name, one.merge.ordinal): (i, one) for i, one in enumerate(chosen, start=1)}
     if c.plan.repeats > 1:  # the same network once more has the same skips once more
         for one in found:
-            same = [i for i, first in enumerate(chosen, start=1) if _same_place(one, first)]
-            places.update({(one.merge.name, one.merge.ordinal): (i, one) for i in same})
+            for i, first in enumerate(chosen, start=1):
+                if _same_place(one, first):
+                    places[one.merge.name, one.merge.ordinal] = (i, one)
     return places
 
 
