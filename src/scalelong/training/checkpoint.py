@@ -1,10 +1,10 @@
 """Checkpoints on disk: one folder per step, complete or not there, checked by its manifest.
 
-    checkpoints/step-00001000/model.safetensors   the weights
-                              ema.safetensors     their moving average: use these for sampling
-                              training.pt         optimiser, random generators, counters
-                              manifest.json       sizes and checksums, written last
-    checkpoints/latest -> step-00001000
+checkpoints/step-00001000/model.safetensors   the weights
+                          ema.safetensors     their moving average: use these for sampling
+                          training.pt         optimiser, random generators, counters
+                          manifest.json       sizes and checksums, written last
+checkpoints/latest -> step-00001000
 """
 
 import hashlib
@@ -79,6 +79,7 @@ def _write_files(folder: Path, snapshot: Snapshot) -> None:
     torch.save(snapshot.training, folder / TRAINING)
     files = {}
     for name in (MODEL, EMA, TRAINING):
+        shutil.copymode(folder / TRAINING, folder / name)  # safetensors lets nobody else read its files
         sync(folder / name)
         files[name] = {"bytes": (folder / name).stat().st_size, "sha256": _digest(folder / name)}
     manifest = {"format": FORMAT, "step": snapshot.step, "scalelong": __version__, "files": files}

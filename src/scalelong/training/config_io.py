@@ -71,11 +71,7 @@ def harmful_differences(before: TrainConfig, after: TrainConfig) -> dict[str, tu
     changed = differences(before, after)
     # A decay that ends with the run makes the rate of every step depend on the number of steps.
     tied = after.optimizer.decay != "constant" and after.optimizer.decay_steps is None
-    return {
-        name: pair
-        for name, pair in changed.items()
-        if not name.startswith(HARMLESS) or (name == "steps" and tied)
-    }
+    return {name: pair for name, pair in changed.items() if not name.startswith(HARMLESS) or (name == "steps" and tied)}
 
 
 def _update(base: Any, values: dict[str, Any], prefix: str) -> Any:

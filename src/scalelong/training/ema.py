@@ -1,4 +1,5 @@
 """The exponential moving average of the weights, in float32."""
+# pyright: reportPrivateImportUsage=false
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .config import OptimizerConfig
+from .processes import whole
 
 
 class Ema:
@@ -15,7 +17,7 @@ class Ema:
     def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
         self.config = config
         self.names = [name for name, _ in model.named_parameters()]
-        self.weights = [parameter for _, parameter in model.named_parameters()]
+        self.weights: list[Tensor] = [parameter for _, parameter in model.named_parameters()]
         self.averages: list[Tensor] = [
             weight.detach().clone(memory_format=torch.preserve_format).float() for weight in self.weights
         ]
@@ -53,5 +55,4 @@ class Ema:
 
 
 def _norm(tensors: tuple[Tensor, ...] | list[Tensor]) -> Tensor:
-    norm = torch.linalg.vector_norm(torch.stack(list(torch._foreach_norm(list(tensors)))))
-    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # pyright: ignore[reportCallIssue]
+    return whole(torch.linalg.vector_norm(torch.stack(list(torch._foreach_norm(list(tensors))))))

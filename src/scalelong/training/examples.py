@@ -34,7 +34,10 @@ class ExampleMaker:
         x0 = to_float(batch.images.to(self.device, non_blocking=True), flip)
         t = self.process.times(self._uniform("time", step)[part]).to(self.device, non_blocking=True)
         return Examples(
-            x0, noise(self.config.seed, step, positions, self.shape.image, self.device), t, self._labels(step, part, batch)
+            x0,
+            noise(self.config.seed, step, positions, self.shape.image, self.device),
+            t,
+            self._labels(step, part, batch),
         )
 
     def _labels(self, step: int, part: slice, batch: Batch) -> Tensor | None:

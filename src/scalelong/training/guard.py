@@ -52,7 +52,5 @@ class ScaledGuard(Guard):
             self._first = torch.where(self._first < 0, step, self._first)
 
 
-def make_guard(
-    optimizer: torch.optim.Optimizer, device: torch.device, scaler: torch.amp.GradScaler | None
-) -> Guard:
+def make_guard(optimizer: torch.optim.Optimizer, device: torch.device, scaler: torch.amp.GradScaler | None) -> Guard:
     return Guard(optimizer, device) if scaler is None else ScaledGuard(optimizer, device, scaler)

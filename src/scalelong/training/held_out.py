@@ -1,4 +1,4 @@
-"""The loss on images that are not trained on, with the same noise and times at every evaluation and for every method."""
+"""The loss on images that are not trained on, with the same noise and times at every look and for every method."""
 
 import torch
 from torch import Tensor
@@ -13,7 +13,12 @@ BATCH = 128
 
 @torch.no_grad()
 def held_out_loss(
-    network: Network, process: NoiseProcess, prediction: Prediction, data: ImageData, seed: int, device: torch.device,
+    network: Network,
+    process: NoiseProcess,
+    prediction: Prediction,
+    data: ImageData,
+    seed: int,
+    device: torch.device,
     conditional: bool,
 ) -> float:
     """The mean error in ε. The times are spread evenly, so that few images suffice."""

@@ -16,9 +16,9 @@ from .checkpoint import newest_good, prune, read_checkpoint, set_aside, write_ch
 from .config import TrainConfig
 from .data_source import load_images
 from .errors import NonFiniteError
-from .inspection import Inspector
 from .examples import ExampleMaker
 from .guard import READ_EVERY, make_guard
+from .inspection import Inspector
 from .interrupt import Interrupt
 from .metrics import Window
 from .model_factory import build_model
@@ -135,7 +135,7 @@ class Trainer:
         self.source: Iterator[Batch] = batches(self.data, order, workers=self.config.images.workers)
         self.rate_factor = self.run.rate_factor()
         self.guard.reset()
-        self.watch.start()
+        self.watch.start(step)
 
     def optimise(self, wish_to_stop: bool) -> Tensor:
         """One step of all processes. The result is above 0 if any of them wishes to stop."""
@@ -157,8 +157,13 @@ class Trainer:
 
     def time_to_look(self) -> bool:
         step, config = self.state.step, self.config
-        intervals = (READ_EVERY, config.logging.log_every, config.held_out_every, config.samples_every,
-                     config.checkpoints.save_every)
+        intervals = (
+            READ_EVERY,
+            config.logging.log_every,
+            config.held_out_every,
+            config.samples_every,
+            config.checkpoints.save_every,
+        )
         due = step == config.steps or any(every and step % every == 0 for every in intervals)
         return due or bool(self.hooks) or self.accelerator.device.type == "cpu"
 
@@ -184,12 +189,13 @@ class Trainer:
             self.recorder.write(step, hook(self.state))
         if step % self.config.logging.log_every == 0 or final:
             self.recorder.record(self.state, self.window, self.watch, self.order.epoch(step))
-        if step % self.config.held_out_every == 0 or final:
-            self.recorder.write(step, self.inspector.held_out_loss())
-        if self.config.samples_every and (step % self.config.samples_every == 0 or final):
-            self.recorder.images(step, self.inspector.sample_grid())
-        if step % self.config.checkpoints.save_every == 0:
-            self.save()
+        with self.watch.paused():
+            if step % self.config.held_out_every == 0 or final:
+                self.recorder.write(step, self.inspector.held_out_loss())
+            if self.config.samples_every and (step % self.config.samples_every == 0 or final):
+                self.recorder.images(step, self.inspector.sample_grid())
+            if step % self.config.checkpoints.save_every == 0:
+                self.save()
 
     def save(self) -> None:
         if self.saved_step == self.state.step:

@@ -21,6 +21,9 @@ from .randomness import seed_global
 LABEL_ARGUMENTS = ("y", "class_labels", "labels")
 """Names under which networks take labels."""
 
+MOST_PATCHES = 256
+"""Tokens of a U-ViT whose patch size nobody chose, as in the paper's settings."""
+
 
 @dataclass(frozen=True)
 class DataShape:
@@ -96,8 +99,8 @@ def _build(config: TrainConfig, shape: DataShape) -> nn.Module:
     options = dict(config.model_options)
     try:
         if kind == "uvit" and ":" not in config.model:
-            options = {"image_size": size, "channels": shape.channels, "classes": labels} | options
-            return UViT.preset(preset, **options) if preset else UViT(**({"patch_size": 2} | options))
+            options = {"image_size": size, "channels": shape.channels, "classes": labels, **options}
+            return UViT.preset(preset, **options) if preset else UViT(**{"patch_size": _patch_size(shape), **options})
         channels = {"in_channels": shape.channels, "out_channels": shape.channels}
         if kind == "unet" and ":" not in config.model:
             return unet(preset, **({"sample_size": size, "num_class_embeds": labels, **channels} | options))
@@ -117,6 +120,18 @@ def _build(config: TrainConfig, shape: DataShape) -> nn.Module:
             f"{type(model).__name__} takes none of them"
         )
     return model
+
+
+def _patch_size(shape: DataShape) -> int:
+    """The smallest patch, from 2 pixels on, that leaves at most MOST_PATCHES of them."""
+    for size in range(2, min(shape.height, shape.width) // 2 + 1):
+        fits = shape.height % size == 0 and shape.width % size == 0
+        if fits and shape.height * shape.width // size**2 <= MOST_PATCHES:
+            return size
+    raise InvalidConfigError(
+        f"no patch size divides images of {shape.height}x{shape.width} into at most {MOST_PATCHES} patches; give a "
+        f"--size such as 32 or 64, or --model-options patch_size=..."
+    )
 
 
 def _import(name: str) -> Callable[..., Any]:
@@ -167,9 +182,10 @@ def _scale(model: nn.Module, config: TrainConfig, shape: DataShape) -> None:
         return
     labels = torch.zeros(2, dtype=torch.long) if shape.labels(config) else None
     name = Network(model, model).label_argument
-    keywords = {} if labels is None or name is None else {name: labels}
-    example = (torch.randn(2, *shape.image), torch.full((2,), 500.0))
-    scale_skips_(model, config.scaling, example_inputs=example, example_kwargs=keywords)
+    inputs = {"example_inputs": (torch.randn(2, *shape.image), torch.full((2,), 500.0))}
+    if labels is not None and name is not None:
+        inputs["example_kwargs"] = {name: labels}
+    scale_skips_(model, config.scaling, **inputs)
 
 
 def _checkpoint_gradients(model: nn.Module) -> None:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from .config import OptimizerConfig
+from .processes import whole
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
@@ -57,4 +58,4 @@ def clip_gradient(parameters: list[nn.Parameter], largest: float | None) -> Tens
     norm = torch.nn.utils.get_total_norm(gradients)
     if largest is not None:
         torch.nn.utils.clip_grads_with_norm_(parameters, largest, norm)
-    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # pyright: ignore[reportCallIssue]
+    return whole(norm)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from ..errors import InvalidConfigError, MissingDependencyError, ScaleLongError
 from .config import TrainConfig
@@ -63,6 +64,11 @@ def gather_objects(accelerator: Any, value: Any) -> list[Any]:
 def average(accelerator: Any, values: Tensor) -> Tensor:
     """The mean over processes."""
     return accelerator.reduce(values, reduction="mean") if accelerator.num_processes > 1 else values
+
+
+def whole(value: Tensor) -> Tensor:
+    """The whole of a tensor that may be divided among processes. All of them must ask."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def check_batch_size(config: TrainConfig, processes: int) -> None:

@@ -2,7 +2,8 @@
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 
 class Progress:
@@ -38,20 +39,28 @@ class Progress:
 
 
 class StopWatch:
-    """Seconds of training, without what happens between its steps (saving, sampling)."""
+    """Seconds of training, without what is done in between (saving, sampling)."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.clock, self.seconds = clock, 0.0
-        self._start = clock()
+        self.clock = clock
+        self.start(0)
 
-    def start(self) -> None:
-        self._start = self.clock()
+    def start(self, step: int) -> None:
+        self._since, self._step = self.clock(), step
 
-    def lap(self) -> float:
-        """Seconds since the last start or lap."""
-        now = self.clock()
-        elapsed, self._start = now - self._start, now
-        return elapsed
+    def lap(self, step: int) -> tuple[float, int]:
+        """Seconds and steps since the start or the last lap."""
+        seconds, steps = self.clock() - self._since, step - self._step
+        self.start(step)
+        return seconds, steps
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        before = self.clock()
+        try:
+            yield
+        finally:
+            self._since += self.clock() - before
 
 
 def duration(seconds: float) -> str:

@@ -24,7 +24,11 @@ def diagnose(trainer: "Trainer", step: int) -> str:
     found = diagnose_step(
         trainer.state.bare,
         lambda: trainer.backward(step, iter(source), local=True),
-        [torch.cat([trainer.examples(step, part, batch).x0 for part, batch in zip(trainer.parts, source, strict=True)])],
+        [
+            torch.cat(
+                [trainer.examples(step, part, batch).x0 for part, batch in zip(trainer.parts, source, strict=True)]
+            )
+        ],
         step,
         max(saved_steps(trainer.run.checkpoints), default=None),
     )
@@ -44,7 +48,7 @@ def roll_back(run: RunFolder, config: TrainConfig, bad_step: int, say: Callable[
         return None
     run.record_rollback({"bad_step": bad_step, "to_step": _step(path), "factor": config.guard.rollback_factor})
     say(
-        f"step {bad_step} was not finite: back to step {_step(path)}, rate now {run.rate_factor():g} of the planned one "
+        f"step {bad_step} was not finite: back to step {_step(path)}, rate now {run.rate_factor():g} of the planned "
         f"(rollback {len(history) + 1} of {config.guard.max_rollbacks})"
     )
     return path

@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from .checkpoint import Snapshot
 from .config import TrainConfig
@@ -19,7 +20,7 @@ from .ema import Ema
 from .errors import CheckpointError
 from .model_factory import Network, uses_channels_last
 from .optimizer import create_state, make_optimizer
-from .processes import gather_objects
+from .processes import gather_objects, whole
 from .randomness import global_state, restore_global_state, seed_global
 
 
@@ -78,7 +79,7 @@ _SCATTER = StateDictOptions(full_state_dict=True)
 
 def snapshot(state: TrainState) -> Snapshot:
     """All processes take part; the result is complete on the main one."""
-    weights: dict[str, Tensor] = get_model_state_dict(state.bare, options=_GATHER)
+    weights: dict[str, Any] = get_model_state_dict(state.bare, options=_GATHER)
     averages = {name: _full(value) for name, value in zip(state.ema.names, state.ema.averages, strict=True)}
     scaler = state.accelerator.scaler
     training = {
@@ -96,7 +97,7 @@ def restore(state: TrainState, saved: Snapshot, seed: int) -> None:
     """Put a snapshot back, bit for bit."""
     training = saved.training
     try:
-        set_model_state_dict(state.bare, saved.model, options=_SCATTER)
+        set_model_state_dict(state.bare, dict[str, Any](saved.model), options=_SCATTER)
         _restore_averages(state, saved)
         set_optimizer_state_dict(state.bare, state.optimizer, training["optimizer"], options=_SCATTER)
     except (RuntimeError, KeyError, ValueError) as error:
@@ -115,16 +116,13 @@ def restore(state: TrainState, saved: Snapshot, seed: int) -> None:
 def _restore_averages(state: TrainState, saved: Snapshot) -> None:
     for name, average in zip(state.ema.names, state.ema.averages, strict=True):
         value = saved.ema[name].to(average.device)
-        if hasattr(average, "device_mesh"):
-            from torch.distributed.tensor import distribute_tensor
-
-            value = distribute_tensor(value, average.device_mesh, average.placements)  # pyright: ignore
+        if isinstance(average, DTensor):
+            value = distribute_tensor(value, average.device_mesh, average.placements)
         average.copy_(value)
 
 
 def _full(value: Tensor) -> Tensor:
-    value = value.full_tensor() if hasattr(value, "full_tensor") else value  # pyright: ignore[reportCallIssue]
-    return value.detach().cpu()
+    return whole(value).detach().cpu()
 
 
 def _separate(tensors: dict[str, Any]) -> dict[str, Tensor]:

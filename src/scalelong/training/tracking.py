@@ -33,9 +33,8 @@ class Recorder:
 
     def record(self, state: TrainState, window: Window, watch: StopWatch, epoch: float) -> None:
         """Close the window and write its means."""
-        steps = int(window.values[0])
-        elapsed = watch.lap()
-        state.seconds += elapsed
+        seconds, steps = watch.lap(state.step)
+        state.seconds += seconds
         metrics = {
             "step": state.step,
             "epoch": epoch,
@@ -43,8 +42,8 @@ class Recorder:
             "learning_rate": state.optimizer.param_groups[0]["lr"],
             "ema_distance": float(state.ema.distance()),
             "seconds": state.seconds,
-            "seconds_per_step": elapsed / steps,
-            "images_per_second": self.config.batch_size * steps / elapsed,
+            "seconds_per_step": seconds / steps,
+            "images_per_second": self.config.batch_size * steps / seconds,
         }
         if state.accelerator.scaler is not None:
             metrics["loss_scale"] = state.accelerator.scaler.get_scale()
