@@ -73,9 +73,12 @@ def write_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
 def _write_files(folder: Path, snapshot: Snapshot) -> None:
     from safetensors.torch import save_file
 
-    about = {"format": "pt", "scalelong": __version__, "step": str(snapshot.step)}
-    save_file(snapshot.model, folder / MODEL, metadata={**about, "weights": "raw, not averaged"})
-    save_file(snapshot.ema, folder / EMA, metadata={**about, "weights": "exponential moving average (EMA)"})
+    def about(weights: str) -> dict[str, str]:
+        # One entry only: safetensors writes several in random order, and equal weights should be equal files.
+        return {"scalelong": json.dumps({"version": __version__, "step": snapshot.step, "weights": weights})}
+
+    save_file(snapshot.model, folder / MODEL, metadata=about("raw, not averaged"))
+    save_file(snapshot.ema, folder / EMA, metadata=about("exponential moving average (EMA)"))
     torch.save(snapshot.training, folder / TRAINING)
     files = {}
     for name in (MODEL, EMA, TRAINING):

@@ -182,7 +182,7 @@ def _scale(model: nn.Module, config: TrainConfig, shape: DataShape) -> None:
         return
     labels = torch.zeros(2, dtype=torch.long) if shape.labels(config) else None
     name = Network(model, model).label_argument
-    inputs = {"example_inputs": (torch.randn(2, *shape.image), torch.full((2,), 500.0))}
+    inputs: dict[str, Any] = {"example_inputs": (torch.randn(2, *shape.image), torch.full((2,), 500.0))}
     if labels is not None and name is not None:
         inputs["example_kwargs"] = {name: labels}
     scale_skips_(model, config.scaling, **inputs)
