@@ -54,6 +54,7 @@ _NAMES = [
     (r"^se\.layer1\.", "skip_scaling.networks.0.reduce."),
     (r"^se\.layer2\.", "skip_scaling.networks.0.expand."),
 ]
+_SCALING = "skip_scaling."
 _GATE_PER_SKIP = re.compile(r"^se\.(\d+)\.layer([12])\.(.*)$")
 
 
@@ -95,17 +96,15 @@ def load_official_(model: "UViT", weights: Mapping[str, Tensor] | str | PathLike
     )
     translated = {official_name(name, model.depth // 2): value for name, value in state.items()}
     expected = model.state_dict()
-    # Their gates have no offset: a model with start="cs" cannot be what the file holds.
+    if any(name.startswith(_SCALING) for name in translated):
+        # Their gates have no offset: at zero it changes nothing.
+        if _SCALING + "offsets" in expected:
+            translated[_SCALING + "offsets"] = torch.zeros_like(expected[_SCALING + "offsets"])
+        _require_same_gates(model, translated, expected)
+    else:
+        # A file without gates: those of a learnable scaling stay where they start.
+        translated.update({name: value for name, value in expected.items() if name.startswith(_SCALING)})
     missing, surplus = sorted(set(expected) - set(translated)), sorted(set(translated) - set(expected))
-    if any(name.startswith("skip_scaling.") for name in missing + surplus):
-        held = any(name.startswith("skip_scaling.") for name in translated)
-        shared = "skip_scaling.networks.1.reduce.weight" not in translated
-        hint = (
-            f"pass scaling=LearnableScaling(shared={shared}, start='paper')"
-            if held
-            else "the file has no learned gates: pass the constant scaling that it was trained with"
-        )
-        raise ScalingMismatchError(f"the gates in the file and in scaling={model.skip_scaling.config} differ; {hint}")
     if missing or surplus:
         raise ScalingMismatchError(
             f"the file does not fit these arguments: missing {missing[:5]}, not expected {surplus[:5]} "
@@ -119,3 +118,12 @@ def load_official_(model: "UViT", weights: Mapping[str, Tensor] | str | PathLike
             f"{tuple(translated[name].shape)} in the file, {tuple(expected[name].shape)} expected"
         )
     model.load_state_dict(translated)
+
+
+def _require_same_gates(model: "UViT", translated: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    if {name for name in translated if name.startswith(_SCALING)} != {n for n in expected if n.startswith(_SCALING)}:
+        shared = _SCALING + "networks.1.reduce.weight" not in translated
+        raise ScalingMismatchError(
+            f"the file holds learned gates that do not fit scaling={model.skip_scaling.config}; "
+            f"pass scaling=LearnableScaling(shared={shared})"
+        )

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..scaling.base import Constants, SkipScaling
+from ..scaling.base import UNSCALED, Constants
 from ..scaling.residual import ResidualBranch, ResidualSpec
 
 
@@ -72,13 +72,8 @@ class Block(nn.Module):
         self.mlp = MLP(dim, int(dim * mlp_ratio))
         self.mlp_residual = ResidualBranch(residual_scaling)
 
-    def forward(
-        self, x: Tensor, skip: Tensor | None = None, scaling: SkipScaling | None = None, index: int = 0
-    ) -> Tensor:
-        if self.merge is not None and skip is not None and scaling is not None:
-            factors = scaling.constants(index)
-            if factors is None:
-                skip, factors = scaling.scale(skip, index), Constants(1.0, 1.0)
+    def forward(self, x: Tensor, skip: Tensor | None = None, factors: Constants = UNSCALED) -> Tensor:
+        if self.merge is not None and skip is not None:
             x = self.merge(x, skip, factors)
         x = self.attention_residual(x, self.attention(self.attention_norm(x)))
         return self.mlp_residual(x, self.mlp(self.mlp_norm(x)))

@@ -138,8 +138,7 @@ class UViT(nn.Module):
             skips.append(x)
         x = self._run(self.middle, x)
         for position, block in enumerate(self.decoder):
-            index = len(self.decoder) - position
-            x = self._run(block, x, skips.pop(), self.skip_scaling, index)
+            x = self._run(block, x, *self.skip_scaling.prepare(skips.pop(), len(self.decoder) - position))
         x = self.to_patches(self.norm(x)[:, self.extra_tokens :])
         return self.final_conv(unpatchify(x, grid, self.patch_size, self.channels))
 

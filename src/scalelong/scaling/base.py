@@ -42,7 +42,10 @@ class Constants(NamedTuple):
     skip: float
 
 
-class SkipScaling(nn.Module):
+UNSCALED = Constants(1.0, 1.0)
+
+
+class SkipScaling(nn.Module, ABC):
     """The scaling of all long skips of one model. Learnable methods keep their parameters here."""
 
     def __init__(self, config: "Scaling", sites: Sequence[SkipSite]) -> None:
@@ -54,13 +57,18 @@ class SkipScaling(nn.Module):
         """The fixed multipliers of merge i, or None where they depend on the data."""
         return None
 
+    @abstractmethod
     def scale(self, skip: Tensor, index: int) -> Tensor:
         """The skip as it enters merge i."""
-        raise NotImplementedError
 
+    def prepare(self, skip: Tensor, index: int) -> tuple[Tensor, Constants]:
+        """The skip, scaled if its coefficients depend on the data, and the constants that are left for the merge."""
+        constants = self.constants(index)
+        return (self.scale(skip, index), UNSCALED) if constants is None else (skip, constants)
+
+    @abstractmethod
     def coefficient(self, index: int) -> Tensor | float:
         """κ_i of the most recent forward: a number, or a detached tensor that broadcasts against the skip."""
-        raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
         # Identity, so that a host that runs all of its children in order (nn.Sequential) is not disturbed.

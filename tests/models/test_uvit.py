@@ -1,0 +1,217 @@
+"""U-ViT: the merge against its plain form, every method under compile and low precision, sizes, errors."""
+
+import pytest
+import torch
+
+import scalelong as sl
+from scalelong.models.transformer import SkipMerge
+from scalelong.scaling.base import Constants
+
+METHODS = [
+    "none",
+    "uniform",
+    "cs",
+    "cs:kappa=0.6,reverse=true",
+    "ls",
+    "ls:module=ie",
+    "ls:module=scalar",
+    "ls:gate=channel",
+    "ls:shared=false,start=paper",
+    "norm",
+    "norm:norm=rms",
+    "mp:0.3",
+    "custom:1,0.5,0",
+]
+
+
+def tiny(**changes) -> sl.UViT:
+    torch.manual_seed(0)
+    return sl.UViT(**{"image_size": 8, "patch_size": 2, "dim": 32, "depth": 6, "heads": 4, "classes": 10, **changes})
+
+
+def inputs(batch: int = 2) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(batch, 3, 8, 8, generator=generator)
+    return x, torch.linspace(0.5, 998.5, batch), torch.arange(batch) % 10
+
+
+def gradients(model: torch.nn.Module, *values) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    output = model(*values)
+    output.float().square().mean().backward()
+    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    assert len(found) == len(list(model.parameters()))
+    return output, found
+
+
+@pytest.mark.parametrize("factors", [(1.0, 1.0), (1.0, 0.3), (0.8, 1.2), (1.0, 0.0)])
+def test_merge_is_a_linear_of_the_concatenation(factors):
+    merge = SkipMerge(16)
+    main, skip = torch.randn(2, 5, 16, requires_grad=True), torch.randn(2, 5, 16, requires_grad=True)
+    plain = torch.nn.functional.linear(
+        torch.cat([main * factors[0], skip * factors[1]], dim=-1), merge.weight, merge.bias
+    )
+    ours = merge(main, skip, Constants(*factors))
+    torch.testing.assert_close(ours, plain)
+    for a, b in zip(
+        torch.autograd.grad(ours.square().sum(), [main, skip, *merge.parameters()]),
+        torch.autograd.grad(plain.square().sum(), [main, skip, *merge.parameters()]),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_merge_saves_no_concatenated_copy():
+    """What autograd keeps: the two operands and views of the weight, nothing of the size of the concatenation."""
+    merge = SkipMerge(16)
+    main, skip = torch.randn(2, 50, 16, requires_grad=True), torch.randn(2, 50, 16, requires_grad=True)
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        merge(main, skip, Constants(1.0, 0.5))
+    operands = {main.data_ptr(), skip.data_ptr()}
+    assert all(t.numel() <= merge.weight.numel() or t.data_ptr() in operands for t in saved)
+
+
+@pytest.mark.parametrize(
+    ("method", "checkpointing"), [(method, False) for method in METHODS] + [("cs", True), ("ls", True), ("norm", True)]
+)
+def test_compiles_in_one_graph(method, checkpointing):
+    expected, plain = gradients(tiny(scaling=method), *inputs())
+    torch.compiler.reset()
+    model = tiny(scaling=method, checkpointing=checkpointing)
+    model.compile(fullgraph=True, backend="aot_eager")
+    output, compiled = gradients(model, *inputs())
+    torch.testing.assert_close(output, expected)
+    for name, gradient in compiled.items():
+        torch.testing.assert_close(gradient, plain[name], msg=name)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_checkpointing_gives_the_same_gradients(method):
+    _, plain = gradients(tiny(scaling=method), *inputs())
+    _, checkpointed = gradients(tiny(scaling=method, checkpointing=True), *inputs())
+    for name, gradient in plain.items():
+        torch.testing.assert_close(checkpointed[name], gradient, msg=name)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("method", METHODS)
+def test_low_precision(method, dtype):
+    x, t, y = inputs()
+    expected = tiny(scaling=method)(x, t, y)
+    model = tiny(scaling=method).to(dtype)
+    output, _ = gradients(model, x.to(dtype), t, y)
+    assert output.dtype == dtype
+    torch.testing.assert_close(output.float(), expected, atol=0.02, rtol=0.05)
+    with torch.autocast("cpu", dtype):
+        torch.testing.assert_close(tiny(scaling=method)(x, t, y).float(), expected, atol=0.02, rtol=0.05)
+
+
+@pytest.mark.parametrize("depth", [2, 3, 4, 5, 7, 12])
+def test_any_depth(depth):
+    model = tiny(depth=depth, scaling="cs")
+    assert sl.coefficients(model) == pytest.approx([0.7**i for i in range(depth // 2)])
+    assert model(*inputs()).shape == (2, 3, 8, 8)
+
+
+def test_conditions():
+    x, t, y = inputs()
+    context = torch.randn(2, 5, 12)
+    text = tiny(classes=None, context_dim=12, context_length=5)
+    assert text(x, t, context=context).shape == x.shape
+    assert not torch.equal(text(x, t, context=context), text(x, t, context=context + 1))
+    both = tiny(context_dim=12, context_length=5)
+    assert both(x, t, y, context).shape == x.shape
+    assert not torch.equal(tiny()(x, t, y), tiny()(x, t, y + 1))
+    assert torch.equal(tiny()(x, torch.tensor(5.0), y), tiny()(x, torch.full((2,), 5.0), y))
+
+
+def test_other_image_sizes_on_request():
+    x, t, y = torch.randn(2, 3, 12, 16), inputs()[1], inputs()[2]
+    with pytest.raises(sl.InvalidInputError, match=r"8x8 and got 12x16.*interpolate_positions=True"):
+        tiny()(x, t, y)
+    model = tiny(interpolate_positions=True, scaling="ls")
+    assert model(x, t, y).shape == x.shape
+    assert torch.equal(model(*inputs()), tiny(scaling="ls:gate=channel")(*inputs())), "unchanged at its own size"
+    with pytest.raises(sl.InvalidInputError, match="cannot be cut into patches"):
+        model(torch.randn(2, 3, 9, 8), t, y)
+
+
+def test_interpolated_positions_keep_a_linear_ramp():
+    model = tiny(interpolate_positions=True, image_size=32)
+    position = model.position_embedding
+    with torch.no_grad():
+        ramp = torch.arange(16.0).repeat(16, 1).flatten()
+        position.weight[0, position.extra_tokens :] = ramp[:, None]
+        middle = position((16, 32))[0, position.extra_tokens :, 0].view(16, 32)[:, 8:-8]
+    torch.testing.assert_close(middle, ((torch.arange(32.0) + 0.5) / 2 - 0.5)[8:-8].expand(16, -1), atol=0.06, rtol=0)
+
+
+def test_rectangular_images():
+    model = tiny(image_size=(8, 16), classes=None)
+    assert model(torch.randn(2, 3, 8, 16), torch.zeros(2)).shape == (2, 3, 8, 16)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"depth": 1}, "depth"),
+        ({"image_size": 9}, "multiple of patch_size"),
+        ({"heads": 5}, "multiple of heads"),
+        ({"classes": 0}, "classes"),
+        ({"context_dim": 8}, "go together"),
+        ({"scaling": "sc"}, "unknown scaling method"),
+        ({"residual_scaling": "zero"}, "residual_scaling"),
+        ({"residual_scaling": 0.0}, "residual_scaling"),
+    ],
+)
+def test_bad_arguments(changes, says):
+    with pytest.raises(sl.InvalidConfigError, match=says):
+        tiny(**changes)
+
+
+def test_bad_inputs():
+    x, t, y = inputs()
+    with pytest.raises(sl.InvalidInputError, match=r"\(B, 3, H, W\)"):
+        tiny()(x[:, :1], t, y)
+    with pytest.raises(sl.InvalidInputError, match="pass labels"):
+        tiny()(x, t)
+    with pytest.raises(sl.InvalidInputError, match="no classes"):
+        tiny(classes=None)(x, t, y)
+    with pytest.raises(sl.InvalidInputError, match=r"context must be \(B, 5, 12\)"):
+        tiny(context_dim=12, context_length=5)(x, t, y, torch.randn(2, 4, 12))
+
+
+def test_published_sizes():
+    from scalelong.commands.models import PUBLISHED, count
+    from scalelong.models import UVIT_PRESETS
+
+    assert set(PUBLISHED) == set(UVIT_PRESETS)
+    with torch.device("meta"):
+        for name, millions in PUBLISHED.items():
+            assert count(sl.UViT.preset(name)) == pytest.approx(millions * 1e6, rel=0.02), name
+    with pytest.raises(sl.InvalidConfigError, match="cifar10-s2"):
+        sl.UViT.preset("cifar10-xl")
+
+
+def test_residual_baselines():
+    x, t, y = inputs()
+    rezero = tiny(residual_scaling="rezero")
+    assert sum(name.endswith("residual.alpha") for name in rezero.state_dict()) == 2 * 7
+    # With every branch at zero the blocks are identities and the merges are all that is left.
+    tokens = rezero._embed(x, t, y, None) + rezero.position_embedding((4, 4))
+    stream = tokens
+    for block in rezero.decoder:
+        stream = block.merge(stream, tokens, Constants(1.0, 1.0))  # pyright: ignore
+    hidden = rezero.norm(stream)[:, 2:]
+    from scalelong.models.embedding import unpatchify
+
+    expected = rezero.final_conv(unpatchify(rezero.to_patches(hidden), (4, 4), 2, 3))
+    torch.testing.assert_close(rezero(x, t, y), expected)
+    _, grads = gradients(rezero, x, t, y)
+    assert all(grads[name].abs() > 0 for name in grads if name.endswith("residual.alpha"))
+    one, third = tiny(residual_scaling=1.0), tiny(residual_scaling=0.3)
+    assert torch.equal(one(x, t, y), tiny()(x, t, y))
+    block = third.encoder[0]
+    h = torch.randn(2, 5, 32)
+    a = h + 0.3 * block.attention(block.attention_norm(h))  # pyright: ignore
+    torch.testing.assert_close(block(h), a + 0.3 * block.mlp(block.mlp_norm(a)))  # pyright: ignore

@@ -1,0 +1,145 @@
+"""Learnable scaling: the gate against Eq. 9 written out, its starts, shapes, sharing and precision."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import scalelong as sl
+from scalelong.scaling import SkipSite
+
+SHAPES = {
+    "image": (2, 24, 5, 4),
+    "sequence": (2, 24, 7),
+    "volume": (2, 24, 3, 4, 2),
+}
+
+
+def conv_sites(*widths: int) -> list[SkipSite]:
+    return [SkipSite(index=i, channels=width, main_channels=8) for i, width in enumerate(widths, 1)]
+
+
+def token_sites(count: int, tokens: int = 20, dim: int = 32) -> list[SkipSite]:
+    return [
+        SkipSite(index=i, channels=dim, channel_axis=-1, main_channels=dim, tokens=tokens, fixed_tokens=True)
+        for i in range(1, count + 1)
+    ]
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_channel_gate_is_equation_9(shape):
+    scaling = sl.LearnableScaling(start="paper", ratio=4).build(conv_sites(24, 24))
+    skip = torch.randn(shape)
+    net = scaling.get_submodule("networks.0")
+    pooled = skip.flatten(2).mean(2)
+    hidden = F.relu(pooled @ net.reduce.weight.T + net.reduce.bias)  # pyright: ignore
+    kappa = torch.sigmoid(hidden @ net.expand.weight.T + net.expand.bias)  # pyright: ignore
+    expected = skip * kappa.reshape(2, 24, *[1] * (len(shape) - 2))
+    torch.testing.assert_close(scaling.scale(skip, 2), expected)
+
+
+def test_token_gate_is_equation_9():
+    scaling = sl.LearnableScaling(start="paper").build(token_sites(2))
+    skip = torch.randn(3, 20, 32)
+    net = scaling.get_submodule("networks.0")
+    hidden = F.relu(skip.mean(2) @ net.reduce.weight.T + net.reduce.bias)  # pyright: ignore
+    kappa = torch.sigmoid(hidden @ net.expand.weight.T + net.expand.bias)  # pyright: ignore
+    torch.testing.assert_close(scaling.scale(skip, 1), skip * kappa[:, :, None])
+
+
+def test_instance_enhance_gate():
+    scaling = sl.LearnableScaling(module="ie", start="paper").build(conv_sites(24))
+    net = scaling.get_submodule("networks.0")
+    torch.nn.init.normal_(net.weight)  # pyright: ignore[reportArgumentType]
+    torch.nn.init.normal_(net.bias)  # pyright: ignore[reportArgumentType]
+    skip = torch.randn(2, 24, 5, 4)
+    kappa = torch.sigmoid(net.weight * skip.mean((2, 3)) + net.bias)  # pyright: ignore
+    torch.testing.assert_close(scaling.scale(skip, 1), skip * kappa[:, :, None, None])
+
+
+@pytest.mark.parametrize("module", ["se", "ie", "scalar"])
+@pytest.mark.parametrize("gate", ["token", "channel"])
+@pytest.mark.parametrize("shared", [True, False])
+def test_starts_on_the_cs_curve_for_any_input(module, gate, shared):
+    scaling = sl.LearnableScaling(module=module, gate=gate, shared=shared, kappa=0.6).build(token_sites(4))
+    for i, kappa in enumerate([1, 0.6, 0.36, 0.216], 1):
+        skip = torch.randn(3, 20, 32) * 10
+        ratio = scaling.scale(skip, i) / skip
+        torch.testing.assert_close(ratio, torch.full_like(ratio, min(kappa, 0.999) if module != "scalar" else kappa))
+
+
+def test_authors_start_is_about_one_half():
+    scaling = sl.LearnableScaling(start="paper").build(token_sites(4))
+    for i in range(1, 5):
+        scaling.scale(torch.randn(8, 20, 32), i)
+        value = scaling.coefficient(i)
+        assert isinstance(value, torch.Tensor)
+        assert 0.35 < float(value.mean()) < 0.65
+
+
+def test_one_network_per_width_when_shared():
+    assert len(sl.LearnableScaling().build(conv_sites(16, 32, 32, 16)).get_submodule("networks")._modules) == 2
+    assert len(sl.LearnableScaling(shared=False).build(conv_sites(16, 32, 32)).get_submodule("networks")._modules) == 3
+
+
+def test_hidden_width_is_floored():
+    scaling = sl.LearnableScaling(ratio=16).build(conv_sites(3))
+    assert scaling.get_parameter("networks.0.reduce.weight").shape == (1, 3)
+    assert scaling.scale(torch.randn(2, 3, 4, 4), 1).shape == (2, 3, 4, 4)
+
+
+@pytest.mark.parametrize("activation", ["relu", "elu", "mish", "gelu", "silu", "tanh"])
+def test_activations(activation):
+    scaling = sl.LearnableScaling(activation=activation, start="paper").build(conv_sites(32))
+    net = scaling.get_submodule("networks.0")
+    skip = torch.randn(2, 32, 4, 4)
+    hidden = getattr(torch.nn.functional, activation)(net.reduce(skip.mean((2, 3))))  # pyright: ignore
+    kappa = torch.sigmoid(net.expand(hidden))  # pyright: ignore
+    torch.testing.assert_close(scaling.scale(skip, 1), skip * kappa[:, :, None, None])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("module", ["se", "ie", "scalar"])
+def test_weights_stay_in_full_precision(dtype, module):
+    config = sl.LearnableScaling(module=module, start="paper")
+    scaling = config.build(conv_sites(32))
+    before = {name: value.clone() for name, value in scaling.state_dict().items()}
+    skip = torch.randn(2, 32, 4, 4)
+    expected = scaling.scale(skip, 1)
+    holder = torch.nn.ModuleDict({"scaling": scaling}).to(dtype)
+    for name, value in scaling.state_dict().items():
+        assert value.dtype == torch.float32
+        assert torch.equal(value, before[name]), "not even rounded"
+    low = holder["scaling"].scale(skip.to(dtype), 1)  # pyright: ignore[reportCallIssue]
+    assert low.dtype == dtype
+    torch.testing.assert_close(low.float(), expected, atol=0.05, rtol=0.02)
+    with torch.autocast("cpu", dtype):
+        gate = scaling.scale(skip, 1)
+    torch.testing.assert_close(gate, expected, atol=0, rtol=0)
+
+
+def test_double_precision_is_followed():
+    scaling = sl.LearnableScaling().build(conv_sites(32)).double()
+    assert scaling.scale(torch.randn(2, 32, 4, 4, dtype=torch.float64), 1).dtype == torch.float64
+
+
+def test_token_gate_refuses_another_length():
+    scaling = sl.LearnableScaling(gate="token").build(token_sites(2))
+    with pytest.raises(sl.InvalidConfigError, match=r"20 tokens and got 21.*gate='channel'"):
+        scaling.scale(torch.randn(2, 21, 32), 1)
+    with pytest.raises(sl.InvalidConfigError, match="token features"):
+        sl.LearnableScaling(gate="token").build(conv_sites(8))
+
+
+def test_coefficients_before_any_forward():
+    with pytest.raises(sl.NotScaledError, match="run the model first"):
+        sl.LearnableScaling().build(conv_sites(8)).coefficient(1)
+
+
+def test_channels_last_features():
+    """(B, H, W, C) features, as in HDiT: the gate is per channel."""
+    site = SkipSite(index=1, channels=16, channel_axis=-1)
+    scaling = sl.LearnableScaling(start="paper", ratio=2).build([site])
+    skip = torch.randn(2, 5, 4, 16)
+    first = sl.LearnableScaling(start="paper", ratio=2).build([SkipSite(index=1, channels=16)])
+    first.load_state_dict(scaling.state_dict())
+    torch.testing.assert_close(scaling.scale(skip, 1), first.scale(skip.permute(0, 3, 1, 2), 1).permute(0, 2, 3, 1))
