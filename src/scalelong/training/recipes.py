@@ -104,7 +104,7 @@ def _tiny(data: str, size: int, channels: int, patch_size: int, steps: int) -> T
         optimizer=OptimizerConfig(
             lr=1e-3, weight_decay=0.03, betas=(0.9, 0.99), warmup=100, clip=1.0, ema_rate=0.995, ema_warmup=True
         ),
-        checkpoints=CheckpointConfig(save_every=500, keep_last=2),
+        checkpoints=CheckpointConfig(save_every=250, keep_last=2),
         logging=LoggingConfig(log_every=50, samples=64, sampler_steps=25),
     )
 
@@ -117,13 +117,13 @@ def digits_tiny() -> TrainConfig:
 
 def fashion_tiny() -> TrainConfig:
     """Fashion-MNIST."""
-    base = _tiny("fashion-mnist", 28, 1, patch_size=4, steps=4000)
+    base = _tiny("fashion-mnist", 28, 1, patch_size=4, steps=1500)
     return replace(base, images=replace(base.images, held_out=1000, flip=True))
 
 
 def cifar10_tiny() -> TrainConfig:
     """CIFAR-10."""
-    base = _tiny("cifar10", 32, 3, patch_size=4, steps=6000)
+    base = _tiny("cifar10", 32, 3, patch_size=4, steps=2500)
     return replace(base, images=replace(base.images, held_out=1000, flip=True))
 
 
