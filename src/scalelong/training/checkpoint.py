@@ -10,6 +10,7 @@ checkpoints/latest -> step-00001000
 import hashlib
 import json
 import os
+import pickle
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -120,8 +121,11 @@ def read_checkpoint(path: Path) -> Snapshot:
     from safetensors.torch import load_file
 
     verify(path)
-    training = torch.load(path / TRAINING, map_location="cpu", weights_only=True)
-    return Snapshot(training["step"], load_file(path / MODEL), load_file(path / EMA), training)
+    try:
+        training = torch.load(path / TRAINING, map_location="cpu", weights_only=True)
+        return Snapshot(training["step"], load_file(path / MODEL), load_file(path / EMA), training)
+    except (pickle.UnpicklingError, KeyError, OSError, RuntimeError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
 def newest_good(folder: Path, say: Callable[[str], None], before: int | None = None) -> Path | None:
