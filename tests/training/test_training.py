@@ -89,7 +89,10 @@ def test_the_run_folder_explains_itself(finished):
     assert saved_steps(finished / "checkpoints") == [8, 12]
     assert (finished / "checkpoints" / "latest").resolve().name == "step-00000012"
     assert json.loads((finished / "environment.json").read_text())["packages"]["torch"] == torch.__version__
-    assert [path.name for path in sorted((finished / "samples").iterdir())] == ["step-00000006.png", "step-00000012.png"]
+    assert [path.name for path in sorted((finished / "samples").iterdir())] == [
+        "step-00000006.png",
+        "step-00000012.png",
+    ]
     with Image.open(finished / "samples" / "step-00000012.png") as image:
         assert image.mode == "L"
     assert any((finished / "tensorboard").iterdir())
