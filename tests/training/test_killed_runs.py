@@ -15,14 +15,23 @@ import torch
 from scalelong.training import read_metrics
 from scalelong.training.checkpoint import saved_steps
 
-FLAGS = (
-    "--recipe digits-tiny --model-options patch_size=4 dim=16 depth=2 --batch-size 8 --steps 40 --save-every 3 "
-    "--log-every 1 --samples-every 0 --held-out 20 --held-out-every 20 --trackers"
-).split()
+FLAGS = {
+    "--recipe": "digits-tiny",
+    "--model-options": "patch_size=4 dim=16 depth=2",
+    "--batch-size": "8",
+    "--steps": "40",
+    "--save-every": "3",
+    "--log-every": "1",
+    "--samples-every": "0",
+    "--held-out": "20",
+    "--held-out-every": "20",
+    "--trackers": "",
+}
 
 
 def start(folder, processes=1):
     launcher = [sys.executable, "-m"]
+    flags = [part for name, values in FLAGS.items() for part in (name, *values.split())]
     if processes > 1:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -31,7 +40,7 @@ def start(folder, processes=1):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     environment["PYTHONPATH"] = os.pathsep.join(["src", environment.get("PYTHONPATH", "")])
     return subprocess.Popen(
-        [*launcher, "scalelong", "train", *FLAGS, "--out", str(folder)],
+        [*launcher, "scalelong", "train", *flags, "--out", str(folder)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

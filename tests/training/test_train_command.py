@@ -7,9 +7,10 @@ from scalelong.commands.train import parse
 from scalelong.training import TrainConfig, recipe
 from scalelong.training.config_io import dump_config
 
-TINY = (
-    "--recipe digits-tiny --model-options dim=16 depth=2 --steps 3 --batch-size 4 --samples-every 0 --trackers".split()
-)
+TINY = [
+    *("--recipe", "digits-tiny", "--model-options", "dim=16", "depth=2", "--steps", "3", "--batch-size", "4"),
+    *("--samples-every", "0", "--trackers"),
+]
 
 
 def test_recipe_file_and_flags_in_this_order(tmp_path):
@@ -52,7 +53,9 @@ def test_every_group_has_flags(flag, value, found):
     assert found(parse(["--recipe", "fashion-tiny", flag, *value.split()]).train)
 
 
-@pytest.mark.parametrize("arguments", [["--stepz", "3"], ["--steps", "many"], ["--model-options", "depth"], ["--steps", "0"]])
+@pytest.mark.parametrize(
+    "arguments", [["--stepz", "3"], ["--steps", "many"], ["--model-options", "depth"], ["--steps", "0"]]
+)
 def test_wrong_flags_end_with_code_2(arguments, capsys):
     with pytest.raises(SystemExit) as caught:
         main(["train", *arguments])

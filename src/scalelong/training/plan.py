@@ -1,6 +1,5 @@
 """What a run will do, before it does it: `scalelong train --dry-run`."""
 
-import math
 from pathlib import Path
 
 import torch
@@ -9,9 +8,10 @@ from torch import Tensor, nn
 from ..data import ImageData
 from ..diffusion import NoiseProcess, losses
 from ..errors import ScaleLongError
-from ..skips import coefficients
+from ..models import UViT
+from ..skips import coefficients, find_skips, is_scaled
 from .config import TrainConfig
-from .model_factory import DataShape, Network, build_model
+from .model_factory import DataShape, Network, build_model, example_call
 from .run_folder import shape_of
 
 BYTES_PER_PARAMETER = {"weights": 4, "gradients": 4, "AdamW": 8, "moving average": 4}
@@ -35,7 +35,7 @@ def describe_run(config: TrainConfig, data: ImageData, folder: Path, processes: 
         "run folder": f"{folder}{' (exists: will continue)' if (folder / 'config.yaml').exists() else ''}",
         "data": f"{data.describe()}, {config.images.held_out} held out, flip {'on' if config.images.flip else 'off'}",
         "model": f"{config.model} ({type(model).__name__}), {parameters / 1e6:.2f}M parameters",
-        "long skips": _skips(model),
+        "long skips": _skips(config, model, shape),
         "scaling": config.scaling,
         "objective": f"predict {diffusion.prediction}, {diffusion.schedule} schedule, condition {diffusion.condition}",
         "optimiser": f"AdamW, lr {optimizer.lr:g}, weight decay {optimizer.weight_decay:g}, betas {optimizer.betas}, "
@@ -58,15 +58,18 @@ def describe_run(config: TrainConfig, data: ImageData, folder: Path, processes: 
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
 
 
-def _skips(model: nn.Module) -> str:
-    try:
+def _skips(config: TrainConfig, model: nn.Module, shape: DataShape) -> str:
+    """How many, and their coefficients now: learned ones are those of a first forward."""
+    inputs = example_call(model, config, shape)
+    if not (is_scaled(model) or isinstance(model, UViT)):
+        try:
+            return f"{len(find_skips(model, inputs))} found, not scaled"
+        except ScaleLongError as error:
+            return str(error)
+    with torch.no_grad():
+        model.eval()(**inputs)
         values = coefficients(model)
-    except ScaleLongError as error:
-        return f"unknown ({error})"
-    except (AttributeError, TypeError):
-        return "known after the first forward"
-    listed = ", ".join("learned" if value is None or math.isnan(value) else f"{value:.3g}" for value in values)
-    return f"{len(values)}; coefficients from the outermost to the innermost: {listed}"
+    return f"{len(values)}; coefficients from the outermost in: {', '.join(f'{value:.3g}' for value in values)}"
 
 
 def activation_bytes(config: TrainConfig, model: nn.Module, shape: DataShape) -> float:
