@@ -59,7 +59,7 @@ class RunFolder:
             raise RunFolderError(f"the run folder {self.path} cannot be made: {error}") from error
         return FolderLock(self.path)
 
-    def open(self, config: TrainConfig, data: ImageData, say: Callable[[str], None]) -> None:
+    def open(self, config: TrainConfig, data: ImageData, processes: dict[str, Any], say: Callable[[str], None]) -> None:
         """Make the folder, or check that the run in it is this run."""
         if (self.path / CONFIG).exists():
             self._require_same(config, data, say)
@@ -74,7 +74,7 @@ class RunFolder:
         # The configuration first: a kill between two of these files leaves a folder that is known as a run.
         write_text(self.path / CONFIG, dump_config(config))
         write_text(self.path / DATA, json.dumps(about, indent=2))
-        write_text(self.path / "environment.json", json.dumps(environment(), indent=2))
+        write_text(self.path / "environment.json", json.dumps(environment() | processes, indent=2))
         write_text(self.path / "README.md", README.format(command=shlex.join(["scalelong", *sys.argv[1:]])))
 
     def _require_same(self, config: TrainConfig, data: ImageData, say: Callable[[str], None]) -> None:
