@@ -103,7 +103,7 @@ def _tiny(data: str, size: int, channels: int, patch_size: int, dim: int, steps:
         images=ImagesConfig(size=size, channels=channels),
         # A network that predicts ε must get it right to a hundredth where there is almost nothing but noise before
         # its samples look like anything; one that predicts v needs not, and shows something much earlier.
-        diffusion=DiffusionConfig(schedule="cosine", prediction="v"),
+        diffusion=DiffusionConfig(prediction="v"),
         optimizer=OptimizerConfig(
             lr=1e-3, weight_decay=0.03, betas=(0.9, 0.99), warmup=100, clip=1.0, ema_rate=0.997, ema_warmup=True
         ),
