@@ -40,6 +40,7 @@ def test_model_options_add_to_those_of_the_recipe_but_not_for_another_model():
 @pytest.mark.parametrize(
     ("flag", "value", "found"),
     [
+        ("--samples-every", "0", lambda c: c.logging.samples_every == 0),
         ("--on-nan", "rollback", lambda c: c.guard.on_nan == "rollback"),
         ("--clip", "None", lambda c: c.optimizer.clip is None),
         ("--keep-every", "10", lambda c: c.checkpoints.keep_every == 10),
@@ -58,7 +59,7 @@ def test_every_group_has_flags(flag, value, found):
 )
 def test_wrong_flags_end_with_code_2(arguments, capsys):
     with pytest.raises(SystemExit) as caught:
-        main(["train", *arguments])
+        main(["train", "digits", *arguments])
     assert caught.value.code == 2
 
 
@@ -66,6 +67,8 @@ def test_wrong_flags_end_with_code_2(arguments, capsys):
     ("arguments", "message"),
     [
         (["--recipe", "nothing"], "unknown recipe 'nothing'"),
+        ([], "nothing to train on"),
+        (["--steps", "3"], "nothing to train on"),
         (["--config", "nothing.yaml"], "no configuration file"),
         (["/no/such/folder"], "/no/such/folder"),
     ],

@@ -17,6 +17,7 @@ import torch
 from .._version import __version__
 from ..data import ImageData
 from .atomic import write_text
+from .checkpoint import saved_steps
 from .config import TrainConfig
 from .config_io import differences, dump_config, harmful_differences, load_config
 from .errors import RunFolderError
@@ -62,7 +63,8 @@ class RunFolder:
     def open(self, config: TrainConfig, data: ImageData, processes: dict[str, Any], say: Callable[[str], None]) -> None:
         """Make the folder, or check that the run in it is this run."""
         if (self.path / CONFIG).exists():
-            self._require_same(config, data, say)
+            if saved_steps(self.checkpoints):  # a run that failed before its first checkpoint may be corrected
+                self._require_same(config, data, say)
         elif any(entry for entry in self.path.iterdir() if not entry.name.startswith(".")):
             raise RunFolderError(f"{self.path} is not empty and holds no run; choose another folder with --out")
         about = {
