@@ -20,6 +20,7 @@ PROBE = 2
 
 
 def describe_run(config: TrainConfig, data: ImageData, folder: Path, processes: int = 1) -> str:
+    """One line for each thing that will happen. `data` are the images to train on, without those held out."""
     shape = shape_of(data)
     model = build_model(config, shape)
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -28,12 +29,11 @@ def describe_run(config: TrainConfig, data: ImageData, folder: Path, processes: 
     activations = per_image * per_part * (0.5 if config.hardware.precision != "no" else 1)
     fixed = sum(BYTES_PER_PARAMETER.values()) * parameters
     optimizer, diffusion = config.optimizer, config.diffusion
-    training_images = len(data) - config.images.held_out
     saved = (4 + 4 + 8) * parameters
     decay = f", {optimizer.decay} decay" if optimizer.decay != "constant" else ""
     rows = {
         "run folder": f"{folder}{' (exists: will continue)' if (folder / 'config.yaml').exists() else ''}",
-        "data": f"{data.describe()}, {config.images.held_out} held out, flip {'on' if config.images.flip else 'off'}",
+        "data": f"{data.describe()}, {config.images.held_out} more held out, flip {'on' if config.images.flip else 'off'}",
         "model": f"{config.model} ({type(model).__name__}), {parameters / 1e6:.2f}M parameters",
         "long skips": _skips(config, model, shape),
         "scaling": config.scaling,
@@ -42,7 +42,7 @@ def describe_run(config: TrainConfig, data: ImageData, folder: Path, processes: 
         f"warm-up {optimizer.warmup} steps{decay}, clip {optimizer.clip}, EMA {optimizer.ema_rate}",
         "batch": f"{config.batch_size} images = {processes} process(es) x {config.hardware.accumulation} part(s) x "
         f"{per_part:g} images",
-        "length": f"{config.steps} steps = {config.steps * config.batch_size / training_images:.1f} epochs",
+        "length": f"{config.steps} steps = {config.steps * config.batch_size / len(data):.1f} epochs",
         "checkpoints": f"every {config.checkpoints.save_every} steps, {megabytes(saved)} each, "
         f"the last {config.checkpoints.keep_last} kept"
         + (f" and every {config.checkpoints.keep_every}th step" if config.checkpoints.keep_every else ""),
