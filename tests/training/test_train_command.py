@@ -85,7 +85,7 @@ def test_dry_run_tells_all_and_writes_nothing(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert main(["train", *TINY, "--scaling", "cs:0.5", "--dry-run"]) == 0
     output = capsys.readouterr().out
-    for part in ("digits", "UViT", "parameters", "1; coefficients", "AdamW, lr 0.001", "memory", "MB", "run folder"):
+    for part in ("digits", "UViT", "parameters", "1; coefficients", "AdamW, lr 0.002", "memory", "MB", "run folder"):
         assert part in output
     assert list(tmp_path.iterdir()) == []
 

@@ -33,7 +33,7 @@ def describe_run(config: TrainConfig, data: ImageData, folder: Path, processes: 
     decay = f", {optimizer.decay} decay" if optimizer.decay != "constant" else ""
     rows = {
         "run folder": f"{folder}{' (exists: will continue)' if (folder / 'config.yaml').exists() else ''}",
-        "data": f"{data.describe()}, {config.images.held_out} more held out, flip {'on' if config.images.flip else 'off'}",
+        "data": f"{data.describe()}, {config.images.held_out} more held out, flip {_on(config.images.flip)}",
         "model": f"{config.model} ({type(model).__name__}), {parameters / 1e6:.2f}M parameters",
         "long skips": _skips(config, model, shape),
         "scaling": config.scaling,
@@ -56,6 +56,10 @@ def describe_run(config: TrainConfig, data: ImageData, folder: Path, processes: 
     }
     width = max(map(len, rows))
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
+
+
+def _on(value: bool) -> str:
+    return "on" if value else "off"
 
 
 def _skips(config: TrainConfig, model: nn.Module, shape: DataShape) -> str:
