@@ -14,6 +14,7 @@ COMMANDS = {
     "theory": "check the paper's theorems by measurement, as tables and figures",
     "kappa": "choose κ for your data and network, and say why",
     "find": "find the long skips of any model, and how each can be scaled",
+    "train": "train a diffusion model on your images; the same command continues it",
     "models": "list the networks of the paper with their parameter counts",
     "demo": "train a tiny U-ViT under none, CS and LS on real digits, and compare",
 }
