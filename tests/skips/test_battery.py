@@ -172,7 +172,7 @@ def test_scaling_a_trained_model_without_changing_it(name):
 
 COMPILED = [
     "UNet2DModel DDPM",
-    "MONAI BasicUNet",
+    "smp",
     "hand-written",
     "cat then function",
     "additive",

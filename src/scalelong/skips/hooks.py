@@ -52,6 +52,7 @@ def edited(value: Any, path: Path, action: Callable[[Tensor], Tensor], module: n
     if isinstance(value, tuple) and isinstance(step, int):
         items = [*value[:step], changed, *value[step + 1 :]]
         return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-    result: Any = copy.copy(value)
+    # Plain containers by plain means: the compiler can follow those.
+    result: Any = {**value} if type(value) is dict else [*value] if type(value) is list else copy.copy(value)
     result[step] = changed
     return result
