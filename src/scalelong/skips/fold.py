@@ -70,7 +70,7 @@ def undo_compensation_(host: nn.Module) -> None:
 
 def _compensated(scaling: SkipScaling) -> set[int]:
     """The skips whose weights were divided; kept beside the scaling, so that copies of the model know it."""
-    return scaling.__dict__.setdefault("_compensated", set())
+    return vars(scaling).setdefault("_compensated", set())
 
 
 def _obstacle(host: Any, scaling: SkipScaling, index: int) -> str | None:
