@@ -11,6 +11,7 @@ from ._version import __version__
 from .errors import ScaleLongError
 
 COMMANDS = {
+    "train": "train a diffusion model on your images; the same command continues it",
     "models": "list the networks of the paper with their parameter counts",
     "demo": "train a tiny U-ViT under none, CS and LS on real digits, and compare",
 }

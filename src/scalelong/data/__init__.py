@@ -1,0 +1,40 @@
+"""Images for training: folders, archives, tables, arrays, and two sets that come with the package."""
+
+from .batching import batches, to_float
+from .dataset import Batch, BrokenImage, ImageData, MemoryData
+from .errors import (
+    BrokenImagesError,
+    DataError,
+    DataNotFoundError,
+    DuplicateNameError,
+    LabelError,
+    MetadataError,
+    MixedSizesError,
+    NoImagesError,
+    UnknownSplitError,
+    UnreadableDataError,
+    UnsafeArchiveError,
+)
+from .load import DATASETS, load_data
+
+__all__ = [
+    "DATASETS",
+    "Batch",
+    "BrokenImage",
+    "BrokenImagesError",
+    "DataError",
+    "DataNotFoundError",
+    "DuplicateNameError",
+    "ImageData",
+    "LabelError",
+    "MemoryData",
+    "MetadataError",
+    "MixedSizesError",
+    "NoImagesError",
+    "UnknownSplitError",
+    "UnreadableDataError",
+    "UnsafeArchiveError",
+    "batches",
+    "load_data",
+    "to_float",
+]

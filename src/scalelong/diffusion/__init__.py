@@ -1,0 +1,18 @@
+"""The noise process, the objective, and sampling."""
+
+from .objective import Predict, Prediction, as_epsilon, epsilon_losses, losses, target
+from .process import NoiseProcess, Schedule
+from .sample import SAMPLERS, sample
+
+__all__ = [
+    "SAMPLERS",
+    "NoiseProcess",
+    "Predict",
+    "Prediction",
+    "Schedule",
+    "as_epsilon",
+    "epsilon_losses",
+    "losses",
+    "sample",
+    "target",
+]

@@ -1,0 +1,91 @@
+"""The noise process: x_t = √ᾱ_t x_0 + √(1-ᾱ_t) ε, and which times a network is trained on.
+
+Times are in the units of the network, 0 to 999. Under "vp" they are continuous (the authors' VP-SDE), under "ddpm" and
+"cosine" whole.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from ..errors import InvalidConfigError, MissingDependencyError
+
+Schedule = Literal["vp", "ddpm", "cosine"]
+
+STEPS = 1000
+"""T of the discrete schedules, and the number of steps into which samplers divide the continuous one."""
+
+BETA_MIN, BETA_MAX = 0.1, 20.0
+"""β(0) and β(1) of the VP-SDE."""
+
+_DIFFUSERS_NAMES = {"ddpm": "linear", "cosine": "squaredcos_cap_v2"}
+
+
+@dataclass(frozen=True)
+class NoiseProcess:
+    schedule: Schedule = "vp"
+
+    def __post_init__(self) -> None:
+        if self.schedule not in get_args(Schedule):
+            known = ", ".join(get_args(Schedule))
+            raise InvalidConfigError(f"unknown noise schedule {self.schedule!r}; known: {known}")
+
+    def times(self, uniform: Tensor) -> Tensor:
+        """Network times from numbers that are uniform on [0, 1)."""
+        if self.schedule == "vp":
+            # t is uniform on (0, 1], so that there is always some noise; the network sees 999 t.
+            return 999.0 * (1.0 - uniform)
+        return (uniform * STEPS).floor().clamp_(max=STEPS - 1)
+
+    def signal_and_noise(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        """√ᾱ_t and √(1-ᾱ_t) at network times, in float32."""
+        if self.schedule == "vp":
+            integral = _beta_integral(t.double() / 999.0)
+            return torch.exp(-0.5 * integral).float(), torch.sqrt(-torch.expm1(-integral)).float()
+        alpha_bar = self.alphas_bar.to(t.device)[t.long()]
+        return alpha_bar.sqrt().float(), (1.0 - alpha_bar).sqrt().float()
+
+    def add_noise(self, x0: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+        signal, sigma = (value.view(-1, 1, 1, 1) for value in self.signal_and_noise(t))
+        return signal * x0 + sigma * noise
+
+    @cached_property
+    def alphas_bar(self) -> Tensor:
+        """ᾱ at the 1000 steps of the samplers, in float64."""
+        if self.schedule == "vp":
+            return torch.exp(-_beta_integral(self._continuous_times))
+        return torch.cumprod(1.0 - self.betas.double(), dim=0)
+
+    @cached_property
+    def betas(self) -> Tensor:
+        """β of the 1000 steps, as diffusers' schedulers take them (`trained_betas`)."""
+        if self.schedule == "vp":
+            alphas_bar = self.alphas_bar
+            return 1.0 - alphas_bar / torch.cat([torch.ones(1, dtype=torch.float64), alphas_bar[:-1]])
+        name = _DIFFUSERS_NAMES[self.schedule]
+        return diffusers().DDPMScheduler(num_train_timesteps=STEPS, beta_schedule=name).betas
+
+    def network_time(self, step: Tensor) -> Tensor:
+        """The network's time at a step of a sampler, 0 to 999, not necessarily whole."""
+        # Step k of the divided VP-SDE ends at t = (k+1)/1000.
+        return (step.float() + 1.0) * (999.0 / STEPS) if self.schedule == "vp" else step.float()
+
+    @property
+    def _continuous_times(self) -> Tensor:
+        return torch.arange(1, STEPS + 1, dtype=torch.float64) / STEPS
+
+
+def _beta_integral(t: Tensor) -> Tensor:
+    """∫_0^t β(s) ds with β(s) = β_min + s (β_max - β_min)."""
+    return BETA_MIN * t + 0.5 * (BETA_MAX - BETA_MIN) * t**2
+
+
+def diffusers() -> Any:
+    try:
+        import diffusers
+    except ImportError as error:
+        raise MissingDependencyError("diffusers", "train", "noise schedules and sampling") from error
+    return diffusers

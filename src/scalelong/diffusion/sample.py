@@ -1,0 +1,63 @@
+"""From noise to images, with diffusers' schedulers. Each image has its own seed, so it does not depend on the batch."""
+
+from collections.abc import Sequence
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from ..errors import InvalidConfigError
+from .objective import Predict, Prediction, require_prediction
+from .process import STEPS, NoiseProcess, diffusers
+
+SAMPLERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "ddpm": ("DDPMScheduler", {"clip_sample": True}),
+    "ddim": ("DDIMScheduler", {"clip_sample": True, "timestep_spacing": "trailing"}),
+    "dpm++": ("DPMSolverMultistepScheduler", {"algorithm_type": "dpmsolver++", "timestep_spacing": "linspace"}),
+}
+"""From our names to diffusers' classes and their options."""
+
+_DIFFUSERS_PREDICTIONS = {"epsilon": "epsilon", "v": "v_prediction", "x0": "sample"}
+assert set(_DIFFUSERS_PREDICTIONS) == set(get_args(Prediction))
+
+
+def scheduler(process: NoiseProcess, prediction: Prediction, sampler: str) -> Any:
+    """A scheduler of diffusers for this noise process."""
+    require_prediction(prediction)
+    if sampler not in SAMPLERS:
+        raise InvalidConfigError(f"unknown sampler {sampler!r}; known: {', '.join(SAMPLERS)}")
+    kind, options = SAMPLERS[sampler]
+    return getattr(diffusers(), kind)(
+        num_train_timesteps=STEPS,
+        trained_betas=process.betas.float().tolist(),
+        prediction_type=_DIFFUSERS_PREDICTIONS[prediction],
+        **options,
+    )
+
+
+@torch.no_grad()
+def sample(
+    predict: Predict,
+    process: NoiseProcess,
+    prediction: Prediction,
+    shape: Sequence[int],
+    seeds: Sequence[int],
+    *,
+    sampler: str = "dpm++",
+    steps: int = 50,
+    device: torch.device | str = "cpu",
+) -> Tensor:
+    """One image of shape (C, H, W) for each seed, in [-1, 1]: (len(seeds), C, H, W). Global RNGs are not touched."""
+    solver = scheduler(process, prediction, sampler)
+    solver.set_timesteps(steps)
+    # On the CPU, so that a seed means the same image on every device.
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    x = torch.stack([torch.randn(tuple(shape), generator=generator) for generator in generators]).to(device)
+    x = x * solver.init_noise_sigma
+    # DDPM alone draws noise on the way; DDIM and DPM-Solver++ are deterministic here.
+    options = {"generator": generators} if sampler == "ddpm" else {}
+    for step in solver.timesteps:
+        times = process.network_time(step).expand(len(seeds)).to(device)
+        output = predict(solver.scale_model_input(x, step), times)
+        x = solver.step(output, step, x, **options).prev_sample
+    return x.clamp(-1, 1)

@@ -1,0 +1,211 @@
+"""Everything that defines a run, as plain data. Names are unique across the groups, so that they serve as flags."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from ..diffusion.objective import Prediction, require_prediction
+from ..diffusion.process import NoiseProcess, Schedule
+from ..diffusion.sample import SAMPLERS
+from ..errors import InvalidConfigError
+from ..scaling import as_scaling
+
+Decay = Literal["constant", "linear", "cosine"]
+Precision = Literal["no", "bf16", "fp16"]
+Condition = Literal["none", "class"]
+
+
+def require(condition: bool, message: str) -> None:
+    if not condition:
+        raise InvalidConfigError(message)
+
+
+def require_at_least(low: float, **values: float | None) -> None:
+    for name, value in values.items():
+        good = value is None or (math.isfinite(value) and value >= low)
+        require(good, f"{name} must be at least {low}, got {value!r}")
+
+
+def require_choice(name: str, value: Any, choices: Any) -> None:
+    known = get_args(choices)
+    require(value in known, f"{name} must be one of {', '.join(known)}, got {value!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImagesConfig:
+    """How the images are read."""
+
+    size: int | None = None
+    """Height and width; None takes those of the data."""
+    channels: int | None = None
+    """1 or 3; None takes those of the data."""
+    flip: bool = False
+    """Mirror every other image, at random."""
+    held_out: int = 0
+    """Images kept apart for the held-out loss."""
+    workers: int = 0
+    """Background workers that read images which do not fit into memory."""
+
+    def __post_init__(self) -> None:
+        require_at_least(1, size=self.size, channels=self.channels)
+        require_at_least(0, held_out=self.held_out, workers=self.workers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiffusionConfig:
+    """The noise process, the objective and the condition."""
+
+    schedule: Schedule = "vp"
+    """The authors' continuous-time VP-SDE, DDPM's linear schedule, or the cosine schedule."""
+    prediction: Prediction = "epsilon"
+    condition: Condition = "none"
+    """"class" trains on labels."""
+    condition_dropout: float = 0.1
+    """Share of the images whose condition is hidden, for classifier-free guidance. 0 leaves no null class."""
+
+    def __post_init__(self) -> None:
+        NoiseProcess(self.schedule)
+        require_prediction(self.prediction)
+        require_choice("condition", self.condition, Condition)
+        require(0 <= self.condition_dropout < 1, f"condition_dropout must be in [0, 1), got {self.condition_dropout}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW, its rate over time, clipping, and the moving average of the weights."""
+
+    lr: float = 2e-4
+    weight_decay: float = 0.03
+    betas: tuple[float, float] = (0.99, 0.999)
+    warmup: int = 0
+    """Steps of linear warm-up."""
+    decay: Decay = "constant"
+    decay_steps: int | None = None
+    """Step at which the decay reaches zero; None takes `steps`."""
+    clip: float | None = None
+    """Largest gradient norm."""
+    ema_rate: float = 0.9999
+    ema_warmup: bool = False
+    """Begin with a shorter average: min(ema_rate, (1 + step) / (10 + step))."""
+
+    def __post_init__(self) -> None:
+        require_at_least(0, lr=self.lr, weight_decay=self.weight_decay, warmup=self.warmup, clip=self.clip)
+        require_at_least(1, decay_steps=self.decay_steps)
+        require(self.clip is None or self.clip > 0, "clip must be above 0; leave it out (None) for no clipping")
+        require(all(0 <= beta < 1 for beta in self.betas), f"betas must be in [0, 1), got {self.betas}")
+        require(0 <= self.ema_rate < 1, f"ema_rate must be in [0, 1), got {self.ema_rate}")
+        require_choice("decay", self.decay, Decay)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HardwareConfig:
+    """How the same mathematics is carried out."""
+
+    precision: Precision = "no"
+    """Mixed precision; "no" is float32."""
+    accumulation: int = 1
+    """Parts into which each process divides its share of a batch, to save memory."""
+    compile: bool = False
+    gradient_checkpointing: bool = False
+    channels_last: bool | None = None
+    """Memory layout; None takes channels-last for diffusers' UNets."""
+    cpu: bool = False
+    """Do not use an accelerator even if there is one."""
+
+    def __post_init__(self) -> None:
+        require_choice("precision", self.precision, Precision)
+        require_at_least(1, accumulation=self.accumulation)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """When to save, and what to keep."""
+
+    save_every: int = 5000
+    keep_last: int = 2
+    keep_every: int | None = None
+    """Checkpoints at multiples of this many steps are kept for good."""
+
+    def __post_init__(self) -> None:
+        require_at_least(1, save_every=self.save_every, keep_last=self.keep_last, keep_every=self.keep_every)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggingConfig:
+    """What to record. `metrics.jsonl` is always written."""
+
+    log_every: int = 50
+    trackers: tuple[str, ...] = ("tensorboard",)
+    """Trackers of accelerate: tensorboard, wandb, ..."""
+    held_out_every: int | None = None
+    """Steps between held-out losses; None takes save_every."""
+    samples_every: int | None = None
+    """Steps between sample grids; None takes save_every, 0 makes none."""
+    samples: int = 64
+    """Images in a grid."""
+    sampler: str = "dpm++"
+    sampler_steps: int = 25
+
+    def __post_init__(self) -> None:
+        require_at_least(1, log_every=self.log_every, held_out_every=self.held_out_every, samples=self.samples)
+        require_at_least(0, samples_every=self.samples_every)
+        require_at_least(1, sampler_steps=self.sampler_steps)
+        require(self.sampler in SAMPLERS, f"sampler must be one of {', '.join(SAMPLERS)}, got {self.sampler!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuardConfig:
+    """What to do when the loss or the gradient is no longer finite."""
+
+    on_nan: Literal["stop", "rollback"] = "stop"
+    """Stop with a diagnosis, or go back to the last good checkpoint and on with a lower rate."""
+    max_rollbacks: int = 3
+    rollback_factor: float = 0.5
+    """The rate is multiplied by this at each rollback."""
+
+    def __post_init__(self) -> None:
+        require_choice("on_nan", self.on_nan, Literal["stop", "rollback"])
+        require_at_least(0, max_rollbacks=self.max_rollbacks)
+        require(0 < self.rollback_factor <= 1, f"rollback_factor must be in (0, 1], got {self.rollback_factor}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """A run: which data, which model, which scaling, how long. The groups hold the rest."""
+
+    data: str = "digits"
+    """A folder of images, a file, or the name of a data set."""
+    model: str = "uvit"
+    """"uvit", a preset ("uvit/cifar10-s2", "unet/cifar10"), diffusers' config.json, or "package.module:factory"."""
+    model_options: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the model. Size, channels and classes come from the data."""
+    scaling: str = "none"
+    """Scaling of the long skips: none, uniform, cs, cs:0.6, ls, ..."""
+    steps: int = 10_000
+    batch_size: int = 128
+    """Images in a step, over all processes."""
+    seed: int = 0
+    images: ImagesConfig = field(default_factory=ImagesConfig)
+    diffusion: DiffusionConfig = field(default_factory=DiffusionConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+    guard: GuardConfig = field(default_factory=GuardConfig)
+
+    def __post_init__(self) -> None:
+        require_at_least(1, steps=self.steps, batch_size=self.batch_size)
+        require_at_least(0, seed=self.seed)
+        as_scaling(self.scaling)
+        require(bool(self.data), "data must name a folder, a file or a data set")
+        require(bool(self.model), "model must name a model")
+
+    @property
+    def held_out_every(self) -> int:
+        return self.logging.held_out_every or self.checkpoints.save_every
+
+    @property
+    def samples_every(self) -> int:
+        """0 for no samples."""
+        every = self.logging.samples_every
+        return self.checkpoints.save_every if every is None else every

@@ -1,0 +1,151 @@
+"""Where the numbers stopped being finite: the batch of the bad step once more, with eyes open."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..models import UViT
+
+NAMED = 5
+"""Parameters listed by name."""
+
+
+@dataclass
+class Diagnosis:
+    """What a forward and a backward pass showed."""
+
+    step: int
+    last_good: int | None
+    layer: str | None = None
+    """The first module whose output was not finite."""
+    largest: tuple[str, float] | None = None
+    """The finite output with the largest magnitude before that."""
+    skip: int | None = None
+    """i, if that module lies in the block where long skip i is merged."""
+    skip_rms: dict[int, float] = field(default_factory=dict)
+    """Size of every long skip, as far as the pass came."""
+    parameters: list[str] = field(default_factory=list)
+    gradients: list[str] = field(default_factory=list)
+    bad_input: bool = False
+
+    def __str__(self) -> str:
+        lines = [f"the loss or the gradient of step {self.step} is not finite; its update was not applied."]
+        if self.bad_input:
+            lines.append("The batch itself holds non-finite numbers.")
+        if self.parameters:
+            lines.append(f"Weights that are not finite: {_listing(self.parameters)}.")
+        lines.append(self._where())
+        if self.largest:
+            lines.append(f"Largest output before: {self.largest[1]:.3g} in {self.largest[0]}.")
+        if self.skip_rms:
+            sizes = ", ".join(f"{index}: {rms:.3g}" for index, rms in sorted(self.skip_rms.items()))
+            lines.append(f"RMS of the long skips (1 is the outermost): {sizes}.")
+        if self.gradients:
+            lines.append(f"Gradients that are not finite: {_listing(self.gradients)}.")
+        good = "none was saved" if self.last_good is None else f"step {self.last_good}"
+        lines.append(f"Last good checkpoint: {good}.")
+        lines.append("Try a lower --lr, more --warmup, --clip 1, --scaling cs, or --on-nan rollback.")
+        return "\n".join(lines)
+
+    def _where(self) -> str:
+        if self.layer:
+            merged = f", in the block that merges long skip {self.skip}" if self.skip else ""
+            return f"First module with a non-finite output: {self.layer}{merged}."
+        if self.gradients:
+            return "All outputs of the forward pass are finite; the backward pass is not."
+        return "A second pass over the same batch was finite: look for hardware faults or random layers."
+
+
+def diagnose_step(
+    model: nn.Module, backward: Callable[[], Any], inputs: list[Tensor], step: int, last_good: int | None
+) -> Diagnosis:
+    """Run `backward` (the passes of the bad step on this model) and watch every module."""
+    found = Diagnosis(step, last_good, bad_input=not all(map(_finite, inputs)))
+    found.parameters = [name for name, value in model.named_parameters() if not _finite(value)]
+    model.zero_grad(set_to_none=True)
+    with _watched(model, found):
+        backward()
+    found.gradients = [
+        name for name, value in model.named_parameters() if value.grad is not None and not _finite(value.grad)
+    ]
+    model.zero_grad(set_to_none=True)
+    return found
+
+
+@contextmanager
+def _watched(model: nn.Module, found: Diagnosis) -> Iterator[None]:
+    merges = merge_blocks(model)
+    handles = []
+    for name, module in model.named_modules():
+        handles.append(module.register_forward_hook(_Look(found, name or "the whole model", merges)))
+        if name in merges:
+            handles.append(module.register_forward_pre_hook(_Measure(found, merges[name])))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def merge_blocks(model: nn.Module) -> dict[str, int]:
+    """The modules that merge a long skip, by name, with its index i."""
+    if isinstance(model, UViT):
+        count = len(model.decoder)
+        return {f"decoder.{position}": count - position for position in range(count)}
+    return {}
+
+
+@dataclass
+class _Look:
+    """Forward hook. Hooks of inner modules come first, so the first non-finite output is that of the innermost."""
+
+    found: Diagnosis
+    name: str
+    merges: dict[str, int]
+
+    def __call__(self, module: nn.Module, _: Any, output: Any) -> None:
+        outputs = _tensors(output)
+        if self.found.layer is not None or not outputs:
+            return
+        title = f"{self.name} ({type(module).__name__})"
+        if all(map(_finite, outputs)):
+            peak = max(float(value.detach().abs().max()) for value in outputs if value.numel())
+            if self.found.largest is None or peak > self.found.largest[1]:
+                self.found.largest = (title, peak)
+        else:
+            self.found.layer = title
+            inside = (index for block, index in self.merges.items() if f"{self.name}.".startswith(f"{block}."))
+            self.found.skip = next(inside, None)
+
+
+@dataclass
+class _Measure:
+    """Forward pre-hook of a block that is called as block(main, skip, ...)."""
+
+    found: Diagnosis
+    index: int
+
+    def __call__(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
+        skip = _tensors(inputs)[1]
+        self.found.skip_rms[self.index] = float(skip.detach().float().square().mean().sqrt())
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [entry for part in value for entry in _tensors(part)] if isinstance(value, list | tuple) else []
+
+
+def _finite(value: Tensor) -> bool:
+    return bool(torch.isfinite(value.detach()).all()) if value.is_floating_point() else True
+
+
+def _listing(names: list[str]) -> str:
+    rest = len(names) - NAMED
+    return ", ".join(names[:NAMED]) + (f" and {rest} more" if rest > 0 else "")

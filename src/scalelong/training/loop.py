@@ -1,0 +1,220 @@
+"""Training, in one sitting: `train` prepares a run, `Trainer.fit` is the loop."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..data import Batch, ImageData, batches
+from ..diffusion import NoiseProcess, losses
+from .checkpoint import newest_good, prune, read_checkpoint, set_aside, write_checkpoint
+from .config import TrainConfig
+from .data_source import load_images
+from .errors import NonFiniteError
+from .examples import ExampleMaker
+from .guard import READ_EVERY, make_guard
+from .inspection import Inspector
+from .interrupt import Interrupt
+from .metrics import Window
+from .model_factory import build_model
+from .naming import default_folder
+from .optimizer import clip_gradient, rate, set_rate
+from .order import DataOrder, split_batch
+from .processes import average, check_batch_size, make_accelerator, on_main
+from .progress import Progress, StopWatch
+from .recovery import diagnose, roll_back
+from .run_folder import RunFolder, shape_of
+from .state import TrainState, create, restore, snapshot
+from .tracking import Recorder
+
+Hook = Callable[[TrainState], dict[str, float] | None]
+"""Called after every step, with the number of steps done in `state.step`; what it returns is recorded."""
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    folder: Path
+    step: int
+    finished: bool
+
+
+def train(config: TrainConfig, out: str | PathLike[str] | None = None, *, hooks: Sequence[Hook] = ()) -> TrainResult:
+    """Train as the configuration says, in a run folder. A run that is there already is continued."""
+    run = RunFolder(out or default_folder(config))
+    accelerator = make_accelerator(config, str(run.path))
+    progress = Progress(config.steps, accelerator.is_main_process)
+    with ExitStack() as stack:
+        interrupt = stack.enter_context(Interrupt())
+        stack.callback(progress.close)
+        check_batch_size(config, accelerator.num_processes)
+        on_main(accelerator, lambda: stack.enter_context(run.locked()) and None)
+        data, held_out = load_images(config, progress.say)
+        on_main(accelerator, lambda: run.open(config, data, progress.say))
+        trainer = Trainer(config, run, accelerator, data, held_out, progress, hooks)
+        stack.callback(trainer.close)
+        finished = trainer.fit(interrupt)
+        return TrainResult(run.path, trainer.state.step, finished)
+
+
+class Trainer:
+    def __init__(
+        self,
+        config: TrainConfig,
+        run: RunFolder,
+        accelerator: Any,
+        data: ImageData,
+        held_out: ImageData | None,
+        progress: Progress,
+        hooks: Sequence[Hook] = (),
+    ) -> None:
+        self.config, self.run, self.accelerator, self.data = config, run, accelerator, data
+        self.progress, self.hooks = progress, hooks
+        self.process = NoiseProcess(config.diffusion.schedule)
+        self.state = create(config, accelerator, build_model(config, shape_of(data)))
+        self.order = DataOrder(len(data), config.batch_size, config.seed)
+        self.parts = split_batch(
+            config.batch_size, accelerator.num_processes, config.hardware.accumulation, accelerator.process_index
+        )
+        self.examples = ExampleMaker(config, self.process, shape_of(data), accelerator.device)
+        self.guard = make_guard(self.state.optimizer, accelerator.device, accelerator.scaler)
+        self.inspector = Inspector(config, run, self.state, self.process, shape_of(data), held_out)
+        self.recorder = Recorder(config, run, accelerator, progress)
+        self.window = Window(accelerator.device)
+        self.watch = StopWatch()
+        self.saved_step = -1
+
+    def fit(self, interrupt: Interrupt) -> bool:
+        """The loop. True when all steps are done, False when it was interrupted; both ways the state is saved."""
+        self.resume()
+        while self.state.step < self.config.steps:
+            wish = self.optimise(interrupt.requested is not None)
+            # Reading a number from an accelerator means waiting for it, so this is not done at every step.
+            if not self.time_to_look():
+                continue
+            bad = self.guard.bad_step()
+            if bad is not None:
+                self.recover(bad)
+                continue
+            self.after_step()
+            if wish > 0:
+                self.save()
+                self.progress.say(f"stopped by {interrupt.requested} after step {self.state.step}; all is saved")
+                return False
+        self.save()
+        return True
+
+    def resume(self) -> None:
+        """Go on from the newest checkpoint that is whole; a new run begins with one, so that a full disk shows now."""
+        path = on_main(self.accelerator, lambda: newest_good(self.run.checkpoints, self.progress.say))
+        if path is None:
+            on_main(self.accelerator, lambda: set_aside(self.run.checkpoints, -1))
+            self.save()
+        else:
+            self.load(path)
+            self.progress.say(f"continuing after step {self.state.step}")
+        on_main(self.accelerator, lambda: self.run.cut_metrics(self.state.step))
+        self.recorder.start(self.state.step)
+        self.begin_at(self.state.step)
+
+    def load(self, path: Path) -> None:
+        saved = read_checkpoint(path)
+        restore(self.state, saved, self.config.seed)
+        self.window.load(self.state.window)
+        self.saved_step = self.state.step
+        on_main(self.accelerator, lambda: set_aside(self.run.checkpoints, self.state.step))
+
+    def begin_at(self, step: int) -> None:
+        """Point the data at a step. Nothing before it is read."""
+        steps = range(step, self.config.steps)
+        order = self.order.batches(steps, self.parts)
+        self.source: Iterator[Batch] = batches(self.data, order, workers=self.config.images.workers)
+        self.rate_factor = self.run.rate_factor()
+        self.guard.reset()
+        self.watch.start(step)
+
+    def optimise(self, wish_to_stop: bool) -> Tensor:
+        """One step of all processes. The result is above 0 if any of them wishes to stop."""
+        state, step = self.state, self.state.step
+        set_rate(state.optimizer, self.rate_factor * rate(self.config.optimizer, step, self.config.steps))
+        state.model.train()
+        loss = self.backward(step, self.source)
+        self.accelerator.unscale_gradients()
+        norm = clip_gradient(state.parameters, self.config.optimizer.clip)
+        wish = torch.tensor(float(wish_to_stop), device=loss.device)
+        loss, wish = average(self.accelerator, torch.stack([loss, wish])).unbind()
+        self.guard.protect(step, loss, norm)
+        state.prepared_optimizer.step()
+        state.prepared_optimizer.zero_grad()
+        state.ema.update(step)
+        self.window.add(loss, norm)
+        state.step = step + 1
+        return wish
+
+    def time_to_look(self) -> bool:
+        step, config = self.state.step, self.config
+        intervals = (
+            READ_EVERY,
+            config.logging.log_every,
+            config.held_out_every,
+            config.samples_every,
+            config.checkpoints.save_every,
+        )
+        due = step == config.steps or any(every and step % every == 0 for every in intervals)
+        return due or bool(self.hooks) or self.accelerator.device.type == "cpu"
+
+    def backward(self, step: int, source: Iterator[Batch], local: bool = False) -> Tensor:
+        """Forward and backward over this process's parts of a batch; `local` leaves other processes out."""
+        network = self.state.bare_network if local else self.state.network
+        total = torch.zeros((), device=self.accelerator.device)
+        for i, positions in enumerate(self.parts):
+            x0, noise, t, labels = self.examples(step, positions, next(source))
+            if self.state.channels_last:
+                x0, noise = (value.to(memory_format=torch.channels_last) for value in (x0, noise))
+            last = i == len(self.parts) - 1
+            with nullcontext() if last or local else self.accelerator.no_sync(self.state.model):
+                predict = network.with_labels(labels)
+                loss = losses(predict, self.process, self.config.diffusion.prediction, x0, noise, t).mean()
+                self.accelerator.backward(loss / len(self.parts))
+            total += loss.detach() / len(self.parts)
+        return total
+
+    def after_step(self) -> None:
+        step, final = self.state.step, self.state.step == self.config.steps
+        for hook in self.hooks:
+            self.recorder.write(step, hook(self.state))
+        if step % self.config.logging.log_every == 0 or final:
+            self.recorder.record(self.state, self.window, self.watch, self.order.epoch(step))
+        with self.watch.paused():
+            if step % self.config.held_out_every == 0 or final:
+                self.recorder.write(step, self.inspector.held_out_loss())
+            if self.config.samples_every and (step % self.config.samples_every == 0 or final):
+                self.recorder.images(step, self.inspector.sample_grid())
+            if step % self.config.checkpoints.save_every == 0:
+                self.save()
+
+    def save(self) -> None:
+        if self.saved_step == self.state.step:
+            return
+        self.state.window = self.window.save()
+        saved = snapshot(self.state)
+        on_main(self.accelerator, lambda: write_checkpoint(self.run.checkpoints, saved) and None)
+        on_main(self.accelerator, lambda: prune(self.run.checkpoints, self.config.checkpoints))
+        self.saved_step = self.state.step
+
+    def recover(self, bad: int) -> None:
+        """Stop with a diagnosis, or go back to a good checkpoint."""
+        diagnosis = diagnose(self, bad)
+        path = on_main(self.accelerator, lambda: roll_back(self.run, self.config, bad, self.progress.say))
+        if path is None:
+            raise NonFiniteError(diagnosis)
+        self.load(path)
+        on_main(self.accelerator, lambda: self.run.cut_metrics(self.state.step))
+        self.begin_at(self.state.step)
+
+    def close(self) -> None:
+        self.recorder.close()

@@ -1,0 +1,200 @@
+"""From a name to a network, and one way to call it: U-ViT, diffusers' UNets, or anyone's `package.module:factory`."""
+
+import importlib
+import inspect
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import InvalidConfigError
+from ..models import UViT, unet
+from ..scaling import NoScaling, as_scaling
+from ..skips import scale_skips_
+from .config import TrainConfig
+from .randomness import seed_global
+
+LABEL_ARGUMENTS = ("y", "class_labels", "labels")
+"""Names under which networks take labels."""
+
+MOST_PATCHES = 256
+"""Tokens of a U-ViT whose patch size nobody chose, as in the paper's settings."""
+
+
+@dataclass(frozen=True)
+class DataShape:
+    """What a network must know about the data."""
+
+    channels: int
+    height: int
+    width: int
+    classes: tuple[str, ...] | None = None
+
+    @property
+    def image(self) -> tuple[int, int, int]:
+        return self.channels, self.height, self.width
+
+    def labels(self, config: TrainConfig) -> int | None:
+        """Size of the label embedding, with a null label for guidance; None without labels."""
+        if config.diffusion.condition == "none":
+            return None
+        if not self.classes:
+            raise InvalidConfigError(
+                f"condition 'class' needs labels, and {config.data!r} has none; put the images of each class in a "
+                f"folder of its own, or train with condition 'none'"
+            )
+        return len(self.classes) + (1 if config.diffusion.condition_dropout > 0 else 0)
+
+
+def build_model(config: TrainConfig, shape: DataShape) -> nn.Module:
+    """The network of the configuration, with weights that depend on the seed alone, and its long skips scaled."""
+    with torch.random.fork_rng():
+        seed_global(config.seed, "weights")
+        model = _build(config, shape)
+        if not isinstance(as_scaling(config.scaling), NoScaling):
+            _scale(model, config, shape)
+    if config.hardware.gradient_checkpointing:
+        _checkpoint_gradients(model)
+    return model
+
+
+def uses_channels_last(config: TrainConfig, model: nn.Module) -> bool:
+    if config.hardware.channels_last is not None:
+        return config.hardware.channels_last
+    return any(base.__module__.startswith("diffusers.") for base in type(model).__mro__)
+
+
+class Network:
+    """Calls a network, whatever it names its labels and however it wraps its output."""
+
+    def __init__(self, call: Callable[..., Any], bare: nn.Module) -> None:
+        self.call = call
+        parameters = inspect.signature(bare.forward).parameters
+        self.label_argument = next((name for name in LABEL_ARGUMENTS if name in parameters), None)
+
+    def __call__(self, x: Tensor, t: Tensor, labels: Tensor | None = None) -> Tensor:
+        conditions = {} if labels is None or self.label_argument is None else {self.label_argument: labels}
+        output = self.call(x, t, **conditions)
+        output = output if isinstance(output, Tensor) else getattr(output, "sample", None)
+        if not isinstance(output, Tensor) or output.shape != x.shape:
+            found = tuple(output.shape) if isinstance(output, Tensor) else "no tensor and no `.sample`"
+            raise InvalidConfigError(
+                f"the model must return a tensor of the shape of its input, {tuple(x.shape)}, or an object with it as "
+                f"`.sample`; got {found}"
+            )
+        return output
+
+    def with_labels(self, labels: Tensor | None) -> Callable[[Tensor, Tensor], Tensor]:
+        return lambda x, t: self(x, t, labels)
+
+
+def _build(config: TrainConfig, shape: DataShape) -> nn.Module:
+    labels = shape.labels(config)
+    size = shape.height if shape.height == shape.width else (shape.height, shape.width)
+    kind, _, preset = config.model.partition("/")
+    options = dict(config.model_options)
+    try:
+        if kind == "uvit" and ":" not in config.model:
+            options = {"image_size": size, "channels": shape.channels, "classes": labels, **options}
+            return UViT.preset(preset, **options) if preset else UViT(**{"patch_size": _patch_size(shape), **options})
+        channels = {"in_channels": shape.channels, "out_channels": shape.channels}
+        if kind == "unet" and ":" not in config.model:
+            return unet(preset, **({"sample_size": size, "num_class_embeds": labels, **channels} | options))
+        if config.model.endswith(".json"):
+            values = {"sample_size": size, **channels, "num_class_embeds": labels} | options
+            return _from_diffusers_json(Path(config.model), values)
+        model = _call_factory(
+            _import(config.model), {"image_size": size, "channels": shape.channels, "classes": labels}, options
+        )
+    except TypeError as error:
+        raise InvalidConfigError(f"the model {config.model!r} does not take these options: {error}") from error
+    if not isinstance(model, nn.Module):
+        raise InvalidConfigError(f"{config.model} must return a torch.nn.Module, got {type(model).__name__}")
+    if labels is not None and Network(model, model).label_argument is None:
+        raise InvalidConfigError(
+            f"condition 'class' needs a model whose forward takes labels as one of {', '.join(LABEL_ARGUMENTS)}; "
+            f"{type(model).__name__} takes none of them"
+        )
+    return model
+
+
+def _patch_size(shape: DataShape) -> int:
+    """The smallest patch, from 2 pixels on, that leaves at most MOST_PATCHES of them."""
+    for size in range(2, min(shape.height, shape.width) // 2 + 1):
+        fits = shape.height % size == 0 and shape.width % size == 0
+        if fits and shape.height * shape.width // size**2 <= MOST_PATCHES:
+            return size
+    raise InvalidConfigError(
+        f"no patch size divides images of {shape.height}x{shape.width} into at most {MOST_PATCHES} patches; give a "
+        f"--size such as 32 or 64, or --model-options patch_size=..."
+    )
+
+
+def _import(name: str) -> Callable[..., Any]:
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute:
+        raise InvalidConfigError(
+            f"unknown model {name!r}; use 'uvit', 'uvit/PRESET', 'unet/PRESET', a config.json of diffusers, or "
+            f"'package.module:factory' for your own"
+        )
+    try:
+        factory = importlib.import_module(module_name)
+        for part in attribute.split("."):
+            factory = getattr(factory, part)
+    except ImportError as error:
+        raise InvalidConfigError(
+            f"the model {name!r} cannot be imported: {error}. Is its folder in PYTHONPATH?"
+        ) from error
+    except AttributeError as error:
+        raise InvalidConfigError(f"the module {module_name!r} has no {attribute!r}") from error
+    if not callable(factory):
+        raise InvalidConfigError(f"{name} must be a function or a class, got {type(factory).__name__}")
+    return factory
+
+
+def _call_factory(factory: Callable[..., Any], known: dict[str, Any], options: dict[str, Any]) -> Any:
+    """Call with the user's options, and with what is known of the data where the factory asks for it by name."""
+    parameters = inspect.signature(factory).parameters
+    asked = {name: value for name, value in known.items() if name in parameters}
+    return factory(**(asked | options))
+
+
+def _from_diffusers_json(path: Path, values: dict[str, Any]) -> nn.Module:
+    import diffusers
+
+    try:
+        described = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidConfigError(f"{path} cannot be read as the configuration of a model: {error}") from error
+    kind = getattr(diffusers, str(described.get("_class_name", "UNet2DModel")), None)
+    if kind is None:
+        raise InvalidConfigError(f"{path} names the class {described.get('_class_name')!r}, which diffusers has not")
+    return kind.from_config({**described, **values})
+
+
+def _scale(model: nn.Module, config: TrainConfig, shape: DataShape) -> None:
+    if isinstance(model, UViT):
+        scale_skips_(model, config.scaling)
+        return
+    labels = torch.zeros(2, dtype=torch.long) if shape.labels(config) else None
+    name = Network(model, model).label_argument
+    inputs = {"example_inputs": (torch.randn(2, *shape.image), torch.full((2,), 500.0))}
+    if labels is not None and name is not None:
+        inputs["example_kwargs"] = {name: labels}
+    scale_skips_(model, config.scaling, **inputs)
+
+
+def _checkpoint_gradients(model: nn.Module) -> None:
+    if isinstance(model, UViT):
+        model.checkpointing = True
+    elif hasattr(model, "enable_gradient_checkpointing"):
+        model.enable_gradient_checkpointing()  # pyright: ignore[reportCallIssue]
+    else:
+        raise InvalidConfigError(
+            f"{type(model).__name__} has no method enable_gradient_checkpointing(); train it without "
+            f"gradient_checkpointing"
+        )

@@ -1,0 +1,96 @@
+"""What a run will do, before it does it: `scalelong train --dry-run`."""
+
+import math
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ..data import ImageData
+from ..diffusion import NoiseProcess, losses
+from ..errors import ScaleLongError
+from ..skips import coefficients
+from .config import TrainConfig
+from .model_factory import DataShape, Network, build_model
+from .run_folder import shape_of
+
+BYTES_PER_PARAMETER = {"weights": 4, "gradients": 4, "AdamW": 8, "moving average": 4}
+PROBE = 2
+"""Images in the pass that measures how much memory an image takes."""
+
+
+def describe_run(config: TrainConfig, data: ImageData, folder: Path, processes: int = 1) -> str:
+    shape = shape_of(data)
+    model = build_model(config, shape)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    per_image = activation_bytes(config, model, shape)
+    per_part = config.batch_size / (processes * config.hardware.accumulation)
+    activations = per_image * per_part * (0.5 if config.hardware.precision != "no" else 1)
+    fixed = sum(BYTES_PER_PARAMETER.values()) * parameters
+    optimizer, diffusion = config.optimizer, config.diffusion
+    training_images = len(data) - config.images.held_out
+    saved = (4 + 4 + 8) * parameters
+    decay = f", {optimizer.decay} decay" if optimizer.decay != "constant" else ""
+    rows = {
+        "run folder": f"{folder}{' (exists: will continue)' if (folder / 'config.yaml').exists() else ''}",
+        "data": f"{data.describe()}, {config.images.held_out} held out, flip {'on' if config.images.flip else 'off'}",
+        "model": f"{config.model} ({type(model).__name__}), {parameters / 1e6:.2f}M parameters",
+        "long skips": _skips(model),
+        "scaling": config.scaling,
+        "objective": f"predict {diffusion.prediction}, {diffusion.schedule} schedule, condition {diffusion.condition}",
+        "optimiser": f"AdamW, lr {optimizer.lr:g}, weight decay {optimizer.weight_decay:g}, betas {optimizer.betas}, "
+        f"warm-up {optimizer.warmup} steps{decay}, clip {optimizer.clip}, EMA {optimizer.ema_rate}",
+        "batch": f"{config.batch_size} images = {processes} process(es) x {config.hardware.accumulation} part(s) x "
+        f"{per_part:g} images",
+        "length": f"{config.steps} steps = {config.steps * config.batch_size / training_images:.1f} epochs",
+        "checkpoints": f"every {config.checkpoints.save_every} steps, {megabytes(saved)} each, "
+        f"the last {config.checkpoints.keep_last} kept"
+        + (f" and every {config.checkpoints.keep_every}th step" if config.checkpoints.keep_every else ""),
+        "samples": f"{config.logging.samples} every {config.samples_every} steps, {config.logging.sampler} with "
+        f"{config.logging.sampler_steps} steps"
+        if config.samples_every
+        else "none",
+        "non-finite": f"{config.guard.on_nan}",
+        "memory": f"about {megabytes(fixed + activations)} per process: {megabytes(fixed)} for weights, gradients, "
+        f"AdamW and moving average, {megabytes(activations)} for the activations of {per_part:g} images",
+    }
+    width = max(map(len, rows))
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
+
+
+def _skips(model: nn.Module) -> str:
+    try:
+        values = coefficients(model)
+    except ScaleLongError as error:
+        return f"unknown ({error})"
+    except (AttributeError, TypeError):
+        return "known after the first forward"
+    listed = ", ".join("learned" if value is None or math.isnan(value) else f"{value:.3g}" for value in values)
+    return f"{len(values)}; coefficients from the outermost to the innermost: {listed}"
+
+
+def activation_bytes(config: TrainConfig, model: nn.Module, shape: DataShape) -> float:
+    """Bytes that one image keeps for the backward pass, measured on a small batch."""
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def note(value: Tensor) -> Tensor:
+        storage = value.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return value
+
+    x0 = torch.zeros(PROBE, *shape.image)
+    labels = torch.zeros(PROBE, dtype=torch.long) if shape.labels(config) else None
+    predict = Network(model, model).with_labels(labels)
+    process = NoiseProcess(config.diffusion.schedule)
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda value: value):
+        loss = losses(
+            predict, process, config.diffusion.prediction, x0, torch.randn_like(x0), torch.full((PROBE,), 500.0)
+        ).mean()
+    del loss
+    return sum(kept.values()) / PROBE
+
+
+def megabytes(count: float) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

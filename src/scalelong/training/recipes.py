@@ -1,0 +1,146 @@
+"""Runs by name: every setting of the paper, and small ones that learn something visible on a CPU in minutes.
+
+U-ViT's numbers are those of its authors' configurations. The paper says of its UNets only which networks they follow:
+DDPM for CIFAR-10 and IDDPM for ImageNet 64, so their numbers are those of these papers.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from ..errors import InvalidConfigError
+from .config import (
+    CheckpointConfig,
+    DiffusionConfig,
+    ImagesConfig,
+    LoggingConfig,
+    OptimizerConfig,
+    TrainConfig,
+)
+
+_LONG = CheckpointConfig(save_every=10_000, keep_last=3, keep_every=50_000)
+_LONG_LOGGING = LoggingConfig(log_every=100, samples_every=10_000, samples=100, sampler_steps=50)
+
+
+def cifar10_uvit_s2() -> TrainConfig:
+    """U-ViT-S/2, unconditional CIFAR-10, 44M parameters."""
+    return TrainConfig(
+        data="cifar10",
+        model="uvit/cifar10-s2",
+        steps=500_000,
+        batch_size=128,
+        images=ImagesConfig(size=32, channels=3, flip=True),
+        optimizer=OptimizerConfig(lr=2e-4, weight_decay=0.03, betas=(0.99, 0.999), warmup=2500, ema_rate=0.9999),
+        checkpoints=_LONG,
+        logging=_LONG_LOGGING,
+    )
+
+
+def celeba64_uvit_s4() -> TrainConfig:
+    """U-ViT-S/4, unconditional CelebA 64x64, 44M parameters."""
+    return replace(
+        cifar10_uvit_s2(),
+        data="celeba",
+        model="uvit/celeba64-s4",
+        images=ImagesConfig(size=64, channels=3, flip=True, workers=8),
+        optimizer=OptimizerConfig(lr=2e-4, weight_decay=0.03, betas=(0.99, 0.99), warmup=5000, ema_rate=0.9999),
+    )
+
+
+def imagenet64_uvit_m4() -> TrainConfig:
+    """U-ViT-M/4, class-conditional ImageNet 64x64, 131M parameters."""
+    base = celeba64_uvit_s4()
+    return replace(
+        base,
+        data="imagenet",
+        model="uvit/imagenet64-m4",
+        steps=300_000,
+        batch_size=1024,
+        # The authors train on labels without guidance, so there is no null class.
+        diffusion=DiffusionConfig(condition="class", condition_dropout=0.0),
+        optimizer=replace(base.optimizer, lr=3e-4),
+        hardware=replace(base.hardware, gradient_checkpointing=True),
+    )
+
+
+def imagenet64_uvit_l4() -> TrainConfig:
+    """U-ViT-L/4, class-conditional ImageNet 64x64, 287M parameters."""
+    return replace(imagenet64_uvit_m4(), model="uvit/imagenet64-l4")
+
+
+def cifar10_unet() -> TrainConfig:
+    """DDPM's UNet, unconditional CIFAR-10, 36M parameters."""
+    return replace(
+        cifar10_uvit_s2(),
+        model="unet/cifar10",
+        steps=800_000,
+        diffusion=DiffusionConfig(schedule="ddpm"),
+        optimizer=OptimizerConfig(
+            lr=2e-4, weight_decay=0.0, betas=(0.9, 0.999), warmup=5000, clip=1.0, ema_rate=0.9999
+        ),
+    )
+
+
+def imagenet64_unet() -> TrainConfig:
+    """IDDPM's UNet, class-conditional ImageNet 64x64, 144M parameters."""
+    return replace(
+        imagenet64_uvit_m4(),
+        model="unet/imagenet64",
+        steps=500_000,
+        batch_size=2048,
+        diffusion=DiffusionConfig(schedule="cosine", condition="class", condition_dropout=0.0),
+        optimizer=OptimizerConfig(lr=1e-4, weight_decay=0.0, betas=(0.9, 0.999), ema_rate=0.9999),
+    )
+
+
+def _tiny(data: str, size: int, channels: int, patch_size: int, steps: int) -> TrainConfig:
+    """A small U-ViT that two CPU cores train in minutes."""
+    return TrainConfig(
+        data=data,
+        model="uvit",
+        model_options={"patch_size": patch_size, "dim": 128, "depth": 6, "heads": 4},
+        steps=steps,
+        batch_size=64,
+        images=ImagesConfig(size=size, channels=channels),
+        optimizer=OptimizerConfig(
+            lr=1e-3, weight_decay=0.03, betas=(0.9, 0.99), warmup=100, clip=1.0, ema_rate=0.995, ema_warmup=True
+        ),
+        checkpoints=CheckpointConfig(save_every=500, keep_last=2),
+        logging=LoggingConfig(log_every=50, samples=64, sampler_steps=25),
+    )
+
+
+def digits_tiny() -> TrainConfig:
+    """Handwritten digits of 8x8 pixels, which come with the package."""
+    base = _tiny("digits", 8, 1, patch_size=2, steps=1500)
+    return replace(base, images=replace(base.images, held_out=297))
+
+
+def fashion_tiny() -> TrainConfig:
+    """Fashion-MNIST."""
+    base = _tiny("fashion-mnist", 28, 1, patch_size=4, steps=4000)
+    return replace(base, images=replace(base.images, held_out=1000, flip=True))
+
+
+def cifar10_tiny() -> TrainConfig:
+    """CIFAR-10."""
+    base = _tiny("cifar10", 32, 3, patch_size=4, steps=6000)
+    return replace(base, images=replace(base.images, held_out=1000, flip=True))
+
+
+RECIPES: dict[str, Callable[[], TrainConfig]] = {
+    "digits-tiny": digits_tiny,
+    "fashion-tiny": fashion_tiny,
+    "cifar10-tiny": cifar10_tiny,
+    "cifar10-uvit-s2": cifar10_uvit_s2,
+    "celeba64-uvit-s4": celeba64_uvit_s4,
+    "imagenet64-uvit-m4": imagenet64_uvit_m4,
+    "imagenet64-uvit-l4": imagenet64_uvit_l4,
+    "cifar10-unet": cifar10_unet,
+    "imagenet64-unet": imagenet64_unet,
+}
+
+
+def recipe(name: str) -> TrainConfig:
+    if name not in RECIPES:
+        raise InvalidConfigError(f"unknown recipe {name!r}; known: {', '.join(RECIPES)}")
+    return RECIPES[name]()
