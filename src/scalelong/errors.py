@@ -1,5 +1,10 @@
 """Named errors. Each says what was looked for, what was found, and what to do."""
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .skips.plan import SkipPlan
+
 
 class ScaleLongError(Exception):
     """Base of all errors that scalelong raises on purpose."""
@@ -37,3 +42,31 @@ class NoLongSkipsError(ScaleLongError, ValueError):
 
 class ScalingMismatchError(ScaleLongError, ValueError):
     """A saved scaling does not fit the model it is loaded into."""
+
+
+class AmbiguousSkipsError(ScaleLongError, ValueError):
+    """There is more than one way to read the long skips of a model. `plan` holds all candidates."""
+
+    def __init__(self, message: str, plan: "SkipPlan | None" = None) -> None:
+        super().__init__(message)
+        self.plan = plan
+
+
+class UnreachableSkipError(ScaleLongError, RuntimeError):
+    """A long skip was found, but there is no place where it can be scaled."""
+
+
+class SkipMismatchError(ScaleLongError, RuntimeError):
+    """A scaled model runs in another way than the plan of its long skips says."""
+
+
+class ExampleInputsError(ScaleLongError, ValueError):
+    """Example inputs are needed to find the long skips, or the model cannot run on those that were given."""
+
+
+class UnsupportedModelError(ScaleLongError, TypeError):
+    """This kind of object cannot be scaled."""
+
+
+class CancelledScalingWarning(UserWarning):
+    """A normalisation right behind the merges cancels most of a constant scaling."""

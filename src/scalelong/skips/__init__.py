@@ -1,17 +1,24 @@
 """Where: the long skips of a model, and scaling them."""
 
-from .api import coefficients, is_scaled, scale_skips_, unscale_, unscaled
+from .api import coefficients, is_scaled, plan_of, scale_skips_, scaling_of, unscale_, unscaled
+from .find import find_skips
 from .fold import FoldReport, fold_
+from .plan import LongSkip, SkipPlan
 from .store import load_scaling_, save_scaling
 
 __all__ = [
     "FoldReport",
+    "LongSkip",
+    "SkipPlan",
     "coefficients",
+    "find_skips",
     "fold_",
     "is_scaled",
     "load_scaling_",
+    "plan_of",
     "save_scaling",
     "scale_skips_",
+    "scaling_of",
     "unscale_",
     "unscaled",
 ]

@@ -1,4 +1,4 @@
-"""Save and load the scaling of a model alone: one safetensors file with the configuration as JSON in its header."""
+"""Save and load the scaling of a model alone: one safetensors file with configuration and plan as JSON in its header."""
 
 import json
 import os
@@ -11,21 +11,27 @@ from torch import nn
 
 from ..errors import ScalingMismatchError
 from ..scaling.registry import as_scaling
-from .api import _host, _scaled_host, scale_skips_
+from .api import is_scaled, plan_of, scale_skips_, scaling_of
+from .attach import REGISTERED, attached
+from .host import native_plan, unwrap
+from .plan import SkipPlan
 
-FORMAT = 1
+FORMAT = 2
 
 
 def save_scaling(model: nn.Module, path: str | PathLike[str]) -> None:
     """Write the scaling of the model, learned gates included, without the model's own weights."""
     from safetensors.torch import save
 
-    host = _scaled_host(model)
-    scaling = host.skip_scaling
+    plan, scaling = plan_of(model), scaling_of(model)
+    host = unwrap(model)
+    state = attached(host)
     description = {
         "format": FORMAT,
         "scaling": scaling.config.to_dict(),
-        "host": {"class": type(host).__name__, "skips": [asdict(site) for site in scaling.sites]},
+        "plan": plan.to_dict(),
+        "folded": sorted(state.folded) if state is not None else [],
+        "host": {"class": type(host).__name__, "weights": _weights(host)},
     }
     tensors = {name: value.detach().cpu().contiguous() for name, value in scaling.state_dict().items()}
     content = save(tensors, metadata={"scalelong": json.dumps(description)})
@@ -36,26 +42,67 @@ def save_scaling(model: nn.Module, path: str | PathLike[str]) -> None:
 
 
 def load_scaling_(model: nn.Module, path: str | PathLike[str]) -> nn.Module:
-    """Scale the model as the file says. A model whose long skips are others is refused."""
-    from safetensors import safe_open
+    """Scale the model as the file says. A model that is not built like the saved one is refused."""
+    description, tensors = _read(os.fspath(path))
+    host = unwrap(model)
+    plan = SkipPlan.from_dict(description["plan"])
+    _compare_hosts(description["host"], {"class": type(host).__name__, "weights": _weights(host)})
+    native = native_plan(host)
+    if native is not None:
+        _compare_sites(plan, native)
+    scale_skips_(model, as_scaling(description["scaling"]), plan=plan)
+    if is_scaled(model):
+        scaling_of(model).load_state_dict(tensors)
+    state = attached(host)
+    if state is not None and description["folded"]:
+        from .attach import attach_, detach_
 
-    with safe_open(os.fspath(path), framework="pt") as file:
-        metadata = file.metadata() or {}
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a mapping
-    if "scalelong" not in metadata:
-        raise ScalingMismatchError(f"{os.fspath(path)} was not written by save_scaling")
-    description = json.loads(metadata["scalelong"])
-    host = _host(model)
-    _compare(description["host"]["skips"], [asdict(site) for site in host.skip_sites()])
-    scale_skips_(model, as_scaling(description["scaling"]))
-    host.skip_scaling.load_state_dict(tensors)
+        detach_(host)
+        state.folded = set(description["folded"])
+        attach_(host, state)
     return model
 
 
-def _compare(saved: list[dict[str, Any]], found: list[dict[str, Any]]) -> None:
+def _read(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a mapping
+        description = json.loads(metadata["scalelong"])
+    except (SafetensorError, KeyError, json.JSONDecodeError, OSError) as error:
+        raise ScalingMismatchError(f"{path} was not written by save_scaling: {error}") from error
+    if description.get("format") != FORMAT:
+        raise ScalingMismatchError(f"{path} has format {description.get('format')}, this version reads {FORMAT}")
+    return description, tensors
+
+
+def _weights(host: nn.Module) -> dict[str, list[int]]:
+    """The structure of a model: its parameters and their shapes."""
+    named = host.named_parameters()
+    return {name: list(p.shape) for name, p in named if not name.startswith(f"{REGISTERED}.")}
+
+
+def _compare_hosts(saved: dict[str, Any], found: dict[str, Any]) -> None:
+    if saved["class"] != found["class"]:
+        raise ScalingMismatchError(f"the file scales a {saved['class']}, this model is a {found['class']}")
+    theirs, ours = saved["weights"], found["weights"]
+    different = [
+        f"{name} is {theirs.get(name, 'absent')} in the file and {ours.get(name, 'absent')} here"
+        for name in dict.fromkeys((*theirs, *ours))
+        if theirs.get(name) != ours.get(name)
+    ]
+    if different:
+        more = f", and {len(different) - 3} more" if len(different) > 3 else ""
+        raise ScalingMismatchError(f"the file scales a model of another shape: {'; '.join(different[:3])}{more}")
+
+
+def _compare_sites(saved: SkipPlan, found: SkipPlan) -> None:
     if len(saved) != len(found):
         raise ScalingMismatchError(f"the file scales {len(saved)} long skips and this model has {len(found)}")
-    for theirs, ours in zip(saved, found, strict=True):
+    for theirs, ours in zip(saved.sites, found.sites, strict=True):
+        old = asdict(theirs)
         if theirs != ours:
-            different = {key: (theirs.get(key), value) for key, value in ours.items() if theirs.get(key) != value}
-            raise ScalingMismatchError(f"long skip {ours['index']} differs (in the file, in this model): {different}")
+            different = {key: (old[key], value) for key, value in asdict(ours).items() if old[key] != value}
+            raise ScalingMismatchError(f"long skip {ours.index} differs (in the file, in this model): {different}")

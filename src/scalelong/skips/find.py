@@ -1,0 +1,147 @@
+"""Find the long skips of any U-shaped model."""
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import AmbiguousSkipsError, ExampleInputsError, NoLongSkipsError, ScaleLongError, UnsupportedModelError
+from ..scaling.base import SkipSite
+from .candidates import Candidate, candidates
+from .examples import ExampleInputs, example_call
+from .families import planning_mode
+from .foldable import fold_targets
+from .host import native_plan, unwrap
+from .norms import cancellation
+from .plan import Attachment, LongSkip, SkipPlan
+from .reach import merge_axis, obstacle, reach
+from .selection import Selection, select, select_all
+from .trace import Trace, record
+
+Patterns = str | Sequence[str] | None
+
+
+def find_skips(
+    model: nn.Module, example_inputs: ExampleInputs = None, *, include: Patterns = None, exclude: Patterns = None
+) -> SkipPlan:
+    """Where the long skips of the model are, and how each can be scaled. The model is left as it was.
+
+    The model runs once on `example_inputs`, a tuple of positional or a dictionary of keyword arguments; for diffusers'
+    UNets and U-ViT they can be left out. Meta and fake tensors will do. `include` and `exclude` are patterns
+    (`"decoder.*"`) for the producer, the module of the merge, its kind or its place in the source (`"unet.py:12"`).
+
+    Raises NoLongSkipsError if there are none and AmbiguousSkipsError if it is not certain which they are.
+    """
+    host = unwrap(model)
+    if not isinstance(host, nn.Module) or isinstance(host, torch.jit.ScriptModule):
+        raise UnsupportedModelError(f"long skips are found in nn.Modules, not in a {type(host).__name__}")
+    plan = native_plan(host)
+    if plan is not None:
+        return plan
+    args, kwargs = example_call(host, example_inputs)
+    trace = _record(host, args, kwargs)
+    found = [c for c in candidates(trace) if _wanted(trace, c, include, exclude)]
+    selection = select(trace, found)
+    if include is not None and not selection.chosen:
+        selection = select_all(trace, found)
+    if selection.doubtful:
+        raise _ambiguous(trace, selection)
+    if not selection.chosen:
+        raise _nothing(trace, found, include, exclude)
+    return _plan(trace, selection.chosen, selection.repeats)
+
+
+def _record(host: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Trace:
+    from .attach import paused
+
+    try:
+        with paused(host), planning_mode(host):
+            return record(host, args, kwargs)
+    except ScaleLongError:
+        raise
+    except Exception as error:
+        raise ExampleInputsError(
+            f"{type(host).__name__} could not run on the example inputs: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _wanted(trace: Trace, candidate: Candidate, include: Patterns, exclude: Patterns) -> bool:
+    merge = candidate.merge
+    names = [trace.producer(candidate.start), merge.kind, merge.site.text]
+    names += [call.name for call in trace.calls if any(leaf == merge.node for _, leaf in call.inputs)]
+    names += [call.name for call in merge.call.stack() if call.parent is not None][:1]
+
+    def matches(patterns: Patterns) -> bool:
+        listed = [patterns] if isinstance(patterns, str) else patterns or []
+        return any(fnmatchcase(name, pattern) for name in names for pattern in listed)
+
+    return (include is None or matches(include)) and not matches(exclude)
+
+
+def _plan(trace: Trace, chosen: Sequence[Candidate], repeats: int) -> SkipPlan:
+    skips = tuple(_describe(trace, candidate, i, repeats) for i, candidate in enumerate(chosen, start=1))
+    return SkipPlan(type(trace.model).__name__, skips, repeats)
+
+
+def _describe(trace: Trace, candidate: Candidate, index: int, repeats: int) -> LongSkip:
+    merge = candidate.merge
+    attachment = reach(trace, merge, candidate.operand, repeats)
+    behind = cancellation(trace, candidate)
+    fold, unfoldable = fold_targets(trace, candidate, repeats)
+    return LongSkip(
+        index=index,
+        producer=trace.producer(candidate.start),
+        consumer=attachment.module if attachment is not None else merge.call.name,
+        merge=merge.kind,
+        shape=merge.shapes[candidate.operand],
+        site=_site(trace, candidate, index, attachment),
+        location=merge.site.text,
+        attachment=attachment,
+        main=reach(trace, merge, candidate.main, repeats),
+        obstacle="" if attachment is not None else obstacle(trace, merge),
+        norm=behind.norm,
+        cancelled=behind.share,
+        bypass=behind.bypass,
+        fold=fold,
+        unfoldable=unfoldable,
+    )
+
+
+def _site(trace: Trace, candidate: Candidate, index: int, attachment: Attachment | None) -> SkipSite:
+    merge = candidate.merge
+    shape = merge.shapes[candidate.operand]
+    axis = attachment.axis if attachment is not None else merge_axis(trace, merge, candidate.skip_node)
+    is_last = axis == len(shape) - 1 and axis > 1
+    return SkipSite(
+        index=index,
+        channels=shape[merge_axis(trace, merge, candidate.skip_node)],
+        channel_axis=-1 if is_last else axis,
+        main_channels=merge.shapes[candidate.main][merge.axis] if merge.axis is not None else None,
+        tokens=shape[1] if len(shape) == 3 and is_last else None,
+    )
+
+
+def _ambiguous(trace: Trace, selection: Selection) -> AmbiguousSkipsError:
+    everything = sorted([*selection.chosen, *selection.doubtful], key=lambda c: (c.start, -c.end))
+    plan = _plan(trace, everything, 1)
+    numbers = [everything.index(candidate) + 1 for candidate in selection.chosen]
+    return AmbiguousSkipsError(
+        f"{type(trace.model).__name__} has {len(everything)} candidates for long skips that do not form one nest, as "
+        f"in UNet++, UNet3+ or stacked hourglasses:\n\n{plan}\n\nThe longest nest is {numbers}. Say which are meant: "
+        f"with include= or exclude= (patterns for the names above), or with plan=error.plan.select({numbers})",
+        plan,
+    )
+
+
+def _nothing(trace: Trace, found: list[Candidate], include: Patterns, exclude: Patterns) -> NoLongSkipsError:
+    counts = {kind: sum(merge.kind == kind for merge in trace.merges) for kind in ("cat", "add", "lerp")}
+    patterns = "" if include is None and exclude is None else f" (include={include!r}, exclude={exclude!r})"
+    return NoLongSkipsError(
+        f"no long skip in {type(trace.model).__name__}{patterns}: looked at {len(trace.nodes)} operations in "
+        f"{len(trace.calls)} module calls, with {counts['cat']} concatenations, {counts['add']} additions and "
+        f"{counts['lerp']} interpolations of tensors. {len(found)} of them join a path with a shortcut around it, but "
+        f"these follow each other (residual and dense blocks) instead of lying one inside the other, as in a U. "
+        f"Merges by assignment to a slice, in ScriptModules and of two-dimensional tensors are not seen"
+    )

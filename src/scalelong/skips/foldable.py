@@ -1,0 +1,105 @@
+"""Which layers can take a constant factor of a skip into their weights exactly."""
+
+from torch import nn
+
+from .axes import carry_forward
+from .candidates import Candidate
+from .plan import FoldTarget
+from .reach import COPIES, merge_axis
+from .trace import Call, Node, Trace
+
+FOLDING = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+# f(κx) = κ f(x) for κ >= 0, channel by channel.
+_HOMOGENEOUS = COPIES | frozenset(
+    "relu relu_ leaky_relu leaky_relu_ prelu avg_pool1d avg_pool2d avg_pool3d dropout native_dropout view permute "
+    "transpose _unsafe_view reshape unsqueeze squeeze slice".split()
+)
+
+
+def fold_targets(trace: Trace, candidate: Candidate, repeats: int) -> tuple[tuple[FoldTarget, ...], str]:
+    """All layers that see the skip behind the merge, or the one that makes it; otherwise why there are none."""
+    behind, reason = _behind(trace, candidate, repeats)
+    if behind:
+        return behind, ""
+    before = _before(trace, candidate, repeats)
+    return (before, "") if before else ((), reason)
+
+
+def _behind(trace: Trace, candidate: Candidate, repeats: int) -> tuple[tuple[FoldTarget, ...], str]:
+    merge = candidate.merge
+    if merge.axis is None:
+        return (), "its merge is an addition"
+    start = sum(shape[merge.axis] for shape in merge.shapes[: candidate.operand])
+    length = merge.shapes[candidate.operand][merge.axis]
+    main_start = sum(shape[merge.axis] for shape in merge.shapes[: candidate.main])
+    main_length = merge.shapes[candidate.main][merge.axis]
+    targets: dict[str, FoldTarget] = {}
+    front = [(merge.node, merge.axis)]
+    while front:
+        node, axis = front.pop()
+        if node in trace.outputs:
+            return (), "the merge is an output of the model"
+        for user in trace.users[node]:
+            call = _layer_call(trace, node, user)
+            step = trace.nodes[user]
+            if call is not None:
+                obstacle = _obstacle(trace, call, repeats)
+                linear_axis = len(trace.nodes[node].shape) - 1
+                if obstacle or axis != (linear_axis if isinstance(call.module, nn.Linear) else 1):
+                    return (), obstacle or f"{call.name} works on another axis"
+                targets[call.name] = FoldTarget(
+                    module=call.name, start=start, length=length, main_start=main_start, main_length=main_length
+                )
+            elif _homogeneous(step) and (moved := carry_forward(trace, step, node, axis)) is not None:
+                front.append((user, moved))
+            else:
+                where = step.call.name if step.call is not None else ""
+                return (), f"{step.name.removeprefix('native_')} comes first{f' ({where})' if where else ''}"
+    return tuple(targets.values()), "nothing comes behind it"
+
+
+def _before(trace: Trace, candidate: Candidate, repeats: int) -> tuple[FoldTarget, ...]:
+    """The layer that makes the skip and nothing else: its weights and bias take the factor."""
+    node, follower = candidate.skip_node, candidate.end
+    axis = merge_axis(trace, candidate.merge, node)
+    while trace.users[node] == [follower] and node not in trace.outputs:
+        step = trace.nodes[node]
+        for call in trace.calls:
+            made = isinstance(call.module, FOLDING) and [leaf for _, leaf in call.outputs] == [node]
+            if made and call.contains(node) and not _obstacle(trace, call, repeats):
+                expected = len(step.shape) - 1 if isinstance(call.module, nn.Linear) else 1
+                length = step.shape[axis]
+                return (FoldTarget(module=call.name, start=0, length=length, output=True),) if axis == expected else ()
+        if not _homogeneous(step) or step.name in ("permute", "transpose", "view", "_unsafe_view", "reshape"):
+            return ()
+        node, follower = step.inputs[0], node
+    return ()
+
+
+def _layer_call(trace: Trace, node: int, user: int) -> Call | None:
+    call = trace.nodes[user].call
+    if call is None or not isinstance(call.module, FOLDING):
+        return None
+    return call if call.inputs and call.inputs[0] == ((0, 0), node) else None
+
+
+def _obstacle(trace: Trace, call: Call, repeats: int) -> str:
+    module = call.module
+    plain = next(cls for cls in FOLDING if isinstance(module, cls))
+    if type(module).forward is not plain.forward:
+        return f"{call.name} is a {type(module).__name__}"
+    weight = module._parameters.get("weight")
+    if weight is None or hasattr(module, "parametrizations"):
+        return f"the weight of {call.name} is computed"
+    owners = [m for m in trace.model.modules() if any(p is weight for p in m._parameters.values())]
+    if len(owners) > 1 or trace.call_count[call.name] != repeats:
+        return f"{call.name} is used more than once"
+    return ""
+
+
+def _homogeneous(step: Node) -> bool:
+    if len(step.inputs) != 1:
+        return False
+    if step.name == "constant_pad_nd":
+        return not any(isinstance(option, int | float) and option != 0 for option in step.options)
+    return step.name in _HOMOGENEOUS or step.name.startswith("upsample_")
