@@ -1,5 +1,6 @@
 """How much: the scaling methods, one file each."""
 
+from .balanced import BalancedScaling
 from .base import Constants, Scaling, SkipScaling, SkipSite
 from .constant import ConstantScaling
 from .custom import CustomScaling
@@ -13,6 +14,7 @@ from .uniform import UniformScaling
 
 __all__ = [
     "METHODS",
+    "BalancedScaling",
     "ConstantScaling",
     "Constants",
     "CustomScaling",

@@ -1,8 +1,12 @@
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from .base import require, require_kappa
-from .fixed import FixedScaling
+from .base import SkipSite, require, require_kappa
+from .fixed import FixedScaling, FixedSkipScaling
 from .registry import register_scaling
+
+AUTO = "auto"
 
 
 @register_scaling
@@ -10,18 +14,34 @@ from .registry import register_scaling
 class ConstantScaling(FixedScaling):
     """CS, κ_i = κ^(i-1) (Eq. 8): the outermost skip is kept, inner ones fade. The paper suggests κ in [0.5, 0.95].
 
+    `kappa="auto"` takes κ from the number of skips, by `scalelong.kappa` at the paper's assumptions about the data; use
+    `choose_kappa(..., data=...)` where there is data. A built scaling holds the number that was chosen.
     `reverse=True` is the paper's ablation κ_i = κ^(N-i+1) (Table 4), which it found clearly worse.
     """
 
-    kappa: float = 0.7
+    kappa: float | Literal["auto"] = 0.7
     reverse: bool = False
 
     name = "cs"
 
     def validate(self) -> None:
-        require_kappa(self.kappa)
+        if self.kappa != AUTO:
+            require_kappa(self.kappa)
         require(isinstance(self.reverse, bool), f"reverse must be true or false, got {self.reverse!r}")
 
+    def resolved(self, count: int) -> "ConstantScaling":
+        """This configuration for N skips, with a number in place of "auto"."""
+        if self.kappa != AUTO:
+            return self
+        from ..kappa import choose_kappa
+
+        return self.replace(kappa=choose_kappa(skips=count).kappa)
+
     def curve(self, count: int) -> tuple[float, ...]:
+        kappa = self.resolved(count).kappa
         exponents = range(count, 0, -1) if self.reverse else range(count)
-        return tuple(self.kappa**exponent for exponent in exponents)
+        return tuple(float(kappa) ** exponent for exponent in exponents)
+
+    def build(self, sites: Sequence[SkipSite]) -> FixedSkipScaling:
+        # What is saved with a model is the number, not the way that it was found.
+        return FixedScaling.build(self.resolved(len(sites)), sites)

@@ -1,0 +1,100 @@
+"""Estimator A: κ from the moments of the data, the noise schedule, and the number of long skips (Section 4.1).
+
+The output of Eq. (3) with unit gain has a squared norm of ‖x_t‖² Σ κ_j², its target is ε, so Σ κ_j² should lie between
+the mean and a high quantile of ‖ε‖²/‖x_t‖².
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import InvalidConfigError
+from ..theory.inputs import PAPER_SECOND_MOMENT, image_moments
+from ..theory.schedules import alpha_bars
+from .choice import KappaChoice
+
+QUANTILE = 0.97
+SMALLEST_KAPPA = 0.1
+"""No estimator goes below: with κ = 0.1 the second skip has a hundredth of its power, and the third nearly nothing."""
+
+
+class Targets(NamedTuple):
+    """What Σ κ_j² should be: between the mean and the 97 % quantile of ‖ε‖²/‖x_t‖²."""
+
+    mean: float
+    high: float
+    second_moment: float
+
+
+def noise_ratio_targets(data: Tensor | None = None, schedule: Any = "ddpm") -> Targets:
+    """The targets by the fast formula 1 / (1 - (1 - s) ᾱ_t), over all images and times; without data for s = 1/3."""
+    moments = torch.tensor([PAPER_SECOND_MOMENT], dtype=torch.float64) if data is None else image_moments(data)
+    bars, second_moment = alpha_bars(schedule), float(moments.mean())
+    if len(moments) * len(bars) > 8_000_000:
+        # Quantiles of s stand for the images: the ratio is a smooth function of s.
+        moments = torch.quantile(moments[:8_000_000], torch.linspace(0, 1, 1001, dtype=torch.float64))
+    norms = 1 - (1 - moments[:, None]) * bars[None, :]
+    if not bool((norms > 0).all()):
+        raise InvalidConfigError(
+            "some images are all zero where the schedule has ᾱ_t = 1: x_t vanishes, no ratio exists"
+        )
+    ratios = (1 / norms).flatten()
+    position = max(1, round(QUANTILE * len(ratios)))
+    return Targets(float(ratios.mean()), float(ratios.kthvalue(position).values), second_moment)
+
+
+class Solution(NamedTuple):
+    kappa: float
+    limit: str | None
+    """What stopped the search, in words, where the target cannot be met."""
+
+
+def solve(total: Callable[[float], float], target: float, tolerance: float = 1e-4) -> Solution:
+    """κ in [0.1, 1] with total(κ) = target, by bisection; the nearer end where there is none."""
+    largest, smallest = total(1.0), total(SMALLEST_KAPPA)
+    if largest <= target:
+        return Solution(1.0, f"no κ reaches {target:.3g}: without scaling it is {largest:.3g}; capped at κ = 1")
+    if smallest >= target:
+        return Solution(
+            SMALLEST_KAPPA, f"no κ goes down to {target:.3g}: κ = {SMALLEST_KAPPA} gives {smallest:.3g}; kept there"
+        )
+    low, high = SMALLEST_KAPPA, 1.0
+    while high - low > tolerance:
+        middle = (low + high) / 2
+        low, high = (low, middle) if total(middle) > target else (middle, high)
+    return Solution((low + high) / 2, None)
+
+
+def kappa_for_sum(target: float, skips: int) -> Solution:
+    """κ with Σ_{j=1..N} κ^(2(j-1)) = target."""
+    return solve(lambda kappa: sum(kappa ** (2 * j) for j in range(skips)), target, tolerance=1e-9)
+
+
+def choose_from_moments(skips: int, data: Tensor | None = None, schedule: Any = "ddpm") -> KappaChoice:
+    """Estimator A. Costs one pass over the data; without data it takes the paper's s = 1/3."""
+    if skips < 1:
+        raise InvalidConfigError(f"the number of long skips must be at least 1, got {skips}")
+    targets = noise_ratio_targets(data, schedule)
+    low, high = kappa_for_sum(targets.mean, skips), kappa_for_sum(targets.high, skips)
+    source = "the paper's uniform data" if data is None else f"{len(data)} images"
+    reasons = [
+        f"E[x_0²] = {targets.second_moment:.3f} per dimension ({source}); ‖ε‖²/‖x_t‖² has the mean {targets.mean:.3f} "
+        f"and the 97 % quantile {targets.high:.3f}",
+        f"Σ κ^(2(j-1)) over {skips} skips is the mean at κ = {low.kappa:.3f}, the quantile at {high.kappa:.3f}",
+        *[solution.limit for solution in (low, high) if solution.limit],
+        PICK_REASON,
+    ]
+    return KappaChoice(
+        kappa=round(high.kappa, 4),
+        low=round(low.kappa, 4),
+        high=round(high.kappa, 4),
+        method="data",
+        skips=skips,
+        reasons=tuple(reasons),
+        details=targets._asdict(),
+    )
+
+
+PICK_REASON = "the pick is the upper end: Section 4.1 asks for room for the long tail of the ratio"
