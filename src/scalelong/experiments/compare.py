@@ -42,7 +42,7 @@ def compare(
 ) -> Comparison | None:
     """Train every method with every seed; runs that are finished are not repeated. None if it was interrupted.
 
-    `every` is the number of steps between two readings of features and coefficients, `jobs` how many runs go in parallel.
+    `every` is the number of steps between two readings of features and coefficients, `jobs` how many runs go at once.
     """
     if not config.images.held_out:
         raise InvalidConfigError(
