@@ -42,8 +42,7 @@ def main(arguments: list[str]) -> int:
     if command.dry_run:
         print(dry_run(command))
         return 0
-    result = train(command.train, command.out)
-    print(f"{'finished' if result.finished else 'interrupted'} at step {result.step}: {result.folder}", flush=True)
+    train(command.train, command.out)
     return 0
 
 

@@ -1,7 +1,8 @@
 """Images for training: folders, archives, tables, arrays, and two sets that come with the package."""
 
 from .batching import batches, to_float
-from .dataset import Batch, BrokenImage, ImageData, MemoryData
+from .broken import BrokenImage
+from .dataset import Batch, ImageData, MemoryData
 from .errors import (
     BrokenImagesError,
     DataError,

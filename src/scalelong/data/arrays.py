@@ -9,14 +9,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..errors import InvalidConfigError
+from .broken import Tally
 from .dataset import Annotations, ImageData, MemoryData
+from .errors import NoImagesError
 from .options import Options
 
-CHUNK = 1024  # images converted at a time, to bound the memory of floats
+CHUNK = 1024  # images converted at a time, to bound the memory
 
 
 def from_array(name: str, images: Tensor, annotations: Annotations, options: Options) -> ImageData:
     """A data set of uint8 images (N, C, H, W), converted now if the result fits in memory, or else when fetched."""
+    if len(images) == 0:
+        raise NoImagesError(f"{name} holds an array of images, but it is empty: {tuple(images.shape)}")
     rows = options.chosen(len(images))
     if len(rows) < len(images):
         images, annotations = images[rows], annotations.take(rows)
@@ -29,7 +33,7 @@ def from_array(name: str, images: Tensor, annotations: Annotations, options: Opt
         return converted
     result = torch.empty(len(images), channels, height, width, dtype=torch.uint8)
     for chunk in torch.arange(len(images)).split(CHUNK):
-        result[chunk] = converted._images(chunk)
+        result[chunk] = converted.fetch(chunk).images
     return MemoryData(name, result, annotations)
 
 
@@ -44,15 +48,16 @@ class ConvertedData(ImageData):
         check_conversion(images.shape[1], channels, name)
         self.name, self.annotations = name, annotations
         self.channels, self.height, self.width = channels, height, width
+        self.tally = Tally(name, len(images), 0)
         self._source = images
         self._rows = torch.arange(len(images))
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def _images(self, rows: Tensor) -> Tensor:
+    def _read(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         images = convert_channels(self._source.index_select(0, self._rows[rows]), self.channels)
-        return resize(images, self.height, self.width)
+        return resize(images, self.height, self.width), rows
 
     def _take(self, rows: Tensor) -> ConvertedData:
         part = ConvertedData(
@@ -100,6 +105,6 @@ def resize(images: Tensor, height: int, width: int) -> Tensor:
     crop_height = min(found_height, max(1, round(found_width * height / width)))
     crop_width = min(found_width, max(1, round(found_height * width / height)))
     top, left = (found_height - crop_height) // 2, (found_width - crop_width) // 2
-    part = images[:, :, top : top + crop_height, left : left + crop_width].to(torch.float32)
-    scaled = F.interpolate(part, (height, width), mode="bicubic", antialias=True, align_corners=False)
-    return scaled.round().clamp(0, 255).to(torch.uint8)
+    part = images[:, :, top : top + crop_height, left : left + crop_width]
+    # On bytes torch works as Pillow does, so that arrays and files come out alike.
+    return F.interpolate(part, (height, width), mode="bicubic", antialias=True, align_corners=False)

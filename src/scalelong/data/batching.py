@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from .broken import BrokenImage
 from .dataset import Batch, ImageData
 from .errors import DataError
 
@@ -23,19 +25,24 @@ def batches(
         for indices in order:
             yield data.fetch(indices)
         return
-    loader = torch.utils.data.DataLoader(
-        _Fetch(data),
-        batch_size=None,
-        sampler=order,
-        num_workers=workers,
-        prefetch_factor=prefetch,
-        collate_fn=_unchanged,
-        generator=torch.Generator(),  # a DataLoader without its own draws from the global one
-    )
-    for result in loader:
-        if isinstance(result, DataError):
-            raise result
-        yield result
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="This DataLoader will create")  # more workers than cores: as asked
+        loader = torch.utils.data.DataLoader(
+            _Fetch(data),
+            batch_size=None,
+            sampler=order,
+            num_workers=workers,
+            prefetch_factor=prefetch,
+            collate_fn=_unchanged,
+            generator=torch.Generator(),  # a DataLoader without its own draws from the global one
+        )
+        results = iter(loader)
+    for batch, broken in results:
+        for image in broken:  # each worker counts its own; the limit is for all
+            data.tally.add(image)
+        if isinstance(batch, DataError):
+            raise batch
+        yield batch
 
 
 def to_float(images: Tensor, flip: Tensor | None = None) -> Tensor:
@@ -51,11 +58,11 @@ class _Fetch(torch.utils.data.Dataset):
     def __init__(self, data: ImageData) -> None:
         self.data = data
 
-    def __getitem__(self, indices: Tensor | Sequence[int]) -> Batch | DataError:
+    def __getitem__(self, indices: Tensor | Sequence[int]) -> tuple[Batch | DataError, tuple[BrokenImage, ...]]:
         try:
-            return self.data.fetch(indices)
+            return self.data.fetch(indices), self.data.broken
         except DataError as error:
-            return error
+            return error, ()
 
 
 def _unchanged(item: object) -> object:

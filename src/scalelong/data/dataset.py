@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidConfigError
+from .broken import BrokenImage, Tally
 
 
 @dataclass(frozen=True)
@@ -22,15 +23,6 @@ class Batch:
     images: Tensor  # uint8 (B, C, H, W)
     labels: Tensor | None  # int64 (B,)
     captions: list[str] | None
-
-
-@dataclass(frozen=True)
-class BrokenImage:
-    name: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.name} ({self.reason})"
 
 
 @dataclass(frozen=True)
@@ -62,14 +54,14 @@ class ImageData(ABC):
     width: int
     in_memory: bool  # one uint8 tensor; fetching is indexing
     annotations: Annotations
-    broken: tuple[BrokenImage, ...] = ()  # what was skipped so far
+    tally: Tally
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def _images(self, rows: Tensor) -> Tensor:
-        """The images of these rows, uint8 (B, C, H, W)."""
+    def _read(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The images of these rows, uint8 (B, C, H, W), and the rows that they really are of."""
 
     @abstractmethod
     def _take(self, rows: Tensor) -> ImageData:
@@ -88,11 +80,17 @@ class ImageData(ABC):
     def has_captions(self) -> bool:
         return self.annotations.captions is not None
 
+    @property
+    def broken(self) -> tuple[BrokenImage, ...]:
+        """The images that could not be read and were skipped, so far."""
+        return tuple(self.tally.found.values())
+
     def fetch(self, indices: Tensor | Sequence[int]) -> Batch:
         """The images with these numbers, in this order; the same numbers always give the same batch."""
         rows = self._checked(indices)
+        images, rows = self._read(rows)
         about = self.annotations.take(rows)
-        return Batch(self._images(rows), about.labels, about.captions)
+        return Batch(images, about.labels, about.captions)
 
     def fingerprint(self) -> str:
         """A sha256 that changes when images, labels or captions do.
@@ -153,7 +151,7 @@ class MemoryData(ImageData):
         name: str,
         images: Tensor,
         annotations: Annotations | None = None,
-        broken: tuple[BrokenImage, ...] = (),
+        tally: Tally | None = None,
         rows: Tensor | None = None,
     ) -> None:
         if images.dtype != torch.uint8 or images.dim() != 4:
@@ -162,21 +160,21 @@ class MemoryData(ImageData):
         self.images = images
         self.channels, self.height, self.width = images.shape[1:]
         self.annotations = annotations or Annotations()
-        self.broken = broken
+        self.tally = tally or Tally(name, len(images), 0)
         self._rows = rows
 
     def __len__(self) -> int:
         return len(self.images) if self._rows is None else len(self._rows)
 
-    def _images(self, rows: Tensor) -> Tensor:
-        return self.images.index_select(0, rows if self._rows is None else self._rows[rows])
+    def _read(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        return self.images.index_select(0, rows if self._rows is None else self._rows[rows]), rows
 
     def _take(self, rows: Tensor) -> MemoryData:
         inner = rows if self._rows is None else self._rows[rows]
-        return MemoryData(self.name, self.images, self.annotations.take(rows), self.broken, inner)
+        return MemoryData(self.name, self.images, self.annotations.take(rows), self.tally, inner)
 
     def _pixel_digest(self) -> str:
         sha = hashlib.sha256()
         for rows in torch.arange(len(self)).split(4096):
-            sha.update(self._images(rows).numpy().data)
+            sha.update(self._read(rows)[0].numpy().data)
         return sha.hexdigest()

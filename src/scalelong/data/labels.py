@@ -9,12 +9,11 @@ from torch import Tensor
 
 from .errors import LabelError
 
+Numbered = tuple[Tensor, tuple[str, ...]] | tuple[None, None]  # numbers and class names, or unlabelled
 MOST_CLASSES = 1_000_000  # beyond this they are identifiers, not classes
 
 
-def number_labels(
-    values: Sequence[object], where: str, classes: Sequence[str] | None = None
-) -> tuple[Tensor, tuple[str, ...]] | tuple[None, None]:
+def number_labels(values: Sequence[object], where: str, classes: Sequence[str] | None = None) -> Numbered:
     """Labels as numbers, and the class names: those given, or the distinct names sorted, or "0", "1", ...
 
     All labels -1 means unlabelled: it is how hidden test labels are published.
@@ -35,9 +34,7 @@ def number_labels(
     return number_tensor(torch.tensor(list(values), dtype=torch.int64), where, classes)
 
 
-def number_tensor(
-    labels: Tensor, where: str, classes: Sequence[str] | None = None
-) -> tuple[Tensor, tuple[str, ...]] | tuple[None, None]:
+def number_tensor(labels: Tensor, where: str, classes: Sequence[str] | None = None) -> Numbered:
     """The same for numbers that are a tensor already."""
     labels = labels.to(torch.int64)
     if len(labels) and bool((labels == -1).all()):

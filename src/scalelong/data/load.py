@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
-from .dataset import ImageData
-from .digits import load_digits
-from .errors import DataNotFoundError
-from .options import Options, Progress
+import os
+from pathlib import Path
 
-DATASETS = ("digits", "shapes", "mnist", "fashion-mnist", "cifar10")
+from .archive import ZipTree
+from .cifar import find_cifar, load_cifar
+from .dataset import Annotations, ImageData
+from .decode import SUFFIXES
+from .digits import load_digits
+from .errors import DataNotFoundError, UnknownSplitError, UnreadableDataError
+from .hub import HubSource, choose_part, is_saved, load_hub, load_saved
+from .idx import find_idx, is_idx, load_idx
+from .metadata import annotate
+from .named import KNOWN, find_known
+from .npz import load_npz
+from .options import Options, Progress
+from .parquet import find_parquet, load_parquet
+from .shapes import load_shapes
+from .source import from_source
+from .splits import by_folder, canonical, split_in
+from .tree import FileTree, Folder, TreeSource
+
+DATASETS = ("digits", "shapes", *KNOWN)
 
 
 def load_data(
-    spec: str,
+    spec: str | os.PathLike[str],
     *,
     size: int | tuple[int, int] | None = None,
     channels: int | None = None,
@@ -21,6 +37,19 @@ def load_data(
     limit: int | None = None,
     progress: Progress | None = None,
 ) -> ImageData:
+    """Opens a data set.
+
+    spec: "digits" or "shapes", which come with the package; "mnist", "fashion-mnist" or "cifar10", searched for; the
+        path of a folder of images, of parquet, IDX or CIFAR-10 files or of a saved Hugging Face data set; the path of
+        a .zip, .parquet, .npz or IDX file; or "hf:NAME" for a data set of the Hugging Face hub.
+    size: a side or (height, width); the shorter side is resized, the middle kept. Needed if the images differ in size.
+    channels: 1, 3 or 4. By default 1 if all images are gray, 4 if all are RGBA, and 3 otherwise.
+    split: "train", "test" or "validation".
+    memory_limit: bytes of pixels up to which all is decoded into memory; above it images are decoded when fetched.
+    max_broken: how many unreadable images are skipped before it is an error, as a number or as a share.
+    limit: at most this many images, evenly spread over the set.
+    progress: called with (done, total) while headers are read and while images are decoded.
+    """
     options = Options(
         size=size,
         channels=channels,
@@ -30,6 +59,71 @@ def load_data(
         limit=limit,
         progress=progress,
     )
+    spec = os.fspath(spec)
     if spec == "digits":
         return load_digits(spec, options)
-    raise DataNotFoundError(f"no data set {spec!r}; known names: {', '.join(DATASETS)}")
+    if spec == "shapes":
+        return load_shapes(spec, options)
+    if spec in KNOWN:
+        return _load_known(spec, options)
+    if spec.startswith("hf:"):
+        return load_hub(spec, options)
+    path = Path(spec).expanduser()
+    if path.is_dir():
+        return _load_folder(spec, path, options)
+    if path.is_file():
+        return _load_file(spec, path, options)
+    raise DataNotFoundError(
+        f"no data at {spec!r}: it is neither a folder nor a file, seen from {Path.cwd()}, nor one of the names "
+        f"{', '.join(DATASETS)} or hf:NAME"
+    )
+
+
+def _load_known(name: str, options: Options) -> ImageData:
+    data = _load_folder(name, find_known(name), options)
+    classes, about = KNOWN[name].classes, data.annotations
+    if about.labels is not None and int(about.labels.max()) < len(classes):
+        data.annotations = Annotations(about.labels, classes, about.captions)
+    return data
+
+
+def _load_folder(name: str, path: Path, options: Options) -> ImageData:
+    cifar = find_cifar(path)
+    if cifar is not None:
+        return load_cifar(name, cifar, options)
+    if is_saved(path):
+        return from_source(name, HubSource(choose_part(load_saved(path), options.split, name), name), options)
+    tree = Folder(path)
+    suffixes = {Path(file).suffix.lower() for file in tree.names}
+    if suffixes & SUFFIXES:
+        return _load_tree(name, tree, options)
+    if ".parquet" in suffixes:
+        return load_parquet(name, find_parquet(path, options.split), options)
+    places = {Path(file).parent for file in tree.names if is_idx(file)}
+    if len(places) == 1:  # the folder itself, or MNIST/raw in it
+        return load_idx(name, find_idx(path / places.pop(), options.split), options)
+    return _load_tree(name, tree, options)  # which says what it found instead of images
+
+
+def _load_file(name: str, path: Path, options: Options) -> ImageData:
+    kind = path.suffix.lower()
+    if kind == ".zip":
+        return _load_tree(name, ZipTree(path), options)
+    if kind == ".npz":
+        return load_npz(name, path, options)
+    if kind not in (".parquet", ".pq") and not is_idx(path.name):
+        raise UnreadableDataError(
+            f"{path} is not a data set: needed is a folder, a .zip, .parquet or .npz file, or an IDX file (…-ubyte)"
+            + (f"; for one image give its folder, {path.parent}" if kind in SUFFIXES else "")
+        )
+    part = canonical(options.split) or options.split
+    if part not in ("train", split_in(path.name)):
+        raise UnknownSplitError(
+            f"{path} is one file without parts, so it has no {options.split!r}; give the other file"
+        )
+    return load_idx(name, path, options) if is_idx(path.name) else load_parquet(name, [path], options)
+
+
+def _load_tree(name: str, tree: FileTree, options: Options) -> ImageData:
+    images = by_folder(tree.images(), options.split, tree.where)
+    return from_source(name, TreeSource(tree, images, annotate(tree, images)), options)

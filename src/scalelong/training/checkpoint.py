@@ -10,6 +10,7 @@ checkpoints/latest -> step-00001000
 import hashlib
 import json
 import os
+import pickle
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -73,9 +74,12 @@ def write_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
 def _write_files(folder: Path, snapshot: Snapshot) -> None:
     from safetensors.torch import save_file
 
-    about = {"format": "pt", "scalelong": __version__, "step": str(snapshot.step)}
-    save_file(snapshot.model, folder / MODEL, metadata={**about, "weights": "raw, not averaged"})
-    save_file(snapshot.ema, folder / EMA, metadata={**about, "weights": "exponential moving average (EMA)"})
+    def about(weights: str) -> dict[str, str]:
+        # One entry only: safetensors writes several in random order, and equal weights should be equal files.
+        return {"scalelong": json.dumps({"version": __version__, "step": snapshot.step, "weights": weights})}
+
+    save_file(snapshot.model, folder / MODEL, metadata=about("raw, not averaged"))
+    save_file(snapshot.ema, folder / EMA, metadata=about("exponential moving average (EMA)"))
     torch.save(snapshot.training, folder / TRAINING)
     files = {}
     for name in (MODEL, EMA, TRAINING):
@@ -117,8 +121,11 @@ def read_checkpoint(path: Path) -> Snapshot:
     from safetensors.torch import load_file
 
     verify(path)
-    training = torch.load(path / TRAINING, map_location="cpu", weights_only=True)
-    return Snapshot(training["step"], load_file(path / MODEL), load_file(path / EMA), training)
+    try:
+        training = torch.load(path / TRAINING, map_location="cpu", weights_only=True)
+        return Snapshot(training["step"], load_file(path / MODEL), load_file(path / EMA), training)
+    except (pickle.UnpicklingError, KeyError, OSError, RuntimeError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
 def newest_good(folder: Path, say: Callable[[str], None], before: int | None = None) -> Path | None:

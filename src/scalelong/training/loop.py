@@ -103,9 +103,12 @@ class Trainer:
             self.after_step()
             if wish > 0:
                 self.save()
-                self.progress.say(f"stopped by {interrupt.requested} after step {self.state.step}; all is saved")
+                self.progress.say(
+                    f"stopped by {interrupt.requested} after step {self.state.step}; run the same command to continue"
+                )
                 return False
         self.save()
+        self.progress.say(f"finished at step {self.state.step}: {self.run.path}")
         return True
 
     def resume(self) -> None:

@@ -177,15 +177,18 @@ def _from_diffusers_json(path: Path, values: dict[str, Any]) -> nn.Module:
 
 
 def _scale(model: nn.Module, config: TrainConfig, shape: DataShape) -> None:
-    if isinstance(model, UViT):
-        scale_skips_(model, config.scaling)
-        return
-    labels = torch.zeros(2, dtype=torch.long) if shape.labels(config) else None
-    name = Network(model, model).label_argument
-    inputs = {"example_inputs": (torch.randn(2, *shape.image), torch.full((2,), 500.0))}
-    if labels is not None and name is not None:
-        inputs["example_kwargs"] = {name: labels}
-    scale_skips_(model, config.scaling, **inputs)
+    arguments = [config.scaling] if isinstance(model, UViT) else [config.scaling, example_call(model, config, shape)]
+    scale_skips_(model, *arguments)
+
+
+def example_call(model: nn.Module, config: TrainConfig, shape: DataShape) -> dict[str, Tensor]:
+    """The keyword arguments of a small forward of any model."""
+    parameters = inspect.signature(model.forward).parameters
+    network = Network(model, model)
+    inputs = dict(zip(parameters, (torch.zeros(2, *shape.image), torch.full((2,), 500.0)), strict=False))
+    if shape.labels(config) and network.label_argument:
+        inputs[network.label_argument] = torch.zeros(2, dtype=torch.long)
+    return inputs
 
 
 def _checkpoint_gradients(model: nn.Module) -> None:

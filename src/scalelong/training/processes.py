@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -26,7 +27,8 @@ def make_accelerator(config: TrainConfig, folder: str) -> Any:
         return Accelerator(
             # "no" must not overrule what `accelerate config` says.
             mixed_precision=None if config.hardware.precision == "no" else config.hardware.precision,
-            cpu=config.hardware.cpu,
+            # Without an accelerator it joins the processes of torchrun only if told that this is a CPU's run.
+            cpu=config.hardware.cpu or not torch.accelerator.is_available(),
             log_with=list(config.logging.trackers) or None,
             project_dir=folder,
             kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],

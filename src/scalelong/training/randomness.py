@@ -56,7 +56,7 @@ def global_state() -> dict[str, Any]:
     name, keys, *rest = _numpy().random.get_state()
     state = {
         "python": random.getstate(),
-        "numpy": [str(name), torch.from_numpy(keys.copy()), *rest],
+        "numpy": [str(name), torch.from_numpy(keys.astype("int64")), *rest],
         "torch": torch.get_rng_state(),
     }
     if torch.cuda.is_available():
@@ -68,7 +68,7 @@ def restore_global_state(state: dict[str, Any]) -> None:
     version, keys, gauss = state["python"]
     random.setstate((version, tuple(keys), gauss))
     name, array, *rest = state["numpy"]
-    _numpy().random.set_state((name, array.numpy(), *rest))
+    _numpy().random.set_state((name, array.numpy().astype("uint32"), *rest))
     torch.set_rng_state(state["torch"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import platform
+import shlex
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
@@ -70,10 +71,11 @@ class RunFolder:
             "images": len(data),
             "fingerprint": data.fingerprint(),
         }
+        # The configuration first: a kill between two of these files leaves a folder that is known as a run.
+        write_text(self.path / CONFIG, dump_config(config))
         write_text(self.path / DATA, json.dumps(about, indent=2))
         write_text(self.path / "environment.json", json.dumps(environment(), indent=2))
-        write_text(self.path / "README.md", README.format(command=" ".join(["scalelong", *sys.argv[1:]])))
-        write_text(self.path / CONFIG, dump_config(config))
+        write_text(self.path / "README.md", README.format(command=shlex.join(["scalelong", *sys.argv[1:]])))
 
     def _require_same(self, config: TrainConfig, data: ImageData, say: Callable[[str], None]) -> None:
         before = load_config(self.path / CONFIG)
@@ -84,7 +86,8 @@ class RunFolder:
                 f"{self.path} holds a run with another configuration:\n{changes}\n"
                 f"Give the same values to continue it, or another folder with --out"
             )
-        fingerprint = json.loads((self.path / DATA).read_text())["fingerprint"]
+        path = self.path / DATA
+        fingerprint = json.loads(path.read_text())["fingerprint"] if path.exists() else data.fingerprint()
         if fingerprint != data.fingerprint():
             raise RunFolderError(
                 f"the data {config.data!r} have changed since {self.path} was begun (fingerprint {fingerprint[:12]} "

@@ -1,0 +1,147 @@
+"""Tables in parquet files with a column of encoded images, as Hugging Face stores data sets."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .columns import CAPTIONS, LABELS, check_captions, first_of, image_column
+from .dataset import Annotations, ImageData
+from .decode import UndecodableError
+from .errors import UnreadableDataError
+from .labels import Numbered, number_labels
+from .options import Options, needs
+from .source import Source, from_source
+from .splits import by_file
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def find_parquet(folder: Path, split: str) -> list[Path]:
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.parquet"))
+    return [folder / name for name in by_file(names, split, str(folder))]
+
+
+def load_parquet(name: str, paths: list[Path], options: Options) -> ImageData:
+    """Encoded images that fit in memory stay there; others are read from a memory-mapped copy that `datasets` makes."""
+    schema = _schema(paths)
+    image = image_column([field.name for field in schema if _holds_images(field.type)], schema.names, str(paths[0]))
+    if sum(_stored(path, image) for path in paths) > options.memory_limit:
+        from .hub import open_parquet
+
+        return from_source(name, open_parquet(paths, version(paths)), options)
+    source = TableSource(paths, image)
+    return from_source(name, source, options)
+
+
+class TableSource(Source):
+    def __init__(self, paths: list[Path], image: str) -> None:
+        parquet = needs("pyarrow.parquet", "reading parquet files")
+        arrow = needs("pyarrow", "reading parquet files")
+        schema = _schema(paths)
+        label, caption = first_of(LABELS, schema.names), first_of(CAPTIONS, schema.names)
+        columns = [column for column in (image, label, caption) if column]
+        try:
+            # One thread: Arrow's thread pool must not be busy when workers are forked.
+            tables = [parquet.read_table(path, columns=columns, use_threads=False) for path in paths]
+            table = arrow.concat_tables(tables)
+        except (arrow.ArrowException, OSError) as error:
+            raise UnreadableDataError(f"{_where(paths)}: cannot read the columns {columns}: {error}") from error
+        self.paths = paths
+        # Lists, not Arrow: an element of a chunked column costs as much as decoding a small image.
+        is_struct = needs("pyarrow.types", "reading parquet files").is_struct(schema.field(image).type)
+        compute = needs("pyarrow.compute", "reading parquet files")
+        fields = {field.name for field in schema.field(image).type} if is_struct else set()
+        self.bytes = (compute.struct_field(table[image], "bytes") if is_struct else table[image]).to_pylist()
+        self.inner = compute.struct_field(table[image], "path").to_pylist() if "path" in fields else None
+        self._version = version(paths)
+        captions = check_captions(table[caption].to_pylist(), _where(paths)) if caption else None
+        labels = table[label].to_pylist() if label else None
+        self.annotations = Annotations(*_numbered(labels, label, schema, _where(paths)), captions)
+
+    def __len__(self) -> int:
+        return len(self.bytes)
+
+    def name(self, row: int) -> str:
+        return f"row {row}" + (f" ({self.inner[row]})" if self.inner and self.inner[row] else "")
+
+    def read(self, row: int) -> bytes:
+        return encoded_bytes(self.bytes[row], self.inner and self.inner[row], self.paths[0].parent)
+
+    def version(self) -> str:
+        return self._version
+
+
+def encoded_bytes(content: bytes | None, path: str | None, folder: Path) -> bytes:
+    """The bytes themselves, or those of the file that the row names."""
+    if content is not None:
+        return content
+    if path and (folder / path).is_file():
+        return (folder / path).read_bytes()
+    raise UndecodableError(f"neither bytes nor a file at {path!r}" if path else "no image in this row")
+
+
+def version(paths: list[Path]) -> str:
+    """From names, sizes and footers, which hold the counts and offsets of all row groups."""
+    sha = hashlib.sha256()
+    for path in paths:
+        sha.update(f"{path.name} {path.stat().st_size} ".encode())
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - 65536))
+            sha.update(file.read())
+    return sha.hexdigest()
+
+
+def _schema(paths: list[Path]) -> pa.Schema:
+    """The schema that all files share."""
+    arrow, parquet = needs("pyarrow", "reading parquet files"), needs("pyarrow.parquet", "reading parquet files")
+    schemas = []
+    for path in paths:
+        try:
+            schemas.append(parquet.read_schema(path))
+        except (arrow.ArrowException, OSError) as error:
+            raise UnreadableDataError(f"{path} cannot be read as parquet: {error}") from error
+        if not schemas[-1].equals(schemas[0]):
+            raise UnreadableDataError(
+                f"{path} has other columns, or columns of other types, than {paths[0].name}: "
+                f"{schemas[-1].names} and {schemas[0].names}"
+            )
+    return schemas[0]
+
+
+def _holds_images(kind: pa.DataType) -> bool:
+    types = needs("pyarrow.types", "reading parquet files")
+    if types.is_struct(kind):
+        return kind.get_field_index("bytes") >= 0
+    return types.is_binary(kind) or types.is_large_binary(kind)
+
+
+def _stored(path: Path, column: str) -> int:
+    """Bytes of the column once unpacked."""
+    footer = needs("pyarrow.parquet", "reading parquet files").read_metadata(path)
+    groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
+    chunks = [group.column(index) for group in groups for index in range(group.num_columns)]
+    return sum(c.total_uncompressed_size for c in chunks if c.path_in_schema.split(".")[0] == column)
+
+
+def _numbered(labels: list[Any] | None, column: str | None, schema: pa.Schema, where: str) -> Numbered:
+    if labels is None:
+        return None, None
+    return number_labels(labels, f"{where}, column {column!r}", _class_names(schema, column))
+
+
+def _class_names(schema: pa.Schema, column: str | None) -> list[str] | None:
+    """The names that Hugging Face keeps in the schema's metadata."""
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        names = features[column]["names"]
+    except (KeyError, TypeError, ValueError):
+        return None
+    return [str(name) for name in (names.values() if isinstance(names, dict) else names)]
+
+
+def _where(paths: list[Path]) -> str:
+    return str(paths[0]) if len(paths) == 1 else f"{paths[0].parent} ({len(paths)} files)"

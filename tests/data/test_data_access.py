@@ -1,0 +1,223 @@
+"""What training relies on: random access, splits, fingerprints, batches in any order, bytes to floats."""
+
+# pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false, reportArgumentType=false
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from scalelong.data import DATASETS, Batch, DataError, MemoryData, batches, load_data, to_float
+from scalelong.data.dataset import Annotations
+from scalelong.errors import InvalidConfigError, ScaleLongError
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return load_data("digits")
+
+
+def test_digits_are_the_real_ones(digits):
+    assert (len(digits), digits.channels, digits.height, digits.width) == (1797, 1, 8, 8)
+    assert digits.in_memory
+    assert digits.classes == tuple("0123456789")
+    assert not digits.has_captions
+    everything = digits.fetch(range(1797))
+    assert everything.images.dtype == torch.uint8
+    assert everything.labels.dtype == torch.int64
+    # The class counts that UCI publishes for this part, and the first image as every scikit-learn tutorial prints it.
+    assert torch.bincount(everything.labels).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+    first = (everything.images[0, 0].float() * 16 / 255).round().int()
+    assert first[:2].tolist() == [[0, 0, 5, 13, 9, 1, 0, 0], [0, 0, 13, 15, 10, 15, 5, 0]]
+
+
+def test_digits_can_be_told_apart(digits):
+    train, held_out = digits.split(400)
+    known, asked = train.fetch(range(len(train))), held_out.fetch(range(400))
+    distance = torch.cdist(asked.images.flatten(1).float(), known.images.flatten(1).float())
+    assert (known.labels[distance.argmin(1)] == asked.labels).float().mean() > 0.97
+
+
+def test_fetch_keeps_the_order_and_repetitions(digits):
+    batch = digits.fetch([5, 3, 5])
+    assert isinstance(batch, Batch)
+    assert torch.equal(batch.images[0], batch.images[2])
+    assert batch.labels.tolist() == [5, 3, 5]
+    assert batch.captions is None
+    assert torch.equal(digits.fetch(torch.tensor([5, 3, 5])).images, batch.images)
+    assert digits.fetch([]).images.shape == (0, 1, 8, 8)
+
+
+@pytest.mark.parametrize("indices", [[-1], [1797], [0, 10**9]])
+def test_indices_outside_are_named(digits, indices):
+    with pytest.raises(IndexError, match="1797 images of 'digits'"):
+        digits.fetch(indices)
+
+
+@pytest.mark.parametrize("indices", [torch.tensor([0.5]), torch.tensor([True, False]), torch.zeros(2, 2).long()])
+def test_indices_must_be_whole_numbers(digits, indices):
+    with pytest.raises(InvalidConfigError, match="whole numbers"):
+        digits.fetch(indices)
+
+
+def test_split_is_a_partition_that_depends_on_the_seed_alone(digits):
+    numbered = MemoryData("numbered", torch.arange(250, dtype=torch.uint8).view(-1, 1, 1, 1))
+    train, held_out = numbered.split(50, seed=3)
+    mine = train.fetch(range(200)).images.flatten().tolist()
+    other = held_out.fetch(range(50)).images.flatten().tolist()
+    assert sorted(mine + other) == list(range(250))
+    assert other == numbered.split(50, seed=3)[1].fetch(range(50)).images.flatten().tolist()
+    assert other != numbered.split(50, seed=4)[1].fetch(range(50)).images.flatten().tolist()
+    deeper = train.split(20)[1]
+    assert set(deeper.fetch(range(20)).images.flatten().tolist()) <= set(mine)
+
+
+@pytest.mark.parametrize("held_out", [0, -1, 1797, 5000])
+def test_split_refuses_an_empty_side(digits, held_out):
+    with pytest.raises(InvalidConfigError, match="between 1 and 1796"):
+        digits.split(held_out)
+
+
+def test_split_leaves_the_global_random_state_alone(digits):
+    before = torch.get_rng_state()
+    digits.split(10, seed=1)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_fingerprint_follows_the_content_alone():
+    images = torch.randint(0, 256, (10, 3, 4, 4), dtype=torch.uint8)
+    labels = torch.arange(10) % 2
+    base = MemoryData("a", images, Annotations(labels, ("x", "y")))
+    assert base.fingerprint() == MemoryData("b", images.clone(), Annotations(labels, ("x", "y"))).fingerprint()
+    assert len(base.fingerprint()) == 64
+    changed = images.clone()
+    changed[7, 1, 2, 3] ^= 1
+    others = [
+        MemoryData("a", changed, Annotations(labels, ("x", "y"))),
+        MemoryData("a", images, Annotations(1 - labels, ("x", "y"))),
+        MemoryData("a", images, Annotations(labels, ("x", "z"))),
+        MemoryData("a", images, Annotations(labels, ("x", "y"), ["text"] * 10)),
+        MemoryData("a", images.view(10, 3, 2, 8), Annotations(labels, ("x", "y"))),
+        base.split(2)[0],
+    ]
+    assert len({base.fingerprint(), *(other.fingerprint() for other in others)}) == 7
+
+
+def test_fingerprint_is_the_same_in_another_process(digits):
+    code = "from scalelong.data import load_data; print(load_data('digits').fingerprint())"
+    environment = {**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": os.pathsep.join(sys.path)}
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert said.stdout.strip() == digits.fingerprint()
+
+
+def test_limit_is_spread_over_the_set(digits):
+    part = load_data("digits", limit=100)
+    assert len(part) == 100
+    assert torch.equal(part.fetch([50]).images, digits.fetch([50 * 1797 // 100]).images)
+    assert len(load_data("digits", limit=5000)) == 1797
+
+
+def test_size_and_channels_can_be_asked_for(digits):
+    larger = load_data("digits", size=(24, 16), channels=3)
+    assert larger.fetch([0]).images.shape == (1, 3, 24, 16)
+    assert len(set(larger.fetch([0]).images[0, :, 12, 8].tolist())) == 1, "gray stays gray"
+    for size in (32, 5):  # Pillow is another implementation of the same filter
+        expected = Image.fromarray(digits.fetch([3]).images[0, 0].numpy()).resize(
+            (size, size), Image.Resampling.BICUBIC
+        )
+        resized = load_data("digits", size=size).fetch([3]).images[0, 0].int()
+        assert (resized - torch.from_numpy(np.array(expected)).int()).abs().max() <= 1
+
+
+def test_what_does_not_fit_is_converted_when_fetched():
+    settled, fetched = load_data("digits", size=16), load_data("digits", size=16, memory_limit=1000)
+    assert settled.in_memory
+    assert not fetched.in_memory
+    assert torch.equal(settled.fetch([9, 4]).images, fetched.fetch([9, 4]).images)
+    assert torch.equal(settled.split(7)[1].fetch([6]).images, fetched.split(7)[1].fetch([6]).images)
+    assert fetched.fingerprint() != fetched.split(7)[0].fingerprint()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"size": 0},
+        {"size": (8,)},
+        {"size": (8, -8)},
+        {"size": "8"},
+        {"size": 8.5},
+        {"size": True},
+        {"channels": 0},
+        {"channels": 2},
+        {"limit": 0},
+        {"memory_limit": -1},
+        {"max_broken": -1},
+        {"max_broken": 1.5},
+        {"max_broken": True},
+        {"split": ""},
+    ],
+)
+def test_bad_options_are_named(options):
+    with pytest.raises(InvalidConfigError, match=next(iter(options))):
+        load_data("digits", **options)
+
+
+def test_names_of_the_known_sets():
+    assert set(DATASETS) == {"digits", "shapes", "mnist", "fashion-mnist", "cifar10"}
+
+
+def test_unknown_names_and_parts(tmp_path):
+    with pytest.raises(DataError, match=r"no data at 'nowhere'.*digits, shapes"):
+        load_data("nowhere")
+    with pytest.raises(DataError, match="no part 'test'"):
+        load_data("digits", split="test")
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(ScaleLongError, match="not a data set"):
+        load_data(tmp_path / "notes.txt")
+
+
+def test_batches_in_memory_follow_an_endless_order(digits):
+    def forever():
+        step = 0
+        while True:
+            yield [step, step + 1]
+            step += 1
+
+    stream = batches(digits, forever(), workers=2)
+    assert [next(stream).labels.tolist() for _ in range(3)] == [[0, 1], [1, 2], [2, 3]]
+
+
+def test_to_float_spans_minus_one_to_one():
+    images = torch.tensor([0, 51, 255, 102], dtype=torch.uint8).view(1, 1, 2, 2).repeat(2, 3, 1, 1)
+    plain = to_float(images)
+    assert plain.dtype == torch.float32
+    assert torch.allclose(plain[0, 0], torch.tensor([[-1.0, -0.6], [1.0, -0.2]]))
+    flipped = to_float(images, torch.tensor([False, True]))
+    assert torch.equal(flipped[0], plain[0])
+    assert torch.equal(flipped[1], plain[1].flip(-1))
+    recovered = ((to_float(torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16)) + 1) * 127.5).round()
+    assert recovered.flatten().tolist() == list(range(256))
+
+
+def test_importing_needs_torch_alone():
+    code = """
+import sys
+for name in ("numpy", "PIL", "pyarrow", "datasets"):
+    sys.modules[name] = None
+import scalelong.data
+from scalelong.errors import MissingDependencyError
+try:
+    scalelong.data.load_data("digits")
+except MissingDependencyError as error:
+    print(error)
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    said = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, env=environment, check=True
+    )
+    assert "'numpy'" in said.stdout
+    assert "scalelong[train]" in said.stdout

@@ -1,0 +1,333 @@
+"""IDX, .npz and CIFAR-10 batches: real files where there are some, and files made to deceive."""
+
+# pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false, reportArgumentType=false
+
+import gzip
+import os
+import pickle
+import struct
+import zipfile
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from scalelong.data import (
+    DataNotFoundError,
+    LabelError,
+    MetadataError,
+    NoImagesError,
+    UnknownSplitError,
+    UnreadableDataError,
+    load_data,
+)
+from scalelong.data.arrays import convert_channels
+from scalelong.errors import InvalidConfigError
+
+RNG = np.random.default_rng(0)
+
+
+def idx_bytes(array: np.ndarray, kind: int = 8) -> bytes:
+    return struct.pack(f">BBBB{array.ndim}I", 0, 0, kind, array.ndim, *array.shape) + array.tobytes()
+
+
+def write_idx(folder: Path, part: str, count: int, pack: bool = False, images: np.ndarray | None = None) -> np.ndarray:
+    folder.mkdir(parents=True, exist_ok=True)
+    images = RNG.integers(0, 256, (count, 6, 5), dtype=np.uint8) if images is None else images
+    labels = np.arange(count, dtype=np.uint8) % 3
+    for name, array in ((f"{part}-images-idx3-ubyte", images), (f"{part}-labels-idx1-ubyte", labels)):
+        if pack:
+            (folder / f"{name}.gz").write_bytes(gzip.compress(idx_bytes(array)))
+        else:
+            (folder / name).write_bytes(idx_bytes(array))
+    return images
+
+
+@pytest.mark.skipif(not Path("/usr/share/datasets/fashion-mnist").is_dir(), reason="needs dataset-fashion-mnist")
+def test_debians_fashion_mnist_is_found_by_itself():
+    test = load_data("fashion-mnist", split="test")
+    assert (len(test), test.channels, test.height, test.width) == (10_000, 1, 28, 28)
+    batch = test.fetch(range(10_000))
+    assert torch.bincount(batch.labels).tolist() == [1000] * 10
+    assert [test.classes[label] for label in batch.labels[:3].tolist()] == ["Ankle boot", "Pullover", "Trouser"]
+    # The published mean of the test images, as every normalisation of this set uses it.
+    assert float(batch.images.float().mean() / 255) == pytest.approx(0.2868, abs=5e-4)
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_idx_folder_and_file(tmp_path, pack):
+    train, test = write_idx(tmp_path, "train", 7, pack), write_idx(tmp_path, "t10k", 4, pack)
+    data = load_data(str(tmp_path))
+    assert np.array_equal(data.fetch(range(7)).images[:, 0].numpy(), train)
+    assert data.fetch(range(7)).labels.tolist() == [0, 1, 2, 0, 1, 2, 0]
+    assert data.classes == ("0", "1", "2")
+    assert np.array_equal(load_data(str(tmp_path), split="test").fetch(range(4)).images[:, 0].numpy(), test)
+    file = str(tmp_path / f"t10k-images-idx3-ubyte{'.gz' if pack else ''}")
+    assert len(load_data(file)) == 4
+    with pytest.raises(UnknownSplitError, match="found: 'test', 'train'"):
+        load_data(str(tmp_path), split="validation")
+
+
+def test_idx_as_torchvision_keeps_it(tmp_path):
+    write_idx(tmp_path / "MNIST" / "raw", "train", 3)
+    assert len(load_data(tmp_path)) == len(load_data(tmp_path / "MNIST")) == 3
+
+
+def test_idx_without_labels(tmp_path):
+    write_idx(tmp_path, "train", 3)
+    (tmp_path / "train-labels-idx1-ubyte").unlink()
+    assert load_data(str(tmp_path)).classes is None
+
+
+def test_known_sets_by_environment(tmp_path, monkeypatch):
+    write_idx(tmp_path / "MNIST" / "raw", "train", 5)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SCALELONG_DATA", os.pathsep.join(["missing", str(tmp_path)]))
+    assert len(load_data("mnist")) == 5
+    assert len(load_data("mnist").classes) == 10
+    monkeypatch.setenv("SCALELONG_DATA", "")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(DataNotFoundError, match=r"mnist or MNIST/raw.*SCALELONG_DATA"):
+        load_data("mnist")
+
+
+def test_missing_fashion_mnist_names_the_debian_package(tmp_path, monkeypatch):
+    monkeypatch.setattr("scalelong.data.named._roots", lambda: [tmp_path])
+    with pytest.raises(DataNotFoundError, match="apt-get install dataset-fashion-mnist"):
+        load_data("fashion-mnist")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda good: good[:-1], "cut off"),
+        (lambda good: good + b"x", "more than its header says"),
+        (lambda good: good[:6], "cut off"),
+        (lambda good: b"", "not an IDX file"),
+        (lambda good: b"PNG!" + good, "not an IDX file"),
+        (lambda good: idx_bytes(np.zeros((2, 3, 3), np.float32), 0x0D), "0x0d"),
+        (lambda good: idx_bytes(np.zeros(9, np.uint8)), "shape"),
+        (lambda good: struct.pack(">BBBB3I", 0, 0, 8, 3, 2**31, 2**31, 9), "memory_limit"),
+        (lambda good: gzip.compress(good)[:-10], "cannot be read"),
+        (lambda good: gzip.compress(good + bytes(10**7)), "more than its header says"),
+    ],
+)
+def test_damaged_idx_is_named(tmp_path, change, message):
+    good = idx_bytes(RNG.integers(0, 256, (4, 6, 5), dtype=np.uint8))
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(change(good))
+    with pytest.raises(UnreadableDataError, match=message):
+        load_data(str(tmp_path))
+
+
+def test_idx_labels_must_match(tmp_path):
+    write_idx(tmp_path, "train", 5)
+    (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx_bytes(np.zeros(4, np.uint8)))
+    with pytest.raises(LabelError, match=r"shape \(4,\) for the 5 images"):
+        load_data(str(tmp_path))
+
+
+def npz(tmp_path, **arrays) -> str:
+    np.savez_compressed(tmp_path / "set.npz", **arrays)
+    return str(tmp_path / "set.npz")
+
+
+BYTES = RNG.integers(0, 256, (6, 9, 7, 3), dtype=np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("array", "expected"),
+    [
+        (BYTES, BYTES),
+        (BYTES.transpose(0, 3, 1, 2), BYTES),
+        (BYTES[..., 0], BYTES[..., :1]),
+        (BYTES[..., :1], BYTES[..., :1]),
+        (BYTES / np.float32(255), BYTES),
+        (BYTES / 127.5 - 1, BYTES),
+        (BYTES.astype(np.int64), BYTES),
+        (BYTES.astype(np.float64), BYTES),
+        (BYTES.astype(np.uint16) * 257, BYTES),
+        (BYTES > 99, (BYTES > 99) * np.uint8(255)),
+        (BYTES[:, :4, :4], BYTES[:, :4, :4]),
+        (BYTES[:, :4, :4].transpose(0, 3, 1, 2), BYTES[:, :4, :4]),
+    ],
+)
+def test_npz_layouts_and_types(tmp_path, array, expected):
+    data = load_data(npz(tmp_path, images=array))
+    assert np.array_equal(data.fetch(range(6)).images.numpy(), expected.transpose(0, 3, 1, 2))
+    assert data.classes is None
+
+
+def test_npz_labels_captions_classes_and_parts(tmp_path):
+    captions = np.array([f"image {row}" for row in range(6)])
+    where = npz(tmp_path, images=BYTES, labels=np.array([[2], [0], [1], [1], [0], [2]]), captions=captions)
+    data = load_data(where)
+    assert data.fetch([0, 5]).labels.tolist() == [2, 2]
+    assert data.fetch([3]).captions == ["image 3"]
+    where = npz(tmp_path, images=BYTES, labels=np.array(list("cabbac")), classes=np.array(list("abc")))
+    assert load_data(where).fetch(range(6)).labels.tolist() == [2, 0, 1, 1, 0, 2]
+    # Keras' mnist.npz has these names.
+    where = npz(tmp_path, x_train=BYTES, y_train=np.arange(6), x_test=BYTES[:2], y_test=np.arange(2))
+    assert len(load_data(where)) == 6
+    assert load_data(where, split="test").fetch([1]).labels.tolist() == [1]
+    with pytest.raises(UnknownSplitError, match="x_test"):
+        load_data(where, split="validation")
+    np.savez(tmp_path / "plain.npz", BYTES, np.arange(6))
+    assert load_data(str(tmp_path / "plain.npz")).fetch([4]).labels.tolist() == [4]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "error", "message"),
+    [
+        ({"pictures": BYTES}, UnreadableDataError, "pictures"),
+        ({"images": BYTES[0, 0]}, UnreadableDataError, "shape"),
+        ({"images": np.zeros((2, 3, 3, 3), np.uint8)}, UnreadableDataError, "not clear which are the channels"),
+        ({"images": np.zeros((2, 9, 9, 9), np.uint8)}, UnreadableDataError, "not clear which are the channels"),
+        ({"images": BYTES * 3.7}, UnreadableDataError, "float64 from"),
+        ({"images": np.full((2, 5, 5), np.nan)}, UnreadableDataError, "nan"),
+        ({"images": np.zeros((2, 5, 5), np.complex64)}, UnreadableDataError, "complex64"),
+        ({"images": np.zeros((0, 5, 5), np.uint8)}, NoImagesError, "empty"),
+        ({"images": BYTES, "labels": np.arange(5)}, LabelError, r"\(5,\) for 6 images"),
+        ({"images": BYTES, "labels": np.linspace(0, 1, 6)}, LabelError, "float64"),
+        ({"images": BYTES, "labels": np.array([0, 1, 2, -5, 1, 1])}, LabelError, "found -5"),
+        ({"images": BYTES, "labels": np.arange(6), "classes": np.array(["a", "b"])}, LabelError, "2 classes"),
+        ({"images": BYTES, "captions": np.array(["one"])}, MetadataError, "1 captions for 6 images"),
+        ({"images": np.array([object()] * 3)}, UnreadableDataError, "cannot be read"),
+    ],
+)
+def test_bad_npz_is_named(tmp_path, arrays, error, message):
+    with pytest.raises(error, match=message):
+        load_data(npz(tmp_path, **arrays))
+
+
+def test_npz_that_is_too_large_or_no_archive(tmp_path):
+    with pytest.raises(UnreadableDataError, match="memory_limit=1000000"):
+        load_data(npz(tmp_path, images=np.zeros((4000, 20, 20), np.uint8)), memory_limit=10**6)
+    (tmp_path / "set.npz").write_bytes(b"nothing")
+    with pytest.raises(UnreadableDataError, match="cannot be read"):
+        load_data(str(tmp_path / "set.npz"))
+
+
+def test_npz_never_runs_pickles(tmp_path):
+    evil = np.empty(1, dtype=object)
+    evil[0] = Evil(tmp_path / "owned")
+    np.save(tmp_path / "images.npy", evil, allow_pickle=True)
+    with zipfile.ZipFile(tmp_path / "set.npz", "w") as archive:
+        archive.write(tmp_path / "images.npy", "images.npy")
+    with pytest.raises(UnreadableDataError):
+        load_data(str(tmp_path / "set.npz"))
+    assert not (tmp_path / "owned").exists()
+
+
+class Evil:
+    def __init__(self, path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+class Python2Pickler(pickle._Pickler):
+    """Writes bytes as Python 2 wrote str, which is what the published batches contain."""
+
+    write: Any
+
+    def save_bytes(self, obj):
+        length = struct.pack("<I", len(obj))
+        self.write(pickle.SHORT_BINSTRING + length[:1] + obj if len(obj) < 256 else pickle.BINSTRING + length + obj)
+
+    dispatch: ClassVar[Any] = {**pickle._Pickler.dispatch, bytes: save_bytes}  # type: ignore[assignment]
+
+
+def write_cifar(folder: Path, old: bool) -> np.ndarray:
+    folder.mkdir(parents=True)
+    pixels = RNG.integers(0, 256, (6, 4, 3072), dtype=np.uint8)
+    contents = {f"data_batch_{n + 1}": pixels[n] for n in range(5)} | {"test_batch": pixels[5]}
+    for name, data in contents.items():
+        write_pickle(folder / name, {b"batch_label": b"x", b"labels": [3, 1, 9, 0], b"data": data}, old)
+    names = [b"plane", b"car", b"bird", b"cat", b"deer", b"dog", b"frog", b"horse", b"ship", b"truck"]
+    write_pickle(folder / "batches.meta", {b"label_names": names, b"num_vis": 3072}, old)
+    return pixels
+
+
+def write_pickle(path: Path, content: object, old: bool) -> None:
+    with path.open("wb") as file:
+        if old:
+            Python2Pickler(file, 2).dump(content)
+        else:
+            pickle.dump(content, file, 2)
+
+
+@pytest.mark.parametrize("old", [True, False], ids=["Python 2", "Python 3"])
+def test_cifar_batches(tmp_path, old):
+    pixels = write_cifar(tmp_path / "cifar-10-batches-py", old)
+    data = load_data(str(tmp_path))
+    assert np.array_equal(data.fetch(range(20)).images.numpy(), pixels[:5].reshape(20, 3, 32, 32))
+    assert data.fetch(range(4)).labels.tolist() == [3, 1, 9, 0]
+    assert data.classes[9] == "truck"
+    assert data.classes[0] == "plane"
+    inner = load_data(str(tmp_path / "cifar-10-batches-py"), split="test", size=16)
+    assert inner.fetch(range(4)).images.shape == (4, 3, 16, 16)
+    with pytest.raises(UnknownSplitError, match="'train' and 'test'"):
+        load_data(str(tmp_path), split="validation")
+
+
+def test_cifar_by_name(tmp_path, monkeypatch):
+    write_cifar(tmp_path / "cifar-10-batches-py", old=True)
+    monkeypatch.setenv("SCALELONG_DATA", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert load_data("cifar10").classes[0] == "airplane"
+
+
+def test_cifar_pickles_are_never_executed(tmp_path):
+    folder = tmp_path / "cifar-10-batches-py"
+    write_cifar(folder, old=False)
+    for evil in (
+        {b"data": Evil(tmp_path / "owned"), b"labels": []},
+        {b"data": os.system, b"labels": []},
+        {b"data": eval, b"labels": []},
+        {b"data": np.load, b"labels": []},
+    ):
+        write_pickle(folder / "data_batch_2", evil, old=False)
+        with pytest.raises(UnreadableDataError, match=r"data_batch_2 is refused: it asks for .*does not need"):
+            load_data(str(tmp_path))
+    assert not (tmp_path / "owned").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\x80\x02garbage", "cannot be read"),
+        (b"", "cannot be read"),
+        (pickle.dumps([1], 2), "holds a list"),
+        (pickle.dumps({b"data": [1, 2], b"labels": []}, 2), "found list"),
+        (pickle.dumps({b"data": np.zeros((4, 100), np.uint8), b"labels": [0] * 4}, 2), r"\(4, 100\)"),
+        (pickle.dumps({b"data": np.zeros((4, 3072), np.uint8), b"labels": [0] * 3}, 2), "needs 4 'labels', found 3"),
+        (pickle.dumps({b"data": np.zeros((4, 3072), np.uint8), b"labels": [0, 1, 2, 77]}, 2), "label 77 has no name"),
+    ],
+)
+def test_damaged_cifar_is_named(tmp_path, content, message):
+    write_cifar(tmp_path / "x", old=False)
+    (tmp_path / "x" / "data_batch_3").write_bytes(content)
+    with pytest.raises((UnreadableDataError, LabelError), match=message):
+        load_data(str(tmp_path / "x"))
+    (tmp_path / "x" / "data_batch_3").unlink()
+    with pytest.raises(UnreadableDataError, match=r"data_batch_3 cannot be read.*No such file"):
+        load_data(str(tmp_path / "x"))
+
+
+def test_channel_conversions_agree_with_pillow():
+    from PIL import Image
+
+    rgba = RNG.integers(0, 256, (9, 7, 4), dtype=np.uint8)
+    image = Image.fromarray(rgba)
+    flat = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    tensor = torch.from_numpy(rgba).permute(2, 0, 1)[None]
+    ours = convert_channels(tensor, 3)
+    assert (ours[0].permute(1, 2, 0).int() - torch.from_numpy(np.array(flat)).int()).abs().max() <= 1
+    gray = np.array(Image.fromarray(rgba[..., :3]).convert("L"))
+    assert np.array_equal(convert_channels(tensor[:, :3], 1)[0, 0].numpy(), gray)
+    assert convert_channels(tensor[:, :1], 4)[0, 3].min() == 255
+    with pytest.raises(InvalidConfigError, match="has 1 channels, which cannot become 2"):
+        load_data("digits", channels=2)

@@ -1,0 +1,382 @@
+"""Folders and archives of images: labels, captions, parts, and everything that can be wrong with them."""
+
+import json
+import os
+import stat
+import zipfile
+
+import pytest
+from PIL import Image
+
+from scalelong.data import (
+    BrokenImagesError,
+    DataError,
+    DuplicateNameError,
+    MetadataError,
+    NoImagesError,
+    UnknownSplitError,
+    UnreadableDataError,
+    UnsafeArchiveError,
+    load_data,
+)
+
+SIZE = (5, 4)
+
+
+def paint(folder, *names):
+    """Images whose gray value is their position in `names`, so that each can be recognised."""
+    for value, name in enumerate(names):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", SIZE, value).save(path)
+    return folder
+
+
+def values(data) -> list[int]:
+    return data.fetch(range(len(data))).images[:, 0, 0, 0].tolist()
+
+
+def zipped(folder, path, prefix=""):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in sorted(folder.rglob("*")):
+            if file.is_file():
+                archive.write(file, prefix + file.relative_to(folder).as_posix())
+    return path
+
+
+@pytest.fixture(params=["folder", "zip", "zip with a folder inside"])
+def opened(request, tmp_path):
+    """Loads a folder as it is, and as an archive: both must behave alike."""
+
+    def load(folder, **options):
+        if request.param == "folder":
+            return load_data(str(folder), **options)
+        prefix = "photos/" if "inside" in request.param else ""
+        return load_data(str(zipped(folder, tmp_path / "photos.zip", prefix)), **options)
+
+    return load
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "images").mkdir()
+    return tmp_path / "images"
+
+
+def test_plain_folder(folder, opened):
+    data = opened(paint(folder, "b.png", "a.PNG", "c.bmp", ".hidden.png", "__MACOSX/d.png"))
+    assert (len(data), data.channels, data.height, data.width) == (3, 1, 4, 5)
+    assert values(data) == [1, 0, 2], "in the order of names"
+    assert data.classes is None
+    assert data.fetch([0]).labels is None
+    assert data.broken == ()
+
+
+def test_labels_from_sub_folders(folder, opened):
+    data = opened(paint(folder, "dog/1.png", "cat/1.png", "cat/more/2.png"))
+    assert data.classes == ("cat", "dog")
+    assert dict(zip(values(data), data.fetch(range(3)).labels.tolist(), strict=True)) == {0: 1, 1: 0, 2: 0}
+
+
+def test_one_folder_alone_is_a_place_not_a_class(folder, opened):
+    assert opened(paint(folder, "all/1.png", "all/2.png")).classes is None
+
+
+def test_parts_by_folder_number_classes_alike(folder, opened):
+    paint(folder, "train/ape/1.png", "train/bee/1.png", "train/cow/1.png", "test/cow/2.png", "valid/ape/3.png")
+    train, test, valid = (opened(folder, split=split) for split in ("train", "test", "validation"))
+    assert (len(train), len(test), len(valid)) == (3, 1, 1)
+    assert train.classes == test.classes == ("ape", "bee", "cow")
+    assert test.fetch([0]).labels.tolist() == [2]
+    with pytest.raises(UnknownSplitError, match=r"no part 'extra'; found: 'test', 'train', 'validation'"):
+        opened(folder, split="extra")
+
+
+def test_a_class_may_be_called_train(folder, opened):
+    assert opened(paint(folder, "train/1.png", "bus/1.png")).classes == ("bus", "train")
+
+
+def test_a_folder_without_parts_has_no_test(folder, opened):
+    with pytest.raises(UnknownSplitError, match="no part 'test'"):
+        opened(paint(folder, "1.png"), split="test")
+
+
+def test_captions_from_jsonl(folder, opened):
+    paint(folder, "a.png", "sub/b.png")
+    rows = [{"file_name": "sub/b.png", "text": "über  b\n"}, {"file_name": "a.png", "text": "an a"}]
+    (folder / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
+    data = opened(folder)
+    assert data.has_captions
+    assert dict(zip(values(data), data.fetch([0, 1]).captions, strict=True)) == {0: "an a", 1: "über b"}
+
+
+def test_captions_and_labels_from_csv(folder, opened):
+    paint(folder, "a.png", "b.png", "c.png")
+    text = '\ufefffile_name,caption,label\na.png,"one, two",wolf\nb.png,,fox\nc.png,three,wolf\n'
+    (folder / "metadata.csv").write_text(text, encoding="utf-8")
+    batch = opened(folder).fetch([0, 1, 2])
+    assert batch.captions == ["one, two", "", "three"]
+    assert batch.labels.tolist() == [1, 0, 1]
+
+
+def test_numeric_labels_in_csv_stay_numbers(folder, opened):
+    paint(folder, "a.png", "b.png")
+    (folder / "metadata.csv").write_text("file_name,label\na.png,10\nb.png,2\n")
+    data = opened(folder)
+    assert data.fetch([0, 1]).labels.tolist() == [10, 2]
+    assert len(data.classes) == 11
+
+
+def test_metadata_in_each_part(folder, opened):
+    paint(folder, "train/a.png", "test/a.png")
+    for part in ("train", "test"):
+        (folder / part / "metadata.jsonl").write_text(json.dumps({"file_name": "a.png", "text": part}))
+    assert opened(folder, split="test").fetch([0]).captions == ["test"]
+
+
+def test_captions_beside_the_images(folder, opened):
+    paint(folder, "a.png", "b.jpeg")
+    (folder / "a.txt").write_text("first\n line")
+    (folder / "b.txt").write_text("second")
+    (folder / "README.txt").write_text("not a caption")
+    assert opened(folder).fetch([0, 1]).captions == ["first line", "second"]
+    (folder / "b.txt").unlink()
+    with pytest.raises(MetadataError, match=r"1 of 2 images have no caption file.*b\.txt"):
+        opened(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "error", "message"),
+    [
+        ("metadata.jsonl", '{"file_name": "a.png", "text": "x"}', MetadataError, r"no row for 1 of 2 images: .*b\.png"),
+        ("metadata.jsonl", '{"file_name": "gone.png", "text": "x"}', MetadataError, r"not there: .*gone\.png"),
+        ("metadata.jsonl", "{broken", MetadataError, "line 1: not JSON"),
+        ("metadata.jsonl", "[1]", MetadataError, "line 1: needs an object"),
+        ("metadata.jsonl", "", MetadataError, "no row for 2 of 2 images"),
+        ("metadata.jsonl", '{"file": "a.png"}', MetadataError, r"no 'file_name'; its columns are \['file'\]"),
+        ("metadata.jsonl", '{"file_name": "../a.png", "text": "x"}', MetadataError, "must be relative"),
+        ("metadata.jsonl", '{"file_name": "/a.png", "text": "x"}', MetadataError, "must be relative"),
+        ("metadata.csv", "file_name,text\na.png,x\na.png,y\n", DuplicateNameError, r"a\.png' twice.*line 3"),
+        ("metadata.csv", "file_name,text\na.png,x,y\nb.png,x\n", MetadataError, "line 2: needs 2 fields"),
+        ("metadata.csv", "name,text\na.png,x\n", MetadataError, "no 'file_name'"),
+        ("metadata.csv", "file_name,label\na.png,x\nb.png,\n", MetadataError, r"no 'label' for 1 .*b\.png"),
+        ("metadata.csv", "file_name,width\na.png,1\nb.png,2\n", MetadataError, "neither captions nor labels"),
+        (
+            "metadata.jsonl",
+            '{"file_name": "a.png", "text": "x"}\n{"file_name": "b.png"}',
+            MetadataError,
+            r"no 'text' for 1 of 2 images: .*b\.png",
+        ),
+        (
+            "metadata.jsonl",
+            '{"file_name": "a.png", "text": "x"}\n{"file_name": "b.png", "text": 3}',
+            MetadataError,
+            "must be a text, found 3",
+        ),
+        (
+            "metadata.jsonl",
+            '{"file_name": "a.png", "label": "x"}\n{"file_name": "b.png", "label": 1}',
+            DataError,
+            "all whole numbers or all names",
+        ),
+    ],
+)
+def test_metadata_that_does_not_fit_is_named(folder, opened, name, content, error, message):
+    paint(folder, "a.png", "b.png")
+    (folder / name).write_text(content)
+    with pytest.raises(error, match=message):
+        opened(folder)
+
+
+def test_two_metadata_files_and_foreign_encodings(folder, opened):
+    paint(folder, "a.png")
+    (folder / "metadata.jsonl").write_bytes(b'{"file_name": "a.png", "text": "\xe9"}')
+    with pytest.raises(MetadataError, match="not UTF-8"):
+        opened(folder)
+    (folder / "metadata.csv").write_text("file_name,text\na.png,x\n")
+    with pytest.raises(MetadataError, match="both"):
+        opened(folder)
+
+
+def test_empty_folders_and_folders_without_images(folder, tmp_path):
+    with pytest.raises(NoImagesError, match="found nothing; looked for"):
+        load_data(str(folder))
+    (folder / "notes.docx").write_text("x")
+    with pytest.raises(NoImagesError, match=r"1 × \.docx"):
+        load_data(str(folder))
+
+
+def test_a_single_image_is_not_a_data_set(folder):
+    paint(folder, "a.png")
+    with pytest.raises(UnreadableDataError, match="give its folder"):
+        load_data(str(folder / "a.png"))
+
+
+def damage(folder, *names):
+    for name in names:
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content[: len(content) // 2])
+
+
+@pytest.mark.parametrize("memory_limit", [2**20, 0], ids=["memory", "stream"])
+def test_broken_images_are_skipped_and_named_up_to_the_limit(folder, opened, memory_limit, caplog):
+    paint(folder, *[f"{number:02}.png" for number in range(20)])
+    (folder / "07.png").write_bytes(b"")
+    (folder / "11.png").write_text("no image")
+    data = opened(folder, max_broken=2, memory_limit=memory_limit)
+    assert len(data) == 18
+    assert values(data) == [value for value in range(20) if value not in (7, 11)]
+    assert [broken.name.rpartition("/")[2] for broken in data.broken] == ["07.png", "11.png"]
+    assert "empty file" in data.broken[0].reason
+    assert "07.png (empty file)" in caplog.text
+    with pytest.raises(BrokenImagesError, match=r"2 of 20 images cannot be read, 1 are allowed.*07\.png.*11\.png"):
+        opened(folder, max_broken=1, memory_limit=memory_limit)
+    with pytest.raises(BrokenImagesError, match=r"0 are allowed.*07\.png"):
+        opened(folder, max_broken=0, memory_limit=memory_limit)
+    assert len(opened(folder, max_broken=0.1, memory_limit=memory_limit)) == 18
+
+
+def test_one_broken_image_does_not_stop_a_small_folder(folder, opened):
+    paint(folder, *[f"{number}.png" for number in range(5)])
+    damage(folder, "3.png")
+    assert values(opened(folder)) == [0, 1, 2, 4]
+    damage(folder, "2.png")
+    with pytest.raises(BrokenImagesError):
+        opened(folder)
+
+
+@pytest.mark.parametrize("memory_limit", [2**20, 0])
+def test_nothing_but_broken_images(folder, opened, memory_limit):
+    paint(folder, "a.png", "b.png")
+    for name in ("a.png", "b.png"):
+        (folder / name).write_text("no image")
+    with pytest.raises(BrokenImagesError, match="not one"):
+        opened(folder, max_broken=1.0, memory_limit=memory_limit)
+
+
+def test_a_broken_beginning_does_not_hide_good_images(folder, opened):
+    paint(folder, *[f"{number:03}.png" for number in range(200)])
+    for number in range(0, 200, 200 // 64):  # exactly the headers that are looked at first
+        (folder / f"{number:03}.png").write_text("no image")
+    data = opened(folder, max_broken=1.0)
+    assert values(data) == [value for value in range(200) if value % 3]
+
+
+def test_labels_stay_with_their_images_when_some_are_skipped(folder, opened):
+    paint(folder, "a/0.png", "a/1.png", "b/2.png", "b/3.png")
+    damage(folder, "a/1.png")
+    batch = opened(folder).fetch([0, 1, 2])
+    assert batch.images[:, 0, 0, 0].tolist() == [0, 2, 3]
+    assert batch.labels.tolist() == [0, 1, 1]
+
+
+def test_folder_and_archive_have_one_fingerprint(folder, tmp_path):
+    paint(folder, "a/0.png", "b/1.png")
+    archive = zipped(folder, tmp_path / "set.zip")
+    assert load_data(str(folder)).fingerprint() == load_data(str(archive)).fingerprint()
+
+
+def test_progress_is_told(folder):
+    paint(folder, *[f"{number:03}.png" for number in range(150)])
+    told = []
+    load_data(str(folder), progress=lambda done, total: told.append((done, total)))
+    assert told[-1] == (150, 150)
+    assert len(told) >= 3
+
+
+def test_links_to_folders_are_followed_once(folder, tmp_path):
+    paint(tmp_path / "elsewhere", "x.png", "y.png")
+    (folder / "link").symlink_to(tmp_path / "elsewhere")
+    (folder / "circle").symlink_to(folder)
+    assert len(load_data(str(folder))) == 2
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_files_that_may_not_be_read_are_broken(folder):
+    paint(folder, "a.png", "b.png")
+    (folder / "a.png").chmod(0)
+    assert "Permission" in load_data(str(folder)).broken[0].reason
+
+
+def member(name: str, content: bytes = b"x", mode: int = 0o644 | stat.S_IFREG) -> tuple[zipfile.ZipInfo, bytes]:
+    info = zipfile.ZipInfo(name)
+    info.external_attr = mode << 16
+    info.compress_type = zipfile.ZIP_DEFLATED
+    return info, content
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        (member("../a.png"), "leaves the archive"),
+        (member("a/../../b.png"), "leaves the archive"),
+        (member("..\\a.png"), "leaves the archive"),
+        (member("/etc/a.png"), "absolute"),
+        (member("C:\\a.png"), "absolute"),
+        (member("a.png", b"/etc/passwd", 0o777 | stat.S_IFLNK), "link"),
+        (member("a.png", mode=0o644 | stat.S_IFIFO), "special file"),
+        (member("a.png", bytes(30 * 1024**2)), "would unpack from"),
+        (member("notes.txt", bytes(30 * 1024**2)), "would unpack from"),
+    ],
+    ids=["parent", "inner parent", "backslash", "absolute", "drive", "symlink", "fifo", "bomb", "bomb beside images"],
+)
+def test_unsafe_archives_are_refused(tmp_path, entry, reason):
+    paint(tmp_path, "good.png")
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.write(tmp_path / "good.png", "good.png")
+        archive.writestr(*entry)
+    with pytest.raises(UnsafeArchiveError, match=reason):
+        load_data(str(tmp_path / "a.zip"))
+
+
+def test_many_small_bombs_are_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for number in range(40):
+            archive.writestr(f"{number}.bmp", bytes(1024**2))
+    with pytest.raises(UnsafeArchiveError, match="would unpack to"):
+        load_data(str(tmp_path / "a.zip"))
+
+
+def test_overlapping_members_are_refused(tmp_path):
+    """The quoted-overlap bomb: many entries of the directory point at the same data."""
+    paint(tmp_path, "good.png")
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("kernel.png", os.urandom(200_000))
+        for number in range(3):
+            copy = zipfile.ZipInfo(f"{number}.png")
+            kernel = archive.getinfo("kernel.png")
+            copy.CRC, copy.file_size, copy.compress_size = kernel.CRC, kernel.file_size, kernel.compress_size
+            copy.header_offset = kernel.header_offset
+            archive.filelist.append(copy)
+            archive.NameToInfo[copy.filename] = copy
+    with pytest.raises(UnsafeArchiveError, match="overlap"):
+        load_data(str(tmp_path / "a.zip"))
+
+
+def test_an_archive_that_lies_about_sizes_cannot_unpack_more(tmp_path):
+    bomb = bytes(8 * 1024**2)
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.png", bomb)
+        archive.getinfo("a.png").file_size = 1000
+    with pytest.raises(BrokenImagesError, match="not one"):
+        load_data(str(tmp_path / "a.zip"), max_broken=1)
+
+
+def test_other_bad_archives(tmp_path):
+    (tmp_path / "a.zip").write_bytes(b"PK\x03\x04 and then nothing")
+    with pytest.raises(UnreadableDataError, match="zip archive"):
+        load_data(str(tmp_path / "a.zip"))
+    with zipfile.ZipFile(tmp_path / "b.zip", "w") as archive:
+        archive.writestr("a.png", b"1")
+        with pytest.warns(UserWarning, match="Duplicate"):
+            archive.writestr("a.png", b"2")
+    with pytest.raises(DuplicateNameError, match=r"a\.png"):
+        load_data(str(tmp_path / "b.zip"))
+    with zipfile.ZipFile(tmp_path / "c.zip", "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("a.png", b"1")
+    with pytest.raises(UnreadableDataError, match="deflate"):
+        load_data(str(tmp_path / "c.zip"))
+    with zipfile.ZipFile(tmp_path / "d.zip", "w"):
+        pass
+    with pytest.raises(NoImagesError, match="found nothing"):
+        load_data(str(tmp_path / "d.zip"))

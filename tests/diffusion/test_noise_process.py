@@ -1,0 +1,103 @@
+"""The noise process against diffusers, against the closed form, and against the published averages."""
+
+import math
+
+import pytest
+import torch
+from diffusers import DDPMScheduler
+
+from scalelong.diffusion import NoiseProcess, as_epsilon, epsilon_losses, losses, target
+from scalelong.errors import InvalidConfigError
+
+SCHEDULES = ("vp", "ddpm", "cosine")
+PREDICTIONS = ("epsilon", "v", "x0")
+
+
+def batch(count=64):
+    generator = torch.Generator().manual_seed(0)
+    x0 = torch.rand(count, 3, 4, 4, generator=generator) * 2 - 1
+    return x0, torch.randn(count, 3, 4, 4, generator=generator), torch.rand(count, generator=generator)
+
+
+@pytest.mark.parametrize(("schedule", "expected"), [("ddpm", 0.2755), ("vp", 0.2760), ("cosine", 0.4961)])
+def test_mean_of_alpha_bar_is_the_published_one(schedule, expected):
+    process = NoiseProcess(schedule)
+    uniform = (torch.arange(100_000, dtype=torch.float64) + 0.5) / 100_000
+    signal, _ = process.signal_and_noise(process.times(uniform))
+    assert signal.double().square().mean().item() == pytest.approx(expected, abs=6e-4)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_variance_is_preserved(schedule):
+    process = NoiseProcess(schedule)
+    signal, sigma = process.signal_and_noise(process.times(torch.linspace(0, 0.9999, 777)))
+    torch.testing.assert_close(signal**2 + sigma**2, torch.ones(777))
+    assert (sigma > 0).all()
+
+
+@pytest.mark.parametrize(("schedule", "name"), [("ddpm", "linear"), ("cosine", "squaredcos_cap_v2")])
+def test_discrete_schedules_are_those_of_diffusers(schedule, name):
+    theirs = DDPMScheduler(beta_schedule=name)
+    x0, noise, uniform = batch()
+    process = NoiseProcess(schedule)
+    t = process.times(uniform)
+    assert t.min() >= 0
+    assert t.max() <= 999
+    torch.testing.assert_close(process.add_noise(x0, noise, t), theirs.add_noise(x0, noise, t.long()))
+    torch.testing.assert_close(target(process, "v", x0, noise, t), theirs.get_velocity(x0, noise, t.long()))
+
+
+def test_vp_is_the_authors_sde():
+    """mean = √ᾱ x_0, variance 1 - ᾱ with ᾱ = exp(-∫β), β from 0.1 to 20, the network sees 999 t."""
+    process = NoiseProcess("vp")
+    for time in (1e-4, 0.1, 0.5, 1.0):
+        signal, sigma = process.signal_and_noise(torch.tensor([999.0 * time]))
+        alpha_bar = math.exp(-(0.1 * time + 0.5 * 19.9 * time**2))
+        assert signal.item() == pytest.approx(math.sqrt(alpha_bar), rel=1e-5)
+        assert sigma.item() == pytest.approx(math.sqrt(1 - alpha_bar), rel=1e-4)
+
+
+def test_vp_times_are_uniform_and_never_zero():
+    times = NoiseProcess("vp").times(torch.tensor([0.0, 0.25, 1 - 2**-24]))
+    assert times[0] == 999.0
+    assert times[1] == pytest.approx(0.75 * 999)
+    assert times[2] > 0
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_sampler_steps_agree_with_the_process(schedule):
+    """ᾱ that diffusers' samplers use at step k is the process's ᾱ at the network time of step k."""
+    process = NoiseProcess(schedule)
+    steps = torch.arange(1000)
+    signal, _ = process.signal_and_noise(process.network_time(steps))
+    theirs = DDPMScheduler(trained_betas=process.betas.float().tolist()).alphas_cumprod
+    torch.testing.assert_close(signal**2, theirs, rtol=2e-3, atol=2e-6)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("prediction", PREDICTIONS)
+def test_a_perfect_prediction_has_no_loss(schedule, prediction):
+    process = NoiseProcess(schedule)
+    x0, noise, uniform = batch()
+    t = process.times(uniform)
+    truth = target(process, prediction, x0, noise, t)
+    x_t = process.add_noise(x0, noise, t)
+    assert losses(lambda *_: truth, process, prediction, x0, noise, t).max() == 0
+    sigma = process.signal_and_noise(t)[1]
+    difference = (as_epsilon(process, prediction, truth, x_t, t) - noise).flatten(1).abs().amax(1)
+    assert (difference * sigma).max() < 1e-5
+    kept = sigma > 0.1
+    assert epsilon_losses(lambda *_: truth, process, prediction, x0, noise, t)[kept].max() < 1e-8
+
+
+def test_the_zero_predictor_has_loss_one():
+    x0, noise, uniform = batch(2000)
+    process = NoiseProcess("vp")
+    value = losses(lambda x, t: torch.zeros_like(x), process, "epsilon", x0, noise, process.times(uniform))
+    assert value.shape == (2000,)
+    assert value.mean().item() == pytest.approx(1.0, abs=0.02)
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(InvalidConfigError, match="known: vp, ddpm, cosine"):
+        NoiseProcess("linear")  # type: ignore[arg-type]

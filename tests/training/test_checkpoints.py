@@ -1,0 +1,173 @@
+"""Checkpoints: whole or not there, whatever happens while they are written."""
+
+import errno
+import json
+import os
+import shutil
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from scalelong.training import CheckpointConfig, CheckpointError
+from scalelong.training import checkpoint as module
+from scalelong.training.checkpoint import (
+    Snapshot,
+    newest_good,
+    prune,
+    read_checkpoint,
+    saved_steps,
+    set_aside,
+    step_folder,
+    verify,
+    write_checkpoint,
+)
+
+
+def snapshot(step):
+    weights = {"w": torch.full((4, 4), float(step))}
+    return Snapshot(step, weights, {"w": weights["w"] + 0.5}, {"step": step, "tuple": (1, "a", torch.ones(2))})
+
+
+def test_round_trip_and_metadata(tmp_path):
+    path = write_checkpoint(tmp_path, snapshot(7))
+    saved = read_checkpoint(path)
+    assert saved.step == 7
+    assert torch.equal(saved.model["w"], torch.full((4, 4), 7.0))
+    assert torch.equal(saved.ema["w"], torch.full((4, 4), 7.5))
+    assert (tmp_path / "latest").resolve() == path.resolve()
+    for name, word in (("model.safetensors", "raw"), ("ema.safetensors", "EMA")):
+        with safe_open(str(path / name), framework="pt") as file:
+            about = json.loads(file.metadata()["scalelong"])
+        assert word in about["weights"]
+        assert about["step"] == 7
+
+
+def test_equal_weights_are_equal_files(tmp_path):
+    for folder in ("a", "b"):
+        write_checkpoint(tmp_path / folder, snapshot(1))
+    for name in ("model.safetensors", "ema.safetensors"):
+        first, second = (tmp_path / folder / "step-00000001" / name for folder in ("a", "b"))
+        assert first.read_bytes() == second.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "ema.safetensors", "training.pt", "manifest.json"])
+@pytest.mark.parametrize("harm", ["flip", "cut", "remove", "empty"])
+def test_damage_is_detected_said_and_passed_over(tmp_path, name, harm):
+    good = write_checkpoint(tmp_path, snapshot(1))
+    bad = write_checkpoint(tmp_path, snapshot(2)) / name
+    content = bad.read_bytes()
+    if harm == "flip":
+        middle = len(content) // 2
+        bad.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+    elif harm == "remove":
+        bad.unlink()
+    else:
+        bad.write_bytes(content[: len(content) // 2] if harm == "cut" else b"")
+    said = []
+    assert newest_good(tmp_path, said.append) == good
+    assert len(said) == 1
+    assert "step-00000002" in said[0]
+    set_aside(tmp_path, 1)
+    assert saved_steps(tmp_path) == [1]
+    assert (tmp_path / "abandoned-step-00000002").is_dir()
+    assert (tmp_path / "latest").resolve() == good.resolve()
+
+
+class Killed(BaseException):
+    """As good as SIGKILL: no `except Exception` sees it, no cleaning up matters afterwards."""
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_killed_at_any_system_call(tmp_path, monkeypatch, again):
+    """The write dies at its n-th rename, sync or link, for all n; afterwards there is always a whole checkpoint."""
+    finished = False
+    count = 0
+    while not finished:
+        folder = tmp_path / str(count)
+        write_checkpoint(folder, snapshot(1))
+        if again:
+            write_checkpoint(folder, snapshot(2))
+        calls = iter(range(1000))
+
+        def dying(function, calls=calls, limit=count):
+            def call(*arguments, **keywords):
+                if next(calls) == limit:
+                    raise Killed
+                return function(*arguments, **keywords)
+
+            return call
+
+        with monkeypatch.context() as patch:
+            for name in ("rename", "replace", "fsync", "symlink", "mkdir", "unlink"):
+                patch.setattr(os, name, dying(getattr(os, name)))
+            patch.setattr(shutil, "rmtree", dying(shutil.rmtree))
+            try:
+                write_checkpoint(folder, snapshot(2))
+                finished = True
+            except Killed:
+                pass
+        newest = newest_good(folder, lambda text: None)
+        assert newest is not None
+        assert read_checkpoint(newest).step in (1, 2)
+        set_aside(folder, read_checkpoint(newest).step)
+        assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+        write_checkpoint(folder, snapshot(3))
+        assert saved_steps(folder)[-1] == 3
+        count += 1
+    assert count > 8
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("PytorchStreamWriter failed writing file")],
+)
+def test_full_disk_leaves_the_previous_checkpoint(tmp_path, monkeypatch, failure):
+    good = write_checkpoint(tmp_path, snapshot(1))
+
+    def full(*_, **__):
+        raise failure
+
+    monkeypatch.setattr(module.torch, "save", full)
+    with pytest.raises(CheckpointError, match="step-00000001 is intact") as caught:
+        write_checkpoint(tmp_path, snapshot(2))
+    assert str(failure) in str(caught.value)
+    assert "MB are free" in str(caught.value)
+    assert newest_good(tmp_path, print) == good
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000001"]
+
+
+def test_prune_keeps_the_last_and_every_mth(tmp_path):
+    for step in (0, 5, 10, 15, 20, 25):
+        write_checkpoint(tmp_path, snapshot(step))
+    prune(tmp_path, CheckpointConfig(keep_last=2, keep_every=10))
+    assert saved_steps(tmp_path) == [0, 10, 20, 25]
+    prune(tmp_path, CheckpointConfig(keep_last=1))
+    assert saved_steps(tmp_path) == [25]
+
+
+def test_a_checkpoint_with_code_in_it_is_not_executed(tmp_path):
+    path = write_checkpoint(tmp_path, snapshot(1))
+
+    class Evil:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "executed"),)
+
+    torch.save({"step": 1, "evil": Evil()}, path / "training.pt")
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["files"]["training.pt"] = {
+        "bytes": (path / "training.pt").stat().st_size,
+        "sha256": module._digest(path / "training.pt"),
+    }
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    verify(path)
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        read_checkpoint(path)
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_newer_format_is_named(tmp_path):
+    path = write_checkpoint(tmp_path, snapshot(1))
+    (path / "manifest.json").write_text(json.dumps({"format": 99, "files": {}}))
+    with pytest.raises(CheckpointError, match="format 99"):
+        verify(step_folder(tmp_path, 1))

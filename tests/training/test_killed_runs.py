@@ -1,0 +1,121 @@
+"""Real processes, really killed. Slow to start, so few of them; the many crash points are in test_training.py."""
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+import torch
+
+from scalelong.training import read_metrics
+from scalelong.training.checkpoint import saved_steps
+
+FLAGS = (
+    "--recipe digits-tiny --model-options patch_size=4 dim=16 depth=2 --batch-size 8 --steps 40 --save-every 3 "
+    "--log-every 1 --samples-every 0 --held-out 20 --held-out-every 20 --trackers"
+).split()
+
+
+def start(folder, processes=1):
+    launcher = [sys.executable, "-m"]
+    if processes > 1:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        launcher += ["torch.distributed.run", "--nproc_per_node", str(processes), "--master_port", str(port), "-m"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join(["src", environment.get("PYTHONPATH", "")])
+    return subprocess.Popen(
+        [*launcher, "scalelong", "train", *FLAGS, "--out", str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+    )
+
+
+def wait_for_steps(process, count):
+    """Read its lines until it has done so many steps. False if it ended first."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("step "):
+            count -= 1
+            if count <= 0:
+                return True
+    return False
+
+
+def kill_tree(process):
+    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    for member in family:
+        member.kill()
+    process.communicate()
+
+
+def finish(process):
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    return output
+
+
+def kill_often(folder, kills, processes, seed):
+    """Kill after a random number of steps and a random moment more, then finish."""
+    dice = random.Random(seed)
+    for _ in range(kills):
+        process = start(folder, processes)
+        if wait_for_steps(process, dice.randint(1, 12)):
+            time.sleep(dice.uniform(0, 0.05))
+        kill_tree(process)
+    finish(start(folder, processes))
+
+
+def assert_same_files(first, second):
+    for name in ("model.safetensors", "ema.safetensors"):
+        contents = [(folder / "checkpoints" / "latest" / name).read_bytes() for folder in (first, second)]
+        assert contents[0] == contents[1]
+    for folder in (first, second):
+        assert saved_steps(folder / "checkpoints")[-1] == 40
+        assert [line["step"] for line in read_metrics(folder) if "loss" in line] == list(range(1, 41))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    finish(start(folder))
+    return folder
+
+
+def test_killed_at_five_random_moments(undisturbed, tmp_path):
+    kill_often(tmp_path / "run", kills=5, processes=1, seed=0)
+    assert_same_files(undisturbed, tmp_path / "run")
+
+
+def test_two_processes_killed_and_equal_to_one(undisturbed, tmp_path):
+    finish(start(tmp_path / "calm", processes=2))
+    kill_often(tmp_path / "killed", kills=2, processes=2, seed=1)
+    assert_same_files(tmp_path / "calm", tmp_path / "killed")
+    from safetensors.torch import load_file
+
+    one, two = (
+        load_file(folder / "checkpoints" / "latest" / "model.safetensors")
+        for folder in (undisturbed, tmp_path / "calm")
+    )
+    torch.testing.assert_close(two, one, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_save_and_exit_cleanly(undisturbed, tmp_path, number):
+    process = start(tmp_path / "run")
+    assert wait_for_steps(process, 5)
+    process.send_signal(number)
+    output = finish(process)
+    assert f"stopped by {number.name} after step" in output
+    stopped = saved_steps(tmp_path / "run" / "checkpoints")[-1]
+    assert 5 <= stopped < 40
+    assert f"continuing after step {stopped}" in finish(start(tmp_path / "run"))
+    assert_same_files(undisturbed, tmp_path / "run")

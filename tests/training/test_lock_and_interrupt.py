@@ -1,0 +1,65 @@
+"""One process per run folder, and signals that wait for the end of a step."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from scalelong.training import RunLockedError
+from scalelong.training import interrupt as interrupt_module
+from scalelong.training.interrupt import Interrupt
+from scalelong.training.lock import FolderLock
+
+HOLD = """
+import sys, time, pathlib
+sys.path.insert(0, "src")
+from scalelong.training.lock import FolderLock
+with FolderLock(pathlib.Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_twice_in_one_process(tmp_path):
+    with FolderLock(tmp_path):
+        with pytest.raises(RunLockedError, match="in use by this process"), FolderLock(tmp_path):
+            pass
+    with FolderLock(tmp_path):
+        pass
+
+
+def test_another_process_is_refused_until_it_dies(tmp_path):
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE)
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(RunLockedError, match=f"process {holder.pid} on .* --out"), FolderLock(tmp_path):
+            pass
+    finally:
+        holder.kill()
+        holder.communicate()
+    with FolderLock(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_become_a_wish_and_handlers_come_back(number):
+    before = signal.getsignal(number)
+    with Interrupt() as interrupt:
+        assert interrupt.requested is None
+        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), number)  # launchers repeat it
+        time.sleep(0.01)
+        assert interrupt.requested == number.name
+    assert signal.getsignal(number) == before
+
+
+def test_a_second_ctrl_c_after_a_while_stops_at_once(monkeypatch):
+    monkeypatch.setattr(interrupt_module, "IMPATIENT_AFTER", -1.0)
+    with pytest.raises(KeyboardInterrupt), Interrupt():
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(1)

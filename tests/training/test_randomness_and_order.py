@@ -1,0 +1,72 @@
+"""Random numbers and the order of the data as functions of the step."""
+
+import random
+
+import numpy
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scalelong.training.order import DataOrder, split_batch
+from scalelong.training.randomness import derived_seed, global_state, noise, restore_global_state, seed_global, uniform
+
+
+def test_noise_of_a_part_is_a_part_of_the_noise():
+    whole = noise(3, 5, range(50), (1, 2, 2), "cpu")
+    for part in (range(0, 7), range(7, 31), range(16, 32), range(49, 50)):
+        assert torch.equal(noise(3, 5, part, (1, 2, 2), "cpu"), whole[part.start : part.stop])
+
+
+def test_noise_is_standard_normal_and_new_at_every_step():
+    a, b = (noise(0, step, range(64), (1, 16, 16), "cpu") for step in (0, 1))
+    for values in (a, b):
+        assert abs(values.mean().item()) < 0.03
+        assert values.std().item() == pytest.approx(1, abs=0.03)
+    assert abs((a * b).mean().item()) < 0.03
+    assert not torch.equal(a[:16], a[16:32])
+
+
+def test_purposes_do_not_share_random_numbers():
+    seeds = {derived_seed(seed, purpose, step) for seed in range(9) for purpose in ("a", "b") for step in range(9)}
+    assert len(seeds) == 9 * 2 * 9
+    assert not torch.equal(uniform(0, "time", 1, 8), uniform(0, "flip", 1, 8))
+
+
+def test_global_state_survives_a_file(tmp_path):
+    seed_global(5, "x")
+    random.gauss(0, 1)
+    torch.save(global_state(), tmp_path / "s.pt")
+    expected = random.random(), numpy.random.rand(), torch.rand(1)
+    seed_global(6, "y")
+    restore_global_state(torch.load(tmp_path / "s.pt", weights_only=True))
+    assert (random.random(), numpy.random.rand(), torch.rand(1)) == expected
+
+
+@given(st.integers(1, 40), st.integers(1, 50), st.integers(0, 5))
+def test_every_epoch_shows_every_image_once(count, batch_size, seed):
+    order = DataOrder(count, batch_size, seed)
+    steps = -(-3 * count // batch_size)
+    row = torch.cat([order.indices(step, range(batch_size)) for step in range(steps)]).tolist()
+    for epoch in range(3):
+        assert sorted(row[epoch * count : (epoch + 1) * count]) == list(range(count))
+
+
+def test_epochs_differ_and_seeds_differ():
+    first, second = (DataOrder(100, 100, 0).indices(step, range(100)) for step in (0, 1))
+    assert not torch.equal(first, second)
+    assert not torch.equal(first, DataOrder(100, 100, 1).indices(0, range(100)))
+
+
+def test_a_step_in_the_far_future_costs_nothing():
+    order = DataOrder(1000, 128, 0)
+    assert order.indices(10**9, range(128)).shape == (128,)
+    assert order.epoch(500) == 64.0
+
+
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 5))
+def test_processes_and_parts_make_up_the_batch(processes, accumulation, part):
+    size = processes * accumulation * part
+    parts = [p for process in range(processes) for p in split_batch(size, processes, accumulation, process)]
+    assert [position for p in parts for position in p] == list(range(size))
+    assert {len(p) for p in parts} == {part}

@@ -1,0 +1,99 @@
+"""The command line: recipe, file, flags, and what --dry-run says."""
+
+import pytest
+
+from scalelong.cli import main
+from scalelong.commands.train import parse
+from scalelong.training import TrainConfig, recipe
+from scalelong.training.config_io import dump_config
+
+TINY = (
+    "--recipe digits-tiny --model-options dim=16 depth=2 --steps 3 --batch-size 4 --samples-every 0 --trackers".split()
+)
+
+
+def test_recipe_file_and_flags_in_this_order(tmp_path):
+    (tmp_path / "c.yaml").write_text("seed: 5\nsteps: 6\n")
+    command = parse(["--recipe", "fashion-tiny", "--config", str(tmp_path / "c.yaml"), "--steps", "7", "--lr", "0.5"])
+    assert command.train.data == "fashion-mnist"
+    assert command.train.seed == 5
+    assert command.train.steps == 7
+    assert command.train.optimizer.lr == 0.5
+    assert command.train.optimizer.clip == recipe("fashion-tiny").optimizer.clip
+
+
+def test_data_may_come_first():
+    assert parse(["cats", "--steps", "3"]).train == TrainConfig(data="cats", steps=3)
+    assert parse(["--steps", "3", "--data", "cats"]).train == TrainConfig(data="cats", steps=3)
+
+
+def test_model_options_add_to_those_of_the_recipe_but_not_for_another_model():
+    base = recipe("digits-tiny").model_options
+    assert parse(["--recipe", "digits-tiny", "--model-options", "depth=9"]).train.model_options == {**base, "depth": 9}
+    assert parse(["--recipe", "digits-tiny"]).train.model_options == base
+    other = parse(["--recipe", "digits-tiny", "--model", "a.b:c", "--model-options", "x=[1,2]", "name=text", "n=null"])
+    assert other.train.model_options == {"x": [1, 2], "name": "text", "n": None}
+    assert parse(["--recipe", "digits-tiny", "--model", "a.b:c"]).train.model_options == {}
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "found"),
+    [
+        ("--on-nan", "rollback", lambda c: c.guard.on_nan == "rollback"),
+        ("--clip", "None", lambda c: c.optimizer.clip is None),
+        ("--keep-every", "10", lambda c: c.checkpoints.keep_every == 10),
+        ("--betas", "0.5 0.6", lambda c: c.optimizer.betas == (0.5, 0.6)),
+        ("--condition", "class", lambda c: c.diffusion.condition == "class"),
+        ("--no-flip", "", lambda c: not c.images.flip),
+        ("--precision", "bf16", lambda c: c.hardware.precision == "bf16"),
+    ],
+)
+def test_every_group_has_flags(flag, value, found):
+    assert found(parse(["--recipe", "fashion-tiny", flag, *value.split()]).train)
+
+
+@pytest.mark.parametrize("arguments", [["--stepz", "3"], ["--steps", "many"], ["--model-options", "depth"], ["--steps", "0"]])
+def test_wrong_flags_end_with_code_2(arguments, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["train", *arguments])
+    assert caught.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--recipe", "nothing"], "unknown recipe 'nothing'"),
+        (["--config", "nothing.yaml"], "no configuration file"),
+        (["/no/such/folder"], "/no/such/folder"),
+    ],
+)
+def test_mistakes_are_one_clear_line_with_code_1(arguments, message, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", *arguments]) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+
+
+def test_dry_run_tells_all_and_writes_nothing(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", *TINY, "--scaling", "cs:0.5", "--dry-run"]) == 0
+    output = capsys.readouterr().out
+    for part in ("digits", "UViT", "parameters", "1; coefficients", "AdamW, lr 0.001", "memory", "MB", "run folder"):
+        assert part in output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_training_without_a_name_for_the_folder_continues(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", *TINY]) == 0
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert main(["train", *TINY]) == 0
+    assert "continuing after step 3" in capsys.readouterr().out
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [folder.name]
+
+
+def test_the_config_of_a_run_repeats_it(tmp_path):
+    command = parse([*TINY, "--scaling", "ls"])
+    (tmp_path / "config.yaml").write_text(dump_config(command.train))
+    assert parse(["--config", str(tmp_path / "config.yaml")]).train == command.train
