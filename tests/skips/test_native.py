@@ -167,4 +167,4 @@ def test_a_compiled_and_run_model_notices(batch):
 
 def test_a_model_without_long_skips():
     with pytest.raises(sl.NoLongSkipsError):
-        sl.scale_skips_(torch.nn.Linear(2, 2), "cs")
+        sl.scale_skips_(torch.nn.Linear(2, 2), "cs", (torch.zeros(1, 3, 2),))

@@ -35,10 +35,13 @@ def scale_skips_(
     """
     config = as_scaling(config)
     host = unwrap(model)
-    if is_scaled(model) or (isinstance(host, nn.Module) and attached(host) is None and has_scaling(host)):
+    if is_scaled(model):
         raise AlreadyScaledError(
-            f"the long skips of this {type(host).__name__} are scaled already; call unscale_(model) first"
+            f"the long skips of this {type(host).__name__} are scaled already ({scaling_of(model).config}); call "
+            f"unscale_(model) first"
         )
+    if isinstance(host, nn.Module) and attached(host) is None and has_scaling(host):
+        raise AlreadyScaledError(f"a part of this {type(host).__name__} is scaled already; call unscale_ on it first")
     if isinstance(host, SkipHost):
         if plan is not None and plan.sites != host.skip_sites():
             raise InvalidConfigError(f"the plan is for another model than this {type(host).__name__}")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from .axes import next_layer_axis
+from .axes import channel_axis, next_layer_axis
 from .trace import Call, Merge, Trace, bits
 
 
@@ -63,14 +63,19 @@ def longest_chain(trace: Trace, found: list[Candidate]) -> list[Candidate]:
 
 def changes_resolution(trace: Trace, candidate: Candidate) -> bool:
     """Whether the main path works on fewer positions than the skip somewhere on its way: the shape of a U."""
-    axis = candidate.merge.axis if candidate.merge.axis is not None else 1
-    skip = trace.nodes[candidate.skip_node].shape
-    positions = _size(skip) // skip[axis]
-    for index in trace.layers_between(candidate.start, candidate.main_node):
-        shape = trace.nodes[index].shape
-        channels = shape[1] if "conv" in trace.nodes[index].name else shape[-1]
+    return _goes_lower(trace, candidate.start, candidate.main_node, candidate.merge)
+
+
+def _goes_lower(trace: Trace, start: int, end: int, merge: Merge) -> bool:
+    shape = trace.nodes[merge.node].shape
+    # Channels last only where the concatenation or the next layer says so.
+    axis = merge.axis if merge.axis is not None else channel_axis(trace, merge.node) or 1
+    positions = _size(shape) // shape[axis]
+    for index in trace.layers_between(start, end):
+        node = trace.nodes[index]
+        channels = node.shape[1] if "conv" in node.name else node.shape[-1]
         # One position for each image is a pooled gate (squeeze and excitation), not a level of a U.
-        if skip[0] < _size(shape) // max(channels, 1) < positions:
+        if shape[0] < _size(node.shape) // max(channels, 1) < positions:
             return True
     return False
 
@@ -106,50 +111,61 @@ def _of_merge(trace: Trace, merge: Merge) -> list[Candidate]:
         position: start
         for position, node in tracked
         for _, other in tracked
-        if other != node and (start := _gated_start(trace, node, other)) is not None
+        if other != node and (start := _gated_start(trace, node, other, merge)) is not None
     }
     direct = [(position, node) for position, node in tracked if position not in gated]
     if not direct:
         return []
-    depth = {position: (trace.with_ancestors(node) & trace.layers).bit_count() for position, node in direct}
-    main, main_node = max(direct, key=lambda pair: (depth[pair[0]], pair[1]))
     found = []
+    main, main_node = _main_path(trace, merge, direct)
     for position, node in tracked:
         if position == main:
             continue
         start = gated.get(position)
-        spans = _fork(trace, node, main_node) if start is None else (start, 0, 1)
+        spans = _fork(trace, node, main_node, merge) if start is None else (start, 0, 1)
         if spans is not None:
             found.append(Candidate(merge, position, main, *spans))
     return found
 
 
-def _fork(trace: Trace, skip: int, main: int) -> tuple[int, int, int] | None:
-    """Where the two paths part, and the layers on each side, if the skip has fewer of them."""
+def _main_path(trace: Trace, merge: Merge, direct: list[tuple[int, int]]) -> tuple[int, int]:
+    """The deepest operand; of two, the one that came through a lower resolution, however few layers it has."""
+    if len(direct) == 2:
+        for main, skip in (direct, direct[::-1]):
+            if _fork(trace, skip[1], main[1], merge) is not None:
+                return main
+    depth = {position: (trace.with_ancestors(node) & trace.layers).bit_count() for position, node in direct}
+    return max(direct, key=lambda pair: (depth[pair[0]], pair[1]))
+
+
+def _fork(trace: Trace, skip: int, main: int, merge: Merge) -> tuple[int, int, int] | None:
+    """Where the two paths part, and the layers on each side, if the skip is the shorter one."""
     common = trace.with_ancestors(skip) & trace.with_ancestors(main)
     while common:
         start = common.bit_length() - 1
         on_skip, on_main = len(trace.layers_between(start, skip)), len(trace.layers_between(start, main))
-        if on_main > on_skip:
+        longer = on_main > on_skip
+        if on_skip and on_main:
+            lower, skip_lower = (_goes_lower(trace, start, end, merge) for end in (main, skip))
+            longer = lower if lower != skip_lower else longer
+        if longer:
             return start, on_skip, on_main
         # They may share something late that is no feature, such as an embedding of time.
         common &= ~trace.with_ancestors(start)
     return None
 
 
-def _gated_start(trace: Trace, gated: int, main: int) -> int | None:
+def _gated_start(trace: Trace, gated: int, main: int, merge: Merge) -> int | None:
     """Attention gates: the operand is feature * gate(feature, main). Where the feature leaves the main path."""
     if not trace.depends(gated, main):
         return None
-    between = trace.with_ancestors(gated) & ~trace.with_ancestors(main)
+    between = trace.with_ancestors(gated) & ~trace.with_ancestors(main) & trace.products
     for index in sorted(bits(between), reverse=True):
         node = trace.nodes[index]
-        if node.name not in ("mul", "mul_") or len(node.inputs) != 2 or not trace.depends(index, main):
-            continue
         for feature in node.inputs:
             on_main_side = feature == main or trace.depends(feature, main)
             if not on_main_side and trace.nodes[feature].shape == node.shape:
-                spans = _fork(trace, feature, main)
+                spans = _fork(trace, feature, main, merge)
                 if spans is not None:
                     return spans[0]
     return None

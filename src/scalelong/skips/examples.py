@@ -108,7 +108,8 @@ def _unet_3d(config: Any, size: int) -> dict[str, Any]:
 
 def _unet_motion(config: Any, size: int) -> dict[str, Any]:
     inputs = _unet_2d_condition(_WithDefaults(config), size)
-    return {**inputs, "sample": torch.zeros(1, config.in_channels, 2, size, size)}
+    # One frame, because versions of diffusers differ in who repeats the text for each frame.
+    return {**inputs, "sample": torch.zeros(1, config.in_channels, 1, size, size)}
 
 
 def _unet_spatio_temporal(config: Any, size: int) -> dict[str, Any]:
@@ -130,6 +131,7 @@ def _kandinsky3(config: Any, size: int) -> dict[str, Any]:
         "sample": torch.zeros(1, config.in_channels, size, size),
         "timestep": torch.tensor([1]),
         "encoder_hidden_states": torch.zeros(1, 4, config.encoder_hid_dim),
+        "encoder_attention_mask": torch.ones(1, 4),
     }
 
 

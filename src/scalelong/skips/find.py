@@ -1,6 +1,7 @@
 """Find the long skips of any U-shaped model."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -93,13 +94,13 @@ def _describe(trace: Trace, candidate: Candidate, index: int, repeats: int) -> L
     return LongSkip(
         index=index,
         producer=trace.producer(candidate.start),
-        consumer=attachment.module if attachment is not None else merge.call.name,
+        consumer=attachment.module if attachment is not None and attachment.kind == "concat argument" else merge.call.name,
         merge=merge.kind,
         shape=merge.shapes[candidate.operand],
         site=_site(trace, candidate, index, attachment),
         location=merge.site.text,
         attachment=attachment,
-        main=reach(trace, merge, candidate.main, repeats),
+        main=_main(trace, candidate, attachment, repeats),
         obstacle="" if attachment is not None else obstacle(trace, merge),
         norm=behind.norm,
         cancelled=behind.share,
@@ -107,6 +108,15 @@ def _describe(trace: Trace, candidate: Candidate, index: int, repeats: int) -> L
         fold=fold,
         unfoldable=unfoldable,
     )
+
+
+def _main(trace: Trace, candidate: Candidate, attachment: Attachment | None, repeats: int) -> Attachment | None:
+    """Where the main path can be scaled: with the skip in one multiplication, if that is a slice of a concatenation."""
+    merge = candidate.merge
+    if attachment is None or attachment.length == attachment.channels or merge.axis is None:
+        return reach(trace, merge, candidate.main, repeats)
+    widths = [shape[merge.axis] for shape in merge.shapes]
+    return replace(attachment, start=sum(widths[: candidate.main]), length=widths[candidate.main])
 
 
 def _site(trace: Trace, candidate: Candidate, index: int, attachment: Attachment | None) -> SkipSite:

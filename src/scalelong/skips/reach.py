@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from .axes import carry_back, channel_axis
+from .axes import carry_back, carry_forward, channel_axis
 from .plan import Attachment, Source
 from .rewrite import expression_operand
 from .trace import Call, Merge, Node, Path, Trace
@@ -44,13 +44,14 @@ def _places(trace: Trace, merge: Merge, operand: int, repeats: int) -> Iterator[
         start = sum(shape[merge.axis] for shape in merge.shapes[:operand])
         length = merge.shapes[operand][merge.axis]
         here = {"axis": merge.axis, "start": start, "length": length, "channels": whole}
-        merged = _copies_of(trace, merge.node)
-        for call in trace.calls:
-            if _once(trace, call, repeats) and (path := _consumed(trace, call, merged)):
-                yield Attachment(kind="concat argument", module=call.name, path=path, **here)
-        for call in merge.call.stack():
-            if _once(trace, call, repeats) and (path := _returned(trace, call, merged)) is not None:
-                yield Attachment(kind="concat output", module=call.name, path=path, **here)
+        for merged, axis in _way_on(trace, merge):
+            there = {**here, "axis": axis}
+            for call in trace.calls:
+                if _once(trace, call, repeats) and (path := _consumed(trace, call, merged)):
+                    yield Attachment(kind="concat argument", module=call.name, path=path, **there)
+            for call in merge.call.stack():
+                if _once(trace, call, repeats) and (path := _returned(trace, call, merged)) is not None:
+                    yield Attachment(kind="concat output", module=call.name, path=path, **there)
     source = _source(trace, merge, operand, repeats)
     if source is not None:
         axis, skip = steps[0][2], merge.shapes[operand]
@@ -124,14 +125,19 @@ def _exclusive_output(trace: Trace, call: Call, node: int, follower: int) -> Pat
     return None if node in trace.outputs else paths[0]
 
 
-def _copies_of(trace: Trace, node: int) -> int:
-    """The tensor that later layers see, behind copies and casts."""
-    while len(trace.users[node]) == 1 and node not in trace.outputs:
+def _way_on(trace: Trace, merge: Merge) -> Iterator[tuple[int, int]]:
+    """A concatenation, and what it becomes by operations that commute with scaling: (node, channel axis)."""
+    assert merge.axis is not None
+    node, axis = merge.node, merge.axis
+    while True:
+        yield node, axis
+        if len(trace.users[node]) != 1 or node in trace.outputs:
+            return
         user = trace.users[node][0]
-        if trace.nodes[user].name not in COPIES:
-            break
-        node = user
-    return node
+        moved = carry_forward(trace, trace.nodes[user], node, axis) if _commutes(trace.nodes[user]) else None
+        if moved is None or trace.nodes[user].shape[moved] != trace.nodes[node].shape[axis]:
+            return
+        node, axis = user, moved
 
 
 def _consumed(trace: Trace, call: Call, merged: int) -> Path | None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from .candidates import Candidate, changes_resolution, contains, longest_chain, site_key
-from .trace import Call, Trace
+from .trace import Call, Trace, bits
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,10 @@ def _with_additions(trace: Trace, selection: Selection, adds: list[Candidate]) -
     levels = [
         c
         for c in adds
-        if _has_decoder(trace, c) and changes_resolution(trace, c) and any(contains(trace, c, inner) for inner in chain)
+        if any(contains(trace, c, inner) for inner in chain)
+        and not any(_feeds_skip(trace, c, one) for one in chain)
+        and _has_decoder(trace, c)
+        and changes_resolution(trace, c)
     ]
     if not levels:
         return selection
@@ -132,7 +135,12 @@ def _conflict(candidate: Candidate, one: Candidate, chain: list[Candidate]) -> b
 
 
 def _has_decoder(trace: Trace, candidate: Candidate) -> bool:
-    return any(trace.depends(layer, candidate.end) for layer in range(candidate.end, len(trace.nodes)) if trace.nodes[layer].is_layer)
+    return any(trace.depends(layer, candidate.end) for layer in bits(trace.layers >> candidate.end << candidate.end))
+
+
+def _feeds_skip(trace: Trace, candidate: Candidate, one: Candidate) -> bool:
+    """Whether an addition is a part of the gate on another skip."""
+    return trace.depends(one.skip_node, candidate.end) and not trace.depends(one.main_node, candidate.end)
 
 
 def _repeats(trace: Trace, chain: list[Candidate], rest: list[Candidate]) -> int:

@@ -11,8 +11,8 @@ from torch import nn
 
 from ..errors import ScalingMismatchError
 from ..scaling.registry import as_scaling
-from .api import is_scaled, plan_of, scale_skips_, scaling_of
-from .attach import REGISTERED, attached
+from .api import plan_of, scale_skips_, scaling_of
+from .attach import REGISTERED, attach_, attached, detach_
 from .host import native_plan, unwrap
 from .plan import SkipPlan
 
@@ -46,17 +46,16 @@ def load_scaling_(model: nn.Module, path: str | PathLike[str]) -> nn.Module:
     description, tensors = _read(os.fspath(path))
     host = unwrap(model)
     plan = SkipPlan.from_dict(description["plan"])
-    _compare_hosts(description["host"], {"class": type(host).__name__, "weights": _weights(host)})
     native = native_plan(host)
     if native is not None:
         _compare_sites(plan, native)
-    scale_skips_(model, as_scaling(description["scaling"]), plan=plan)
-    if is_scaled(model):
-        scaling_of(model).load_state_dict(tensors)
+    _compare_hosts(description["host"], {"class": type(host).__name__, "weights": _weights(host)})
+    config = as_scaling(description["scaling"])
+    _compare_tensors(tensors, config.build(plan.sites).state_dict())
+    scale_skips_(model, config, plan=plan)
+    scaling_of(model).load_state_dict(tensors)
     state = attached(host)
     if state is not None and description["folded"]:
-        from .attach import attach_, detach_
-
         detach_(host)
         state.folded = set(description["folded"])
         attach_(host, state)
@@ -96,6 +95,13 @@ def _compare_hosts(saved: dict[str, Any], found: dict[str, Any]) -> None:
     if different:
         more = f", and {len(different) - 3} more" if len(different) > 3 else ""
         raise ScalingMismatchError(f"the file scales a model of another shape: {'; '.join(different[:3])}{more}")
+
+
+def _compare_tensors(saved: dict[str, Any], built: dict[str, Any]) -> None:
+    theirs = {name: tuple(tensor.shape) for name, tensor in saved.items()}
+    ours = {name: tuple(tensor.shape) for name, tensor in built.items()}
+    if theirs != ours:
+        raise ScalingMismatchError(f"the file's tensors {theirs} are not those of its scaling, {ours}")
 
 
 def _compare_sites(saved: SkipPlan, found: SkipPlan) -> None:

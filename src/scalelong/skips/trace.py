@@ -77,6 +77,9 @@ class Merge:
     """A concatenation or addition of two or more tensors."""
 
     kind: str
+    name: str
+    ordinal: int
+    """The n-th operation of this name in the forward."""
     node: int
     operands: tuple[int | None, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -95,6 +98,8 @@ class Trace:
     outputs: set[int] = field(default_factory=set)
     layers: int = 0
     """The layer nodes as a bit set."""
+    products: int = 0
+    """The nodes that multiply two tensors."""
 
     def __post_init__(self) -> None:
         self.call_count: Counter[str] = Counter()
@@ -111,12 +116,14 @@ class Trace:
         return [layer for layer in bits(found) if self.depends(layer, start)]
 
     def producer(self, node: int) -> str:
-        """The name of the outermost module call whose result this node is."""
-        call = self.nodes[node].call
-        if call is None:
-            return f"input {self.nodes[node].options[0]}"
-        results = [outer for outer in call.stack() if {leaf for _, leaf in outer.outputs} == {node} and outer.parent]
-        return (results[-1] if results else call).name
+        """The name of the outermost module call whose result this node is, behind plain functions."""
+        at = self.nodes[node]
+        while at.call is not None and at.call.parent is None and at.inputs:
+            at = self.nodes[at.inputs[0]]
+        if at.call is None:
+            return f"input {at.options[0]}"
+        results = [c for c in at.call.stack() if {leaf for _, leaf in c.outputs} == {at.index} and c.parent]
+        return (results[-1] if results else at.call).name
 
 
 def bits(value: int) -> Iterator[int]:
@@ -148,6 +155,7 @@ class Recorder(TorchDispatchMode):
         self._node_of = WeakTensorKeyDictionary()
         self._last_write: dict[int, int] = {}
         self._sites = CallSites(self.names)
+        self._counts: Counter[str] = Counter()
         self._stack: list[Call] = []
         self._lists: list[list[tuple[list[Any], int]]] = []
 
@@ -196,6 +204,7 @@ class Recorder(TorchDispatchMode):
         tensors = [tensor for _, tensor in leaves((args, kwargs))]
         operands = tuple(self.node_of(tensor) for tensor in tensors)
         result = func(*args, **kwargs)
+        self._counts[name] += 1
         inputs = tuple(dict.fromkeys(node for node in operands if node is not None))
         if not inputs or name.startswith(SHAPE_ONLY):
             for _, tensor in leaves(result):
@@ -228,6 +237,7 @@ class Recorder(TorchDispatchMode):
         node = Node(index, name, tuple(tensor.shape), inputs, operands, ancestors, call, options, is_layer)
         trace.nodes.append(node)
         trace.layers |= is_layer << index
+        trace.products |= (name in ("mul", "mul_") and len(inputs) == 2) << index
         for one in inputs:
             trace.users[one].append(index)
         return node
@@ -242,7 +252,8 @@ class Recorder(TorchDispatchMode):
         else:
             tensors, operands = tensors[:2], operands[:2]
         shapes = tuple(tuple(tensor.shape) for tensor in tensors)
-        self.trace.merges.append(Merge(kind, node.index, operands, shapes, axis, self._stack[-1], site))
+        ordinal = self._counts[node.name] - 1
+        self.trace.merges.append(Merge(kind, node.name, ordinal, node.index, operands, shapes, axis, self._stack[-1], site))
 
     def _tracked(self, value: Any) -> list[tuple[Path, int]]:
         found = ((path, self.node_of(tensor)) for path, tensor in leaves(value))
