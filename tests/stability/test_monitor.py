@@ -115,9 +115,7 @@ def test_nothing_is_left_behind():
     model = tiny()
     StabilityMonitor(model, probe_batch=batch()).close()
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-    from torch.optim import optimizer
-
-    assert not optimizer._global_optimizer_pre_hooks
+    assert not torch.optim.optimizer._global_optimizer_pre_hooks
 
 
 class CountReads(TorchDispatchMode):

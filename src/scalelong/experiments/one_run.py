@@ -6,7 +6,6 @@ from pathlib import Path
 
 from ..errors import ScaleLongError
 from ..training.config_io import from_dict
-from .recording import recording_hooks
 from .runs import PlannedRun, carry_out
 
 INTERRUPTED = 130
@@ -17,7 +16,7 @@ def main() -> int:
     config = from_dict(given["config"])
     run = PlannedRun(config.scaling, config.seed, Path(given["folder"]), config)
     try:
-        return 0 if carry_out(run, recording_hooks(given["every"], config)) else INTERRUPTED
+        return 0 if carry_out(run, given["every"]) else INTERRUPTED
     except ScaleLongError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1

@@ -15,7 +15,6 @@ from ..errors import ScaleLongError
 from ..training import read_metrics
 from ..training.config_io import to_dict
 from .one_run import INTERRUPTED
-from .recording import recording_hooks
 from .runs import PlannedRun, carry_out
 
 POLL_SECONDS = 0.5
@@ -46,7 +45,7 @@ def run_all(runs: Sequence[PlannedRun], every: int, jobs: int | None = None, log
         return Pool(runs, every, jobs, logs or runs[0].folder.parent / "logs").work(waiting)
     for number, run in enumerate(waiting, start=1):
         print(f"[{number}/{len(waiting)}] {run.name}", flush=True)
-        if not carry_out(run, recording_hooks(every, run.config)):
+        if not carry_out(run, every):
             return False
     return True
 

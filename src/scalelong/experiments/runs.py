@@ -12,9 +12,10 @@ from pathlib import Path
 
 from ..errors import InvalidConfigError
 from ..scaling import as_scaling
-from ..training import Hook, NonFiniteError, TrainConfig, train
+from ..training import NonFiniteError, TrainConfig, train
 from ..training.atomic import write_text
 from ..training.checkpoint import saved_steps
+from .recording import Recording
 
 DIVERGED = "diverged.json"
 
@@ -62,10 +63,14 @@ def plan_runs(
     ]
 
 
-def carry_out(run: PlannedRun, hooks: Sequence[Hook] = ()) -> bool:
-    """Train, or continue to train. A run that diverges is a result, not a failure. False if it was interrupted."""
+def carry_out(run: PlannedRun, every: int) -> bool:
+    """Train, or continue to train, with a reading `every` so many steps. False if it was interrupted.
+
+    A run that diverges is a result, not a failure.
+    """
     try:
-        return train(run.config, run.folder, hooks=hooks).finished
+        with Recording(every, run.config) as recording:
+            return train(run.config, run.folder, hooks=[recording]).finished
     except NonFiniteError as error:
         write_text(run.folder / DIVERGED, json.dumps({"message": str(error)}))
         return True

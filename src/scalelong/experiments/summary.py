@@ -1,8 +1,10 @@
 """The table of a comparison: one row per method, over all seeds."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ..stability import Oscillation, oscillation
 from .curves import Curve, mean, read_curves, steps_ratio
 from .runs import PlannedRun
 
@@ -25,8 +27,10 @@ class MethodSummary:
     seconds_per_step: float | None
     diverged: list[int]
     """Seeds whose numbers stopped being finite."""
-    extra: dict[str, float] = field(default_factory=dict)
-    """Scores by name, mean over seeds."""
+    oscillation: list[Oscillation]
+    """Of the features on the probe batch, over all blocks: mean O1, O2, O3 and the highest peak."""
+    frechet: list[float | None] = field(default_factory=list)
+    """Fréchet distance of the samples at the end, where it was measured."""
 
 
 def summarise(runs: Sequence[PlannedRun]) -> list[MethodSummary]:
@@ -51,6 +55,25 @@ def _summary(
         coefficients=_coefficients(mine),
         seconds_per_step=_average([found["seconds_per_step"].values for found in mine if "seconds_per_step" in found]),
         diverged=[run.seed for run in runs if run.divergence() is not None],
+        oscillation=[block_oscillation(found) for found in mine],
+    )
+
+
+def block_oscillation(curves: dict[str, Curve]) -> Oscillation:
+    """The scores of all blocks of one run together. A gate that closes for one block closes for the run."""
+    held_out = curves.get("held_out_loss")
+    loss = held_out.values[-1] if held_out else None
+    series = [curve.values for name, curve in curves.items() if name.startswith("probe_block_rms/")]
+    scores = [oscillation(values, loss=loss) for values in series]
+    if not scores:
+        return Oscillation(math.nan, math.nan, math.nan, math.nan, 0, "nothing was recorded")
+    return Oscillation(
+        o1=mean([score.o1 for score in scores]),
+        o2=mean([score.o2 for score in scores]),
+        o3=mean([score.o3 for score in scores]),
+        peak=max(score.peak for score in scores),
+        readings=scores[0].readings,
+        gate=next((score.gate for score in scores if score.gate), ""),
     )
 
 
@@ -71,6 +94,7 @@ def _average(series: list[tuple[float, ...]]) -> float | None:
 
 
 def table_rows(summaries: Sequence[MethodSummary]) -> list[dict[str, str]]:
+    diverged = any(entry.diverged for entry in summaries)
     return [
         {
             "method": entry.method,
@@ -78,11 +102,21 @@ def table_rows(summaries: Sequence[MethodSummary]) -> list[dict[str, str]]:
             "steps to none's loss": "1 (baseline)" if entry.method == BASELINE else ratio_text(entry.steps_ratio),
             "ms/step": "-" if entry.seconds_per_step is None else f"{1000 * entry.seconds_per_step:.0f}",
             "κ_1 ... κ_N": " ".join(f"{value:.2f}" for value in entry.coefficients) or "-",
-            **{name: f"{value:.3g}" for name, value in entry.extra.items()},
-            **({"diverged": ", ".join(f"seed {seed}" for seed in entry.diverged)} if entry.diverged else {}),
+            **_oscillation_cells(entry.oscillation),
+            **({"diverged": ", ".join(f"seed {seed}" for seed in entry.diverged) or "-"} if diverged else {}),
         }
         for entry in summaries
     ]
+
+
+def _oscillation_cells(scores: Sequence[Oscillation]) -> dict[str, str]:
+    valid = [score for score in scores if score.valid]
+    return {
+        "O1": spread([score.o1 for score in valid], "{:.2g}"),
+        "O2": spread([score.o2 for score in valid], "{:.2g}"),
+        "O3": spread([score.o3 for score in valid], "{:.2g}"),
+        "peak": spread([score.peak for score in valid], "{:.2f}"),
+    }
 
 
 def spread(values: Sequence[float | None], form: str) -> str:
