@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 from ..experiments.demo import METHODS, run_demo
+from ..report import write_report
 
 
 def main(arguments: list[str]) -> int:
@@ -24,8 +25,9 @@ def main(arguments: list[str]) -> int:
         print("interrupted; the same command continues the demo")
         return 130
     print(f"\n{comparison}\n")
-    print("'steps to none's loss': the share of steps after which a method reaches the loss where none ends.")
-    print("One seed and a short run: see docs/compare.md for how to compare with several.")
+    report = write_report([options.out], options.out / "report.html")
+    print("steps to none's loss: the share of steps after which a method reaches the loss where none ends.")
+    print("O1 to O3: how much features oscillate. One seed and a short run: docs/compare.md shows how to know more.")
     print(f"curves and samples: {options.out / 'comparison.png'}")
-    print(f"done in {time.monotonic() - began:.0f} s")
+    print(f"done in {time.monotonic() - began:.0f} s; open the report: {report.resolve()}")
     return 0

@@ -15,7 +15,7 @@ from .pool import run_all
 from .runs import PlannedRun, plan_runs
 from .summary import MethodSummary, summarise, table_rows
 
-RECORDS = 300
+RECORDS = 250
 """Roughly how many readings of features and coefficients a run keeps."""
 
 

@@ -16,12 +16,14 @@ def demo_config(steps: int) -> TrainConfig:
         base,
         steps=steps,
         model_options={**base.model_options, "dim": 64, "depth": 8},
+        # A short run has no time for a long warm-up, and small networks bear a high rate.
+        optimizer=replace(base.optimizer, lr=2e-3, warmup=50),
         checkpoints=replace(base.checkpoints, save_every=max(1, steps // 3)),
         logging=replace(
             base.logging,
             log_every=max(1, steps // 60),
             held_out_every=max(1, steps // 25),
-            samples_every=max(1, steps // 4),
+            samples_every=max(1, steps // 5),
             samples=36,
             sampler_steps=20,
             trackers=(),

@@ -35,8 +35,12 @@ def draw_comparison(runs: Sequence[PlannedRun], path: Path) -> None:
         _draw_losses(left, [found["held_out_loss"] for found in mine if "held_out_loss" in found], method, position)
         _draw_coefficients(right, mine, position)
     left.set(xlabel="training step", ylabel="held-out loss", yscale="log", title="Loss on held-out images")
+    left.yaxis.set_major_formatter("{x:.3g}")
+    left.yaxis.set_minor_formatter("{x:.2g}")
     left.legend(frameon=False)
-    right.set(xlabel="long skip i (1 is the outermost)", ylabel="κ_i", title="Coefficients at the end", ylim=(0, 1.05))
+    right.set(
+        xlabel="long skip i (1 is the outermost)", ylabel=r"$\kappa_i$", title="Coefficients at the end", ylim=(0, 1.05)
+    )
     right.xaxis.get_major_locator().set_params(integer=True)
     for axes, method in zip(bottom.subplots(1, len(methods), squeeze=False)[0], methods, strict=True):
         _draw_samples(axes, next(run for run in runs if run.method == method))

@@ -14,6 +14,7 @@ import torch
 from ..errors import ScaleLongError
 from ..training import read_metrics
 from ..training.config_io import to_dict
+from ..training.interrupt import Interrupt
 from .one_run import INTERRUPTED
 from .runs import PlannedRun, carry_out
 
@@ -58,23 +59,25 @@ class Pool:
         self.started = self.printed = time.monotonic()
 
     def work(self, waiting: list[PlannedRun]) -> bool:
-        interrupted, queue = False, list(waiting)
+        queue, told = list(waiting), False
         self.logs.mkdir(parents=True, exist_ok=True)
-        try:
-            while self.active or (queue and not interrupted):
-                try:
-                    while queue and not interrupted and len(self.active) < self.jobs:
+        with Interrupt() as interrupt:
+            try:
+                while self.active or (queue and not told):
+                    while queue and not told and len(self.active) < self.jobs:
                         self._start(queue.pop(0))
-                    interrupted |= self._collect()
+                    if interrupt.requested and not told:
+                        told = True
+                        self._tell_to_stop()
+                    told |= self._collect()
                     self._report()
                     time.sleep(POLL_SECONDS)
-                except KeyboardInterrupt:
-                    # The runs got the same Ctrl-C; each saves what it has and ends.
-                    interrupted = True
-        finally:
-            self._stop()
+            finally:
+                self._tell_to_stop()
+                for process in self.active:
+                    process.wait()
         self._report(final=True)
-        return not interrupted
+        return not told
 
     def _start(self, run: PlannedRun) -> None:
         threads = str(max(1, cores() // self.jobs))
@@ -109,11 +112,10 @@ class Pool:
                 raise RunFailedError(f"{run.name} ended with code {process.returncode}, see {self.log(run)}:\n{tail}")
         return interrupted
 
-    def _stop(self) -> None:
+    def _tell_to_stop(self) -> None:
+        """Each run saves what it has and ends."""
         for process in self.active:
             process.terminate()
-        for process in self.active:
-            process.wait()
 
     def _report(self, final: bool = False) -> None:
         now = time.monotonic()
