@@ -33,4 +33,4 @@ def _script() -> str:
 
 
 def _asset(name: str) -> str:
-    return (files(__package__) / "assets" / name).read_text(encoding="utf-8")
+    return (files("scalelong.report") / "assets" / name).read_text(encoding="utf-8")
