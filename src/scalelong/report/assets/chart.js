@@ -62,7 +62,7 @@ function drawChart(box, options) {
   if (options.band) values.push(...options.band.low.filter(usable), ...options.band.high.filter(usable));
   const steps = groups.flatMap((group) => group.lines.flatMap((line) => line.x));
   box.replaceChildren(html("h3", {}, options.title));
-  if (!values.length) { box.append(html("p", { class: "hint" }, "Nothing to show: no method is selected, or this was not recorded.")); return; }
+  if (!groups.length || !values.length) { box.append(html("p", { class: "hint" }, "Nothing to show: no method is selected, or this was not recorded.")); return; }
   let low = Math.min(...values), high = Math.max(...values);
   if (options.range) [low, high] = options.range;
   else if (options.log) { const room = Math.max((high / low) ** 0.04, 1.01); low /= room; high *= room; }
