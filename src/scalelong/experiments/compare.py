@@ -10,6 +10,7 @@ from ..errors import InvalidConfigError
 from ..theory.table import text_table
 from ..training import TrainConfig
 from ..training.atomic import write_text
+from .diagnosing import DIAGNOSIS, diagnose_config, write_diagnosis
 from .figures import draw_comparison
 from .pool import run_all
 from .runs import PlannedRun, plan_runs
@@ -49,6 +50,8 @@ def compare(
             "a comparison needs held-out images: set held_out in the configuration (--held-out 500)"
         )
     runs = plan_runs(config, methods, seeds, Path(out))
+    if not (Path(out) / DIAGNOSIS).exists():
+        write_diagnosis(diagnose_config(runs[0].config), Path(out))
     if not run_all(runs, every or max(1, config.steps // RECORDS), jobs):
         return None
     return conclude(runs, Path(out))

@@ -37,7 +37,8 @@ def draw_comparison(runs: Sequence[PlannedRun], path: Path) -> None:
     left.set(xlabel="training step", ylabel="held-out loss", yscale="log", title="Loss on held-out images")
     left.yaxis.set_major_formatter("{x:.3g}")
     left.yaxis.set_minor_formatter("{x:.2g}")
-    left.legend(frameon=False)
+    if left.lines:
+        left.legend(frameon=False)
     right.set(
         xlabel="long skip i (1 is the outermost)", ylabel=r"$\kappa_i$", title="Coefficients at the end", ylim=(0, 1.05)
     )

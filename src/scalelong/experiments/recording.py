@@ -3,15 +3,11 @@
 import inspect
 from typing import Self
 
-import torch
 from torch import Tensor
 
-from ..data import to_float
-from ..diffusion import NoiseProcess
 from ..stability import Alarm, StabilityMonitor
 from ..training import TrainConfig, TrainState
-from ..training.data_source import load_images
-from ..training.randomness import generator
+from .probing import noisy_probe
 
 PROBE = 16
 """Images in the probe batch."""
@@ -44,20 +40,13 @@ class Recording:
 
 
 def probe_batch(config: TrainConfig, state: TrainState) -> dict[str, Tensor]:
-    """Held-out images with fixed noise at times spread evenly: the same for every method of one seed."""
-    device = state.accelerator.device
-    data, held_out = load_images(config, lambda _: None)
-    source = held_out or data
-    batch = source.fetch(torch.arange(min(PROBE, len(source))))
-    x0, process = to_float(batch.images), NoiseProcess(config.diffusion.schedule)
-    t = process.times((torch.arange(len(x0)) + 0.5) / len(x0))
-    noise = torch.randn(x0.shape, generator=generator(config.seed, "probe"))
+    """The arguments of the model for the probe batch, by name."""
+    x, t, labels = noisy_probe(config, PROBE)
     first, second, *_ = inspect.signature(state.bare.forward).parameters
-    arguments = {first: process.add_noise(x0, noise, t), second: t}
-    label = state.bare_network.label_argument
-    if config.diffusion.condition == "class" and batch.labels is not None and label is not None:
-        arguments[label] = batch.labels
-    return {name: value.to(device) for name, value in arguments.items()}
+    arguments, label = {first: x, second: t}, state.bare_network.label_argument
+    if labels is not None and label is not None:
+        arguments[label] = labels
+    return {name: value.to(state.accelerator.device) for name, value in arguments.items()}
 
 
 def _say(alarm: Alarm) -> None:

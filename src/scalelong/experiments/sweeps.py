@@ -4,16 +4,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
-from ..data import to_float
 from ..errors import InvalidConfigError
 from ..theory import noise_gain
 from ..training import TrainConfig, load_run
-from ..training.data_source import load_images
-from ..training.randomness import generator
 from .compare import Comparison, compare
 from .curves import mean
+from .probing import noisy_probe
 from .runs import PlannedRun
 from .summary import BASELINE, ratio_text, spread
 
@@ -74,14 +70,10 @@ def noise_rows(runs: Sequence[PlannedRun], sigmas: Sequence[float]) -> list[dict
         if run.divergence() is not None:
             continue
         trained = load_run(run.folder)
-        data, held_out = load_images(run.config, lambda _: None)
-        source = held_out or data
-        x0 = to_float(source.fetch(torch.arange(min(PROBE, len(source)))).images)
-        t = trained.process.times((torch.arange(len(x0)) + 0.5) / len(x0))
-        noise = torch.randn(x0.shape, generator=generator(run.seed, "probe"))
-        x = trained.process.add_noise(x0, noise, t)
+        x, t, labels = noisy_probe(run.config, PROBE)
+        rest = (t,) if labels is None else (t, labels)
         for sigma in sigmas:
-            gains.setdefault((run.method, sigma), []).append(noise_gain(trained.model, x, t, sigma=sigma))
+            gains.setdefault((run.method, sigma), []).append(noise_gain(trained.model, x, *rest, sigma=sigma))
     methods = list(dict.fromkeys(method for method, _ in gains))
     return [
         {"method": method, **{f"gain at σ = {sigma:g}": f"{mean(gains[method, sigma]):.3f}" for sigma in sigmas}}

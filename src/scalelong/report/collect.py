@@ -10,6 +10,7 @@ from typing import Any
 
 from ..errors import ScaleLongError
 from ..experiments.curves import Curve, read_curves
+from ..experiments.diagnosing import DIAGNOSIS
 from ..experiments.runs import PlannedRun
 from ..experiments.summary import BASELINE, MethodSummary, summarise, table_rows
 from ..training import TrainConfig, load_config
@@ -122,7 +123,7 @@ def _table(runs: list[PlannedRun]) -> dict[str, Any]:
 
 
 def _diagnosis(folders: Sequence[str | PathLike[str]]) -> dict[str, Any] | None:
-    found = (_json(Path(folder) / "diagnosis.json") for folder in folders)
+    found = (_json(Path(folder) / DIAGNOSIS) for folder in folders)
     return next((entry for entry in found if entry), None)
 
 

@@ -2,6 +2,7 @@
 
 from .alarms import Alarm, AlarmRules
 from .callbacks import AccelerateMonitor, lightning_callback
+from .diagnosis import Diagnosis, diagnose
 from .monitor import StabilityMonitor
 from .oscillation import Oscillation, oscillation
 from .probe import Features, probe
@@ -11,11 +12,13 @@ __all__ = [
     "AccelerateMonitor",
     "Alarm",
     "AlarmRules",
+    "Diagnosis",
     "Features",
     "JsonLines",
     "Oscillation",
     "StabilityMonitor",
     "TensorBoard",
+    "diagnose",
     "lightning_callback",
     "oscillation",
     "probe",

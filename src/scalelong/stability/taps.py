@@ -34,10 +34,11 @@ class Meter:
 
 
 def size_of(tensor: Tensor) -> Tensor:
-    """(RMS, largest magnitude) in float32."""
+    """(RMS, largest magnitude). Half precision is widened first: the square of 256 overflows it."""
     values = tensor.detach()
-    rms = torch.linalg.vector_norm(values, dtype=torch.float32) / max(values.numel(), 1) ** 0.5
-    return torch.stack([rms, torch.linalg.vector_norm(values, float("inf"), dtype=torch.float32)])
+    wide = torch.float32 if values.dtype in (torch.float16, torch.bfloat16) else None
+    rms = torch.linalg.vector_norm(values, dtype=wide) / max(values.numel(), 1) ** 0.5
+    return torch.stack([rms, torch.linalg.vector_norm(values, float("inf"), dtype=wide)])
 
 
 class BlockTap:

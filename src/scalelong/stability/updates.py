@@ -57,7 +57,8 @@ class UpdateWatch:
 
     def _add(self, into: dict[str, list[Tensor]], parameters: list[nn.Parameter], values: list[Tensor]) -> None:
         for parameter, value in zip(parameters, values, strict=True):
-            norm = torch.linalg.vector_norm(value, dtype=torch.float32)
+            wide = torch.float32 if value.dtype in (torch.float16, torch.bfloat16) else None
+            norm = torch.linalg.vector_norm(value, dtype=wide)
             # A sharded tensor (FSDP2) gives the norm of all shards.
             norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
             into.setdefault(self._block_of[id(parameter)], []).append(norm)

@@ -132,7 +132,13 @@
   function drawDiagnosis() {
     if (!data.diagnosis) return;
     find("diagnosis-section").hidden = false;
-    find("diagnosis").replaceChildren(html("pre", { tabindex: "0", "aria-label": "diagnosis" }, data.diagnosis.text));
+    const { rows, facts, reasons } = data.diagnosis, columns = Object.keys(rows[0]);
+    const table = html("table", {}, html("thead", {}, html("tr", {}, ...columns.map((name) => html("th", { scope: "col" }, name)))),
+      html("tbody", {}, ...rows.map((row) => html("tr", {}, ...columns.map((name) => html("td", {}, row[name]))))));
+    find("diagnosis").replaceChildren(html("div", { class: "card" },
+      html("dl", { class: "facts" }, ...Object.entries(facts).flatMap(([name, value]) => [html("dt", {}, name), html("dd", {}, value)])),
+      html("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "long skips at initialisation" }, table),
+      html("ul", { class: "hint" }, ...reasons.map((reason) => html("li", {}, reason)))));
   }
 
   function draw() {
