@@ -218,7 +218,7 @@ def test_a_comparison_needs_held_out_images(tmp_path):
 
 def test_the_demo_in_small(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("scalelong.experiments.demo.demo_config", lambda steps: small(steps))
-    monkeypatch.setattr("scalelong.experiments.pool.default_jobs", lambda runs: 1)
+    monkeypatch.setattr("scalelong.experiments.demo.METHODS", ("none",))
     assert main(["demo", "--steps", "2", "--out", str(tmp_path / "demo")]) == 0
     out = capsys.readouterr().out
     assert "κ_1 ... κ_N" in out

@@ -59,6 +59,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--jobs", type=int, help="runs at a time (default: one per core, or one on an accelerator)")
     made.add_argument("--depths", help="compare at several depths of the network, for example 4,8,12")
     made.add_argument("--batch-sizes", help="compare at several batch sizes, for example 8,64")
+    made.add_argument("--scores", type=int, default=500, help="samples for the Fréchet distance at the end; 0 for none")
     made.add_argument("--noise", help="gain of extra noise on the input of the trained networks, for example 0.05,0.2")
     made.add_argument(
         "--control", action="store_true", help="add a run with a rate of zero: its features must stand still"
@@ -80,6 +81,9 @@ def configuration(options: argparse.Namespace) -> TrainConfig:
         samples_every=config.logging.samples_every or max(1, steps // 4),
         trackers=(),
     )
+    if options.scores and hasattr(logging, "scores_every"):
+        scoring = {"scores_every": steps, "scores_images": options.scores}
+        logging = replace(logging, **scoring)
     return replace(config, steps=steps, data=options.data or config.data, logging=logging)
 
 

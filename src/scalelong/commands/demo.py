@@ -4,7 +4,7 @@ import argparse
 import time
 from pathlib import Path
 
-from ..experiments.demo import METHODS, run_demo
+from ..experiments.demo import METHODS, STEPS, run_demo
 from ..report import write_report
 
 
@@ -15,7 +15,7 @@ def main(arguments: list[str]) -> int:
         "The same command continues an interrupted demo.",
     )
     parser.add_argument("--out", type=Path, default=Path("demo-output"), help="folder of the runs and the results")
-    parser.add_argument("--steps", type=int, default=500, help="training steps of each method")
+    parser.add_argument("--steps", type=int, default=STEPS, help="training steps of each method")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     began = time.monotonic()

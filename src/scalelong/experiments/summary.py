@@ -56,6 +56,7 @@ def _summary(
         seconds_per_step=_average([found["seconds_per_step"].values for found in mine if "seconds_per_step" in found]),
         diverged=[run.seed for run in runs if run.divergence() is not None],
         oscillation=[block_oscillation(found) for found in mine],
+        frechet=[found["frechet"].values[-1] if "frechet" in found else None for found in mine],
     )
 
 
@@ -95,10 +96,12 @@ def _average(series: list[tuple[float, ...]]) -> float | None:
 
 def table_rows(summaries: Sequence[MethodSummary]) -> list[dict[str, str]]:
     diverged = any(entry.diverged for entry in summaries)
+    scored = any(score is not None for entry in summaries for score in entry.frechet)
     return [
         {
             "method": entry.method,
             f"held-out loss, step {entry.step}": spread(entry.held_out_loss, "{:.4f}"),
+            **({"Fréchet distance": spread(entry.frechet, "{:.2f}")} if scored else {}),
             "steps to none's loss": "1 (baseline)" if entry.method == BASELINE else ratio_text(entry.steps_ratio),
             "ms/step": "-" if entry.seconds_per_step is None else f"{1000 * entry.seconds_per_step:.0f}",
             "κ_1 ... κ_N": " ".join(f"{value:.2f}" for value in entry.coefficients) or "-",
