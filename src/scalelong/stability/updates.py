@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
@@ -59,8 +58,9 @@ class UpdateWatch:
         for parameter, value in zip(parameters, values, strict=True):
             wide = torch.float32 if value.dtype in (torch.float16, torch.bfloat16) else None
             norm = torch.linalg.vector_norm(value, dtype=wide)
-            # A sharded tensor (FSDP2) gives the norm of all shards.
-            norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+            # A sharded tensor (FSDP2) gives the norm of all shards; its class is slow to import.
+            whole = getattr(norm, "full_tensor", None)
+            norm = norm if whole is None else whole()
             into.setdefault(self._block_of[id(parameter)], []).append(norm)
 
     def readings(self) -> dict[str, Tensor]:
