@@ -51,6 +51,16 @@ def test_the_table_has_the_known_answers(comparison):
     assert rows["none"]["held-out loss, step 100"].startswith("0.1403 (0.1353 to 0.1453)")
 
 
+def test_the_frechet_distance_has_a_column_where_it_was_measured(comparison):
+    assert "Fréchet distance" not in collect([comparison])["tables"][0]["rows"][0]
+    for seed in (0, 1):
+        with open(comparison / f"ls-seed{seed}" / "metrics.jsonl", "a") as file:
+            file.write(json.dumps({"step": 100, "frechet": 12.0 + seed}) + "\n")
+    rows = {row["method"]: row for row in collect([comparison])["tables"][0]["rows"]}
+    assert rows["ls"]["Fréchet distance"] == "12.50 (12.00 to 13.00)"
+    assert rows["none"]["Fréchet distance"] == "-"
+
+
 def test_a_single_run_and_runs_that_differ_in_more_than_the_method(tmp_path):
     one = make_run(tmp_path / "a", "none")
     assert collect([one])["methods"] == ["none"]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import scalelong as sl
@@ -115,7 +116,8 @@ def test_nothing_is_left_behind():
     model = tiny()
     StabilityMonitor(model, probe_batch=batch()).close()
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-    assert not torch.optim.optimizer._global_optimizer_pre_hooks
+    assert not _global_optimizer_pre_hooks
+    assert not _global_optimizer_post_hooks
 
 
 class CountReads(TorchDispatchMode):
