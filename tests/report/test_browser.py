@@ -116,7 +116,8 @@ def test_a_phone_needs_no_sideways_scrolling(browser, page):
 def test_every_control_has_a_name_and_can_be_reached(browser):
     unnamed = browser.run(
         "[...document.querySelectorAll('button, input, select, svg[role=img], img')]"
-        ".filter(e => !(e.getAttribute('aria-label') || e.textContent.trim() || e.alt || e.labels?.length)).map(e => e.outerHTML.slice(0, 80))"
+        ".filter(e => !(e.getAttribute('aria-label') || e.textContent.trim() || e.alt || e.labels?.length))"
+        ".map(e => e.outerHTML.slice(0, 80))"
     )
     assert unnamed == []
     assert browser.run("[...document.querySelectorAll('[tabindex]')].every(e => e.tabIndex === 0)")
