@@ -5,6 +5,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -221,3 +222,12 @@ except MissingDependencyError as error:
     )
     assert "'numpy'" in said.stdout
     assert "scalelong[train]" in said.stdout
+
+
+def test_the_example_of_the_docs_runs(capsys):
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+    code = page.split("```python")[1].split("```")[0]
+    exec(code, {})
+    printed = capsys.readouterr().out.strip()
+    assert printed == "digits: 1797 images, 1×16×16, 10 classes, in memory"
+    assert printed in page

@@ -83,6 +83,13 @@ def test_one_bit_cmyk_and_transparent_colour():
     assert pixels(encoded(red, transparency=(200, 0, 0)), 3).min() == 255
 
 
+@pytest.mark.parametrize("form", ["WEBP", "JPEG2000", "TGA", "PPM", "BMP", "GIF", "TIFF"])
+def test_other_formats(form):
+    data = encoded(Image.new("RGB", (8, 6), (10, 200, 30)), form)
+    assert (look(data).height, look(data).width) == (6, 8)
+    assert np.abs(pixels(data, 3)[:, 3, 3].astype(int) - (10, 200, 30)).max() <= 2
+
+
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("form", ["PNG", "TIFF"])
 def test_noted_orientation_is_applied(orientation, form):

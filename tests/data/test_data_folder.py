@@ -3,6 +3,8 @@
 import json
 import os
 import stat
+import subprocess
+import sys
 import zipfile
 
 import pytest
@@ -276,6 +278,20 @@ def test_folder_and_archive_have_one_fingerprint(folder, tmp_path):
     assert load_data(str(folder)).fingerprint() == load_data(str(archive)).fingerprint()
 
 
+def test_threads_of_a_fresh_process_do_not_meet_half_imported_packages(folder):
+    paint(folder, *[f"{number:03}.png" for number in range(200)])
+    code = """
+import sys
+sys.setswitchinterval(1e-6)
+from scalelong.data import load_data
+print(len(load_data(sys.argv[1], max_broken=0)))
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", code, str(folder)]
+    said = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    assert said.stdout.strip() == "200"
+
+
 def test_progress_is_told(folder):
     paint(folder, *[f"{number:03}.png" for number in range(150)])
     told = []
@@ -289,6 +305,16 @@ def test_links_to_folders_are_followed_once(folder, tmp_path):
     (folder / "link").symlink_to(tmp_path / "elsewhere")
     (folder / "circle").symlink_to(folder)
     assert len(load_data(str(folder))) == 2
+
+
+@pytest.mark.parametrize("memory_limit", [2**20, 0])
+def test_dangling_links_are_broken_images(folder, tmp_path, memory_limit):
+    paint(folder, "a.png")
+    (folder / "b.png").symlink_to(tmp_path / "gone")
+    data = load_data(folder, memory_limit=memory_limit)
+    assert values(data) == [0]
+    assert "No such file" in data.broken[0].reason
+    assert len(data.fingerprint()) == 64
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")

@@ -49,7 +49,7 @@ def to_float(images: Tensor, flip: Tensor | None = None) -> Tensor:
     """uint8 to float32 in [-1, 1]; images whose entry in the bool mask `flip` is True are mirrored left to right."""
     if flip is not None:
         images = torch.where(flip.to(images.device)[:, None, None, None], images.flip(-1), images)
-    return images.to(torch.float32) / 127.5 - 1
+    return images.to(torch.float32).div_(127.5).sub_(1)
 
 
 class _Fetch(torch.utils.data.Dataset):

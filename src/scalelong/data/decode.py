@@ -72,13 +72,19 @@ def _open(data: bytes) -> Any:
     if not data:
         raise UndecodableError("empty file")
     try:
-        return needs("PIL.Image", "reading image files").open(BytesIO(data), formats=_formats())
+        return needs("PIL.Image", "reading image files").open(BytesIO(data), formats=prepare())
     except Exception as error:
         raise _undecodable(error) from error
 
 
 @cache
-def _formats() -> list[str]:
+def prepare() -> list[str]:
+    """Loads what decoding needs, and returns the formats that are read.
+
+    To be called before threads are started: they must not meet while Pillow is half imported.
+    """
+    for module in ("numpy", "PIL.ImageOps"):
+        needs(module, "decoding images")
     pillow = needs("PIL.Image", "reading image files")
     pillow.init()
     return [name for name in FORMATS if name in pillow.OPEN]

@@ -55,5 +55,5 @@ def find_known(name: str) -> Path:
 
 def _roots() -> list[Path]:
     listed = [Path(place).expanduser() for place in os.environ.get(VARIABLE, "").split(os.pathsep) if place]
-    beside = [Path("data"), Path("../shared/data"), Path.home() / "data"]
+    beside = [Path("data"), Path.home() / "data"]
     return [*listed, *beside, Path("/usr/share/datasets")]

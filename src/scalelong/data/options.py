@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -63,10 +63,11 @@ class Options:
         return torch.arange(self.limit) * total // self.limit
 
 
+@cache
 def needs(package: str, purpose: str) -> Any:
     """An optional package, imported when it is used."""
     try:
-        return sys.modules.get(package) or import_module(package)
+        return import_module(package)
     except ImportError as error:
         raise MissingDependencyError(package.partition(".")[0], "train", purpose) from error
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..errors import InvalidConfigError
 from .broken import BrokenImage, Tally, log
 from .dataset import Annotations, ImageData, MemoryData
-from .decode import Look, UndecodableError, decode, look
+from .decode import Look, UndecodableError, decode, look, prepare
 from .errors import BrokenImagesError
 from .options import Options, Progress
 from .survey import Survey
@@ -58,6 +58,7 @@ def from_source(name: str, source: Source, options: Options) -> ImageData:
         raise InvalidConfigError(
             f"channels must be 1 (gray), 3 (RGB) or 4 (RGBA) for image files, got {options.channels}"
         )
+    prepare()
     rows = options.chosen(len(source))
     tally = Tally(name, len(rows), options.allowed_broken(len(rows)))
     survey, _ = _survey(source, rows[:: max(1, len(rows) // SAMPLE)], options, tally)

@@ -60,7 +60,10 @@ class Folder(FileTree):
             return file.read(HEAD)
 
     def stamp(self, name: str) -> str:
-        return str((self.path / name).stat().st_size)
+        try:
+            return str((self.path / name).stat().st_size)
+        except OSError:  # a dangling link: broken, as reading it will show
+            return "unreadable"
 
 
 class TreeSource(Source):
