@@ -52,7 +52,7 @@ def final_state():
     return read
 
 
-class Crash(Exception):
+class CrashError(Exception):
     """Stands for whatever ends a run without warning."""
 
 
@@ -63,9 +63,9 @@ def crash_at():
     def run(config, folder, step):
         def hook(state):
             if state.step == step:
-                raise Crash
+                raise CrashError
 
-        with pytest.raises(Crash):
+        with pytest.raises(CrashError):
             train(config, folder, hooks=[hook])
 
     return run

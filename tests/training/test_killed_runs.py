@@ -11,32 +11,43 @@ import time
 import psutil
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from scalelong.training import read_metrics
 from scalelong.training.checkpoint import saved_steps
 
-FLAGS = (
-    "--recipe digits-tiny --model-options patch_size=4 dim=16 depth=2 --batch-size 8 --steps 40 --save-every 3 "
-    "--log-every 1 --samples-every 0 --held-out 20 --held-out-every 20 --trackers"
-).split()
+FLAGS = {
+    "--recipe": "digits-tiny",
+    "--model-options": "patch_size=4 dim=16 depth=2",
+    "--batch-size": "8",
+    "--steps": "40",
+    "--save-every": "3",
+    "--log-every": "1",
+    "--samples-every": "0",
+    "--held-out": "20",
+    "--held-out-every": "20",
+    "--trackers": "",
+}
 
 
-def start(folder, processes=1):
-    launcher = [sys.executable, "-m"]
+def launch(arguments, processes=1):
+    launcher = [sys.executable, *(["-m"] if processes == 1 else [])]
     if processes > 1:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        launcher += ["torch.distributed.run", "--nproc_per_node", str(processes), "--master_port", str(port), "-m"]
+        launcher += ["-m", "torch.distributed.run", "--nproc_per_node", str(processes), "--master_port", str(port)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     environment["PYTHONPATH"] = os.pathsep.join(["src", environment.get("PYTHONPATH", "")])
     return subprocess.Popen(
-        [*launcher, "scalelong", "train", *FLAGS, "--out", str(folder)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=environment,
+        [*launcher, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
     )
+
+
+def start(folder, processes=1):
+    flags = [part for name, values in FLAGS.items() for part in (name, *values.split())]
+    module = ["scalelong"] if processes == 1 else ["-m", "scalelong"]
+    return launch([*module, "train", *flags, "--out", str(folder)], processes)
 
 
 def wait_for_steps(process, count):
@@ -99,8 +110,6 @@ def test_two_processes_killed_and_equal_to_one(undisturbed, tmp_path):
     finish(start(tmp_path / "calm", processes=2))
     kill_often(tmp_path / "killed", kills=2, processes=2, seed=1)
     assert_same_files(tmp_path / "calm", tmp_path / "killed")
-    from safetensors.torch import load_file
-
     one, two = (
         load_file(folder / "checkpoints" / "latest" / "model.safetensors")
         for folder in (undisturbed, tmp_path / "calm")
@@ -119,3 +128,11 @@ def test_signals_save_and_exit_cleanly(undisturbed, tmp_path, number):
     assert 5 <= stopped < 40
     assert f"continuing after step {stopped}" in finish(start(tmp_path / "run"))
     assert_same_files(undisturbed, tmp_path / "run")
+
+
+def test_sharded_parameters_train_and_resume(tmp_path):
+    finish(launch(["tests/training/sharded_run.py", str(tmp_path)], processes=2))
+    for name in ("model.safetensors", "ema.safetensors"):
+        files = [tmp_path / run / "checkpoints" / "latest" / name for run in ("straight", "twice")]
+        assert files[0].read_bytes() == files[1].read_bytes()
+    assert saved_steps(tmp_path / "twice" / "checkpoints") == [3, 6]

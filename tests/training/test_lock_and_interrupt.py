@@ -24,9 +24,8 @@ with FolderLock(pathlib.Path(sys.argv[1])):
 
 
 def test_twice_in_one_process(tmp_path):
-    with FolderLock(tmp_path):
-        with pytest.raises(RunLockedError, match="in use by this process"), FolderLock(tmp_path):
-            pass
+    with FolderLock(tmp_path), pytest.raises(RunLockedError, match="in use by this process"), FolderLock(tmp_path):
+        pass
     with FolderLock(tmp_path):
         pass
 
@@ -59,7 +58,11 @@ def test_signals_become_a_wish_and_handlers_come_back(number):
 
 def test_a_second_ctrl_c_after_a_while_stops_at_once(monkeypatch):
     monkeypatch.setattr(interrupt_module, "IMPATIENT_AFTER", -1.0)
-    with pytest.raises(KeyboardInterrupt), Interrupt():
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(1)
+
+    def press_twice():
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.01)
+
+    with Interrupt(), pytest.raises(KeyboardInterrupt):
+        press_twice()

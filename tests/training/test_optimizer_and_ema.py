@@ -93,8 +93,13 @@ def test_applied_lends_the_averages_and_gives_the_weights_back():
         model.weight.add_(1.0)
     ema.update(0)
     weights = model.weight.detach().clone()
-    with pytest.raises(KeyError), ema.applied():
-        assert torch.equal(model.weight, ema.averages[0])
-        raise KeyError
+
+    def fail_within():
+        with ema.applied():
+            assert torch.equal(model.weight, ema.averages[0])
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail_within()
     assert torch.equal(model.weight, weights)
     assert model.weight.requires_grad

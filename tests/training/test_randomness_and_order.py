@@ -14,7 +14,7 @@ from scalelong.training.randomness import derived_seed, global_state, noise, res
 
 def test_noise_of_a_part_is_a_part_of_the_noise():
     whole = noise(3, 5, range(50), (1, 2, 2), "cpu")
-    for part in (range(0, 7), range(7, 31), range(16, 32), range(49, 50)):
+    for part in (range(7), range(7, 31), range(16, 32), range(49, 50)):
         assert torch.equal(noise(3, 5, part, (1, 2, 2), "cpu"), whole[part.start : part.stop])
 
 

@@ -7,9 +7,10 @@ from scalelong.commands.train import parse
 from scalelong.training import TrainConfig, recipe
 from scalelong.training.config_io import dump_config
 
-TINY = (
-    "--recipe digits-tiny --model-options dim=16 depth=2 --steps 3 --batch-size 4 --samples-every 0 --trackers".split()
-)
+TINY = [
+    *("--recipe", "digits-tiny", "--model-options", "dim=16", "depth=2", "--steps", "3", "--batch-size", "4"),
+    *("--samples-every", "0", "--trackers"),
+]
 
 
 def test_recipe_file_and_flags_in_this_order(tmp_path):
@@ -39,6 +40,7 @@ def test_model_options_add_to_those_of_the_recipe_but_not_for_another_model():
 @pytest.mark.parametrize(
     ("flag", "value", "found"),
     [
+        ("--samples-every", "0", lambda c: c.logging.samples_every == 0),
         ("--on-nan", "rollback", lambda c: c.guard.on_nan == "rollback"),
         ("--clip", "None", lambda c: c.optimizer.clip is None),
         ("--keep-every", "10", lambda c: c.checkpoints.keep_every == 10),
@@ -52,10 +54,12 @@ def test_every_group_has_flags(flag, value, found):
     assert found(parse(["--recipe", "fashion-tiny", flag, *value.split()]).train)
 
 
-@pytest.mark.parametrize("arguments", [["--stepz", "3"], ["--steps", "many"], ["--model-options", "depth"], ["--steps", "0"]])
+@pytest.mark.parametrize(
+    "arguments", [["--stepz", "3"], ["--steps", "many"], ["--model-options", "depth"], ["--steps", "0"]]
+)
 def test_wrong_flags_end_with_code_2(arguments, capsys):
     with pytest.raises(SystemExit) as caught:
-        main(["train", *arguments])
+        main(["train", "digits", *arguments])
     assert caught.value.code == 2
 
 
@@ -63,6 +67,8 @@ def test_wrong_flags_end_with_code_2(arguments, capsys):
     ("arguments", "message"),
     [
         (["--recipe", "nothing"], "unknown recipe 'nothing'"),
+        ([], "nothing to train on"),
+        (["--steps", "3"], "nothing to train on"),
         (["--config", "nothing.yaml"], "no configuration file"),
         (["/no/such/folder"], "/no/such/folder"),
     ],
@@ -79,7 +85,7 @@ def test_dry_run_tells_all_and_writes_nothing(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert main(["train", *TINY, "--scaling", "cs:0.5", "--dry-run"]) == 0
     output = capsys.readouterr().out
-    for part in ("digits", "UViT", "parameters", "1; coefficients", "AdamW, lr 0.001", "memory", "MB", "run folder"):
+    for part in ("digits", "UViT", "parameters", "1; coefficients", "AdamW, lr 0.002", "memory", "MB", "run folder"):
         assert part in output
     assert list(tmp_path.iterdir()) == []
 

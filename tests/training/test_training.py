@@ -183,6 +183,12 @@ def test_another_configuration_is_refused_with_the_difference(tiny, tmp_path):
         train(changed, tmp_path / "a")
 
 
+def test_a_start_that_failed_may_be_corrected(tiny, tmp_path):
+    with pytest.raises(InvalidConfigError):
+        train(replace(tiny, steps=2, model_options={"dimension": 3}), tmp_path / "a")
+    assert train(replace(tiny, steps=2), tmp_path / "a").finished
+
+
 def test_changed_data_are_refused(tiny, tmp_path):
     images = tmp_path / "images"
     images.mkdir()

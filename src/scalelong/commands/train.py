@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import MissingDependencyError
+from ..errors import InvalidConfigError, MissingDependencyError
 from ..training import RECIPES, TrainConfig, load_config, recipe, train
 
 DESCRIPTION = f"""\
@@ -55,6 +55,11 @@ def parse(arguments: list[str]) -> Command:
     if arguments and not arguments[0].startswith("-"):
         arguments = ["--data", *arguments]
     base = _base(arguments)
+    if not any(argument.startswith(("--data", "--recipe", "--config", "-h", "--help")) for argument in arguments):
+        raise InvalidConfigError(
+            "nothing to train on: give a folder of images (scalelong train IMAGES), --recipe NAME or --config FILE; "
+            "--help tells more"
+        )
     command = tyro.cli(
         Command,
         prog="scalelong train",

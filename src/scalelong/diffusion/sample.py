@@ -11,8 +11,8 @@ from .objective import Predict, Prediction, require_prediction
 from .process import STEPS, NoiseProcess, diffusers
 
 SAMPLERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "ddpm": ("DDPMScheduler", {"clip_sample": True}),
-    "ddim": ("DDIMScheduler", {"clip_sample": True, "timestep_spacing": "trailing"}),
+    "ddpm": ("DDPMScheduler", {}),
+    "ddim": ("DDIMScheduler", {"timestep_spacing": "trailing"}),
     # Steps evenly spaced in log-SNR: at 25 steps its error is a tenth of that of evenly spaced times.
     "dpm++": ("DPMSolverMultistepScheduler", {"algorithm_type": "dpmsolver++", "use_lu_lambdas": True}),
 }
@@ -22,16 +22,19 @@ _DIFFUSERS_PREDICTIONS = {"epsilon": "epsilon", "v": "v_prediction", "x0": "samp
 assert set(_DIFFUSERS_PREDICTIONS) == set(get_args(Prediction))
 
 
-def scheduler(process: NoiseProcess, prediction: Prediction, sampler: str) -> Any:
-    """A scheduler of diffusers for this noise process."""
+def scheduler(process: NoiseProcess, prediction: Prediction, sampler: str, *, clip: bool = True) -> Any:
+    """A scheduler of diffusers for this noise process. `clip` keeps its estimates of x_0 in [-1, 1]."""
     require_prediction(prediction)
     if sampler not in SAMPLERS:
         raise InvalidConfigError(f"unknown sampler {sampler!r}; known: {', '.join(SAMPLERS)}")
     kind, options = SAMPLERS[sampler]
+    # DPM-Solver clips by "dynamic thresholding", which with its largest value of 1 is plain clipping.
+    clipping = "thresholding" if sampler == "dpm++" else "clip_sample"
     return getattr(diffusers(), kind)(
         num_train_timesteps=STEPS,
         trained_betas=process.betas.float().tolist(),
         prediction_type=_DIFFUSERS_PREDICTIONS[prediction],
+        **{clipping: clip},
         **options,
     )
 
@@ -47,9 +50,13 @@ def sample(
     sampler: str = "dpm++",
     steps: int = 50,
     device: torch.device | str = "cpu",
+    clip: bool = True,
 ) -> Tensor:
-    """One image of shape (C, H, W) for each seed, in [-1, 1]: (len(seeds), C, H, W). Global RNGs are not touched."""
-    solver = scheduler(process, prediction, sampler)
+    """One image of shape (C, H, W) for each seed: (len(seeds), C, H, W). Global random numbers are not touched.
+
+    `clip` keeps images, and what the solver takes for them on the way, in [-1, 1]; latents have no such bounds.
+    """
+    solver = scheduler(process, prediction, sampler, clip=clip)
     solver.set_timesteps(steps)
     if hasattr(solver, "set_begin_index"):
         solver.set_begin_index(0)  # whole timesteps may repeat where the noise changes fast, so do not search by them
@@ -63,4 +70,4 @@ def sample(
         times = process.network_time(step).expand(len(seeds)).to(device)
         output = predict(solver.scale_model_input(x, step), times)
         x = solver.step(output, step, x, **options).prev_sample
-    return x.clamp(-1, 1)
+    return x.clamp(-1, 1) if clip else x

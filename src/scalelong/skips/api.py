@@ -8,7 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import AlreadyScaledError, CancelledScalingWarning, InvalidConfigError, NotScaledError, UnsupportedModelError
+from ..errors import (
+    AlreadyScaledError,
+    CancelledScalingWarning,
+    InvalidConfigError,
+    NotScaledError,
+    UnsupportedModelError,
+)
 from ..scaling.base import Scaling, SkipScaling
 from ..scaling.none import NoScaling
 from ..scaling.registry import as_scaling
@@ -159,7 +165,7 @@ def _warn_if_cancelled(plan: SkipPlan, scaling: SkipScaling) -> None:
         warnings.warn(
             f"{scaled[0].norm} right behind the merges of this {plan.model} cancels a constant scaling of "
             f"{cancelled:.0%} of the skips' channels: groups that hold the skip alone divide it out.{only} See "
-            f"find_skips(model); a learnable scaling (\"ls\") is not cancelled as a whole",
+            f'find_skips(model); a learnable scaling ("ls") is not cancelled as a whole',
             CancelledScalingWarning,
             stacklevel=3,
         )

@@ -3,7 +3,18 @@
 from .trace import Node, Trace
 
 # Operations that keep every axis in its place.
-_VIEWS = ("view", "_unsafe_view", "reshape", "alias", "contiguous", "clone", "_to_copy", "expand", "squeeze", "unsqueeze")
+_VIEWS = (
+    "view",
+    "_unsafe_view",
+    "reshape",
+    "alias",
+    "contiguous",
+    "clone",
+    "_to_copy",
+    "expand",
+    "squeeze",
+    "unsqueeze",
+)
 _REDUCTIONS = ("sum", "mean", "amax", "max", "argmax", "var", "std", "norm", "linalg_vector_norm")
 
 

@@ -94,7 +94,9 @@ def _describe(trace: Trace, candidate: Candidate, index: int, repeats: int) -> L
     return LongSkip(
         index=index,
         producer=trace.producer(candidate.start),
-        consumer=attachment.module if attachment is not None and attachment.kind == "concat argument" else merge.call.name,
+        consumer=attachment.module
+        if attachment is not None and attachment.kind == "concat argument"
+        else merge.call.name,
         merge=merge.kind,
         shape=merge.shapes[candidate.operand],
         site=_site(trace, candidate, index, attachment),

@@ -132,11 +132,11 @@ class SkipPlan:
         """A plan of these long skips alone, numbered anew in this order, outermost first."""
         unknown = sorted(set(indices) - set(range(1, len(self.skips) + 1)))
         if unknown or not indices or len(set(indices)) != len(indices):
-            raise InvalidConfigError(f"select takes numbers from 1 to {len(self.skips)}, each once, got {list(indices)}")
+            raise InvalidConfigError(
+                f"select takes numbers from 1 to {len(self.skips)}, each once, got {list(indices)}"
+            )
         chosen = [self.skips[index - 1] for index in indices]
-        renumbered = [
-            skip.replace(index=i, site=replace(skip.site, index=i)) for i, skip in enumerate(chosen, start=1)
-        ]
+        renumbered = [skip.replace(index=i, site=replace(skip.site, index=i)) for i, skip in enumerate(chosen, start=1)]
         return replace(self, skips=tuple(renumbered))
 
     def __str__(self) -> str:

@@ -67,7 +67,9 @@ def expression_operand(
     return False, None
 
 
-def rewrite_(module: nn.Module, spots: dict[str, tuple[Spot, ...]], actions: dict[str, list[list[Action | None]]]) -> None:
+def rewrite_(
+    module: nn.Module, spots: dict[str, tuple[Spot, ...]], actions: dict[str, list[list[Action | None]]]
+) -> None:
     """Give the module a class whose methods call the actions at the spots."""
     original = type(module)
     recipe = tuple((method, _source_hash(original, method), places) for method, places in sorted(spots.items()))
@@ -142,7 +144,9 @@ def _rewritten_method(original: type[nn.Module], method: str, spots: tuple[Spot,
     factory = ast.parse(f"def factory(__scalelong_begin__, {', '.join(free)}):\n    return {body.name}")
     factory.body[0].body.insert(0, body)  # pyright: ignore[reportAttributeAccessIssue]
     names: dict[str, Any] = {}
-    exec(compile(ast.fix_missing_locations(factory), function.__code__.co_filename, "exec"), function.__globals__, names)
+    exec(
+        compile(ast.fix_missing_locations(factory), function.__code__.co_filename, "exec"), function.__globals__, names
+    )
     cells = [cell.cell_contents for cell in function.__closure__ or ()]
     rewritten = names["factory"](begin, *cells)
     rewritten.__defaults__, rewritten.__kwdefaults__ = function.__defaults__, function.__kwdefaults__

@@ -18,7 +18,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from .callsite import CallSite, CallSites
 from .untouched import untouched
 
-LAYER = re.compile(r"^(_|mkldnn_|cudnn_)?conv|^_?(add|b|badd|int_|scaled_)*mm$|^addbmm$|^linear$|attention|lstm|gru|encoder_layer")
+LAYER = re.compile(
+    r"^(_|mkldnn_|cudnn_)?conv|^_?(add|b|badd|int_|scaled_)*mm$|^addbmm$|^linear$|attention|lstm|gru|encoder_layer"
+)
 MERGES = {"cat": "cat", "add": "add", "add_": "add", "sub": "add", "sub_": "add", "lerp": "lerp", "lerp_": "lerp"}
 # These take the shape of a tensor, not its values.
 SHAPE_ONLY = ("zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "new_")
@@ -253,7 +255,9 @@ class Recorder(TorchDispatchMode):
             tensors, operands = tensors[:2], operands[:2]
         shapes = tuple(tuple(tensor.shape) for tensor in tensors)
         ordinal = self._counts[node.name] - 1
-        self.trace.merges.append(Merge(kind, node.name, ordinal, node.index, operands, shapes, axis, self._stack[-1], site))
+        self.trace.merges.append(
+            Merge(kind, node.name, ordinal, node.index, operands, shapes, axis, self._stack[-1], site)
+        )
 
     def _tracked(self, value: Any) -> list[tuple[Path, int]]:
         found = ((path, self.node_of(tensor)) for path, tensor in leaves(value))

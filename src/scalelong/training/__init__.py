@@ -1,5 +1,6 @@
 """Training: `train(recipe("digits-tiny"), "runs/x")`, and back from a run folder with `load_run`."""
 
+from .api import TrainResult, train
 from .config import (
     CheckpointConfig,
     DiffusionConfig,
@@ -14,7 +15,7 @@ from .config_io import load_config
 from .ema import Ema
 from .errors import CheckpointError, NonFiniteError, RunFolderError, RunLockedError
 from .load import Run, load_run
-from .loop import Hook, TrainResult, train
+from .loop import Hook
 from .recipes import RECIPES, recipe
 from .run_folder import read_metrics
 from .state import TrainState

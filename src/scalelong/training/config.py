@@ -200,6 +200,16 @@ class TrainConfig:
         require(bool(self.data), "data must name a folder, a file or a data set")
         require(bool(self.model), "model must name a model")
 
+    def something_is_due(self, step: int) -> bool:
+        """Whether metrics, a held-out loss, samples or a checkpoint follow this step."""
+        intervals = (
+            self.logging.log_every,
+            self.held_out_every,
+            self.samples_every,
+            self.checkpoints.save_every,
+        )
+        return step == self.steps or any(every and step % every == 0 for every in intervals)
+
     @property
     def held_out_every(self) -> int:
         return self.logging.held_out_every or self.checkpoints.save_every

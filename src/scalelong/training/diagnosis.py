@@ -1,6 +1,6 @@
 """Where the numbers stopped being finite: the batch of the bad step once more, with eyes open."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..models import UViT
+from ..skips import is_scaled, plan_of
 
 NAMED = 5
 """Parameters listed by name."""
@@ -24,8 +25,8 @@ class Diagnosis:
     """The first module whose output was not finite."""
     largest: tuple[str, float] | None = None
     """The finite output with the largest magnitude before that."""
-    skip: int | None = None
-    """i, if that module lies in the block where long skip i is merged."""
+    merged: tuple[int, ...] = ()
+    """The long skips that are merged in the block in which that module lies."""
     skip_rms: dict[int, float] = field(default_factory=dict)
     """Size of every long skip, as far as the pass came."""
     parameters: list[str] = field(default_factory=list)
@@ -53,7 +54,7 @@ class Diagnosis:
 
     def _where(self) -> str:
         if self.layer:
-            merged = f", in the block that merges long skip {self.skip}" if self.skip else ""
+            merged = f", in the block that merges long skip {_listing(self.merged)}" if self.merged else ""
             return f"First module with a non-finite output: {self.layer}{merged}."
         if self.gradients:
             return "All outputs of the forward pass are finite; the backward pass is not."
@@ -82,8 +83,8 @@ def _watched(model: nn.Module, found: Diagnosis) -> Iterator[None]:
     handles = []
     for name, module in model.named_modules():
         handles.append(module.register_forward_hook(_Look(found, name or "the whole model", merges)))
-        if name in merges:
-            handles.append(module.register_forward_pre_hook(_Measure(found, merges[name])))
+        if isinstance(model, UViT) and name in merges:
+            handles.append(module.register_forward_pre_hook(_Measure(found, merges[name][0])))
     try:
         yield
     finally:
@@ -91,12 +92,15 @@ def _watched(model: nn.Module, found: Diagnosis) -> Iterator[None]:
             handle.remove()
 
 
-def merge_blocks(model: nn.Module) -> dict[str, int]:
-    """The modules that merge a long skip, by name, with its index i."""
+def merge_blocks(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The modules that merge long skips, by name, with their indices i."""
     if isinstance(model, UViT):
         count = len(model.decoder)
-        return {f"decoder.{position}": count - position for position in range(count)}
-    return {}
+        return {f"decoder.{position}": (count - position,) for position in range(count)}
+    found: dict[str, tuple[int, ...]] = {}
+    for skip in plan_of(model) if is_scaled(model) else ():
+        found[skip.consumer] = (*found.get(skip.consumer, ()), skip.index)
+    return found
 
 
 @dataclass
@@ -105,7 +109,7 @@ class _Look:
 
     found: Diagnosis
     name: str
-    merges: dict[str, int]
+    merges: dict[str, tuple[int, ...]]
 
     def __call__(self, module: nn.Module, _: Any, output: Any) -> None:
         outputs = _tensors(output)
@@ -118,8 +122,8 @@ class _Look:
                 self.found.largest = (title, peak)
         else:
             self.found.layer = title
-            inside = (index for block, index in self.merges.items() if f"{self.name}.".startswith(f"{block}."))
-            self.found.skip = next(inside, None)
+            inside = (indices for block, indices in self.merges.items() if f"{self.name}.".startswith(f"{block}."))
+            self.found.merged = next(inside, ())
 
 
 @dataclass
@@ -146,6 +150,6 @@ def _finite(value: Tensor) -> bool:
     return bool(torch.isfinite(value.detach()).all()) if value.is_floating_point() else True
 
 
-def _listing(names: list[str]) -> str:
+def _listing(names: Sequence[object]) -> str:
     rest = len(names) - NAMED
-    return ", ".join(names[:NAMED]) + (f" and {rest} more" if rest > 0 else "")
+    return ", ".join(map(str, names[:NAMED])) + (f" and {rest} more" if rest > 0 else "")

@@ -43,15 +43,21 @@ class Ema:
         """The model with averaged weights, within a `with` block."""
         with torch.no_grad():
             kept = [weight.detach().clone(memory_format=torch.preserve_format) for weight in self.weights]
-            torch._foreach_copy_(self.weights, self.averages)
+            _copy(self.weights, self.averages)
         try:
             yield
         finally:
             with torch.no_grad():
-                torch._foreach_copy_(self.weights, kept)
+                _copy(self.weights, kept)
 
     def _float_weights(self) -> list[Tensor]:
         return [weight.detach().float() for weight in self.weights]
+
+
+def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
+    # One by one: torch._foreach_copy_ does not know sharded tensors.
+    for to, source in zip(targets, sources, strict=True):
+        to.copy_(source)
 
 
 def _norm(tensors: tuple[Tensor, ...] | list[Tensor]) -> Tensor:

@@ -6,6 +6,7 @@ first bad step on, and the flag is read every few steps. So the weights are stil
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 READ_EVERY = 10
 """Most steps between two looks at the flag on an accelerator."""
@@ -18,6 +19,9 @@ class Guard:
     def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
         self.optimizer = optimizer
         self.device = device
+        group = optimizer.param_groups[0]
+        # Sharded parameters (FSDP2) do not go together with a flag that is not sharded.
+        self._can_flag = group["fused"] and not any(isinstance(value, DTensor) for value in group["params"])
         self.reset()
 
     def reset(self) -> None:
@@ -29,9 +33,11 @@ class Guard:
         bad = torch.logical_not(torch.isfinite(norm) & torch.isfinite(loss))
         self._first = torch.where(bad & (self._first < 0), step, self._first)
         self._bad = torch.maximum(self._bad, bad.float())
-        # What torch's gradient scaler sets, too; only the fused AdamW reads it.
-        if self.optimizer.param_groups[0]["fused"]:
+        if self._can_flag:
+            # What torch's gradient scaler sets, too; only the fused AdamW reads it.
             self.optimizer.found_inf = self._bad  # pyright: ignore[reportAttributeAccessIssue]
+        elif self._bad:
+            self.optimizer.zero_grad()  # without gradients a step does nothing
 
     def bad_step(self) -> int | None:
         """The first step with non-finite numbers, if there was one. Waits for the device."""

@@ -1,9 +1,7 @@
-"""Training, in one sitting: `train` prepares a run, `Trainer.fit` is the loop."""
+"""The training loop, in one sitting: `Trainer.fit`. The parts it uses have files of their own."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
-from os import PathLike
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ from ..data import Batch, ImageData, batches
 from ..diffusion import NoiseProcess, losses
 from .checkpoint import newest_good, prune, read_checkpoint, set_aside, write_checkpoint
 from .config import TrainConfig
-from .data_source import load_images
 from .errors import NonFiniteError
 from .examples import ExampleMaker
 from .guard import READ_EVERY, make_guard
@@ -22,10 +19,9 @@ from .inspection import Inspector
 from .interrupt import Interrupt
 from .metrics import Window
 from .model_factory import build_model
-from .naming import default_folder
 from .optimizer import clip_gradient, rate, set_rate
 from .order import DataOrder, split_batch
-from .processes import average, check_batch_size, make_accelerator, on_main
+from .processes import average, on_main
 from .progress import Progress, StopWatch
 from .recovery import diagnose, roll_back
 from .run_folder import RunFolder, shape_of
@@ -34,31 +30,6 @@ from .tracking import Recorder
 
 Hook = Callable[[TrainState], dict[str, float] | None]
 """Called after every step, with the number of steps done in `state.step`; what it returns is recorded."""
-
-
-@dataclass(frozen=True)
-class TrainResult:
-    folder: Path
-    step: int
-    finished: bool
-
-
-def train(config: TrainConfig, out: str | PathLike[str] | None = None, *, hooks: Sequence[Hook] = ()) -> TrainResult:
-    """Train as the configuration says, in a run folder. A run that is there already is continued."""
-    run = RunFolder(out or default_folder(config))
-    accelerator = make_accelerator(config, str(run.path))
-    progress = Progress(config.steps, accelerator.is_main_process)
-    with ExitStack() as stack:
-        interrupt = stack.enter_context(Interrupt())
-        stack.callback(progress.close)
-        check_batch_size(config, accelerator.num_processes)
-        on_main(accelerator, lambda: stack.enter_context(run.locked()) and None)
-        data, held_out = load_images(config, progress.say)
-        on_main(accelerator, lambda: run.open(config, data, progress.say))
-        trainer = Trainer(config, run, accelerator, data, held_out, progress, hooks)
-        stack.callback(trainer.close)
-        finished = trainer.fit(interrupt)
-        return TrainResult(run.path, trainer.state.step, finished)
 
 
 class Trainer:
@@ -103,9 +74,8 @@ class Trainer:
             self.after_step()
             if wish > 0:
                 self.save()
-                self.progress.say(
-                    f"stopped by {interrupt.requested} after step {self.state.step}; run the same command to continue"
-                )
+                by = interrupt.requested or "another process"
+                self.progress.say(f"stopped by {by} after step {self.state.step}; run the same command to continue")
                 return False
         self.save()
         self.progress.say(f"finished at step {self.state.step}: {self.run.path}")
@@ -159,15 +129,7 @@ class Trainer:
         return wish
 
     def time_to_look(self) -> bool:
-        step, config = self.state.step, self.config
-        intervals = (
-            READ_EVERY,
-            config.logging.log_every,
-            config.held_out_every,
-            config.samples_every,
-            config.checkpoints.save_every,
-        )
-        due = step == config.steps or any(every and step % every == 0 for every in intervals)
+        due = self.config.something_is_due(self.state.step) or self.state.step % READ_EVERY == 0
         return due or bool(self.hooks) or self.accelerator.device.type == "cpu"
 
     def backward(self, step: int, source: Iterator[Batch], local: bool = False) -> Tensor:

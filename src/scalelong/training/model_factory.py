@@ -177,8 +177,7 @@ def _from_diffusers_json(path: Path, values: dict[str, Any]) -> nn.Module:
 
 
 def _scale(model: nn.Module, config: TrainConfig, shape: DataShape) -> None:
-    arguments = [config.scaling] if isinstance(model, UViT) else [config.scaling, example_call(model, config, shape)]
-    scale_skips_(model, *arguments)
+    scale_skips_(model, config.scaling, None if isinstance(model, UViT) else example_call(model, config, shape))
 
 
 def example_call(model: nn.Module, config: TrainConfig, shape: DataShape) -> dict[str, Tensor]:

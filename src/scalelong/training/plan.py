@@ -1,6 +1,5 @@
 """What a run will do, before it does it: `scalelong train --dry-run`."""
 
-import math
 from pathlib import Path
 
 import torch
@@ -9,9 +8,10 @@ from torch import Tensor, nn
 from ..data import ImageData
 from ..diffusion import NoiseProcess, losses
 from ..errors import ScaleLongError
-from ..skips import coefficients
+from ..models import UViT
+from ..skips import coefficients, find_skips, is_scaled
 from .config import TrainConfig
-from .model_factory import DataShape, Network, build_model
+from .model_factory import DataShape, Network, build_model, example_call
 from .run_folder import shape_of
 
 BYTES_PER_PARAMETER = {"weights": 4, "gradients": 4, "AdamW": 8, "moving average": 4}
@@ -20,6 +20,7 @@ PROBE = 2
 
 
 def describe_run(config: TrainConfig, data: ImageData, folder: Path, processes: int = 1) -> str:
+    """One line for each thing that will happen. `data` are the images to train on, without those held out."""
     shape = shape_of(data)
     model = build_model(config, shape)
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -28,21 +29,20 @@ def describe_run(config: TrainConfig, data: ImageData, folder: Path, processes: 
     activations = per_image * per_part * (0.5 if config.hardware.precision != "no" else 1)
     fixed = sum(BYTES_PER_PARAMETER.values()) * parameters
     optimizer, diffusion = config.optimizer, config.diffusion
-    training_images = len(data) - config.images.held_out
     saved = (4 + 4 + 8) * parameters
     decay = f", {optimizer.decay} decay" if optimizer.decay != "constant" else ""
     rows = {
         "run folder": f"{folder}{' (exists: will continue)' if (folder / 'config.yaml').exists() else ''}",
-        "data": f"{data.describe()}, {config.images.held_out} held out, flip {'on' if config.images.flip else 'off'}",
+        "data": f"{data.describe()}, {config.images.held_out} more held out, flip {_on(config.images.flip)}",
         "model": f"{config.model} ({type(model).__name__}), {parameters / 1e6:.2f}M parameters",
-        "long skips": _skips(model),
+        "long skips": _skips(config, model, shape),
         "scaling": config.scaling,
         "objective": f"predict {diffusion.prediction}, {diffusion.schedule} schedule, condition {diffusion.condition}",
         "optimiser": f"AdamW, lr {optimizer.lr:g}, weight decay {optimizer.weight_decay:g}, betas {optimizer.betas}, "
         f"warm-up {optimizer.warmup} steps{decay}, clip {optimizer.clip}, EMA {optimizer.ema_rate}",
         "batch": f"{config.batch_size} images = {processes} process(es) x {config.hardware.accumulation} part(s) x "
         f"{per_part:g} images",
-        "length": f"{config.steps} steps = {config.steps * config.batch_size / training_images:.1f} epochs",
+        "length": f"{config.steps} steps = {config.steps * config.batch_size / len(data):.1f} epochs",
         "checkpoints": f"every {config.checkpoints.save_every} steps, {megabytes(saved)} each, "
         f"the last {config.checkpoints.keep_last} kept"
         + (f" and every {config.checkpoints.keep_every}th step" if config.checkpoints.keep_every else ""),
@@ -58,15 +58,22 @@ def describe_run(config: TrainConfig, data: ImageData, folder: Path, processes: 
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
 
 
-def _skips(model: nn.Module) -> str:
-    try:
+def _on(value: bool) -> str:
+    return "on" if value else "off"
+
+
+def _skips(config: TrainConfig, model: nn.Module, shape: DataShape) -> str:
+    """How many, and their coefficients now: learned ones are those of a first forward."""
+    inputs = example_call(model, config, shape)
+    if not (is_scaled(model) or isinstance(model, UViT)):
+        try:
+            return f"{len(find_skips(model, inputs))} found, not scaled"
+        except ScaleLongError as error:
+            return str(error)
+    with torch.no_grad():
+        model.eval()(**inputs)
         values = coefficients(model)
-    except ScaleLongError as error:
-        return f"unknown ({error})"
-    except (AttributeError, TypeError):
-        return "known after the first forward"
-    listed = ", ".join("learned" if value is None or math.isnan(value) else f"{value:.3g}" for value in values)
-    return f"{len(values)}; coefficients from the outermost to the innermost: {listed}"
+    return f"{len(values)}; coefficients from the outermost in: {', '.join(f'{value:.3g}' for value in values)}"
 
 
 def activation_bytes(config: TrainConfig, model: nn.Module, shape: DataShape) -> float:

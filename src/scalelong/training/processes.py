@@ -37,22 +37,34 @@ def make_accelerator(config: TrainConfig, folder: str) -> Any:
         raise InvalidConfigError(str(error)) from error
 
 
+def describe(accelerator: Any) -> dict[str, Any]:
+    """What the launcher decided, for the run folder."""
+    return {
+        "processes": accelerator.num_processes,
+        "parallelism": str(accelerator.distributed_type.value),
+        "device": str(accelerator.device),
+        "precision": accelerator.mixed_precision,
+    }
+
+
 def on_main(accelerator: Any, work: Callable[[], Result]) -> Result:
     """Run on the main process; every process gets the result, or raises the same error instead of waiting for ever."""
+    if accelerator.num_processes == 1:
+        return work()
+    from accelerate.utils import broadcast_object_list
+
     outcome: list[Any] = [None, None]
+    failure: Exception | None = None
     if accelerator.is_main_process:
         try:
             outcome[0] = work()
-        except ScaleLongError as error:
-            if accelerator.num_processes == 1:
-                raise
-            outcome[1] = error
-    if accelerator.num_processes > 1:
-        from accelerate.utils import broadcast_object_list
-
-        broadcast_object_list(outcome)
+        except Exception as error:
+            failure, outcome[1] = error, str(error)
+    broadcast_object_list(outcome)
+    if failure is not None:
+        raise failure
     if outcome[1] is not None:
-        raise outcome[1]
+        raise ScaleLongError(f"the main process failed: {outcome[1]}")
     return outcome[0]
 
 

@@ -17,6 +17,7 @@ import torch
 from .._version import __version__
 from ..data import ImageData
 from .atomic import write_text
+from .checkpoint import saved_steps
 from .config import TrainConfig
 from .config_io import differences, dump_config, harmful_differences, load_config
 from .errors import RunFolderError
@@ -59,10 +60,11 @@ class RunFolder:
             raise RunFolderError(f"the run folder {self.path} cannot be made: {error}") from error
         return FolderLock(self.path)
 
-    def open(self, config: TrainConfig, data: ImageData, say: Callable[[str], None]) -> None:
+    def open(self, config: TrainConfig, data: ImageData, processes: dict[str, Any], say: Callable[[str], None]) -> None:
         """Make the folder, or check that the run in it is this run."""
         if (self.path / CONFIG).exists():
-            self._require_same(config, data, say)
+            if saved_steps(self.checkpoints):  # a run that failed before its first checkpoint may be corrected
+                self._require_same(config, data, say)
         elif any(entry for entry in self.path.iterdir() if not entry.name.startswith(".")):
             raise RunFolderError(f"{self.path} is not empty and holds no run; choose another folder with --out")
         about = {
@@ -74,7 +76,7 @@ class RunFolder:
         # The configuration first: a kill between two of these files leaves a folder that is known as a run.
         write_text(self.path / CONFIG, dump_config(config))
         write_text(self.path / DATA, json.dumps(about, indent=2))
-        write_text(self.path / "environment.json", json.dumps(environment(), indent=2))
+        write_text(self.path / "environment.json", json.dumps(environment() | processes, indent=2))
         write_text(self.path / "README.md", README.format(command=shlex.join(["scalelong", *sys.argv[1:]])))
 
     def _require_same(self, config: TrainConfig, data: ImageData, say: Callable[[str], None]) -> None:

@@ -1,0 +1,159 @@
+"""Non-finite numbers: noticed before they reach the weights, and traced to their layer and long skip."""
+
+import pytest
+import torch
+from diffusers.models.unets.unet_2d import UNet2DModel
+from torch import nn
+
+from scalelong.models import UViT
+from scalelong.skips import scale_skips_
+from scalelong.training import OptimizerConfig
+from scalelong.training.diagnosis import diagnose_step, merge_blocks
+from scalelong.training.guard import ScaledGuard, make_guard
+from scalelong.training.optimizer import create_state, make_optimizer
+
+CPU = torch.device("cpu")
+
+
+def fine(value=1.0):
+    return torch.tensor(value)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("where", ["loss", "norm"])
+def test_no_update_from_the_first_bad_step_on(bad, where):
+    model = nn.Linear(2, 2)
+    optimizer = make_optimizer(model, OptimizerConfig(lr=0.1))
+    create_state(optimizer)
+    guard = make_guard(optimizer, CPU, None)
+    seen = []
+    for step in range(4):
+        model(torch.ones(1, 2)).sum().backward()
+        numbers = {"loss": fine(), "norm": fine()}
+        if step == 2:
+            numbers[where] = torch.tensor(bad)
+        guard.protect(step, **numbers)
+        optimizer.step()
+        seen.append(model.weight.detach().clone())
+    assert not torch.equal(seen[0], seen[1])
+    assert torch.equal(seen[1], seen[2])
+    assert torch.equal(seen[1], seen[3])  # sticky: nobody has looked yet
+    assert guard.bad_step() == 2
+    assert optimizer.state[model.weight]["step"] == 2
+    guard.reset()
+    assert guard.bad_step() is None
+
+
+def test_fp16_overflow_is_normal_until_the_scale_collapses():
+    class Scaler:
+        scale = 65536.0
+
+        def get_scale(self):
+            return self.scale
+
+    optimizer = make_optimizer(nn.Linear(2, 2), OptimizerConfig())
+    scaler = Scaler()
+    guard = make_guard(optimizer, CPU, scaler)  # pyright: ignore[reportArgumentType]
+    assert isinstance(guard, ScaledGuard)
+    guard.protect(0, fine(), torch.tensor(float("inf")))
+    assert guard.bad_step() is None
+    scaler.scale = 1.0
+    guard.protect(1, fine(), fine())
+    assert guard.bad_step() is None
+    guard.protect(2, fine(), torch.tensor(float("nan")))
+    assert guard.bad_step() == 2
+    guard.reset()
+    guard.protect(3, torch.tensor(float("nan")), fine())
+    assert guard.bad_step() == 3
+
+
+def small_uvit():
+    torch.manual_seed(0)
+    return UViT(image_size=4, patch_size=2, channels=1, dim=16, depth=6, heads=2, scaling="cs:0.5")
+
+
+def look(model, x=None):
+    x = torch.randn(2, 1, 4, 4) if x is None else x
+
+    def backward():
+        model(x, torch.tensor([1.0, 2.0])).square().mean().backward()
+
+    return diagnose_step(model, backward, [x], step=7, last_good=5)
+
+
+def test_merge_blocks_of_uvit_count_from_the_outermost():
+    assert merge_blocks(small_uvit()) == {"decoder.0": (3,), "decoder.1": (2,), "decoder.2": (1,)}
+
+
+def test_a_bad_weight_in_a_merge_names_layer_and_skip():
+    model = small_uvit()
+    with torch.no_grad():
+        model.get_parameter("decoder.1.merge.weight")[0, 0] = float("inf")
+    found = look(model)
+    assert found.layer == "decoder.1.merge (SkipMerge)"
+    assert found.merged == (2,)
+    assert found.parameters == ["decoder.1.merge.weight"]
+    assert set(found.skip_rms) == {1, 2, 3}
+    assert found.largest is not None
+    text = str(found)
+    assert "step 7" in text
+    assert "in the block that merges long skip 2" in text
+    assert "RMS of the long skips" in text
+    assert "step 5" in text
+
+
+@pytest.mark.filterwarnings("ignore::scalelong.errors.CancelledScalingWarning")
+def test_attached_scaling_knows_its_merges_too():
+    model = UNet2DModel(
+        in_channels=1,
+        out_channels=1,
+        block_out_channels=(8, 16),
+        down_block_types=("DownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "UpBlock2D"),
+        layers_per_block=1,
+        norm_num_groups=4,
+    )
+    scale_skips_(model, "cs")
+    with torch.no_grad():
+        model.get_parameter("up_blocks.1.resnets.0.conv1.weight").fill_(float("nan"))
+    x = torch.randn(2, 1, 8, 8)
+    found = diagnose_step(model, lambda: model(x, torch.tensor([1.0, 2.0])).sample.mean().backward(), [x], 7, None)
+    assert found.layer == "up_blocks.1.resnets.0.conv1 (Conv2d)"
+    assert 1 in found.merged
+
+
+def test_an_overflow_in_the_encoder_has_no_skip():
+    model = small_uvit()
+    with torch.no_grad():
+        model.get_parameter("encoder.1.mlp.expand.weight").fill_(1e38)
+    found = look(model)
+    assert found.layer is not None
+    assert found.layer.startswith("encoder.1.mlp")
+    assert found.merged == ()
+
+
+def test_a_backward_that_overflows_while_the_forward_does_not():
+    class Root(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(1))
+
+        def forward(self, x, t):
+            return x * self.weight.sqrt()
+
+    found = look(Root())
+    assert found.layer is None
+    assert found.gradients == ["weight"]
+    assert "the backward pass is not" in str(found)
+
+
+def test_bad_data_and_a_clean_second_pass_are_told_apart():
+    assert look(small_uvit(), torch.full((2, 1, 4, 4), float("nan"))).bad_input
+    assert "A second pass over the same batch was finite" in str(look(small_uvit()))
+
+
+def test_it_leaves_no_hooks_and_no_gradients():
+    model = small_uvit()
+    look(model)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert all(parameter.grad is None for parameter in model.parameters())

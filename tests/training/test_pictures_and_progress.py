@@ -1,0 +1,65 @@
+"""Grids, PNG files and the line that people watch."""
+
+import pytest
+import torch
+from PIL import Image
+
+from scalelong.training.grid import image_grid, save_png
+from scalelong.training.metrics import Window
+from scalelong.training.progress import Progress, StopWatch, duration
+
+
+def test_a_grid_puts_images_row_by_row():
+    images = torch.stack([torch.full((1, 32, 32), value) for value in (-1.0, 0.0, 1.0)])
+    grid = image_grid(images, columns=2)
+    assert grid.shape == (1, 2 * 34 + 2, 2 * 34 + 2)
+    assert [int(grid[0, y, x]) for y, x in ((10, 10), (10, 44), (44, 10), (44, 44))] == [0, 128, 255, 255]
+
+
+def test_small_images_are_enlarged_by_a_whole_factor():
+    assert image_grid(torch.zeros(1, 3, 8, 8)).shape == (3, 36, 36)
+    assert image_grid(torch.zeros(1, 3, 64, 48)).shape == (3, 68, 52)
+
+
+@pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (2, "L"), (3, "RGB"), (4, "RGBA")])
+def test_png_files(tmp_path, channels, mode):
+    path = tmp_path / "deep" / "a.png"
+    save_png(path, torch.randint(0, 256, (channels, 5, 7), dtype=torch.uint8))
+    with Image.open(path) as image:
+        assert (image.mode, image.size) == (mode, (7, 5))
+    assert [entry.name for entry in path.parent.iterdir()] == ["a.png"]
+
+
+def test_the_window_averages_and_survives_a_checkpoint():
+    window = Window(torch.device("cpu"))
+    window.add(torch.tensor(1.0), torch.tensor(4.0))
+    copy = Window(torch.device("cpu"))
+    copy.load(window.save())
+    for part in (window, copy):
+        part.add(torch.tensor(3.0), torch.tensor(2.0))
+    assert window.save() == copy.save()
+    assert window.close() == {"loss": 2.0, "gradient_norm": 3.0, "gradient_norm_max": 4.0}
+
+
+def test_the_watch_leaves_out_pauses():
+    now = [0.0]
+    watch = StopWatch(lambda: now[0])
+    watch.start(10)
+    now[0] = 2.0
+    with watch.paused():
+        now[0] = 100.0
+    now[0] = 101.0
+    assert watch.lap(13) == (3.0, 3)
+
+
+def test_a_line_says_where_the_run_is(capsys):
+    metrics = {"step": 50, "loss": 0.5, "gradient_norm": 0.25, "images_per_second": 640.0, "seconds_per_step": 0.1}
+    Progress(100, enabled=True).record(metrics)
+    assert capsys.readouterr().out == "step 50/100  loss 0.5000  gradient 0.25  640 images/s  0:00:05 left\n"
+    Progress(100, enabled=False).record(metrics)
+    assert capsys.readouterr().out == ""
+
+
+def test_durations():
+    assert duration(3725) == "1:02:05"
+    assert duration(200_000) == "2 days 7:33:20"
