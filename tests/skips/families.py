@@ -21,9 +21,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from scalelong.errors import CancelledScalingWarning
 from scalelong.scaling import SkipScaling
 from scalelong.skips import SkipPlan, find_skips, scale_skips_, scaling_of
-from scalelong.skips.candidates import candidates
+from scalelong.skips.candidates import Candidate, candidates
+from scalelong.skips.record import record
 from scalelong.skips.selection import select
-from scalelong.skips.trace import record
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,8 @@ class Family:
     count: int
     needs: str = "torch"
     resizable: bool = True
+    picklable: bool = True
+    """Whether the host alone can be pickled."""
 
 
 def image(size: int = 16, channels: int = 3) -> Callable[[int, int], tuple[Any, ...]]:
@@ -147,6 +149,7 @@ DIFFUSERS = {
         lambda b, f: {"sample": torch.randn(b, 3, 16 * f, 16 * f), "timestep": torch.full((b,), 3.0)},
         4,
         "diffusers",
+        picklable=False,
     ),
     "UNet2DConditionModel SD": Family(
         _diffusers(
@@ -317,7 +320,9 @@ DIFFUSERS = {
 
 MONAI = {
     "MONAI UNet": Family(
-        _monai("UNet", spatial_dims=2, in_channels=3, out_channels=2, channels=(4, 8, 12), strides=(2, 2), num_res_units=1),
+        _monai(
+            "UNet", spatial_dims=2, in_channels=3, out_channels=2, channels=(4, 8, 12), strides=(2, 2), num_res_units=1
+        ),
         image(),
         2,
         "monai",
@@ -428,6 +433,13 @@ WRITTEN = {
     "merge module": Family(zoo.MergeModule, image(), 2),
     "mixed": Family(zoo.Mixed, image(), 3),
     "inception bottleneck": Family(zoo.BottleneckInception, image(), 2),
+    "nested function": Family(zoo.NestedFunction, image(), 2),
+    "functional": Family(zoo.Functional, image(), 3),
+    "one concat": Family(zoo.OneConcat, image(), 2),
+    "time maps": Family(zoo.TimeMaps, image_and_time(), 2),
+    "fastai": Family(zoo.FastAI, image(), 2),
+    "pyramid": Family(zoo.Pyramid, image(), 2),
+    "one level": Family(zoo.Shallow, image(), 1),
 }
 
 UVIT = {"UViT": Family(_uvit, image_and_time(), 3)}
@@ -469,11 +481,12 @@ def case(name: str) -> "Case":
     inputs = family.inputs(2, 1)
     with torch.no_grad():
         output = call(model, inputs)
-    return Case(family, model, inputs, output, find_skips(model, inputs))
+    return Case(name, family, model, inputs, output, find_skips(model, inputs))
 
 
 @dataclass(frozen=True)
 class Case:
+    name: str
     family: Family
     model: nn.Module
     inputs: Any
@@ -493,24 +506,34 @@ class Case:
         return model
 
 
+@cache
+def merges(name: str) -> dict[tuple[str, int], tuple[int, Candidate]]:
+    """The merges of the long skips: which operation of which name, and which skip it merges."""
+    c = case(name)
+    args, kwargs = ((), c.inputs) if isinstance(c.inputs, dict) else (c.inputs, {})
+    trace = record(c.model, args, kwargs)
+    found = candidates(trace)
+    chosen = select(trace, found).chosen
+    places = {(one.merge.name, one.merge.ordinal): (i, one) for i, one in enumerate(chosen, start=1)}
+    if c.plan.repeats > 1:  # the same network once more has the same skips once more
+        for one in found:
+            for i, first in enumerate(chosen, start=1):
+                if _same_place(one, first):
+                    places[one.merge.name, one.merge.ordinal] = (i, one)
+    return places
+
+
+def _same_place(one: Candidate, other: Candidate) -> bool:
+    a, b = one.merge, other.merge
+    return (a.call.name, a.site.key, a.shapes) == (b.call.name, b.site.key, b.shapes)
+
+
 class Reference(TorchDispatchMode):
     """Scales the operands of the merges themselves, where torch executes them: no hooks, no rewriting."""
 
     def __init__(self, case: Case, scaling: SkipScaling) -> None:
         super().__init__()
-        args, kwargs = ((), case.inputs) if isinstance(case.inputs, dict) else (case.inputs, {})
-        trace = record(case.model, args, kwargs)
-        found = candidates(trace)
-        chosen = select(trace, found).chosen
-        self.scaling, self.counts = scaling, Counter()
-        self.places = {(c.merge.name, c.merge.ordinal): (i, c) for i, c in enumerate(chosen, start=1)}
-        # The same network once more: the same skips once more.
-        wanted = {(c.merge.call.name, c.merge.site.key, c.operand): i for i, c in enumerate(chosen, start=1)}
-        if case.plan.repeats > 1:
-            for c in found:
-                if (c.merge.call.name, c.merge.site.key, c.operand) in wanted:
-                    same = [one for one in chosen if one.merge.shapes == c.merge.shapes]
-                    self.places[c.merge.name, c.merge.ordinal] = (chosen.index(same[0]) + 1, c)
+        self.scaling, self.counts, self.places = scaling, Counter(), merges(case.name)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func._schema.name.partition("::")[2]
@@ -521,8 +544,8 @@ class Reference(TorchDispatchMode):
             operands = list(args[0]) if name == "cat" else list(args)
             operands[found.operand] = self.scaling.scale(operands[found.operand], index)
             constants = self.scaling.constants(index)
-            if constants is not None:
-                operands[found.main] = operands[found.main] * constants.main
+            if constants is not None and constants.main != 1.0:
+                operands[found.main].mul_(constants.main)
             args = (operands, *args[1:]) if name == "cat" else tuple(operands)
         return func(*args, **(kwargs or {}))
 

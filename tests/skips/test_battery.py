@@ -9,6 +9,7 @@ import torch
 from families import FAMILIES, UVIT, WRITTEN, call, case, reference
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
+from torch.utils.checkpoint import checkpoint
 
 import scalelong as sl
 from scalelong.skips import SkipPlan, plan_of, scaling_of
@@ -16,7 +17,8 @@ from scalelong.skips import SkipPlan, plan_of, scaling_of
 pytestmark = pytest.mark.filterwarnings("ignore::scalelong.errors.CancelledScalingWarning")
 
 HOOKED = [name for name in FAMILIES if name not in UVIT]
-METHODS = ["uniform:0.6", "cs", "cs:kappa=0.8,reverse=true", "ls", "ls:module=ie,shared=false", "ls:module=scalar", "norm", "mp:0.3"]
+METHODS = ["uniform:0.6", "cs", "ls", "ls:module=ie,shared=false", "ls:module=scalar", "norm", "mp:0.3"]
+CONSTANT = ("uniform:0.6", "cs", "mp:0.3")
 LEARNED = ("ls", "ls:module=ie,shared=false", "ls:module=scalar")
 
 
@@ -35,12 +37,15 @@ def test_finds_the_long_skips_of_the_architecture(name):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", HOOKED)
 def test_equals_the_reference_and_can_be_undone(name, method):
+    if name == "video" and method not in CONSTANT:
+        pytest.skip("its frames are in the batch where the skip is scaled: a gate for each frame")
     c = case(name)
     model = c.scaled(method)
     with torch.no_grad():
         output = call(model, c.inputs)
     close(output, reference(c, scaling_of(model)))
-    assert not torch.equal(output, c.output)
+    # A single skip is the outermost one, which CS keeps.
+    assert torch.equal(output, c.output) == (method == "cs" and len(c.plan) == 1)
     added = [key for key in model.state_dict() if key not in c.model.state_dict()]
     assert bool(added) == (method in LEARNED)
     assert all(key.startswith("skip_scaling.") for key in added)
@@ -59,7 +64,8 @@ def test_kappa_one_is_bit_identical_and_zero_cuts_the_skips(name):
     one = c.scaled(sl.CustomScaling((1.0,) * len(c.plan)))
     with torch.no_grad():
         assert torch.equal(call(one, c.inputs), c.output)
-    assert not any(m._forward_pre_hooks or m._forward_hooks for m in one.modules())
+    hooks, before = ([len(m._forward_pre_hooks) + len(m._forward_hooks) for m in x.modules()] for x in (one, c.model))
+    assert hooks == before
     zero = c.scaled(sl.CustomScaling((0.0,) * len(c.plan)))
     if name in HOOKED:
         with torch.no_grad():
@@ -67,7 +73,7 @@ def test_kappa_one_is_bit_identical_and_zero_cuts_the_skips(name):
     assert sl.coefficients(zero) == [0.0] * len(c.plan)
 
 
-@pytest.mark.parametrize("method", ["cs", "ls"])
+@pytest.mark.parametrize("method", ["cs", "ls:activation=gelu"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_gradients_reach_host_and_gate(name, method):
     c = case(name)
@@ -78,9 +84,8 @@ def test_gradients_reach_host_and_gate(name, method):
     call(plain, c.inputs).square().mean().backward()
     assert {n for n, p in plain.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0} <= reached
     gate = {n for n, _ in model.named_parameters() if n.startswith("skip_scaling.")}
-    assert bool(gate) == (method == "ls")
-    dead = gate - reached
-    assert all("reduce" in n for n in dead), dead  # a ReLU of a narrow gate can be dead
+    assert bool(gate) == (method != "cs")
+    assert gate <= reached
 
 
 @pytest.mark.parametrize("method", ["cs", "ls"])
@@ -90,15 +95,12 @@ def test_copies_and_pickles_keep_the_scaling_and_are_isolated(name, method):
     model = c.scaled(method)
     with torch.no_grad():
         expected = call(model, c.inputs)
-        buffer = io.BytesIO()
-        torch.save(model, buffer)
-        buffer.seek(0)
-        copies = [
-            copy.deepcopy(model),
-            pickle.loads(pickle.dumps(model)),
-            torch.load(buffer, weights_only=False),
-            AveragedModel(model),
-        ]
+        copies: list[nn.Module] = [copy.deepcopy(model), AveragedModel(model)]
+        if c.family.picklable:
+            buffer = io.BytesIO()
+            torch.save(model, buffer)
+            buffer.seek(0)
+            copies += [pickle.loads(pickle.dumps(model)), torch.load(buffer, weights_only=False)]
         for other in copies:
             assert torch.equal(call(other, c.inputs), expected)
             assert sl.is_scaled(other)
@@ -168,7 +170,16 @@ def test_scaling_a_trained_model_without_changing_it(name):
         close(call(model, c.inputs), c.output)
 
 
-COMPILED = ["UNet2DModel DDPM", "MONAI BasicUNet", "hand-written", "cat then function", "additive", "HDiT", "run twice", "UViT"]
+COMPILED = [
+    "UNet2DModel DDPM",
+    "MONAI BasicUNet",
+    "hand-written",
+    "cat then function",
+    "additive",
+    "HDiT",
+    "run twice",
+    "UViT",
+]
 
 
 @pytest.mark.parametrize("method", ["cs", "ls"])
@@ -195,12 +206,12 @@ class Checkpointed(nn.Module):
         self.inner, self.reentrant = inner, reentrant
 
     def forward(self, *args):
-        return torch.utils.checkpoint.checkpoint(self.inner, *args, use_reentrant=self.reentrant)
+        return checkpoint(self.inner, *args, use_reentrant=self.reentrant)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("method", ["cs", "ls"])
-@pytest.mark.parametrize("name", [n for n in WRITTEN if n not in ("volume",)])
+@pytest.mark.parametrize("name", [name for name in WRITTEN if name not in ("volume", "pyramid")])
 def test_activation_checkpointing_gives_the_same_gradients(name, method, reentrant):
     c = case(name)
     model = c.scaled(method)

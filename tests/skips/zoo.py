@@ -5,6 +5,8 @@ Each is tiny, runs on CPU, and is deterministic in evaluation mode.
 
 import math
 from collections import OrderedDict
+from functools import reduce
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -55,7 +57,7 @@ class ZipLoop(nn.Module):
     def __init__(self, widths: tuple[int, ...] = (4, 8, 12, 16)) -> None:
         super().__init__()
         self.stem = conv(3, widths[0])
-        pairs = list(zip(widths, widths[1:], strict=False))
+        pairs = list(pairwise(widths))
         self.down = nn.ModuleList(conv(a, b, stride=2) for a, b in pairs)
         self.up = nn.ModuleList(DoubleConv(b + a, a) for a, b in reversed(pairs))
         self.head = conv(widths[0], 3)
@@ -387,7 +389,7 @@ class ResBlock(nn.Module):
 
 
 class TimestepSequential(nn.Sequential):
-    def forward(self, x: Tensor, emb: Tensor) -> Tensor:
+    def forward(self, x: Tensor, emb: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         for layer in self:
             x = layer(x, emb) if isinstance(layer, ResBlock) else layer(x)
         return x
@@ -464,7 +466,7 @@ class LinearAttention(nn.Module):
 
 
 class Lucidrains(nn.Module):
-    """denoising-diffusion-pytorch: two skips a level, the stem joined at the end, residual attention, self-condition."""
+    """denoising-diffusion-pytorch: two skips a level, the stem joined at the end, residual attention."""
 
     def __init__(self, c: int = 8) -> None:
         super().__init__()
@@ -502,7 +504,7 @@ class Lucidrains(nn.Module):
 
 
 class EDM(nn.Module):
-    """NVlabs/edm: `if x.shape[1] != block.in_channels: x = torch.cat([x, skips.pop()], dim=1)`, blocks in ModuleDicts."""
+    """NVlabs/edm: blocks in ModuleDicts, and a concatenation in front of some."""
 
     def __init__(self, c: int = 8) -> None:
         super().__init__()
@@ -550,7 +552,9 @@ class ChannelsLast(nn.Module):
     def __init__(self, c: int = 8) -> None:
         super().__init__()
         self.patch_in, self.patch_out = nn.Linear(3, c), nn.Linear(c, 3)
-        self.down = nn.ModuleList(nn.ModuleList([Mlp(c * 2**i), nn.Linear(4 * c * 2**i, c * 2 ** (i + 1))]) for i in (0, 1))
+        self.down = nn.ModuleList(
+            nn.ModuleList([Mlp(c * 2**i), nn.Linear(4 * c * 2**i, c * 2 ** (i + 1))]) for i in (0, 1)
+        )
         self.mid = Mlp(4 * c)
         self.split = nn.ModuleList(nn.Linear(c * 2 ** (i + 1), 4 * c * 2**i) for i in (1, 0))
         self.up = nn.ModuleList(Mlp(c * 2**i) for i in (1, 0))
@@ -848,6 +852,162 @@ class BottleneckInception(nn.Module):
         return self.d1(torch.cat([F.interpolate(x, scale_factor=2), e1], 1))
 
 
+class NestedFunction(nn.Module):
+    """The merge stands in a function inside of the forward."""
+
+    def __init__(self, c: int = 4) -> None:
+        super().__init__()
+        self.down = nn.ModuleList([conv(3, c), conv(c, c, 2), conv(c, c, 2)])
+        self.up = nn.ModuleList([conv(c, c), conv(c, 3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        skips = []
+        for layer in self.down:
+            x = F.silu(layer(x))
+            skips.append(x)
+        skips.pop()
+
+        def climb(x: Tensor, layer: nn.Module) -> Tensor:
+            return F.silu(layer(F.interpolate(x, scale_factor=2) + skips.pop()))
+
+        for layer in self.up:
+            x = climb(x, layer)
+        return x
+
+
+class Functional(nn.Module):
+    """Folds over lists of layers, with lambdas."""
+
+    def __init__(self, c: int = 4) -> None:
+        super().__init__()
+        self.down = nn.ModuleList([conv(3, c), conv(c, c, 2), conv(c, c, 2), conv(c, c, 2)])
+        self.up = nn.ModuleList([conv(2 * c, c), conv(2 * c, c), conv(2 * c, 3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = reduce(lambda made, layer: [*made, F.silu(layer(made[-1]))], self.down, [x])[1:]
+        return reduce(
+            lambda y, pair: pair[0](F.silu(torch.cat([F.interpolate(y, scale_factor=2), pair[1]], 1))),
+            zip(self.up, features[-2::-1], strict=True),
+            features[-1],
+        )
+
+
+class OneConcat(nn.Module):
+    """One module without weights does all merges, and one does all activations."""
+
+    def __init__(self, c: int = 4) -> None:
+        super().__init__()
+        self.concat, self.act = Concat(), nn.SiLU()
+        self.down = nn.ModuleList([conv(3, c), conv(c, c, 2), conv(c, c, 2)])
+        self.up = nn.ModuleList([conv(2 * c, c), conv(2 * c, 3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = self.act(self.down[0](x))
+        b = self.act(self.down[1](a))
+        x = F.interpolate(self.act(self.down[2](b)), scale_factor=2)
+        x = F.interpolate(self.up[0](self.act(self.concat(x, b))), scale_factor=2)
+        return self.up[1](self.act(self.concat(x, a)))
+
+
+class TimeMaps(nn.Module):
+    """A map of the time is concatenated everywhere, also behind the merges; the skips are divided by the root of 2."""
+
+    def __init__(self, c: int = 4) -> None:
+        super().__init__()
+        self.time = nn.Linear(1, c)
+        self.down = nn.ModuleList([conv(3, c), conv(2 * c, c, 2), conv(2 * c, c, 2)])
+        self.up = nn.ModuleList([conv(3 * c, c), conv(3 * c, 3)])
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        emb = self.time(t[:, None].float())
+
+        def with_time(x: Tensor) -> Tensor:
+            return torch.cat([x, emb[:, :, None, None].expand(-1, -1, *x.shape[2:])], 1)
+
+        a = F.relu(self.down[0](x))
+        b = F.relu(self.down[1](with_time(a)))
+        x = F.interpolate(F.relu(self.down[2](with_time(b))), scale_factor=2)
+        x = F.relu(self.up[0](with_time(torch.cat([x, b / 2**0.5], 1))))
+        return self.up[1](with_time(torch.cat([F.interpolate(x, scale_factor=2), a / 2**0.5], 1)))
+
+
+class Stored:
+    """fastai's hook: keeps what a layer returned."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        layer.register_forward_hook(self.keep)
+
+    def keep(self, module: nn.Module, args: object, output: Tensor) -> None:
+        self.value = output
+
+
+class StoredBlock(nn.Module):
+    def __init__(self, inside: int, skip: int, outside: int, stored: Stored) -> None:
+        super().__init__()
+        self.stored, self.bn = stored, nn.BatchNorm2d(skip)
+        self.conv = conv(inside + skip, outside)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.interpolate(x, scale_factor=2)
+        return self.conv(F.relu(torch.cat([x, self.bn(self.stored.value)], dim=1)))
+
+
+class FastAI(nn.Module):
+    """fastai's DynamicUnet: the decoder blocks look into hooks on the encoder, and normalise what they find."""
+
+    def __init__(self, c: int = 4) -> None:
+        super().__init__()
+        encoder = nn.Sequential(conv(3, c), nn.ReLU(), conv(c, 2 * c, 2), nn.ReLU(), conv(2 * c, 2 * c, 2), nn.ReLU())
+        first, second = Stored(encoder[1]), Stored(encoder[3])
+        self.layers = nn.Sequential(
+            encoder, StoredBlock(2 * c, 2 * c, c, second), StoredBlock(c, c, c, first), conv(c, 2)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+class Lateral(nn.Module):
+    def __init__(self, c: int, skip: int) -> None:
+        super().__init__()
+        self.skip_conv = nn.Conv2d(skip, c, 1)
+
+    def forward(self, x: Tensor, skip: Tensor) -> Tensor:
+        return F.interpolate(x, scale_factor=2) + self.skip_conv(skip)
+
+
+class Pyramid(nn.Module):
+    """A feature pyramid: lateral convolutions, additions, and an output at every level."""
+
+    def __init__(self, c: int = 6) -> None:
+        super().__init__()
+        self.down = nn.ModuleList([conv(3, 4, 2), conv(4, 8, 2), conv(8, 8, 2)])
+        self.top, self.lateral2, self.lateral1 = nn.Conv2d(8, c, 1), Lateral(c, 8), Lateral(c, 4)
+        self.heads = nn.ModuleList(conv(c, 2) for _ in range(3))
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        features = []
+        for layer in self.down:
+            x = F.relu(layer(x))
+            features.append(x)
+        p3 = self.top(features[2])
+        p2 = self.lateral2(p3, features[1])
+        p1 = self.lateral1(p2, features[0])
+        return [head(p) for head, p in zip(self.heads, (p1, p2, p3), strict=True)]
+
+
+class Shallow(nn.Module):
+    """A single level."""
+
+    def __init__(self, c: int = 4) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.d = conv(3, c), conv(c, c, 2), conv(c, c), conv(2 * c, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = F.relu(self.a(x))
+        return self.d(torch.cat([F.interpolate(self.c(F.relu(self.b(a))), scale_factor=2), a], 1))
+
+
 # Ambiguous ----------------------------------------------------------------------------------------------------------
 
 
@@ -882,11 +1042,34 @@ class UNet3Plus(nn.Module):
         e0 = F.relu(self.e[0](x))
         e1 = F.relu(self.e[1](e0))
         e2 = F.relu(self.e[2](e1))
-        down, same, up = self.side[0](F.max_pool2d(e0, 2)), self.side[1](e1), self.side[2](F.interpolate(e2, scale_factor=2))
+        down, same, up = (
+            self.side[0](F.max_pool2d(e0, 2)),
+            self.side[1](e1),
+            self.side[2](F.interpolate(e2, scale_factor=2)),
+        )
         d1 = F.relu(self.d1(torch.cat([down, same, up], 1)))
         same, near = self.side[3](e0), self.side[4](F.interpolate(d1, scale_factor=2))
         far = self.side[5](F.interpolate(e2, scale_factor=4))
         return self.head(F.relu(self.d0(torch.cat([same, near, far], 1))))
+
+
+class TwoDecoders(nn.Module):
+    """One encoder, two decoders: each feature is a skip twice."""
+
+    def __init__(self, c: int = 4) -> None:
+        super().__init__()
+        self.down = nn.ModuleList([conv(3, c), conv(c, c, 2), conv(c, c, 2)])
+        self.decoders = nn.ModuleList(nn.ModuleList([conv(2 * c, c), conv(2 * c, 3)]) for _ in range(2))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        a = F.relu(self.down[0](x))
+        b = F.relu(self.down[1](a))
+        x = F.interpolate(F.relu(self.down[2](b)), scale_factor=2)
+        results = []
+        for inner, outer in self.decoders:  # pyright: ignore
+            y = F.interpolate(F.relu(inner(torch.cat([x, b], 1))), scale_factor=2)
+            results.append(outer(torch.cat([y, a], 1)))
+        return tuple(results)
 
 
 # Without long skips -------------------------------------------------------------------------------------------------
@@ -912,7 +1095,7 @@ class ResNet(nn.Module):
         widths = [4, 4, 8, 16]
         self.stem = conv(3, 4)
         self.layers = nn.Sequential(
-            *(BasicBlock(a if i == 0 else b, b, 2 if i == 0 else 1) for a, b in zip(widths, widths[1:], strict=False) for i in range(blocks))
+            *(BasicBlock(a if i == 0 else b, b, 2 if i == 0 else 1) for a, b in pairwise(widths) for i in range(blocks))
         )
         self.fc = nn.Linear(16, 5)
 

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,7 +15,7 @@ from ..scaling.base import SkipScaling
 from .actions import Action, Gate, GateSlice, Multiply, MultiplySlices
 from .hooks import ArgumentHook, OutputHook
 from .plan import Attachment, LongSkip, SkipPlan
-from .rewrite import Spot, is_rewritten, restore_, rewrite_
+from .rewrite import Spot, is_rewritten, require_restorable, require_same_source, restore_, rewrite_
 
 REGISTERED = "skip_scaling"
 _STATE = "_scalelong"
@@ -51,8 +52,12 @@ def attach_(host: nn.Module, state: Attached) -> None:
     learned = next(iter(state.scaling.state_dict()), None) is not None
     if learned and hasattr(host, REGISTERED):
         raise AlreadyScaledError(f"{type(host).__name__} has an attribute {REGISTERED!r} of its own: rename it first")
-    _rewrite(host, [edit for edit in edits if edit.attachment.source is not None], state.scaling)
-    _add_hooks(host, [edit for edit in edits if edit.attachment.source is None], state.scaling)
+    try:
+        _rewrite(host, [edit for edit in edits if edit.attachment.source is not None], state.scaling)
+        _add_hooks(host, [edit for edit in edits if edit.attachment.source is None], state.scaling)
+    except Exception:
+        _strip(host)
+        raise
     if learned:
         anchor = next(host.parameters(), None)
         scaling = state.scaling if anchor is None else state.scaling.to(anchor.device)
@@ -63,12 +68,8 @@ def attach_(host: nn.Module, state: Attached) -> None:
 
 def detach_(host: nn.Module) -> Attached:
     """Take all hooks off. The model computes what it did before, bit for bit."""
+    _strip(host)
     state: Attached = host.__dict__.pop(_STATE)
-    for module in host.modules():
-        _remove(module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs, ArgumentHook)
-        _remove(module._forward_hooks, module._forward_hooks_with_kwargs, OutputHook)
-        if is_rewritten(module):
-            restore_(module)
     if host._modules.get(REGISTERED) is state.scaling:
         del host._modules[REGISTERED]
     forget_compiled()
@@ -113,9 +114,9 @@ def _edits(skip: LongSkip, scaling: SkipScaling) -> Iterator[_Edit]:
         if attachment is None:
             reason = skip.obstacle or "it is neither argument nor result of a module, nor can its merge be rewritten"
             raise UnreachableSkipError(
-                f"the {operand} of long skip {skip.index} ({skip.producer} to {skip.consumer or 'the model'}, merged at "
-                f"{skip.location}) cannot be scaled: {reason}. Do that merge in a module of its own, called once per "
-                f"forward, or leave this skip out with exclude={skip.location!r}"
+                f"the {operand} of long skip {skip.index} ({skip.producer} to {skip.consumer or 'the model'}, merged "
+                f"at {skip.location}) cannot be scaled: {reason}. Do that merge in a module of its own, called once "
+                f"per forward, or leave this skip out with exclude={skip.location!r}"
             )
         yield _Edit(skip, attachment, factor)
 
@@ -151,6 +152,7 @@ def _rewrite(host: nn.Module, edits: list[_Edit], scaling: SkipScaling) -> None:
     for edit in edits:
         source = edit.attachment.source
         assert source is not None
+        require_same_source(host.get_submodule(edit.attachment.module), source.method, source.digest)
         places[edit.attachment.module][source.method][source.position, source.operand].append(edit)
     for name, methods in places.items():
         spots = {method: tuple(found) for method, found in methods.items()}
@@ -185,7 +187,18 @@ def _action(edits: list[_Edit], scaling: SkipScaling) -> Action:
     return MultiplySlices(label, place.axis, place.channels, factors)
 
 
-def _remove(hooks: dict[int, object], with_kwargs: dict[int, bool], kind: type) -> None:
+def _strip(host: nn.Module) -> None:
+    rewritten = [module for module in host.modules() if is_rewritten(module)]
+    for module in rewritten:
+        require_restorable(module)
+    for module in rewritten:
+        restore_(module)
+    for module in host.modules():
+        _remove(module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs, ArgumentHook)
+        _remove(module._forward_hooks, module._forward_hooks_with_kwargs, OutputHook)
+
+
+def _remove(hooks: dict[int, Any], with_kwargs: dict[int, bool], kind: type) -> None:
     for key in [key for key, hook in hooks.items() if isinstance(hook, kind)]:
         del hooks[key]
         with_kwargs.pop(key, None)

@@ -1,6 +1,7 @@
 """Where in the source of a model an operation or a module call stands."""
 
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
@@ -12,6 +13,11 @@ from torch import nn
 # Frames of these are not the model's own text: what counts is who called them.
 _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 _HELPERS = ("einops", "accelerate/hooks")
+
+
+def is_model_code(code: CodeType) -> bool:
+    file = code.co_filename
+    return not file.startswith(_LIBRARIES) and not any(helper in file for helper in _HELPERS)
 
 
 @dataclass(frozen=True)
@@ -40,9 +46,22 @@ class CallSite:
         return tuple((frame.code.co_filename, frame.position) for frame in self.frames)
 
     @property
+    def method(self) -> Frame | None:
+        """The method in whose text the expression stands, perhaps inside of a nested function or comprehension."""
+        owner = self.frames[-1]
+        return owner if self.frames[0].code in _nested(owner.code) else None
+
+    @property
     def text(self) -> str:
         frame = self.frames[0]
         return f"{Path(frame.code.co_filename).name}:{frame.position[0]}"
+
+
+def _nested(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _nested(constant)
 
 
 class CallSites:
@@ -53,13 +72,12 @@ class CallSites:
         self._frames: dict[int, FrameType] = {}
         self._running: list[FrameType] = []
 
-    def current(self) -> CallSite | None:
-        """The call site of whoever called torch; None if no method of a module did."""
+    def current(self, frame: FrameType | None = None) -> CallSite | None:
+        """The call site of whoever called torch, or of a frame; None if no method of a module did."""
         frames = []
-        frame: FrameType | None = sys._getframe(1)
+        frame = frame or sys._getframe(1)
         while frame is not None:
-            file = frame.f_code.co_filename
-            if not file.startswith(_LIBRARIES) and not any(helper in file for helper in _HELPERS):
+            if is_model_code(frame.f_code):
                 owner = self._owner(frame)
                 frames.append(Frame(frame.f_code, frame.f_lasti, owner, self._identity(frame)))
                 if owner is not None:

@@ -148,11 +148,17 @@ def _fork(trace: Trace, skip: int, main: int, merge: Merge) -> tuple[int, int, i
         if on_skip and on_main:
             lower, skip_lower = (_goes_lower(trace, start, end, merge) for end in (main, skip))
             longer = lower if lower != skip_lower else longer
-        if longer:
+        if longer and _is_feature(trace, start, merge):
             return start, on_skip, on_main
         # They may share something late that is no feature, such as an embedding of time.
         common &= ~trace.with_ancestors(start)
     return None
+
+
+def _is_feature(trace: Trace, node: int, merge: Merge) -> bool:
+    """Not an embedding of time or text, of which there is one vector for each image."""
+    shape = trace.nodes[node].shape
+    return len(shape) > 2 or (len(shape) == 2 and shape[0] != merge.shapes[0][0])
 
 
 def _gated_start(trace: Trace, gated: int, main: int, merge: Merge) -> int | None:

@@ -123,7 +123,7 @@ def _unet_spatio_temporal(config: Any, size: int) -> dict[str, Any]:
 
 
 def _unet_1d(config: Any, size: int) -> dict[str, Any]:
-    return {"sample": torch.zeros(1, config.in_channels, max(size, 16)), "timestep": torch.tensor([1])}
+    return {"sample": torch.zeros(1, config.in_channels, 8 * size), "timestep": torch.tensor([1])}
 
 
 def _kandinsky3(config: Any, size: int) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from torch import nn
 
 from ..errors import AmbiguousSkipsError, ExampleInputsError, NoLongSkipsError, ScaleLongError, UnsupportedModelError
 from ..scaling.base import SkipSite
+from .attach import paused
 from .candidates import Candidate, candidates
 from .examples import ExampleInputs, example_call
 from .families import planning_mode
@@ -18,8 +19,9 @@ from .host import native_plan, unwrap
 from .norms import cancellation
 from .plan import Attachment, LongSkip, SkipPlan
 from .reach import merge_axis, obstacle, reach
+from .record import record
 from .selection import Selection, select, select_all
-from .trace import Trace, record
+from .trace import Trace
 
 Patterns = str | Sequence[str] | None
 
@@ -42,7 +44,14 @@ def find_skips(
     if plan is not None:
         return plan
     args, kwargs = example_call(host, example_inputs)
-    trace = _record(host, args, kwargs)
+    plan = _plan_of(_record(host, args, kwargs), include, exclude)
+    if any(skip.attachment is None for skip in plan):
+        # A closer look, at the calls of plain functions as well.
+        plan = _plan_of(_record(host, args, kwargs, functions=True), include, exclude)
+    return plan
+
+
+def _plan_of(trace: Trace, include: Patterns, exclude: Patterns) -> SkipPlan:
     found = [c for c in candidates(trace) if _wanted(trace, c, include, exclude)]
     selection = select(trace, found)
     if include is not None and not selection.chosen:
@@ -54,12 +63,10 @@ def find_skips(
     return _plan(trace, selection.chosen, selection.repeats)
 
 
-def _record(host: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Trace:
-    from .attach import paused
-
+def _record(host: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, functions: bool = False) -> Trace:
     try:
         with paused(host), planning_mode(host):
-            return record(host, args, kwargs)
+            return record(host, args, kwargs, functions=functions)
     except ScaleLongError:
         raise
     except Exception as error:
@@ -70,7 +77,7 @@ def _record(host: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> T
 
 def _wanted(trace: Trace, candidate: Candidate, include: Patterns, exclude: Patterns) -> bool:
     merge = candidate.merge
-    names = [trace.producer(candidate.start), merge.kind, merge.site.text]
+    names = [trace.producer(candidate.start), trace.producer(candidate.skip_node), merge.kind, merge.site.text]
     names += [call.name for call in trace.calls if any(leaf == merge.node for _, leaf in call.inputs)]
     names += [call.name for call in merge.call.stack() if call.parent is not None][:1]
 
@@ -93,7 +100,7 @@ def _describe(trace: Trace, candidate: Candidate, index: int, repeats: int) -> L
     fold, unfoldable = fold_targets(trace, candidate, repeats)
     return LongSkip(
         index=index,
-        producer=trace.producer(candidate.start),
+        producer=_producer(trace, candidate),
         consumer=attachment.module
         if attachment is not None and attachment.kind == "concat argument"
         else merge.call.name,
@@ -110,6 +117,11 @@ def _describe(trace: Trace, candidate: Candidate, index: int, repeats: int) -> L
         fold=fold,
         unfoldable=unfoldable,
     )
+
+
+def _producer(trace: Trace, candidate: Candidate) -> str:
+    source, last = trace.producer(candidate.start), trace.producer(candidate.skip_node)
+    return source if source == last else f"{source} via {last}"
 
 
 def _main(trace: Trace, candidate: Candidate, attachment: Attachment | None, repeats: int) -> Attachment | None:

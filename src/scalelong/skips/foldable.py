@@ -5,15 +5,12 @@ from torch import nn
 from .axes import carry_forward
 from .candidates import Candidate
 from .plan import FoldTarget
-from .reach import COPIES, merge_axis
+from .reach import COPIES, VIEWS, merge_axis
 from .trace import Call, Node, Trace
 
 FOLDING = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 # f(κx) = κ f(x) for κ >= 0, channel by channel.
-_HOMOGENEOUS = COPIES | frozenset(
-    "relu relu_ leaky_relu leaky_relu_ prelu avg_pool1d avg_pool2d avg_pool3d dropout native_dropout view permute "
-    "transpose _unsafe_view reshape unsqueeze squeeze slice".split()
-)
+_HOMOGENEOUS = COPIES | VIEWS | {"relu", "relu_", "leaky_relu", "leaky_relu_", "avg_pool1d", "avg_pool2d", "avg_pool3d"}
 
 
 def fold_targets(trace: Trace, candidate: Candidate, repeats: int) -> tuple[tuple[FoldTarget, ...], str]:
@@ -70,7 +67,7 @@ def _before(trace: Trace, candidate: Candidate, repeats: int) -> tuple[FoldTarge
                 expected = len(step.shape) - 1 if isinstance(call.module, nn.Linear) else 1
                 length = step.shape[axis]
                 return (FoldTarget(module=call.name, start=0, length=length, output=True),) if axis == expected else ()
-        if not _homogeneous(step) or step.name in ("permute", "transpose", "view", "_unsafe_view", "reshape"):
+        if not _homogeneous(step) or step.name in VIEWS:
             return ()
         node, follower = step.inputs[0], node
     return ()

@@ -49,9 +49,9 @@ def edited(value: Any, path: Path, action: Callable[[Tensor], Tensor], module: n
             f"{label}: {type(module).__name__} was called without it (looked for {path!r}). The plan holds for the "
             f"inputs that it was made with: unscale_ the model and scale it with example_inputs like these"
         ) from error
-    if isinstance(value, tuple):
-        items = [*value[:step], changed, *value[step + 1 :]]  # pyright: ignore[reportOperatorIssue]
+    if isinstance(value, tuple) and isinstance(step, int):
+        items = [*value[:step], changed, *value[step + 1 :]]
         return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-    result = copy.copy(value)
+    result: Any = copy.copy(value)
     result[step] = changed
     return result

@@ -46,12 +46,13 @@ class Source:
     """One execution of an expression in the source of a method."""
 
     method: str
-    file: str
+    digest: str
+    """A hash of the source of the method."""
     line: int
     position: tuple[int, int, int, int]
-    """First line, last line, first column, last column of the expression."""
-    operand: int | None
-    """Which operand of the expression is meant; None: its value."""
+    """First and last line, counted from the method's, first and last column of the expression."""
+    operand: int | str | None
+    """Which operand of an addition is meant, or which argument of a call ("#1" or a keyword); None: its value."""
     execution: int
     executions: int
     """This is the n-th of so many executions of the expression in one run of the method."""

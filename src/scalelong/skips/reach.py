@@ -1,24 +1,26 @@
 """Where an operand of a merge can be got hold of: as an argument or result of a module, best near the merge."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from .axes import carry_back, carry_forward, channel_axis
+from .callsite import CallSite
 from .plan import Attachment, Source
-from .rewrite import expression_operand
-from .trace import Call, Merge, Node, Path, Trace
+from .rewrite import can_rewrite, source_digest
+from .trace import Call, FunctionCall, Merge, Node, Path, Trace
 
+# The same tensor in other memory.
+COPIES = frozenset(("alias", "contiguous", "clone", "detach", "_to_copy", "lift_fresh"))
+VIEWS = frozenset(("view", "_unsafe_view", "_reshape_alias", "reshape", "permute", "transpose", "unsqueeze", "squeeze"))
 # A constant, or a gate over channels, before one of these is the same as behind it.
-COMMUTING = frozenset(
-    "view _unsafe_view reshape alias contiguous clone detach _to_copy permute transpose unsqueeze squeeze expand slice "
-    "narrow lift_fresh pin_memory _reshape_alias mul div".split()
-)
-# The same for tensors that stay as they are in shape and place.
-COPIES = frozenset("alias contiguous clone detach _to_copy lift_fresh".split())
+COMMUTING = COPIES | VIEWS | {"expand", "slice", "narrow", "pin_memory", "mul"}
 
 
 def reach(trace: Trace, merge: Merge, operand: int, repeats: int) -> Attachment | None:
     """The best place to scale an operand, or None."""
-    return next(_places(trace, merge, operand, repeats), None)
+    ways = _WaysTo(trace, merge, operand, repeats)
+    places = (*ways.by_operand(), *ways.by_concatenation(), *ways.by_source())
+    return places[0] if places else None
 
 
 def obstacle(trace: Trace, merge: Merge) -> str:
@@ -28,72 +30,8 @@ def obstacle(trace: Trace, merge: Merge) -> str:
     return f"the merge at {merge.site.text} is not the argument or result of a module, and its source is out of reach"
 
 
-def _places(trace: Trace, merge: Merge, operand: int, repeats: int) -> Iterator[Attachment]:
-    steps = _way_back(trace, merge, operand)
-    whole = trace.nodes[merge.node].shape[merge.axis] if merge.axis is not None else 0
-    for node, follower, axis in steps:
-        size = trace.nodes[node].shape[axis]
-        here = {"axis": axis, "length": size, "channels": size}
-        for call in merge.call.stack():
-            if _once(trace, call, repeats) and (path := _argument(trace, call, node, follower)):
-                yield Attachment(kind="argument", module=call.name, path=path, **here)
-        for call in trace.calls:
-            if _once(trace, call, repeats) and (path := _exclusive_output(trace, call, node, follower)) is not None:
-                yield Attachment(kind="output", module=call.name, path=path, **here)
-    if merge.axis is not None:
-        start = sum(shape[merge.axis] for shape in merge.shapes[:operand])
-        length = merge.shapes[operand][merge.axis]
-        here = {"axis": merge.axis, "start": start, "length": length, "channels": whole}
-        for merged, axis in _way_on(trace, merge):
-            there = {**here, "axis": axis}
-            for call in trace.calls:
-                if _once(trace, call, repeats) and (path := _consumed(trace, call, merged)):
-                    yield Attachment(kind="concat argument", module=call.name, path=path, **there)
-            for call in merge.call.stack():
-                if _once(trace, call, repeats) and (path := _returned(trace, call, merged)) is not None:
-                    yield Attachment(kind="concat output", module=call.name, path=path, **there)
-    source = _source(trace, merge, operand, repeats)
-    if source is not None:
-        axis, skip = steps[0][2], merge.shapes[operand]
-        owner = merge.site.frames[0].module
-        assert owner is not None
-        if source.operand is None:
-            yield Attachment(kind="rewrite", module=owner, source=source, **here)
-        else:
-            yield Attachment(
-                kind="rewrite", module=owner, source=source, axis=axis, length=skip[axis], channels=skip[axis]
-            )
-
-
-def _way_back(trace: Trace, merge: Merge, operand: int) -> list[tuple[int, int, int]]:
-    """The operand, and what it was before operations that commute with scaling: (node, its user, channel axis)."""
-    node = merge.operands[operand]
-    assert node is not None
-    axis = merge_axis(trace, merge, node)
-    steps = [(node, merge.node, axis)]
-    while _commutes(trace.nodes[node]):
-        if trace.users[node] != [steps[-1][1]] or node in trace.outputs:
-            break
-        before = trace.nodes[node].inputs[0]
-        moved = carry_back(trace, trace.nodes[node], before, axis)
-        if moved is None or trace.nodes[before].shape[moved] != trace.nodes[node].shape[axis]:
-            break
-        steps.append((before, node, moved))
-        node, axis = before, moved
-    return steps
-
-
-def _commutes(step: Node) -> bool:
-    if len(step.inputs) != 1 or step.operands.count(step.inputs[0]) != 1:
-        return False
-    if step.name == "constant_pad_nd":
-        return not any(isinstance(option, int | float) and option != 0 for option in step.options)
-    if step.name == "div":
-        return step.operands[0] is not None
-    return step.name in COMMUTING or step.name.startswith("upsample_")
-
-
 def merge_axis(trace: Trace, merge: Merge, node: int) -> int:
+    """The channel axis of an operand."""
     if merge.axis is not None:
         return merge.axis
     found = channel_axis(trace, merge.node)
@@ -102,32 +40,140 @@ def merge_axis(trace: Trace, merge: Merge, node: int) -> int:
     return found if found is not None else (1 if len(trace.nodes[node].shape) > 3 else len(trace.nodes[node].shape) - 1)
 
 
-def _once(trace: Trace, call: Call, repeats: int) -> bool:
-    return trace.call_count[call.name] == repeats
+class _WaysTo:
+    """All places where one operand of a merge can be scaled, the best first within each kind."""
+
+    def __init__(self, trace: Trace, merge: Merge, operand: int, repeats: int) -> None:
+        self.trace, self.merge, self.operand, self.repeats = trace, merge, operand, repeats
+        self.steps = list(_way_back(trace, merge, operand))
+
+    def by_operand(self) -> Iterator[Attachment]:
+        for node, follower, axis in self.steps:
+            for call in self.merge.call.stack():
+                path = _argument(self.trace, call, node, follower)
+                if path is not None and self._once(call):
+                    yield self._whole(node, axis, kind="argument", module=call.name, path=path)
+            for call in self.trace.calls:
+                path = _exclusive_output(self.trace, call, node, follower)
+                if path is not None and self._once(call):
+                    yield self._whole(node, axis, kind="output", module=call.name, path=path)
+
+    def by_concatenation(self) -> Iterator[Attachment]:
+        for node, axis in _way_on(self.trace, self.merge):
+            for call in self.trace.calls:
+                path = _consumed(self.trace, call, node)
+                if path is not None and self._once(call):
+                    yield self._slice(axis, kind="concat argument", module=call.name, path=path)
+            for call in self.merge.call.stack():
+                path = _returned(self.trace, call, node)
+                if path is not None and self._once(call):
+                    yield self._slice(axis, kind="concat output", module=call.name, path=path)
+
+    def by_source(self) -> Iterator[Attachment]:
+        """At the merge itself, or where a function or module that runs more often is called."""
+        merges = [(merge.site, merge.node) for merge in self.trace.merges]
+        is_cat = self.merge.kind == "cat"
+        source = self._source(self.merge.site, self.merge.node, merges, None if is_cat else self.operand)
+        if source is not None:
+            node, _, axis = self.steps[0]
+            owner = source[0]
+            if is_cat:
+                yield self._slice(axis, kind="rewrite", module=owner, source=source[1])
+            else:
+                yield self._whole(node, axis, kind="rewrite", module=owner, source=source[1])
+        calls: Sequence[Call | FunctionCall] = [*self.merge.call.stack(), *reversed(self.trace.functions)]
+        for call in calls:
+            if call.site is not None and call.contains(self.merge.node):
+                yield from self._at_call(call)
+
+    def _at_call(self, call: Call | FunctionCall) -> Iterator[Attachment]:
+        assert call.site is not None
+        same = self.trace.calls if isinstance(call, Call) else self.trace.functions
+        runs = [(other.site, other.start) for other in same if other.site is not None]
+        for node, follower, axis in self.steps:
+            name = _parameter(self.trace, call, node, follower)
+            source = self._source(call.site, call.start, runs, name) if name is not None else None
+            if source is not None:
+                yield self._whole(node, axis, kind="rewrite", module=source[0], source=source[1])
+        for node, axis in _way_on(self.trace, self.merge):
+            source = None
+            if _returned(self.trace, call, node) == ():
+                source = self._source(call.site, call.start, runs, None)
+            if source is not None:
+                yield self._slice(axis, kind="rewrite", module=source[0], source=source[1])
+
+    def _once(self, call: Call) -> bool:
+        return self.trace.call_count[call.name] == self.repeats
+
+    def _whole(self, node: int, axis: int, **place: object) -> Attachment:
+        size = self.trace.nodes[node].shape[axis]
+        return Attachment(axis=axis, length=size, channels=size, **place)  # pyright: ignore[reportArgumentType]
+
+    def _slice(self, axis: int, **place: object) -> Attachment:
+        assert self.merge.axis is not None
+        widths = [shape[self.merge.axis] for shape in self.merge.shapes]
+        whole = Attachment(axis=axis, channels=sum(widths), **place)  # pyright: ignore[reportArgumentType]
+        return replace(whole, start=sum(widths[: self.operand]), length=widths[self.operand])
+
+    def _source(
+        self, site: CallSite, at: int, runs: list[tuple[CallSite, int]], operand: int | str | None
+    ) -> tuple[str, Source] | None:
+        """An expression in a method that runs once in each call of its module, and which of its runs this is."""
+        method, inner = site.method, site.frames[0]
+        if method is None or method.module is None or self.trace.call_count[method.module] != self.repeats:
+            return None
+        position = inner.position
+        here = [
+            (other.frames[-1].invocation, node)
+            for other, node in runs
+            if other.frames[0].code is inner.code
+            and other.frames[0].position == position
+            and other.frames[-1].module == method.module
+            and other.method is not None
+        ]
+        mine = [node for invocation, node in here if invocation == method.invocation]
+        module = self.trace.model.get_submodule(method.module)
+        if len({invocation for invocation, _ in here}) != self.repeats or at not in mine:
+            return None
+        line, last_line, column, last_column = position
+        if line is None or last_line is None or column is None or last_column is None:
+            return None
+        first = method.code.co_firstlineno
+        relative = (line - first, last_line - first, column, last_column)
+        if not can_rewrite(module, method.code, relative, operand):
+            return None
+        return method.module, Source(
+            method=method.code.co_name,
+            digest=source_digest(type(module), method.code.co_name),
+            line=line,
+            position=relative,
+            operand=operand,
+            execution=mine.index(at),
+            executions=len(mine),
+        )
 
 
-def _argument(trace: Trace, call: Call, node: int, follower: int) -> Path | None:
-    """The way to the node in the arguments of a call that uses it for this merge alone."""
-    paths = [path for path, leaf in call.inputs if leaf == node]
-    inside = [user for user in trace.users[node] if call.contains(user)]
-    passed_on = any(leaf == node for _, leaf in call.outputs)
-    if len(paths) != 1 or node >= call.start or inside != [follower] or passed_on or call.emptied:
-        return None
-    return paths[0]
-
-
-def _exclusive_output(trace: Trace, call: Call, node: int, follower: int) -> Path | None:
-    """The way to the node in the result of a call, if the merge is all that it is for."""
-    paths = [path for path, leaf in call.outputs if leaf == node]
-    outside = [user for user in trace.users[node] if user >= call.end]
-    if len(paths) != 1 or not call.contains(node) or call.contains(follower) or outside != [follower]:
-        return None
-    return None if node in trace.outputs else paths[0]
+def _way_back(trace: Trace, merge: Merge, operand: int) -> Iterator[tuple[int, int, int]]:
+    """The operand, and what it was before operations that commute with scaling: (node, its user, channel axis)."""
+    node, follower = merge.operands[operand], merge.node
+    assert node is not None
+    axis = merge_axis(trace, merge, node)
+    while True:
+        yield node, follower, axis
+        step = trace.nodes[node]
+        if not _commutes(step) or trace.users[node] != [follower] or node in trace.outputs:
+            return
+        before = step.inputs[0]
+        moved = carry_back(trace, step, before, axis)
+        if moved is None or trace.nodes[before].shape[moved] != step.shape[axis]:
+            return
+        node, follower, axis = before, node, moved
 
 
 def _way_on(trace: Trace, merge: Merge) -> Iterator[tuple[int, int]]:
     """A concatenation, and what it becomes by operations that commute with scaling: (node, channel axis)."""
-    assert merge.axis is not None
+    if merge.axis is None:
+        return
     node, axis = merge.node, merge.axis
     while True:
         yield node, axis
@@ -140,6 +186,48 @@ def _way_on(trace: Trace, merge: Merge) -> Iterator[tuple[int, int]]:
         node, axis = user, moved
 
 
+def _commutes(step: Node) -> bool:
+    if len(step.inputs) != 1 or step.operands.count(step.inputs[0]) != 1:
+        return False
+    if step.name == "constant_pad_nd":
+        return not any(isinstance(option, int | float) and option != 0 for option in step.options)
+    if step.name == "div":
+        return step.operands[0] is not None
+    return step.name in COMMUTING or step.name.startswith("upsample_")
+
+
+def _argument(trace: Trace, call: Call, node: int, follower: int) -> Path | None:
+    """The way to the node in the arguments of a call that uses it for this merge alone."""
+    paths = [path for path, leaf in call.inputs if leaf == node]
+    return paths[0] if len(paths) == 1 and not call.emptied and _is_only_for(trace, call, node, follower) else None
+
+
+def _parameter(trace: Trace, call: Call | FunctionCall, node: int, follower: int) -> str | None:
+    """The argument in the text of the call: "#1" for the second one, or its keyword."""
+    if isinstance(call, Call):
+        path = _argument(trace, call, node, follower)
+        return None if path is None or len(path) != 2 else f"#{path[1]}" if path[0] == 0 else str(path[1])
+    names = [name for name, leaf in call.parameters.items() if leaf == node]
+    if len(names) != 1 or not _is_only_for(trace, call, node, follower):
+        return None
+    return f"#{call.names.index(names[0])}={names[0]}"
+
+
+def _is_only_for(trace: Trace, call: Call | FunctionCall, node: int, follower: int) -> bool:
+    inside = [user for user in trace.users[node] if call.contains(user)]
+    passed_on = any(leaf == node for _, leaf in call.outputs)
+    return node < call.start and inside == [follower] and not passed_on
+
+
+def _exclusive_output(trace: Trace, call: Call, node: int, follower: int) -> Path | None:
+    """The way to the node in the result of a call, if the merge is all that it is for."""
+    paths = [path for path, leaf in call.outputs if leaf == node]
+    outside = [user for user in trace.users[node] if user >= call.end]
+    if len(paths) != 1 or not call.contains(node) or call.contains(follower) or outside != [follower]:
+        return None
+    return None if node in trace.outputs else paths[0]
+
+
 def _consumed(trace: Trace, call: Call, merged: int) -> Path | None:
     """The way to the merge in the arguments of a call, if nothing else uses it."""
     paths = [path for path, leaf in call.inputs if leaf == merged]
@@ -150,39 +238,7 @@ def _consumed(trace: Trace, call: Call, merged: int) -> Path | None:
     return paths[0]
 
 
-def _returned(trace: Trace, call: Call, merged: int) -> Path | None:
+def _returned(trace: Trace, call: Call | FunctionCall, merged: int) -> Path | None:
     paths = [path for path, leaf in call.outputs if leaf == merged]
     used_inside = any(user < call.end for user in trace.users[merged])
     return paths[0] if len(paths) == 1 and call.contains(merged) and not used_inside else None
-
-
-def _source(trace: Trace, merge: Merge, operand: int, repeats: int) -> Source | None:
-    """The expression of the merge, if it stands in a method that runs once in each call of its module."""
-    frame = merge.site.frames[0]
-    if len(merge.site.frames) > 1 or frame.module is None or trace.call_count[frame.module] != repeats:
-        return None
-    position = frame.position
-    if any(number is None for number in position):
-        return None
-    same = [
-        other
-        for other in trace.merges
-        if other.site.frames[0].code is frame.code and other.site.frames[0].position == position
-    ]
-    runs = {other.site.frames[0].invocation for other in same if other.site.frames[0].module == frame.module}
-    if len(runs) != repeats:
-        return None
-    mine = [other.node for other in same if other.site.frames[0].invocation == frame.invocation]
-    module = trace.model.get_submodule(frame.module)
-    found, wrapped = expression_operand(module, frame.code, position, merge.kind, operand)
-    if not found:
-        return None
-    return Source(
-        method=frame.code.co_name,
-        file=merge.site.text.rpartition(":")[0],
-        line=position[0] or 0,
-        position=position,  # pyright: ignore[reportArgumentType]
-        operand=wrapped,
-        execution=mine.index(merge.node),
-        executions=len(mine),
-    )

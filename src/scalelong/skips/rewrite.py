@@ -20,10 +20,15 @@ from ..errors import SkipMismatchError, UnreachableSkipError
 from .actions import Action
 
 Position = tuple[int, int, int, int]
-Spot = tuple[Position, int | None]
-"""An expression, and the operand in it that is scaled (None: its value)."""
+Operand = int | str | None
+"""Of an addition: its number. Of a call: "#1", a keyword, or "#1=keyword" for either. None: the value."""
+Spot = tuple[Position, Operand]
+"""An expression, and what in it is scaled."""
 Recipe = tuple[tuple[str, str, tuple[Spot, ...]], ...]
 """For each method: its name, a hash of its source, and the spots."""
+
+
+_ADDITIONS = ("add", "sub", "lerp")
 
 
 class Invocation:
@@ -49,22 +54,16 @@ def begin(module: nn.Module, method: str) -> Invocation:
     return Invocation(module._scalelong_actions[method])  # pyright: ignore[reportIndexIssue, reportArgumentType]
 
 
-def expression_operand(
-    module: nn.Module, code: CodeType, position: Any, kind: str, operand: int
-) -> tuple[bool, int | None]:
-    """Whether the merge at this position can be rewritten, and where: at an operand, or at its value (None)."""
+def can_rewrite(module: nn.Module, code: CodeType, position: Position, operand: Operand) -> bool:
+    """Whether there is such an expression in the source of the module."""
     function = _find_function(type(module), code)
     tree = _syntax_tree(code) if function is not None else None
     if function is None or tree is None:
-        return False, None
-    for node in ast.walk(tree):
-        if _position(node) != tuple(position):
-            continue
-        if kind == "cat" and isinstance(node, ast.Call):
-            return True, None
-        if kind != "cat" and _operand(node, operand, function.__globals__) is not None:
-            return True, operand
-    return False, None
+        return False
+    here = [node for node in ast.walk(tree) if _position(node, tree) == position]
+    if operand is None:
+        return any(isinstance(node, ast.Call) for node in here)
+    return any(_operand(node, operand, function.__globals__) is not None for node in here)
 
 
 def rewrite_(
@@ -72,20 +71,29 @@ def rewrite_(
 ) -> None:
     """Give the module a class whose methods call the actions at the spots."""
     original = type(module)
-    recipe = tuple((method, _source_hash(original, method), places) for method, places in sorted(spots.items()))
+    recipe = tuple((method, source_digest(original, method), places) for method, places in sorted(spots.items()))
     module.__class__ = _rewritten_class(original, recipe)
-    module._scalelong_actions = actions  # pyright: ignore[reportAttributeAccessIssue]
+    module.__dict__["_scalelong_actions"] = actions
 
 
 def restore_(module: nn.Module) -> None:
-    original = type(module).__dict__.get("_scalelong_original")
-    if original is None:
+    module.__class__ = type(module).__dict__["_scalelong_original"]
+    del module.__dict__["_scalelong_actions"]
+
+
+def require_restorable(module: nn.Module) -> None:
+    if "_scalelong_original" not in type(module).__dict__:
         raise UnreachableSkipError(
             f"{type(module).__name__} was given another class after its long skips were scaled (by FSDP, perhaps); "
             f"its scaling cannot be undone"
         )
-    module.__class__ = original
-    del module.__dict__["_scalelong_actions"]
+
+
+def require_same_source(module: nn.Module, method: str, digest: str) -> None:
+    if source_digest(type(module), method) != digest:
+        raise UnreachableSkipError(
+            f"the source of {type(module).__name__}.{method} is not the one that was planned: find the skips again"
+        )
 
 
 def is_rewritten(module: nn.Module) -> bool:
@@ -104,19 +112,21 @@ def _rewritten_class(original: type[nn.Module], recipe: Recipe) -> type[nn.Modul
     }
     for method, _, spots in recipe:
         namespace[method] = _rewritten_method(original, method, spots)
-    return type(original)(original.__name__, (original,), namespace)
+    metaclass: Any = type(original)
+    return metaclass(original.__name__, (original,), namespace)
 
 
 def _reduce(self: nn.Module, protocol: Any) -> Any:
-    constructor, _, *rest = type(self)._scalelong_original.__reduce_ex__(self, protocol)  # pyright: ignore
+    original: Any = type(self)._scalelong_original  # pyright: ignore[reportAttributeAccessIssue]
+    constructor, _, *rest = original.__reduce_ex__(self, protocol)
     if constructor is not copyreg.__newobj__:  # pyright: ignore[reportAttributeAccessIssue]
         raise UnreachableSkipError(f"{type(self).__name__} copies itself in its own way: unscale_ the model first")
-    return (_rebuild, (type(self)._scalelong_original, type(self)._scalelong_recipe), *rest)  # pyright: ignore
+    return (_rebuild, (original, type(self)._scalelong_recipe), *rest)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _rebuild(original: type[nn.Module], recipe: Recipe) -> nn.Module:
-    for method, source_hash, _ in recipe:
-        if _source_hash(original, method) != source_hash:
+    for method, digest, _ in recipe:
+        if source_digest(original, method) != digest:
             raise UnreachableSkipError(
                 f"the source of {original.__name__}.{method} has changed since this model was saved: its scaled skips "
                 f"cannot be placed. Load the weights into a new model and scale that"
@@ -129,7 +139,7 @@ def _rewritten_method(original: type[nn.Module], method: str, spots: tuple[Spot,
     owner, function = _find_method(original, method)
     tree = copy.deepcopy(_syntax_tree(function.__code__))
     assert tree is not None
-    editor = _Editor(spots, function.__globals__, owner.__name__)
+    editor = _Editor(tree, spots, function.__globals__, owner.__name__)
     body = editor.visit(tree)
     if editor.missing:
         raise UnreachableSkipError(f"the merges of {original.__name__}.{method} are not where they were planned")
@@ -158,12 +168,12 @@ def _rewritten_method(original: type[nn.Module], method: str, spots: tuple[Spot,
 
 
 class _Editor(ast.NodeTransformer):
-    def __init__(self, spots: tuple[Spot, ...], names: dict[str, Any], class_name: str) -> None:
-        self.spots, self.names, self.class_name = spots, names, class_name
+    def __init__(self, tree: ast.AST, spots: tuple[Spot, ...], names: dict[str, Any], class_name: str) -> None:
+        self.tree, self.spots, self.names, self.class_name = copy.copy(tree), spots, names, class_name
         self.missing = set(range(len(spots)))
 
     def visit(self, node: ast.AST) -> Any:
-        position = _position(node)
+        position = _position(node, self.tree)
         found = [(number, operand) for number, (place, operand) in enumerate(self.spots) if place == position]
         visited: Any = super().visit(node)
         for number, operand in found:
@@ -205,25 +215,47 @@ def _replace(place: tuple[Any, Any], number: int) -> None:
         setattr(owner, key, _wrapped(number, getattr(owner, key)))
 
 
-def _operand(node: ast.AST, operand: int, names: dict[str, Any]) -> tuple[Any, Any] | None:
-    """Where an addition holds an operand: (a node, its field) or (a list, a position)."""
+def _operand(node: ast.AST, operand: int | str, names: dict[str, Any]) -> tuple[Any, Any] | None:
+    """Where an expression holds an operand: (a node, its field) or (a list, a position)."""
+    if isinstance(operand, str):
+        return _call_argument(node, operand)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
         return node, ("left", "right")[operand]
     if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add | ast.Sub):
         return (node, "value") if operand == 1 else None
-    if not isinstance(node, ast.Call) or any(isinstance(argument, ast.Starred) for argument in node.args):
-        return None
-    if isinstance(node.func, ast.Attribute) and node.func.attr in ("add", "add_", "lerp", "lerp_", "sub", "sub_"):
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr.rstrip("_") in _ADDITIONS:
         of_module = isinstance(node.func.value, ast.Name) and isinstance(names.get(node.func.value.id), ModuleType)
         if not of_module and operand == 0:
             return node.func, "value"
-        position = operand if of_module else operand - 1
-        return (node.args, position) if position < len(node.args) else None
+        return _call_argument(node, f"#{operand if of_module else operand - 1}")
     return None
 
 
-def _position(node: ast.AST) -> tuple[Any, ...]:
-    return tuple(getattr(node, name, None) for name in ("lineno", "end_lineno", "col_offset", "end_col_offset"))
+def _call_argument(node: ast.AST, argument: str) -> tuple[Any, Any] | None:
+    if not isinstance(node, ast.Call):
+        return None
+    place, _, keyword = (
+        argument.rpartition("=") if argument.startswith("#") and "=" in argument else (argument, "", argument)
+    )
+    for given in node.keywords:
+        if given.arg == keyword:
+            return given, "value"
+    position = int(place[1:]) if place.startswith("#") else len(node.args)
+    if position >= len(node.args) or any(isinstance(given, ast.Starred) for given in node.args[: position + 1]):
+        return None
+    return node.args, position
+
+
+def _position(node: Any, tree: Any) -> Position | None:
+    """Relative to the first line of the method, so that text above it does not matter."""
+    if not hasattr(node, "col_offset"):
+        return None
+    first = _first_line(tree)
+    return node.lineno - first, node.end_lineno - first, node.col_offset, node.end_col_offset
+
+
+def _first_line(function: Any) -> int:
+    return min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)])
 
 
 def _find_function(cls: type, code: CodeType) -> FunctionType | None:
@@ -247,10 +279,10 @@ def _syntax_tree(code: CodeType) -> ast.FunctionDef | None:
     """The definition of a function in its file; None where there is no source."""
     tree = _parsed("".join(linecache.getlines(code.co_filename)))
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and node.name == code.co_name:
-            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-            if first == code.co_firstlineno:
-                return node
+        if not isinstance(node, ast.FunctionDef) or node.name != code.co_name:
+            continue
+        if _first_line(node) == code.co_firstlineno:
+            return node
     return None
 
 
@@ -262,7 +294,7 @@ def _parsed(source: str) -> ast.Module:
         return ast.Module([], [])
 
 
-def _source_hash(cls: type, method: str) -> str:
+def source_digest(cls: type, method: str) -> str:
     tree = _syntax_tree(_find_method(cls, method)[1].__code__)
     if tree is None:
         raise UnreachableSkipError(f"there is no source of {cls.__name__}.{method}")

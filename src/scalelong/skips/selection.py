@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from .candidates import Candidate, changes_resolution, contains, longest_chain, site_key
 from .trace import Call, Trace, bits
@@ -102,13 +103,19 @@ def _without_blocks(trace: Trace, found: list[Candidate]) -> list[Candidate]:
     kept: list[Candidate] = []
     for same in _by_site(trace, found).values():
         several = len({c.merge.node for c in same}) > 1
-        if several and len(longest_chain(trace, same)) == 1:
+        if several and _follow_each_other(trace, same):
             first = [c for c in same if changes_resolution(trace, c)][:1]
             # The same small U that runs several times is no residual block.
             kept += same if first and _repeats(trace, first, [c for c in same if c not in first]) > 1 else []
         elif several or not _is_parallel_branch(trace, same[0], found):
             kept += same
     return kept
+
+
+def _follow_each_other(trace: Trace, found: list[Candidate]) -> bool:
+    ordered = sorted(found, key=lambda c: c.end)
+    pairs = [(a, b) for a, b in pairwise(ordered) if a.end != b.end]
+    return all(b.start == a.end or trace.depends(b.start, a.end) for a, b in pairs)
 
 
 def _is_parallel_branch(trace: Trace, candidate: Candidate, found: list[Candidate]) -> bool:

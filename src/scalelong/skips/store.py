@@ -1,4 +1,4 @@
-"""Save and load the scaling of a model alone: one safetensors file with configuration and plan as JSON in its header."""
+"""Save and load the scaling of a model alone: a safetensors file with configuration and plan in its header."""
 
 import json
 import os

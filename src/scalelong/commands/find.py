@@ -1,0 +1,154 @@
+"""`scalelong find`: print the plan of a model's long skips."""
+
+import argparse
+import importlib
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from ..errors import InvalidConfigError, MissingDependencyError
+
+_EPILOG = """\
+MODEL is one of
+  package.module:Class   a class or function that builds the model; --config gives its keyword arguments
+  folder                 a folder written by diffusers' save_pretrained (its config.json; the weights are not read)
+  file.py                a Python file with a function model(), and optionally example_inputs()
+
+The model is built and run on the meta device: no weights, no memory. --real builds it as it is.
+
+examples
+  scalelong find diffusers:UNet2DModel --config '{"sample_size": 32}'
+  scalelong find mynets.unet:UNet --input 1,3,64,64 --input 1:long
+  scalelong find my_unet.py --json plan.json
+"""
+
+
+def main(arguments: list[str]) -> int:
+    options = _parser().parse_args(arguments)
+    import torch
+
+    from ..skips.find import find_skips
+
+    with torch.device("cpu" if options.real else "meta"):
+        model, inputs = _load(options.model, _json(options.config))
+        if options.input:
+            inputs = tuple(_tensor(text) for text in options.input)
+    plan = find_skips(model, inputs, include=options.include, exclude=options.exclude)
+    print(plan)
+    if options.json:
+        plan.save(options.json)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="scalelong find",
+        description="Find the long skip connections of a model and say how each can be scaled.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", help="module:Class, a save_pretrained folder, or a Python file with model()")
+    parser.add_argument("--config", help="keyword arguments of the class, as JSON or a JSON file")
+    parser.add_argument(
+        "--input",
+        action="append",
+        metavar="SHAPE",
+        help="shape of one positional input, such as 1,3,64,64 or 1:long; once for each input",
+    )
+    parser.add_argument("--include", action="append", metavar="PATTERN", help="only long skips that match")
+    parser.add_argument("--exclude", action="append", metavar="PATTERN", help="no long skips that match")
+    parser.add_argument("--json", metavar="FILE", help="also write the plan to this file")
+    parser.add_argument("--real", action="store_true", help="build the model with real weights instead of on meta")
+    return parser
+
+
+def _load(spec: str, config: dict[str, Any]) -> tuple[Any, Any]:
+    path = Path(spec)
+    if path.is_dir():
+        return _from_folder(path, config), None
+    if path.suffix == ".py":
+        return _from_file(path, config)
+    module_name, colon, name = spec.partition(":")
+    if not colon:
+        raise InvalidConfigError(f"{spec!r} is neither a folder, nor a Python file, nor of the form module:Class")
+    sys.path.insert(0, "")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise InvalidConfigError(f"cannot import {module_name!r}: {error}") from error
+    return _build(getattr(module, name, None), spec, config), None
+
+
+def _from_folder(folder: Path, changes: dict[str, Any]) -> Any:
+    """The class that config.json names, from diffusers. Nothing is executed but that class."""
+    file = folder / "config.json"
+    if not file.is_file():
+        raise InvalidConfigError(f"{folder} has no config.json, so it was not written by save_pretrained")
+    config = _json(str(file))
+    name = config.get("_class_name")
+    if not isinstance(name, str):
+        raise InvalidConfigError(f"{file} does not say which class it is for ('_class_name')")
+    try:
+        import diffusers
+    except ImportError as error:
+        raise MissingDependencyError("diffusers", "train", f"to read {folder}") from error
+    cls = getattr(diffusers, name, None)
+    if cls is None:
+        raise InvalidConfigError(f"diffusers has no class {name!r}, which {file} asks for")
+    return cls.from_config({**config, **changes})
+
+
+def _from_file(path: Path, config: dict[str, Any]) -> tuple[Any, Any]:
+    if not path.is_file():
+        raise InvalidConfigError(f"there is no file {path}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # As for `python file.py`: its neighbours can be imported, and its source is found.
+    sys.path.insert(0, str(path.parent))
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    model = _build(getattr(module, "model", None), f"{path}: model()", config)
+    inputs = getattr(module, "example_inputs", None)
+    return model, inputs() if callable(inputs) else inputs
+
+
+def _build(factory: Any, spec: str, config: dict[str, Any]) -> Any:
+    if not callable(factory):
+        raise InvalidConfigError(f"{spec} is not a class or function")
+    try:
+        return factory(**config)
+    except TypeError as error:
+        raise InvalidConfigError(f"{spec} cannot be built with {config or 'no arguments'}: {error}") from error
+
+
+def _json(text: str | None) -> dict[str, Any]:
+    if text is None:
+        return {}
+    try:
+        source = text if text.lstrip().startswith("{") else Path(text).read_text()
+        values = json.loads(source)
+    except OSError as error:
+        raise InvalidConfigError(f"{text!r} is neither JSON nor a readable file: {error.strerror}") from error
+    except json.JSONDecodeError as error:
+        raise InvalidConfigError(f"{text!r} is not valid JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise InvalidConfigError(f"a configuration is a JSON object, got {values!r}")
+    return values
+
+
+def _tensor(text: str) -> Any:
+    import torch
+
+    shape, _, kind = text.partition(":")
+    dtype = {"": torch.float32, "float": torch.float32, "long": torch.int64, "int": torch.int64}.get(kind)
+    try:
+        sizes = [int(size) for size in shape.split(",")]
+    except ValueError as error:
+        raise InvalidConfigError(f"an input is a shape such as 1,3,64,64 or 1:long, got {text!r}") from error
+    if dtype is None:
+        raise InvalidConfigError(f"an input is float or long, got {kind!r}")
+    return torch.zeros(sizes, dtype=dtype)
