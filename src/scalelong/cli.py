@@ -16,6 +16,8 @@ COMMANDS = {
     "diagnose": "one page about the long skips of a model, before training",
     "report": "write one HTML file about runs, to look at offline",
     "find": "find the long skips of any model, and how each can be scaled",
+    "theory": "check the paper's theorems by measurement, as tables and figures",
+    "kappa": "choose κ for your data and network, and say why",
     "models": "list the networks of the paper with their parameter counts",
     "demo": "train a tiny U-ViT under none, CS and LS on real digits, and compare",
 }

@@ -1,8 +1,9 @@
-"""Which κ is best, and which estimator would have found it: a grid of short runs, on one CPU core within the hour.
+"""Which κ is best, and which estimator would have found it: a grid of very small runs, for one CPU core.
 
     python -m scalelong.experiments.kappa_validation --data FOLDER --results docs/evidence/kappa/validation.json
 
-FOLDER holds Fashion-MNIST in its own IDX files. Giving the same command again goes on where it stopped.
+FOLDER holds Fashion-MNIST in its own IDX files. Giving the same command again goes on where it stopped. The answers of
+estimators A and B go to estimates.json beside the results. `python -m scalelong.experiments.kappa_regret` reads both.
 """
 
 import argparse
@@ -10,31 +11,59 @@ import gzip
 import json
 import os
 import time
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ..kappa.pilot import GRID, PilotRun
+from ..kappa import GRID, PilotRun, choose_kappa
 from ..scaling import BalancedScaling, ConstantScaling, NoScaling, Scaling, UniformScaling
 from ..skips import scale_skips_
 from ..theory.inputs import noisy_batch
 from ..theory.sensitivity import skip_sensitivities
 
 SEEDS = (0, 1, 2)
-STEPS = (100, 200, 400)
 HELD_OUT = 512
-NETWORKS = (("uvit", 8), ("unet", 1), ("uvit", 16), ("unet", 2))
+
+
+class Recipe(NamedTuple):
+    learning_rate: float
+    batch_size: int
+    steps: tuple[int, ...]
+    """When the held-out loss is measured; the last is the end."""
+
+
+# By architecture and depth. Long enough to leave the first plateau: before that, all methods look alike.
+RECIPES = {
+    ("uvit", 8): Recipe(learning_rate=8e-3, batch_size=16, steps=(50, 100, 200, 400)),
+    ("unet", 1): Recipe(learning_rate=2e-3, batch_size=16, steps=(15, 30, 60, 120)),
+    ("uvit", 16): Recipe(learning_rate=8e-3, batch_size=16, steps=(20, 40, 80, 160)),
+    ("unet", 2): Recipe(learning_rate=2e-3, batch_size=16, steps=(15, 30, 60, 120)),
+}
 METHODS = (*(f"cs:{kappa}" for kappa in GRID), "uniform", "balanced")
 
 
 def fashion_mnist(folder: Path, name: str = "train-images-idx3-ubyte.gz") -> Tensor:
-    """The images as (n, 1, 16, 16) in [-1, 1]: 28x28 padded to 32x32, then averaged over 2x2."""
+    """The images as (n, 1, 8, 8) in [-1, 1]: 28x28 padded to 32x32, then averaged over 4x4."""
     with gzip.open(folder / name) as file:
         header, pixels = file.read(16), torch.frombuffer(bytearray(file.read()), dtype=torch.uint8)
     images = pixels.view(int.from_bytes(header[4:8], "big"), 1, 28, 28).float() / 127.5 - 1
-    return nn.functional.avg_pool2d(nn.functional.pad(images, (2, 2, 2, 2), value=-1.0), 2)
+    return nn.functional.avg_pool2d(nn.functional.pad(images, (2, 2, 2, 2), value=-1.0), 4)
+
+
+def widen_(model: nn.Module) -> nn.Module:
+    """A narrow U-ViT with the merges of a wide one, in place.
+
+    U-ViT draws all matrices with a standard deviation of 0.02, made for width 512. In a narrow network this would all
+    but cut the inner skips; with 0.02 √(512/width) the merges have the gain that they have at full size.
+    """
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.Linear):
+                module.weight.mul_((512 / model.dim) ** 0.5)  # pyright: ignore
+    return model
 
 
 def build(architecture: str, depth: int) -> nn.Module:
@@ -42,23 +71,15 @@ def build(architecture: str, depth: int) -> nn.Module:
     if architecture == "uvit":
         from ..models.uvit import UViT
 
-        dim = 64
-        model = UViT(image_size=16, patch_size=4, channels=1, dim=dim, depth=depth, heads=4)
-        # U-ViT draws all matrices with a standard deviation of 0.02, made for width 512. At width 64 this would all
-        # but cut the inner skips; with 0.02 √(512/dim) the merges have the gain that they have at full size.
-        with torch.no_grad():
-            for module in model.modules():
-                if isinstance(module, nn.Linear):
-                    module.weight.mul_((512 / dim) ** 0.5)
-        return model
+        return widen_(UViT(image_size=8, patch_size=2, channels=1, dim=32, depth=depth, heads=4))
     from diffusers.models.unets.unet_2d import UNet2DModel
 
     return UNet2DModel(
-        sample_size=16,
+        sample_size=8,
         in_channels=1,
         out_channels=1,
         layers_per_block=depth,
-        block_out_channels=(16, 32, 32),
+        block_out_channels=(16, 32, 32) if depth == 1 else (16, 16, 16),
         down_block_types=("DownBlock2D",) * 3,
         up_block_types=("UpBlock2D",) * 3,
         norm_num_groups=8,
@@ -76,16 +97,24 @@ def method_config(method: str, model: nn.Module, inputs: tuple[Tensor, Tensor]) 
 
 
 def run(images: Tensor, architecture: str, depth: int, method: str, seed: int) -> dict[str, Any]:
-    started = time.perf_counter()
+    started, recipe = time.perf_counter(), RECIPES[architecture, depth]
     torch.manual_seed(seed)
     model = build(architecture, depth)
     example = noisy_batch(images[HELD_OUT : HELD_OUT + 32])[:2]
     config = method_config(method, model, example)
     if not isinstance(config, NoScaling):
         scale_skips_(model, config, example_inputs=example)
-    pilot = PilotRun(model, images[HELD_OUT:], images[:HELD_OUT], seed=seed)
+    pilot = PilotRun(
+        model,
+        images[HELD_OUT:],
+        images[:HELD_OUT],
+        seed=seed,
+        batch_size=recipe.batch_size,
+        learning_rate=recipe.learning_rate,
+        warmup=recipe.steps[0],
+    )
     losses = {}
-    for steps in STEPS:
+    for steps in recipe.steps:
         pilot.advance(steps - pilot.steps_done)
         losses[steps] = round(pilot.held_out_loss(), 6)
     return {
@@ -110,17 +139,31 @@ def main(arguments: list[str] | None = None) -> int:
     done = {(r["architecture"], r["depth"], r["method"], r["seed"]) for r in results}
     # Seeds outermost: an interrupted experiment has compared all methods on the seeds that it finished.
     for seed in SEEDS:
-        for architecture, depth in NETWORKS:
+        for architecture, depth in RECIPES:
             for method in METHODS:
                 if (architecture, depth, method, seed) not in done:
                     results.append(run(images, architecture, depth, method, seed))
-                    _write(options.results, results)
+                    write_records(options.results, results)
                     print(json.dumps(results[-1]), flush=True)
+    write_estimates(images, options.results.with_name("estimates.json"))
     return 0
 
 
-def _write(path: Path, results: list[dict[str, Any]]) -> None:
-    """One line per run, replaced in one go, so that an interruption leaves a whole file."""
+def write_estimates(images: Tensor, path: Path) -> None:
+    """What estimators A and B answer for each network and seed, before any training."""
+    estimates = []
+    for architecture, depth in RECIPES:
+        for seed in SEEDS:
+            torch.manual_seed(seed)
+            model = build(architecture, depth)
+            for method in ("data", "network"):
+                choice = choose_kappa(model, images[HELD_OUT : HELD_OUT + 4096], method=method)
+                estimates.append({"architecture": architecture, "depth": depth, "seed": seed, **asdict(choice)})
+    write_records(path, estimates)
+
+
+def write_records(path: Path, results: list[dict[str, Any]]) -> None:
+    """A JSON list with one line per record, replaced in one go, so that an interruption leaves a whole file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text("[\n" + ",\n".join(json.dumps(result) for result in results) + "\n]\n")

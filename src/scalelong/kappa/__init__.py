@@ -4,7 +4,8 @@ from .choice import KappaChoice
 from .choose import choose_kappa
 from .moments import Solution, Targets, kappa_for_sum, noise_ratio_targets
 from .network import SilentSkipsError, balanced_scaling
-from .pilot import GRID, PilotRun
+from .pilot import GRID
+from .run import PilotRun
 
 __all__ = [
     "GRID",

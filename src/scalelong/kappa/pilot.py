@@ -3,96 +3,24 @@
 import copy
 import math
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import InvalidConfigError
 from ..scaling.constant import ConstantScaling
-from ..theory.jacobian import as_tensor
-from ..theory.schedules import alpha_bars
 from ..theory.sensitivity import count_skips
 from .choice import KappaChoice
 from .network import ModelInputs, default_inputs, example_arguments
+from .run import PilotRun
 
 GRID = (1.0, 0.95, 0.85, 0.7, 0.5, 0.3)
 HELD_OUT = 256
 TIE = 0.02
 
 ModelSource = nn.Module | Callable[[], nn.Module]
-
-
-class PilotRun:
-    """One short training run that can be advanced step by step: AdamW on Eq. (2), with a linear warm-up.
-
-    Everything random comes from `seed`, so that runs with equal seeds see equal images, times and noise, and their
-    losses differ by what is compared alone.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        images: Tensor,
-        held_out: Tensor,
-        *,
-        schedule: Any = "ddpm",
-        seed: int = 0,
-        batch_size: int = 32,
-        learning_rate: float = 1e-3,
-        warmup: int = 50,
-        inputs: ModelInputs = default_inputs,
-    ) -> None:
-        self.model, self.images, self.batch_size, self.warmup, self.inputs = model, images, batch_size, warmup, inputs
-        self.alpha_bars = alpha_bars(schedule).to(images.device, torch.float32)
-        self.learning_rate = learning_rate
-        self.optimizer = torch.optim.AdamW(model.parameters(), learning_rate)
-        self.generator = torch.Generator().manual_seed(seed)
-        # The held-out noise is the same in all runs, and its times cover the schedule evenly.
-        shared = torch.Generator().manual_seed(0)
-        self.held_out = held_out
-        self.held_out_noise = torch.randn(held_out.shape, generator=shared).to(held_out)
-        self.held_out_steps = _even_steps(len(held_out), len(self.alpha_bars)).to(held_out.device)
-        self.steps_done = 0
-
-    def advance(self, steps: int) -> None:
-        self.model.train()
-        for _ in range(steps):
-            chosen = torch.randint(len(self.images), (self.batch_size,), generator=self.generator)
-            times = torch.randint(len(self.alpha_bars), (self.batch_size,), generator=self.generator)
-            clean = self.images[chosen.to(self.images.device)]
-            noise = torch.randn(clean.shape, generator=self.generator).to(clean)
-            loss = self._loss(clean, noise, times.to(clean.device))
-            self.optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            self.steps_done += 1
-            for group in self.optimizer.param_groups:
-                group["lr"] = self.learning_rate * min(1.0, self.steps_done / max(self.warmup, 1))
-            self.optimizer.step()
-
-    @torch.no_grad()
-    def held_out_loss(self) -> float:
-        """Eq. (2) per dimension on images that were not trained on; infinite where the run has diverged."""
-        self.model.eval()
-        losses = [
-            self._loss(self.held_out[part], self.held_out_noise[part], self.held_out_steps[part]) * len(part)
-            for part in torch.arange(len(self.held_out), device=self.held_out.device).split(128)
-        ]
-        loss = float(sum(losses)) / len(self.held_out)
-        return loss if math.isfinite(loss) else math.inf
-
-    def _loss(self, clean: Tensor, noise: Tensor, times: Tensor) -> Tensor:
-        alpha_bar = self.alpha_bars[times].view(-1, *[1] * (clean.dim() - 1))
-        noisy = alpha_bar.sqrt() * clean + (1 - alpha_bar).sqrt() * noise
-        prediction = as_tensor(self.model(*self.inputs(noisy, times)))
-        return (prediction - noise).square().mean()
-
-
-def _even_steps(count: int, length: int) -> Tensor:
-    """`count` times spread evenly over the schedule, in an order that has nothing to do with the images."""
-    even = ((torch.arange(count) + 0.5) * length / count).long()
-    return even[torch.randperm(count, generator=torch.Generator().manual_seed(1))]
 
 
 def choose_by_pilot(
@@ -111,7 +39,7 @@ def choose_by_pilot(
 
     `model` is a network, whose weights all runs start from, or a function that builds one (called under each seed).
     After a quarter and after half of the steps the worse half of the grid is dropped. The first 256 images of the data
-    (a quarter at most) are held out.
+    (a quarter at most) are held out. All runs are in memory together.
     """
     kappas = sorted({float(kappa) for kappa in grid}, reverse=True)
     if len(kappas) < 2 or len(data) < 8 or steps < 4 or seeds < 1:
@@ -138,19 +66,10 @@ def choose_by_pilot(
         ]
         for kappa in kappas
     }
-    losses: dict[float, dict[int, list[float]]] = {kappa: {} for kappa in kappas}
-    alive = kappas
-    for rung in (steps // 4, steps // 2, steps):
-        for kappa in alive:
-            for run in runs[kappa]:
-                run.advance(rung - run.steps_done)
-            losses[kappa][rung] = [run.held_out_loss() for run in runs[kappa]]
-        ranked = sorted(alive, key=lambda kappa: _mean(losses[kappa][rung]))
-        alive = ranked[: max(2, math.ceil(len(ranked) / 2))] if rung < steps else ranked
-    best = alive[0]
-    final = {kappa: _mean(losses[kappa][steps]) for kappa in alive}
-    tied = [kappa for kappa in alive if final[kappa] <= final[best] * (1 + TIE)]
-    trained = sum(run.steps_done for group in runs.values() for run in group)
+    race = _race(runs, steps)
+    final = {kappa: _mean(race.losses[kappa][steps]) for kappa in race.ranked}
+    best = race.ranked[0]
+    tied = [kappa for kappa in race.ranked if final[kappa] <= final[best] * (1 + TIE)]
     seconds = time.perf_counter() - started
     if not math.isfinite(final[best]):
         raise InvalidConfigError("every pilot run has diverged; use a smaller learning_rate")
@@ -161,14 +80,39 @@ def choose_by_pilot(
         method="pilot",
         skips=count_skips(runs[best][0].model, example_arguments(data, schedule, inputs)),
         reasons=(
-            f"κ = {best:g} has the lowest held-out loss after {steps} steps, {final[best]:.4g}, mean of {seeds} seeds",
+            f"κ = {best:g} has the lowest held-out loss after {steps} steps, {final[best]:.4g} ({seeds} seed(s))",
             f"the range is what comes within {TIE:.0%} of it: differences below that are mostly chance",
-            f"it cost {trained} training steps of {batch_size} images, {seconds:.0f} s; a single run of {steps} steps "
-            f"would have cost {steps}",
+            f"it cost {race.trained} training steps of {batch_size} images, {seconds:.0f} s; one run is {steps}",
             "short runs favour what learns fast at the start; a κ that pays off late is not seen",
         ),
-        details={"losses": losses, "training_steps": trained, "seconds": round(seconds, 1), "final": final},
+        details={"losses": race.losses, "training_steps": race.trained, "seconds": round(seconds, 1), "final": final},
     )
+
+
+class Race(NamedTuple):
+    losses: dict[float, dict[int, list[float]]]
+    """By κ and step: the held-out loss of each seed, for as long as κ was in the race."""
+    ranked: list[float]
+    """Those that came to the end, the best first."""
+    trained: int
+    """Training steps of all runs together."""
+
+
+def _race(runs: Mapping[float, Sequence[PilotRun]], steps: int) -> Race:
+    """Advance all runs; after a quarter and after half of the steps, drop the worse half."""
+    losses: dict[float, dict[int, list[float]]] = {kappa: {} for kappa in runs}
+    alive, trained, done = list(runs), 0, 0
+    for rung in (steps // 4, steps // 2, steps):
+        for kappa in alive:
+            for run in runs[kappa]:
+                run.advance(rung - done)
+                trained += rung - done
+            losses[kappa][rung] = [run.held_out_loss() for run in runs[kappa]]
+        done = rung
+        alive = sorted(alive, key=lambda kappa: _mean(losses[kappa][rung]))
+        if rung < steps:
+            alive = alive[: max(2, math.ceil(len(alive) / 2))]
+    return Race(losses, alive, trained)
 
 
 def _scaled(

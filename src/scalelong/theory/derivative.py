@@ -7,9 +7,6 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-# The relative step of central differences: the cube root of the precision balances truncation against rounding.
-DIFFERENCE_STEP = {torch.float64: 6e-6, torch.float32: 5e-3}
-
 
 def directional_derivative(function: Callable[[Tensor], Tensor], point: Tensor, direction: Tensor) -> Tensor:
     """d/ds function(point + s·direction) at s = 0."""
@@ -31,8 +28,9 @@ def forward_derivative(function: Callable[[Tensor], Tensor], point: Tensor, dire
 
 def difference_derivative(function: Callable[[Tensor], Tensor], point: Tensor, direction: Tensor) -> Tensor:
     """Central differences with a step relative to the point; needs nothing of the function but its values."""
-    relative = DIFFERENCE_STEP.get(point.dtype, 5e-2)
-    length = direction.norm().clamp(min=torch.finfo(point.dtype).tiny)
-    step = float(relative * point.norm().clamp(min=1.0) / length)
     with torch.no_grad():
+        # The cube root of the precision of the values balances truncation against rounding.
+        precision = max(torch.finfo(point.dtype).eps, torch.finfo(function(point).dtype).eps)
+        length = direction.norm().clamp(min=torch.finfo(point.dtype).tiny)
+        step = float(precision ** (1 / 3) * point.norm().clamp(min=1.0) / length)
         return (function(point + step * direction) - function(point - step * direction)) / (2 * step)

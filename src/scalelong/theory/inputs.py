@@ -14,6 +14,7 @@ from .schedules import alpha_bars
 
 # s of the uniform distribution on [-1, 1], which the paper assumes.
 PAPER_SECOND_MOMENT = 1 / 3
+SEED_OFFSET = 2_718_281_828
 
 
 def second_moment(images: Tensor) -> float:
@@ -48,7 +49,8 @@ class NoisyBatch(NamedTuple):
 
 def noisy_batch(images: Tensor, schedule: Any = "ddpm", seed: int = 0) -> NoisyBatch:
     """x_t of every image at a random time (Eq. 1), with the time steps 0, 1, ... and the noise ε."""
-    generator = torch.Generator().manual_seed(seed)
+    # Far from the seeds that people draw data with: times must not follow the images.
+    generator = torch.Generator().manual_seed(SEED_OFFSET + seed)
     bars = alpha_bars(schedule).to(images)
     steps = torch.randint(len(bars), (len(images),), generator=generator).to(images.device)
     noise = torch.randn(images.shape, generator=generator).to(images)

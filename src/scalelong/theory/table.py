@@ -22,7 +22,7 @@ def text_table(rows: Sequence[Mapping[str, Any]]) -> str:
     if not rows:
         return "(nothing)"
     columns = list(rows[0])
-    cells = [columns, *([_cell(row[column]) for column in columns] for row in rows)]
+    cells = [columns, *([_cell(row.get(column, "")) for column in columns] for row in rows)]
     widths = [max(len(line[position]) for line in cells) for position in range(len(columns))]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])

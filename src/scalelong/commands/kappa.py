@@ -1,0 +1,79 @@
+"""`scalelong kappa`: choose κ for your data and network."""
+
+import argparse
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import InvalidConfigError
+from ..kappa import KappaChoice, choose_kappa
+from ..theory.schedules import SCHEDULES
+from .theory import load_images
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="scalelong kappa",
+        description="Choose κ of constant scaling, κ_i = κ^(i-1), and say why.",
+        epilog="examples: scalelong kappa --data fashion-mnist --skips 6; "
+        "scalelong kappa --data cifar10 --model cifar10-s2 --method network",
+    )
+    parser.add_argument("--data", help="a data set: a name, a folder or a file (without it: the paper's uniform data)")
+    parser.add_argument("--skips", type=int, help="number of long skips, N")
+    parser.add_argument("--model", help="a network by name, as `scalelong models` lists them")
+    parser.add_argument("--method", choices=("data", "network", "pilot"), default="data", help="how (default: data)")
+    parser.add_argument("--schedule", choices=tuple(SCHEDULES), default="ddpm", help="noise schedule (default: ddpm)")
+    parser.add_argument("--steps", type=int, default=400, help="training steps of a pilot run (default 400)")
+    parser.add_argument("--seeds", type=int, default=2, help="seeds of a pilot (default 2)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args(arguments)
+    if options.skips is None and options.model is None:
+        raise InvalidConfigError("say how many long skips there are (--skips N), or which network it is (--model NAME)")
+
+    model = None if options.model is None else build_model(options.model)
+    images = None if options.data is None else _fitting(options.data, model)
+    torch.manual_seed(0)
+    choice: KappaChoice = choose_kappa(
+        model,
+        images,
+        options.schedule,
+        options.method,
+        skips=options.skips,
+        inputs=partial(_conditions, model),
+        **({"steps": options.steps, "seeds": options.seeds} if options.method == "pilot" else {}),
+    )
+    print(choice.to_json() if options.json else choice)
+    return 0
+
+
+def build_model(name: str) -> nn.Module:
+    from ..models import UNET_PRESETS, UVIT_PRESETS, UViT, unet
+
+    if name in UVIT_PRESETS:
+        return UViT.preset(name)
+    if name in UNET_PRESETS:
+        return unet(name)
+    raise InvalidConfigError(f"unknown network {name!r}; known: {', '.join([*UVIT_PRESETS, *UNET_PRESETS])}")
+
+
+def _fitting(spec: str, model: nn.Module | None) -> Tensor:
+    """Images in the size and number of channels that the model takes."""
+    if model is None:
+        return load_images(spec)
+    config = getattr(model, "config", None)
+    size = getattr(model, "image_size", None) or getattr(config, "sample_size", None)
+    channels = getattr(model, "channels", None) or getattr(config, "in_channels", None)
+    if channels not in (1, 3):
+        raise InvalidConfigError(
+            f"this network takes {channels} channels: latents, which --data cannot give. Use scalelong.choose_kappa"
+        )
+    return load_images(spec, size=size, channels=channels)
+
+
+def _conditions(model: nn.Module | None, noisy: Tensor, steps: Tensor) -> tuple[Any, ...]:
+    """The arguments of a preset: class-conditional ones get label 0."""
+    config = getattr(model, "config", None)
+    classes = getattr(model, "classes", None) or getattr(config, "num_class_embeds", None)
+    return (noisy, steps, torch.zeros(len(noisy), dtype=torch.long)) if classes else (noisy, steps)
