@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
         print(control_text(config, out, **pace))
     if options.noise:
         print(f"\n{text_table(noise_rows(comparison.runs, listed(options.noise, float, '--noise')))}\n")
-    print(f"table, figure and runs: {out}")
+    print(f"table, figure and runs: {out}; for a report: scalelong report {out}")
     return 0
 
 

@@ -9,7 +9,7 @@ from ..training import TrainConfig, recipe
 from .compare import Comparison, compare
 
 METHODS = ("none", "cs:0.7", "ls")
-STEPS = 1000
+STEPS = 800
 
 
 def demo_config(steps: int) -> TrainConfig:
