@@ -55,7 +55,7 @@ function meanOf(lines) {
 // options: title, log, xLabel, groups: [{label, colour, lines: [{x, y}], dots}], band: {x, low, high}, integer
 function drawChart(box, options) {
   const width = Math.max(260, box.clientWidth - 32), height = box.classList.contains("tall") ? 380 : window.innerWidth <= 760 ? 240 : 300;
-  const margin = { left: 54, right: 12, top: 10, bottom: 36 };
+  const margin = { left: 54, right: 24, top: 10, bottom: 36 };
   const groups = options.groups.map((group) => ({ ...group, mean: meanOf(group.lines) })).filter((group) => group.mean.x.length);
   const usable = (value) => value !== null && value !== undefined && (!options.log || value > 0);
   const values = groups.flatMap((group) => group.lines.flatMap((line) => line.y.filter(usable)));

@@ -12,8 +12,8 @@ function kappaColour(kappa) {
 
 // skips: [{kappa, rms}] outermost first; largest: the largest κ·RMS of all methods, so that widths can be compared.
 function drawMap(skips, largest, title) {
-  const count = skips.length, width = 320, gap = Math.max(20, Math.min(36, 250 / count)), top = 18, height = top + gap * (count - 1) + 60;
-  const left = 62, right = width - 62, bottom = top + gap * (count - 1);
+  const count = skips.length, width = 328, gap = Math.max(20, Math.min(36, 250 / count)), top = 18, height = top + gap * (count - 1) + 60;
+  const left = 62, right = width - 70, bottom = top + gap * (count - 1);
   const svg = element("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", width: "100%", "aria-label": `${title}: ${skips.map((skip, i) => `skip ${i + 1}: kappa ${format(skip.kappa)}, RMS ${format(skip.rms)}`).join("; ")}` });
   svg.append(element("path", { d: `M${left} ${top - 12}V${bottom + 12}Q${left} ${bottom + 44} ${left + 46} ${bottom + 44}H${right - 46}Q${right} ${bottom + 44} ${right} ${bottom + 12}V${top - 12}`, fill: "none", stroke: "var(--line)", "stroke-width": 12, "stroke-linecap": "round", "stroke-linejoin": "round" }));
   svg.append(element("text", { x: width / 2, y: bottom + 48, "text-anchor": "middle", class: "strong" }, "middle"));
