@@ -15,6 +15,9 @@ COMMANDS = {
     "kappa": "choose κ for your data and network, and say why",
     "find": "find the long skips of any model, and how each can be scaled",
     "train": "train a diffusion model on your images; the same command continues it",
+    "compare": "train several methods with equal seeds and compare them",
+    "diagnose": "one page about the long skips of a model, before training",
+    "report": "write one HTML file about runs, to look at offline",
     "models": "list the networks of the paper with their parameter counts",
     "demo": "train a tiny U-ViT under none, CS and LS on real digits, and compare",
 }

@@ -1,0 +1,111 @@
+"""scalelong compare: methods side by side, with equal data order, noise and initial weights."""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from ..errors import InvalidConfigError
+from ..experiments.compare import compare
+from ..experiments.control import control_text
+from ..experiments.sweeps import noise_rows, sweep, sweep_rows
+from ..theory.table import text_table
+from ..training import RECIPES, TrainConfig, load_config, recipe
+
+Value = TypeVar("Value", int, float, str)
+
+
+def main(arguments: list[str]) -> int:
+    options = parser().parse_args(arguments)
+    config = configuration(options)
+    methods, seeds = listed(options.methods, str, "--methods"), list(range(options.seeds))
+    out = options.out or Path("runs") / f"compare-{options.recipe or 'custom'}"
+    pace = {"every": options.every, "jobs": options.jobs}
+    for axis, text in (("depth", options.depths), ("batch", options.batch_sizes)):
+        if text:
+            found = sweep(config, methods, seeds, out, axis, listed(text, int, f"--{axis}"), **pace)
+            if found is None:
+                return interrupted()
+            print(f"\n{text_table(sweep_rows(axis, found))}\n")
+    if options.depths or options.batch_sizes:
+        return 0
+    comparison = compare(config, methods, seeds, out, **pace)
+    if comparison is None:
+        return interrupted()
+    print(f"\n{comparison}\n")
+    if options.control:
+        print(control_text(config, out, **pace))
+    if options.noise:
+        print(f"\n{text_table(noise_rows(comparison.runs, listed(options.noise, float, '--noise')))}\n")
+    print(f"table, figure and runs: {out}; for a report: scalelong report {out}")
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="scalelong compare",
+        description="Train the same recipe under several methods of scaling, with equal seeds, and compare. Runs that "
+        "are finished are not repeated: the same command continues an interrupted comparison.",
+    )
+    made.add_argument("--methods", default="none,uniform,cs:0.7,ls", help="comma-separated (default: %(default)s)")
+    made.add_argument("--seeds", type=int, default=3, help="number of seeds: 0, 1, ... (default: %(default)s)")
+    made.add_argument("--recipe", choices=list(RECIPES), help="the run to repeat (default: digits-tiny)")
+    made.add_argument("--config", type=Path, help="a YAML file with other values, such as a run's config.yaml")
+    made.add_argument("--data", help="other images than the recipe's: a folder, a file or the name of a data set")
+    made.add_argument("--steps", type=int, help="training steps of each run")
+    made.add_argument("--out", type=Path, help="folder of the results (default: runs/compare-RECIPE)")
+    made.add_argument("--every", type=int, help="steps between readings of features (default: about 300 per run)")
+    made.add_argument("--jobs", type=int, help="runs at a time (default: one per core, or one on an accelerator)")
+    made.add_argument("--depths", help="compare at several depths of the network, for example 4,8,12")
+    made.add_argument("--batch-sizes", help="compare at several batch sizes, for example 8,64")
+    made.add_argument("--scores", type=int, default=500, help="samples for the Fréchet distance at the end; 0 for none")
+    made.add_argument("--noise", help="gain of extra noise on the input of the trained networks, for example 0.05,0.2")
+    made.add_argument(
+        "--control", action="store_true", help="add a run with a rate of zero: its features must stand still"
+    )
+    return made
+
+
+def configuration(options: argparse.Namespace) -> TrainConfig:
+    base = recipe(options.recipe or "digits-tiny")
+    config = load_config(options.config, base) if options.config else base
+    if options.seeds < 1:
+        raise InvalidConfigError(f"--seeds must be at least 1, got {options.seeds}")
+    # Curves need more points than a long run's log, and every method is judged at the same steps.
+    steps = options.steps or config.steps
+    looks = max(1, steps // 30)
+    logging = replace(
+        config.logging,
+        held_out_every=config.logging.held_out_every or looks,
+        samples_every=config.logging.samples_every or max(1, steps // 4),
+        trackers=(),
+    )
+    if options.scores and hasattr(logging, "scores_every"):
+        scoring = {"scores_every": steps, "scores_images": options.scores}
+        logging = replace(logging, **scoring)
+    return replace(config, steps=steps, data=options.data or config.data, logging=logging)
+
+
+def listed(text: str, kind: Callable[[str], Value], name: str) -> list[Value]:
+    try:
+        return [kind(part) for part in split(text)]
+    except ValueError as error:
+        raise InvalidConfigError(f"{name} must be numbers with commas between them, got {text!r}") from error
+
+
+def split(text: str) -> list[str]:
+    """At commas, but not at those inside of brackets: methods may have options."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts if part.strip()]
+
+
+def interrupted() -> int:
+    print("interrupted; the same command continues the comparison")
+    return 130

@@ -1,0 +1,20 @@
+"""scalelong report: one HTML file about runs, to look at offline and to send around."""
+
+import argparse
+from pathlib import Path
+
+from ..report import write_report
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="scalelong report",
+        description="Write one self-contained HTML file about runs: curves, long skips, coefficients, samples, tables, "
+        "configurations.",
+    )
+    parser.add_argument("folders", nargs="+", metavar="RUN", help="run folders, or folders that hold runs")
+    parser.add_argument("--out", type=Path, help="the file (default: report.html in the first folder)")
+    options = parser.parse_args(arguments)
+    path = write_report(options.folders, options.out or Path(options.folders[0]) / "report.html")
+    print(f"report: {path}")
+    return 0

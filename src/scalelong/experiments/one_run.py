@@ -1,0 +1,26 @@
+"""One run in a process of its own: `python -m scalelong.experiments.one_run`, described on the standard input."""
+
+import json
+import sys
+from pathlib import Path
+
+from ..errors import ScaleLongError
+from ..training.config_io import from_dict
+from .runs import PlannedRun, carry_out
+
+INTERRUPTED = 130
+
+
+def main() -> int:
+    given = json.load(sys.stdin)
+    config = from_dict(given["config"])
+    run = PlannedRun(config.scaling, config.seed, Path(given["folder"]), config)
+    try:
+        return 0 if carry_out(run, given["every"]) else INTERRUPTED
+    except ScaleLongError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""The table of a comparison: one row per method, over all seeds."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ..stability import Oscillation, oscillation
+from .curves import Curve, mean, read_curves, steps_ratio
+from .runs import PlannedRun
+
+BASELINE = "none"
+
+
+@dataclass(frozen=True)
+class MethodSummary:
+    """What became of one method. Lists have an entry per seed; None stands for what does not exist."""
+
+    method: str
+    seeds: list[int]
+    held_out_loss: list[float | None]
+    """At `step`, the last step that all runs reached."""
+    step: int
+    steps_ratio: list[float | None]
+    """Steps to the baseline's loss, relative to the baseline of the same seed."""
+    coefficients: list[float]
+    """κ_i at the end, mean over seeds."""
+    seconds_per_step: float | None
+    diverged: list[int]
+    """Seeds whose numbers stopped being finite."""
+    oscillation: list[Oscillation]
+    """Of the features on the probe batch, over all blocks: mean O1, O2, O3 and the highest peak."""
+    frechet: list[float | None] = field(default_factory=list)
+    """Fréchet distance of the samples at the end, where it was measured."""
+
+
+def summarise(runs: Sequence[PlannedRun]) -> list[MethodSummary]:
+    curves = {(run.method, run.seed): read_curves(run.folder) for run in runs}
+    step = _last_common_step(list(curves.values()))
+    methods = list(dict.fromkeys(run.method for run in runs))
+    return [_summary(method, [run for run in runs if run.method == method], curves, step) for method in methods]
+
+
+def _summary(
+    method: str, runs: list[PlannedRun], curves: dict[tuple[str, int], dict[str, Curve]], step: int
+) -> MethodSummary:
+    mine = [curves[method, run.seed] for run in runs]
+    held_out = [found.get("held_out_loss", Curve((), ())) for found in mine]
+    baselines = [curves.get((BASELINE, run.seed), {}).get("held_out_loss", Curve((), ())) for run in runs]
+    return MethodSummary(
+        method=method,
+        seeds=[run.seed for run in runs],
+        held_out_loss=[curve.at(step) for curve in held_out],
+        step=step,
+        steps_ratio=[steps_ratio(curve, base) for curve, base in zip(held_out, baselines, strict=True)],
+        coefficients=_coefficients(mine),
+        seconds_per_step=_average([found["seconds_per_step"].values for found in mine if "seconds_per_step" in found]),
+        diverged=[run.seed for run in runs if run.divergence() is not None],
+        oscillation=[block_oscillation(found) for found in mine],
+        frechet=[found["frechet"].values[-1] if "frechet" in found else None for found in mine],
+    )
+
+
+def block_oscillation(curves: dict[str, Curve]) -> Oscillation:
+    """The scores of all blocks of one run together. A gate that closes for one block closes for the run."""
+    held_out = curves.get("held_out_loss")
+    loss = held_out.values[-1] if held_out else None
+    series = [curve.values for name, curve in curves.items() if name.startswith("probe_block_rms/")]
+    scores = [oscillation(values, loss=loss) for values in series]
+    if not scores:
+        return Oscillation(math.nan, math.nan, math.nan, math.nan, 0, "nothing was recorded")
+    return Oscillation(
+        o1=mean([score.o1 for score in scores]),
+        o2=mean([score.o2 for score in scores]),
+        o3=mean([score.o3 for score in scores]),
+        peak=max(score.peak for score in scores),
+        readings=scores[0].readings,
+        gate=next((score.gate for score in scores if score.gate), ""),
+    )
+
+
+def _last_common_step(runs: list[dict[str, Curve]]) -> int:
+    ends = [found["held_out_loss"].steps[-1] for found in runs if "held_out_loss" in found]
+    return min(ends, default=0)
+
+
+def _coefficients(runs: list[dict[str, Curve]]) -> list[float]:
+    names = sorted((name for name in runs[0] if name.startswith("kappa/")), key=lambda name: int(name.split("/")[1]))
+    return [mean([found[name].values[-1] for found in runs if name in found]) for name in names]
+
+
+def _average(series: list[tuple[float, ...]]) -> float | None:
+    values = [value for values in series for value in values]
+    # The median: a machine that others use as well makes single records slow.
+    return sorted(values)[len(values) // 2] if values else None
+
+
+def table_rows(summaries: Sequence[MethodSummary]) -> list[dict[str, str]]:
+    diverged = any(entry.diverged for entry in summaries)
+    scored = any(score is not None for entry in summaries for score in entry.frechet)
+    return [
+        {
+            "method": entry.method,
+            f"held-out loss, step {entry.step}": spread(entry.held_out_loss, "{:.4f}"),
+            **({"Fréchet distance": spread(entry.frechet, "{:.2f}")} if scored else {}),
+            "steps to none's loss": "1 (baseline)" if entry.method == BASELINE else ratio_text(entry.steps_ratio),
+            "ms/step": "-" if entry.seconds_per_step is None else f"{1000 * entry.seconds_per_step:.0f}",
+            "κ_1 ... κ_N": " ".join(f"{value:.2f}" for value in entry.coefficients) or "-",
+            **_oscillation_cells(entry.oscillation),
+            **({"diverged": ", ".join(f"seed {seed}" for seed in entry.diverged) or "-"} if diverged else {}),
+        }
+        for entry in summaries
+    ]
+
+
+def _oscillation_cells(scores: Sequence[Oscillation]) -> dict[str, str]:
+    valid = [score for score in scores if score.valid]
+    return {
+        "O1": spread([score.o1 for score in valid], "{:.2g}"),
+        "O2": spread([score.o2 for score in valid], "{:.2g}"),
+        "O3": spread([score.o3 for score in valid], "{:.2g}"),
+        "peak": spread([score.peak for score in valid], "{:.2f}"),
+    }
+
+
+def spread(values: Sequence[float | None], form: str) -> str:
+    """The mean, and the range if there are several seeds."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return "-"
+    if len(known) == 1:
+        return form.format(known[0])
+    return f"{form.format(mean(known))} ({form.format(min(known))} to {form.format(max(known))})"
+
+
+def ratio_text(ratios: Sequence[float | None]) -> str:
+    reached = [ratio for ratio in ratios if ratio is not None]
+    missing = len(ratios) - len(reached)
+    text = "× " + spread(reached, "{:.2f}") if reached else ""
+    if missing:
+        text += f"{', ' if text else ''}not reached" + (
+            f" by {missing} of {len(ratios)} seeds" if len(ratios) > 1 else ""
+        )
+    return text

@@ -1,0 +1,81 @@
+"""Comparisons along an axis: depth, batch size, and noise on the input of the trained networks."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ..errors import InvalidConfigError
+from ..theory import noise_gain
+from ..training import TrainConfig, load_run
+from .compare import Comparison, compare
+from .curves import mean
+from .probing import noisy_probe
+from .runs import PlannedRun
+from .summary import BASELINE, ratio_text, spread
+
+AXES = ("depth", "batch")
+PROBE = 32
+
+
+def at(config: TrainConfig, axis: str, value: int) -> TrainConfig:
+    """The configuration with another depth of the network or another batch size."""
+    if axis == "depth":
+        return replace(config, model_options={**config.model_options, "depth": value})
+    if axis == "batch":
+        return replace(config, batch_size=value)
+    raise InvalidConfigError(f"a sweep goes along {' or '.join(AXES)}, got {axis!r}")
+
+
+def sweep(
+    config: TrainConfig,
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    out: Path,
+    axis: str,
+    values: Sequence[int],
+    *,
+    every: int | None = None,
+    jobs: int | None = None,
+) -> dict[int, Comparison] | None:
+    """One comparison per value, each in a folder of its own. None if it was interrupted."""
+    found: dict[int, Comparison] = {}
+    for value in values:
+        print(f"{axis} {value}", flush=True)
+        comparison = compare(at(config, axis, value), methods, seeds, out / f"{axis}-{value}", every=every, jobs=jobs)
+        if comparison is None:
+            return None
+        found[value] = comparison
+    return found
+
+
+def sweep_rows(axis: str, found: dict[int, Comparison]) -> list[dict[str, str]]:
+    return [
+        {
+            axis: str(value),
+            "method": entry.method,
+            "held-out loss": spread(entry.held_out_loss, "{:.4f}"),
+            "steps to none's loss": "1 (baseline)" if entry.method == BASELINE else ratio_text(entry.steps_ratio),
+            "O1": spread([score.o1 for score in entry.oscillation if score.valid], "{:.2g}"),
+            "diverged": str(len(entry.diverged)),
+        }
+        for value, comparison in found.items()
+        for entry in comparison.summaries
+    ]
+
+
+def noise_rows(runs: Sequence[PlannedRun], sigmas: Sequence[float]) -> list[dict[str, str]]:
+    """By how much each trained network amplifies extra noise on its input (Figure 3 c); averaged weights, all seeds."""
+    gains: dict[tuple[str, float], list[float]] = {}
+    for run in runs:
+        if run.divergence() is not None:
+            continue
+        trained = load_run(run.folder)
+        x, t, labels = noisy_probe(run.config, PROBE)
+        rest = (t,) if labels is None else (t, labels)
+        for sigma in sigmas:
+            gains.setdefault((run.method, sigma), []).append(noise_gain(trained.model, x, *rest, sigma=sigma))
+    methods = list(dict.fromkeys(method for method, _ in gains))
+    return [
+        {"method": method, **{f"gain at σ = {sigma:g}": f"{mean(gains[method, sigma]):.3f}" for sigma in sigmas}}
+        for method in methods
+    ]

@@ -1,0 +1,217 @@
+"""One page before training: where the long skips are, how large, who listens to them, and how to scale them."""
+
+import inspect
+import json
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import InvalidInputError
+from ..kappa import KappaChoice, choose_kappa
+from ..scaling import ConstantScaling, LearnableScaling, NoScaling, Scaling
+from ..skips.examples import ExampleInputs, example_call
+from ..skips.host import unwrap
+from ..theory import jacobian_norm, skip_sensitivities
+from ..theory.table import text_table
+from .probe import plan_for, probe
+
+FP16_LIMIT = torch.finfo(torch.float16).max
+SAFE_HEADROOM = 8.0
+POWER_STEPS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkipDiagnosis:
+    """One long skip at the weights that the model has now."""
+
+    index: int
+    producer: str
+    merged_in: str
+    shape: tuple[int, ...]
+    rms: float
+    sensitivity: float | None
+    """w_i/w_1: how much the output listens to it, relative to the outermost."""
+    survives: float
+    """The share of its channels for which a constant κ is not cancelled by the normalisation behind the merge."""
+    norm: str
+    shortcut: bool
+    """Whether a shortcut sees κ even where the normalisation cancels it."""
+    kappa: float
+    """κ_i under the recommended scaling."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """Print it, or read its parts."""
+
+    model: str
+    parameters: int
+    skips: tuple[SkipDiagnosis, ...]
+    jacobian_norm: float
+    """‖∂ output / ∂ input‖ for the first example: by how much a small change of the input can grow."""
+    activation_max: float
+    fp16_headroom: float
+    """65504 divided by the largest activation at a block."""
+    scaling: Scaling
+    choice: KappaChoice
+    reasons: tuple[str, ...]
+
+    @property
+    def recommendation(self) -> str:
+        """The shorthand of the recommended scaling."""
+        return f"cs:{self.choice.kappa:g}" if isinstance(self.scaling, ConstantScaling) else self.scaling.name
+
+    def rows(self) -> list[dict[str, str]]:
+        return [
+            {
+                "i": str(skip.index),
+                "producer": skip.producer or "the model",
+                "merged in": skip.merged_in or "the model",
+                "shape": "x".join(map(str, skip.shape)),
+                "RMS": f"{skip.rms:.3g}",
+                "w_i/w_1": "-" if skip.sensitivity is None else f"{skip.sensitivity:.2g}",
+                "κ survives": f"{skip.survives:.0%}" + (" + shortcut" if skip.shortcut else ""),
+                "κ_i": f"{skip.kappa:.3g}",
+            }
+            for skip in self.skips
+        ]
+
+    def facts(self) -> dict[str, str]:
+        return {
+            "model": f"{self.model}, {self.parameters:,} parameters, {len(self.skips)} long skips",
+            "Jacobian norm": f"{self.jacobian_norm:.3g}",
+            "largest activation": f"{self.activation_max:.3g}, fp16 headroom {self.fp16_headroom:.3g} times",
+            "recommended": f"{self.recommendation}: {self.scaling}",
+        }
+
+    def __str__(self) -> str:
+        facts = [f"{name}: {value}" for name, value in self.facts().items()]
+        return "\n".join(
+            [*facts, "", text_table(self.rows()), "", "why:", *(f"  - {reason}" for reason in self.reasons)]
+        )
+
+    def to_json(self) -> str:
+        page = {"rows": self.rows(), "facts": self.facts(), "reasons": list(self.reasons), "text": str(self)}
+        return json.dumps({**page, "scaling": self.scaling.to_dict(), "choice": asdict(self.choice)})
+
+
+def diagnose(
+    model: nn.Module, batch: ExampleInputs = None, *, images: Tensor | None = None, schedule: Any = "vp"
+) -> Diagnosis:
+    """Diagnose a model on a batch: its arguments as a tuple or a dictionary, as in training (noisy images, times, ...).
+
+    `images`, clean ones as the network sees them, and `schedule` let κ be chosen for the data, instead of for the
+    paper's. Costs a few dozen forwards; the model is left as it was.
+    """
+    host = unwrap(model)
+    args, kwargs = _positional(host, *example_call(host, batch))
+    if not args or not isinstance(args[0], Tensor) or not args[0].is_floating_point():
+        raise InvalidInputError("the first argument of the model must be its input, a floating-point tensor")
+    called = _WithKeywords(host, kwargs) if kwargs else host
+    plan = plan_for(model, batch)
+    features = probe(host, *args, plan=plan, **kwargs)
+    weights = skip_sensitivities(called, *args)
+    single = tuple(_first_example(value, len(args[0])) for value in args)
+    alone = _WithKeywords(host, {k: _first_example(v, len(args[0])) for k, v in kwargs.items()}) if kwargs else host
+    largest = max(features.block_max.values(), default=math.nan)
+    relative = [weight / weights[0] if weights[0] > 0 else None for weight in weights]
+    choice = choose_kappa(skips=len(plan), data=images, schedule=schedule)
+    cancelled = sum(skip.cancelled for skip in plan) / len(plan)
+    headroom = FP16_LIMIT / max(largest, 1e-30)
+    scaling, reasons = _recommend(choice, relative, cancelled, headroom)
+    curve = _curve(scaling, len(plan))
+    return Diagnosis(
+        model=type(host).__name__,
+        parameters=sum(parameter.numel() for parameter in host.parameters()),
+        skips=tuple(
+            SkipDiagnosis(
+                index=skip.index,
+                producer=skip.producer,
+                merged_in=skip.consumer,
+                shape=tuple(skip.shape),
+                rms=features.skip_rms.get(skip.index, math.nan),
+                sensitivity=relative[skip.index - 1],
+                survives=1 - skip.cancelled,
+                norm=skip.norm,
+                shortcut=skip.bypass,
+                kappa=curve[skip.index - 1],
+            )
+            for skip in plan
+        ),
+        jacobian_norm=jacobian_norm(alone, *single, steps=POWER_STEPS),
+        activation_max=largest,
+        fp16_headroom=headroom,
+        scaling=scaling,
+        choice=choice,
+        reasons=reasons,
+    )
+
+
+def _recommend(
+    choice: KappaChoice, sensitivities: list[float | None], cancelled: float, headroom: float
+) -> tuple[Scaling, tuple[str, ...]]:
+    """The method, and why, in words. Rules of thumb: a pilot (`choose_kappa(method="pilot")`) knows better."""
+    reasons: list[str] = []
+    scaling: Scaling = ConstantScaling(choice.kappa)
+    if cancelled > 0.5:
+        scaling = LearnableScaling(gate="channel", kappa=min(choice.kappa, 0.999))
+        reasons.append(
+            f"the normalisation right behind the merges cancels a constant κ for {cancelled:.0%} of the channels; "
+            f"a gate per channel (LS) is not cancelled"
+        )
+    elif choice.kappa >= 1:
+        scaling = NoScaling()
+        reasons.append(f"with {choice.skips} long skips no κ below 1 is needed")
+    else:
+        reasons.append("CS costs nothing, has no parameters, and can be folded into the weights after training")
+    reasons += choice.reasons
+    known = [weight for weight in sensitivities if weight is not None]
+    if not known:
+        reasons.append(
+            "the output does not depend on the outermost skip yet (a last layer that starts at zero?), so "
+            "sensitivities say nothing before some training"
+        )
+    elif known[-1] < 0.1 * known[0]:
+        reasons.append(
+            f"the output already listens to the innermost skip {known[-1]:.2g} times as much as to the outermost: "
+            f"expect less from scaling at the start of training than the theory says"
+        )
+    if headroom < SAFE_HEADROOM:
+        reasons.append(f"activations are within a factor of {headroom:.2g} of fp16's limit: train in bf16")
+    return scaling, tuple(reasons)
+
+
+def _curve(scaling: Scaling, count: int) -> tuple[float, ...]:
+    if isinstance(scaling, LearnableScaling):
+        return ConstantScaling(scaling.kappa).curve(count)
+    return scaling.curve(count) if isinstance(scaling, ConstantScaling) else (1.0,) * count
+
+
+class _WithKeywords(nn.Module):
+    """A model whose keyword arguments are given already."""
+
+    def __init__(self, model: nn.Module, keywords: dict[str, Any]) -> None:
+        super().__init__()
+        self.model, self.keywords = model, keywords
+
+    def forward(self, *args: Any) -> Any:
+        return self.model(*args, **self.keywords)
+
+
+def _positional(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Keywords turned into positions as far as the signature allows."""
+    try:
+        bound = inspect.signature(model.forward).bind(*args, **kwargs)
+    except TypeError as error:
+        raise InvalidInputError(f"{type(model).__name__} cannot be called with this batch: {error}") from error
+    return bound.args, bound.kwargs
+
+
+def _first_example(value: Any, batch_size: int) -> Any:
+    batched = isinstance(value, Tensor) and value.dim() > 0 and len(value) == batch_size
+    return value[:1] if batched else value

@@ -1,0 +1,191 @@
+"""The monitor: how stable a training run is, from inside of anyone's loop.
+
+    with StabilityMonitor(model, every=10, probe_batch=(x, t), path="stability.jsonl") as monitor:
+        for batch in batches:
+            loss = ...; loss.backward(); optimizer.step(); optimizer.zero_grad()
+            monitor.step(loss)
+
+Between readings nothing but the loss is touched. At a reading, sizes of features, gradients and updates stay on their
+device until all of them are read at once, so that an accelerator waits once per reading, never once per step.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from os import PathLike
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import InvalidConfigError, NotScaledError
+from ..scaling.base import SkipScaling
+from ..skips.api import scaling_of
+from ..skips.attach import attached
+from ..skips.examples import ExampleInputs, example_call
+from ..skips.host import SkipHost, unwrap
+from ..skips.plan import SkipPlan
+from .alarms import Alarm, AlarmRules, Watchman
+from .oscillation import WINDOW, Oscillation, oscillation
+from .probe import measure, plan_for
+from .taps import Meter, block_names, listen, parameters_by_block
+from .updates import UpdateWatch
+from .writers import JsonLines, Writer
+
+logger = logging.getLogger("scalelong")
+
+
+class StabilityMonitor:
+    """Per long skip and per block: features, gradients, updates and coefficients, with alarms.
+
+    `every`: steps between readings.
+    `probe_batch`: arguments of the model (a tuple, or a dictionary of keywords) on which features are read as well; it
+    stays the same, so that what changes is the network. Oscillation scores need it.
+    `plan`: the long skips, if they are not to be found by `find_skips` on the probe batch.
+    `path`, `writers`: where readings go: a JSON Lines file, and objects such as `TensorBoard(folder)`.
+    `on_alarm`: called with each alarm; left out, alarms are logged as warnings.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        every: int = 10,
+        probe_batch: ExampleInputs = None,
+        plan: SkipPlan | None = None,
+        path: str | PathLike[str] | None = None,
+        writers: Sequence[Writer] = (),
+        rules: AlarmRules | None = None,
+        on_alarm: Callable[[Alarm], None] | None = None,
+    ) -> None:
+        if not isinstance(every, int) or every < 1:
+            raise InvalidConfigError(f"every must be a whole number of steps, at least 1, got {every!r}")
+        self.host, self.every = unwrap(model), every
+        self.plan = plan or plan_for(model, probe_batch)
+        self.probe_call = example_call(self.host, probe_batch) if probe_batch is not None else None
+        self.writers = [*([JsonLines(path)] if path is not None else []), *writers]
+        self.on_alarm = on_alarm or (lambda alarm: logger.warning("%s", alarm))
+        self.alarms: list[Alarm] = []
+        self.history: list[dict[str, float]] = []
+        self.steps = 0
+        self._watchman = Watchman(rules or AlarmRules())
+        self._meter = Meter(training_only=True)
+        self._handles = listen(self.host, self.plan, self._meter)
+        self._updates = UpdateWatch(parameters_by_block(self.host, block_names(self.host, self.plan)))
+        self._losses: Tensor | None = None
+        self._aim()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Take all hooks off the model and close the files."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._updates.close()
+        for writer in self.writers:
+            writer.close()
+
+    def step(self, loss: Tensor | float | None = None, *, step: int | None = None) -> dict[str, float] | None:
+        """To be called after every optimiser step. Gives the reading where one is due, otherwise None.
+
+        `step` is the number of steps done, where that is not the number of calls (a resumed run).
+        """
+        self.steps = self.steps + 1 if step is None else step
+        if loss is not None:
+            self._add_loss(loss)
+        reading = self._read() if self.steps % self.every == 0 else None
+        self._aim()
+        return reading
+
+    def oscillation(self, name: str, window: int = WINDOW, zero_loss: float = 1.0) -> Oscillation:
+        """The scores of a quantity such as "probe_block_rms/middle" over the history, gated by the recorded loss."""
+        series = [reading[name] for reading in self.history if name in reading]
+        losses = [reading["loss"] for reading in self.history if "loss" in reading]
+        if not series:
+            known = ", ".join(sorted({name for reading in self.history for name in reading})) or "nothing"
+            raise InvalidConfigError(f"{name!r} was not recorded; recorded: {known}")
+        return oscillation(series, window=window, loss=losses[-1] if losses else None, zero_loss=zero_loss)
+
+    def _aim(self) -> None:
+        """Listen during the step before a reading, and in no other."""
+        due = (self.steps + 1) % self.every == 0
+        self._meter.on = self._updates.on = due
+        if due:
+            self._meter.clear()
+            self._updates.clear()
+
+    def _add_loss(self, loss: Tensor | float) -> None:
+        value = torch.as_tensor(loss).detach().float().mean()
+        one = torch.ones_like(value)
+        entry = torch.stack([one, value, value])
+        # torch.maximum keeps NaN, so a single bad step shows at the next reading.
+        old = self._losses
+        self._losses = entry if old is None else torch.stack([*(old[:2] + entry[:2]), torch.maximum(old[2], entry[2])])
+
+    def _read(self) -> dict[str, float]:
+        on_device = {**self._coefficients(), **_features(self._meter, ""), **self._updates.readings()}
+        limits = dict(self._meter.limits)
+        if self.probe_call is not None:
+            on_device |= _features(measure(self.host, self.plan, *self.probe_call), "probe_")
+        if self._losses is not None:
+            count, total, largest = self._losses
+            on_device |= {"loss": total / count, "loss_max": largest}
+            self._losses = None
+        reading = _to_numbers(on_device)
+        peaks = {name: reading.pop(f"block_max/{name}") for name in limits}
+        for name in [name for name in reading if name.startswith("probe_block_max/")]:
+            del reading[name]
+        if peaks:
+            reading["activation_max"] = max(peaks.values(), key=lambda peak: math.inf if math.isnan(peak) else peak)
+            reading["headroom"] = min(limits[name] / max(peak, 1e-30) for name, peak in peaks.items())
+        self._publish(reading)
+        return reading
+
+    def _publish(self, reading: dict[str, float]) -> None:
+        self.history.append({"step": self.steps, **reading})
+        alarms = self._watchman.look(self.steps, reading)
+        self.alarms += alarms
+        for writer in self.writers:
+            writer.write(self.steps, reading, alarms)
+        for alarm in alarms:
+            self.on_alarm(alarm)
+
+    def _coefficients(self) -> dict[str, Tensor | float]:
+        """κ_i of the most recent forward; 1 where the model is not scaled."""
+        scaling = _scaling(self.host)
+        found: dict[str, Tensor | float] = {}
+        for skip in self.plan:
+            try:
+                value = 1.0 if scaling is None else scaling.coefficient(skip.index)
+            except NotScaledError:  # a coefficient that depends on the data, before the first forward
+                continue
+            found[f"kappa/{skip.index}"] = value.mean() if isinstance(value, Tensor) else value
+        return found
+
+
+def _scaling(host: nn.Module) -> SkipScaling | None:
+    return scaling_of(host) if isinstance(host, SkipHost) or attached(host) is not None else None
+
+
+def _features(meter: Meter, prefix: str) -> dict[str, Tensor | float]:
+    found: dict[str, Tensor | float] = {f"{prefix}skip_rms/{i}": meter.skips[i][0] for i in sorted(meter.skips)}
+    found |= {f"{prefix}block_rms/{name}": size[0] for name, size in meter.blocks.items()}
+    return found | {f"{prefix}block_max/{name}": size[1] for name, size in meter.blocks.items()}
+
+
+def _to_numbers(values: dict[str, Tensor | float]) -> dict[str, float]:
+    """All device tensors in one transfer per device."""
+    result: dict[str, float] = {name: float(value) for name, value in values.items() if not isinstance(value, Tensor)}
+    by_device: dict[torch.device, list[tuple[str, Tensor]]] = {}
+    for name, value in values.items():
+        if isinstance(value, Tensor):
+            by_device.setdefault(value.device, []).append((name, value))
+    for entries in by_device.values():
+        numbers = torch.stack([value.float().reshape(()) for _, value in entries]).tolist()
+        result |= dict(zip((name for name, _ in entries), numbers, strict=True))
+    return {name: result[name] for name in values}

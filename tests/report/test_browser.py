@@ -1,0 +1,123 @@
+"""The report in a real browser: no errors, and everything that can be operated works."""
+
+import pytest
+
+from report.browser import Browser
+from report.made_up import make_run
+from scalelong.report import write_report
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    for method in ("none", "cs:0.7", "ls"):
+        for seed in (0, 1):
+            make_run(folder / f"{method.replace(':', '-')}-seed{seed}", method, seed)
+    return write_report([folder], folder / "report.html")
+
+
+@pytest.fixture(scope="module")
+def shared_browser(tmp_path_factory):
+    browser = Browser(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
+
+
+@pytest.fixture
+def browser(shared_browser, page):
+    shared_browser.errors.clear()
+    shared_browser.requests.clear()
+    shared_browser.open(page)
+    yield shared_browser
+    assert shared_browser.errors == []
+
+
+LINES = "document.querySelectorAll('#held-out path.line').length"
+
+
+def test_opens_without_errors_and_asks_for_nothing(browser, page):
+    assert browser.run("document.title") == "ScaleLong report"
+    assert browser.run(LINES) == 3
+    assert {url for url in browser.requests if not url.startswith("data:")} == {page.as_uri()}
+
+
+def test_method_toggles_hide_and_show(browser):
+    browser.run("document.querySelector('[data-method=\"ls\"]').click()")
+    assert browser.run(LINES) == 2
+    assert browser.run("document.querySelector('[data-method=\"ls\"]').getAttribute('aria-pressed')") == "false"
+    assert browser.run("document.querySelectorAll('#samples img').length") == 2
+    assert browser.run("document.querySelectorAll('#maps svg').length") == 2
+    for method in ("none", "cs:0.7"):
+        browser.run(f"document.querySelector('[data-method=\"{method}\"]').click()")
+    assert "Nothing to show" in browser.run("document.getElementById('held-out').textContent")
+    browser.run("document.querySelector('[data-method=\"ls\"]').click()")
+    assert browser.run(LINES) == 1
+
+
+def test_the_sample_slider_changes_images(browser):
+    image = "document.querySelector('#samples img')"
+    last = browser.run(f"{image}.src")
+    assert browser.run(f"{image}.dataset.step") == "100"
+    browser.run("document.getElementById('sample-step').focus()")
+    browser.key("ArrowLeft")
+    assert browser.run(f"{image}.dataset.step") == "50"
+    assert browser.run(f"{image}.src") != last
+    assert browser.run("document.getElementById('sample-step-out').value") == "50"
+    browser.run("new Promise(done => setTimeout(done, 50))")
+    assert browser.run(f"{image}.naturalWidth") == 16
+
+
+def test_hover_and_arrow_keys_show_values(browser):
+    box = browser.run("(({x, y, width, height}) => [x, y, width, height])"
+                      "(document.querySelector('#held-out svg').getBoundingClientRect())")  # fmt: skip
+    browser.hover(box[0] + box[2] * 0.6, box[1] + box[3] / 2)
+    tip = "document.querySelector('#held-out .tip')"
+    assert browser.run(f"{tip}.hidden") is False
+    assert "cs:0.7" in browser.run(f"{tip}.textContent")
+    browser.run("document.querySelector('#held-out svg').focus()")
+    browser.key("End")
+    assert browser.run(f"{tip}.querySelector('b').textContent") == "step 100"
+    browser.key("ArrowLeft")
+    assert browser.run(f"{tip}.querySelector('b').textContent") == "step 95"
+    browser.key("Escape")
+    assert browser.run(f"{tip}.hidden") is True
+
+
+def test_the_skip_map_shows_every_coefficient(browser):
+    texts = browser.run("[...document.querySelectorAll('#maps .tile')][1].textContent")
+    assert "κ 0.49" in texts
+    widths = browser.run(
+        "[...document.querySelectorAll('#maps .tile')[0].querySelectorAll('.skip line')]"
+        ".map(line => +line.getAttribute('stroke-width'))"
+    )
+    assert len(widths) == 4
+    assert widths == sorted(widths)
+
+
+def test_quantity_selector_and_linear_scale(browser):
+    browser.run("document.getElementById('quantity').value = 'kappa/2'")
+    browser.run("document.getElementById('quantity').dispatchEvent(new Event('change'))")
+    assert "κ_i" in browser.run("document.querySelector('#explorer h3').textContent")
+    browser.run("document.getElementById('log').click()")
+    assert browser.run("document.querySelectorAll('#explorer path.line').length") == 3
+
+
+def test_theme_switches(browser):
+    before = browser.run("getComputedStyle(document.body).backgroundColor")
+    browser.run("document.getElementById('theme').click()")
+    assert browser.run("getComputedStyle(document.body).backgroundColor") != before
+
+
+def test_a_phone_needs_no_sideways_scrolling(browser, page):
+    browser.open(page, width=390, height=800)
+    assert browser.run("document.documentElement.scrollWidth") <= 390
+
+
+def test_every_control_has_a_name_and_can_be_reached(browser):
+    unnamed = browser.run(
+        "[...document.querySelectorAll('button, input, select, svg[role=img], img')]"
+        ".filter(e => !(e.getAttribute('aria-label') || e.textContent.trim() || e.alt || e.labels?.length))"
+        ".map(e => e.outerHTML.slice(0, 80))"
+    )
+    assert unnamed == []
+    assert browser.run("[...document.querySelectorAll('[tabindex]')].every(e => e.tabIndex === 0)")

@@ -1,0 +1,124 @@
+import json
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import scalelong as sl
+from scalelong.errors import InvalidInputError
+from scalelong.stability import diagnose
+
+
+def tiny(**options: Any) -> sl.UViT:
+    torch.manual_seed(0)
+    return sl.UViT(image_size=8, patch_size=4, channels=1, dim=32, depth=8, heads=2, **options)
+
+
+def batch(count: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(1)
+    return torch.randn(count, 1, 8, 8), 999 * torch.rand(count)
+
+
+def unet(**options: Any) -> Any:
+    diffusers = pytest.importorskip("diffusers")
+    torch.manual_seed(0)
+    return diffusers.UNet2DModel(
+        sample_size=8,
+        in_channels=1,
+        out_channels=1,
+        block_out_channels=(8, 8),
+        layers_per_block=1,
+        down_block_types=("DownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "UpBlock2D"),
+        **options,
+    )
+
+
+def test_one_page_about_a_uvit():
+    model, inputs = tiny(), batch()
+    found = diagnose(model, inputs)
+    assert [skip.index for skip in found.skips] == [1, 2, 3, 4]
+    assert found.skips[0].sensitivity == 1
+    assert all(skip.survives == 1 and skip.rms > 0 for skip in found.skips)
+    assert found.recommendation.startswith("cs:")
+    kappa = found.choice.kappa
+    assert [skip.kappa for skip in found.skips] == pytest.approx([kappa**i for i in range(4)])
+    text = str(found)
+    for part in ("4 long skips", "encoder.3", "w_i/w_1", "Jacobian norm", "fp16 headroom", "why:"):
+        assert part in text
+
+
+def test_the_jacobian_norm_is_that_of_the_whole_matrix():
+    model, (x, t) = tiny().double(), batch(1)
+    matrix = torch.autograd.functional.jacobian(lambda v: model(v, t), x.double()).reshape(64, 64)
+    assert diagnose(model, (x.double(), t)).jacobian_norm == pytest.approx(
+        float(torch.linalg.matrix_norm(matrix, 2)), rel=0.05
+    )
+
+
+def test_the_model_is_left_as_it_was():
+    model, inputs = tiny(scaling="ls"), batch()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    random = torch.get_rng_state()
+    diagnose(model, inputs)
+    assert model.training
+    assert torch.equal(random, torch.get_rng_state())
+    assert isinstance(model.skip_scaling.config, sl.LearnableScaling)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_groups_that_cancel_kappa_ask_for_learnable_scaling():
+    found = diagnose(unet(norm_num_groups=4), (torch.randn(2, 1, 8, 8), torch.tensor([3, 5])))
+    assert all(skip.survives == 0 and skip.shortcut for skip in found.skips)
+    assert found.recommendation == "ls"
+    assert any("cancels" in reason for reason in found.reasons)
+    assert "0% + shortcut" in str(found)
+
+
+def test_groups_over_both_operands_keep_kappa():
+    batch = {"sample": torch.randn(2, 1, 8, 8), "timestep": torch.tensor([3, 5])}
+    found = diagnose(unet(norm_num_groups=1), batch)
+    assert all(skip.survives == 1 for skip in found.skips)
+    assert found.recommendation != "ls"
+
+
+def test_an_output_that_starts_at_zero_is_said():
+    model = tiny()
+    for parameter in model.to_patches.parameters():
+        nn.init.zeros_(parameter)
+    found = diagnose(model, batch())
+    assert all(skip.sensitivity is None for skip in found.skips)
+    assert any("starts at zero" in reason for reason in found.reasons)
+    assert found.jacobian_norm == 0
+
+
+def test_little_room_for_half_precision_is_said():
+    model = tiny()
+    nn.init.constant_(model.position_embedding.weight, 30000.0)
+    found = diagnose(model, batch())
+    assert found.fp16_headroom < 8
+    assert any("bf16" in reason for reason in found.reasons)
+
+
+def test_kappa_is_chosen_for_the_data():
+    dark = torch.full((8, 1, 8, 8), -0.05)
+    assert (
+        diagnose(tiny(), batch(), images=dark).choice.kappa > diagnose(tiny(), batch(), images=20 * dark).choice.kappa
+    )
+
+
+def test_as_json():
+    page = json.loads(diagnose(tiny(), batch()).to_json())
+    assert page["rows"][1]["i"] == "2"
+    assert page["scaling"]["method"] == "cs"
+    assert math.isfinite(page["choice"]["kappa"])
+
+
+def test_clear_errors():
+    with pytest.raises(InvalidInputError, match="cannot be called"):
+        diagnose(tiny(), {"x": batch()[0]})
+    with pytest.raises(InvalidInputError, match="floating-point"):
+        diagnose(unet(norm_num_groups=1), (torch.zeros(1, 1, 8, 8, dtype=torch.long), torch.tensor([1])))

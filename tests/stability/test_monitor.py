@@ -1,0 +1,388 @@
+"""The monitor in small training loops: what it reads, that it disturbs nothing, and when it raises alarms."""
+
+import copy
+import json
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import scalelong as sl
+from scalelong.errors import ExampleInputsError, InvalidConfigError
+from scalelong.stability import (
+    AccelerateMonitor,
+    Alarm,
+    AlarmRules,
+    JsonLines,
+    StabilityMonitor,
+    TensorBoard,
+    lightning_callback,
+    probe,
+    read_json_lines,
+)
+
+
+def silent(alarm: Alarm) -> None:
+    """Alarms that a test provokes need not be logged."""
+
+
+def tiny(scaling: str = "none", depth: int = 4) -> sl.UViT:
+    torch.manual_seed(0)
+    return sl.UViT(image_size=8, patch_size=4, channels=1, dim=32, depth=depth, heads=2, scaling=scaling)
+
+
+def batch(seed: int = 0, count: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
+    source = torch.Generator().manual_seed(seed)
+    return torch.randn(count, 1, 8, 8, generator=source), 999 * torch.rand(count, generator=source)
+
+
+def train(model: nn.Module, steps: int, monitor: StabilityMonitor | None = None, lr: float = 1e-3) -> torch.optim.AdamW:
+    """Learn to answer with half of the input."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+    for step in range(steps):
+        x, t = batch(100 + step)
+        loss = (model(x, t) - x / 2).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if monitor is not None:
+            monitor.step(loss)
+    return optimizer
+
+
+@pytest.mark.parametrize("scaling", ["none", "cs:0.5", "ls"])
+def test_a_reading_names_every_skip_and_block(scaling):
+    model = tiny(scaling)
+    with StabilityMonitor(model, every=2, probe_batch=batch()) as monitor:
+        train(model, 4, monitor)
+    assert [reading["step"] for reading in monitor.history] == [2, 4]
+    reading = monitor.history[-1]
+    blocks = ["encoder.0", "encoder.1", "middle", "decoder.0", "decoder.1"]
+    for kind in ("block_rms", "probe_block_rms", "gradient_norm", "update_ratio"):
+        assert {f"{kind}/{name}" for name in blocks} <= set(reading), kind
+    assert {"skip_rms/1", "skip_rms/2", "probe_skip_rms/1", "kappa/1", "kappa/2", "loss", "headroom"} <= set(reading)
+    assert all(math.isfinite(value) for value in reading.values())
+    if scaling == "cs:0.5":
+        assert reading["kappa/2"] == 0.5
+
+
+def test_the_numbers_are_those_of_a_plain_calculation():
+    model, (x, t) = tiny("cs"), batch()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    kept: list[torch.Tensor] = []
+    handle = model.encoder[0].register_forward_hook(lambda *parts: kept.append(parts[2]))
+    with StabilityMonitor(model, every=1) as monitor:
+        model(x, t).square().mean().backward()
+        handle.remove()
+        before = copy.deepcopy(model.middle)
+        gradients = [p.grad.clone() for p in model.middle.parameters() if p.grad is not None]
+        optimizer.step()
+        optimizer.zero_grad()
+        reading = monitor.step()
+    assert reading is not None
+    norm = math.sqrt(sum(float(g.square().sum()) for g in gradients))
+    weight = math.sqrt(sum(float(p.detach().square().sum()) for p in before.parameters()))
+    assert reading["skip_rms/1"] == pytest.approx(float(kept[0].detach().square().mean().sqrt()), rel=1e-5)
+    assert reading["gradient_norm/middle"] == pytest.approx(norm, rel=1e-4)
+    assert reading["update_ratio/middle"] == pytest.approx(0.1 * norm / weight, rel=1e-4)
+
+
+def test_gradient_norm_of_all_blocks_is_that_of_all_parameters():
+    model, (x, t) = tiny(), batch()
+    with StabilityMonitor(model, every=1) as monitor:
+        model(x, t).square().mean().backward()
+        total = nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+        reading = monitor.step()
+    assert reading is not None
+    assert reading["gradient_norm/all"] == pytest.approx(float(total), rel=1e-5)
+
+
+@pytest.mark.parametrize("scaling", ["none", "ls"])
+def test_training_does_not_notice(scaling):
+    watched, alone = tiny(scaling), tiny(scaling)
+    with StabilityMonitor(watched, every=2, probe_batch=batch()) as monitor:
+        train(watched, 6, monitor)
+    train(alone, 6)
+    for mine, theirs in zip(watched.state_dict().values(), alone.state_dict().values(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_nothing_is_left_behind():
+    model = tiny()
+    StabilityMonitor(model, probe_batch=batch()).close()
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert not _global_optimizer_pre_hooks
+    assert not _global_optimizer_post_hooks
+
+
+class CountReads(TorchDispatchMode):
+    """Counts numbers that are read from a device: each makes an accelerator wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.reads += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+def test_no_step_without_a_reading_waits_for_the_device():
+    model = tiny("ls")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with StabilityMonitor(model, every=5, probe_batch=batch()) as monitor:
+        for step in range(1, 10):
+            x, t = batch(step)
+            with CountReads() as counter:
+                loss = (model(x, t) - x).square().mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                reading = monitor.step(loss)
+            assert (reading is not None) == (step == 5)
+            if reading is None:
+                assert counter.reads == 0, step
+
+
+def test_validation_between_steps_is_not_read():
+    model, (x, t) = tiny(), batch()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with StabilityMonitor(model, every=1) as monitor:
+        model(x, t).square().mean().backward()
+        optimizer.step()
+        with torch.no_grad():
+            model(100 * x, t)
+        reading = monitor.step()
+        assert reading is not None
+        assert reading["skip_rms/1"] == pytest.approx(probe(model, x, t).skip_rms[1], rel=1e-5)
+
+
+def test_no_learning_no_oscillation():
+    """The control with a rate of zero: on a fixed probe batch everything stays exactly where it is."""
+    model = tiny()
+    with StabilityMonitor(model, every=1, probe_batch=batch()) as monitor:
+        train(model, 55, monitor, lr=0.0)
+    score = monitor.oscillation("probe_block_rms/middle", zero_loss=math.inf)
+    assert score.valid
+    assert (score.o1, score.o2, score.o3) == pytest.approx((0, 0, 0), abs=1e-9)
+    # Live batches differ, so the live features do oscillate: that is the noise floor of the data.
+    assert monitor.oscillation("block_rms/middle", zero_loss=math.inf).o1 > 1e-4
+
+
+def test_silent_on_a_healthy_network():
+    model = tiny("cs")
+    with StabilityMonitor(model, every=2, probe_batch=batch(), rules=AlarmRules(zero_loss=0.25)) as monitor:
+        train(model, 80, monitor, lr=1e-3)
+    assert monitor.alarms == []
+    assert monitor.history[-1]["loss"] < monitor.history[0]["loss"]
+
+
+def test_alarms_of_a_network_with_too_high_a_rate():
+    model = tiny()
+    with StabilityMonitor(model, every=2, probe_batch=batch(), on_alarm=silent) as monitor:
+        train(model, 14, monitor, lr=1e-4)
+        train(model, 30, monitor, lr=3.0)
+    assert {alarm.kind for alarm in monitor.alarms} & {"spike", "non-finite"}
+
+
+def test_an_injected_nan_is_named_at_the_next_reading():
+    model = tiny()
+    with StabilityMonitor(model, every=3, on_alarm=silent) as monitor:
+        train(model, 3, monitor)
+        with torch.no_grad():
+            next(model.middle.parameters())[0] = math.nan
+        train(model, 3, monitor)
+    assert [(alarm.step, alarm.kind) for alarm in monitor.alarms] == [(6, "non-finite")]
+
+
+def test_a_nan_loss_between_two_readings_is_not_forgotten():
+    model = tiny()
+    with StabilityMonitor(model, every=4, on_alarm=silent) as monitor:
+        for loss in (0.5, math.nan, 0.5, 0.5):
+            monitor.step(torch.tensor(loss))
+    assert [alarm.kind for alarm in monitor.alarms] == ["non-finite"]
+
+
+def test_a_zeroed_skip_is_dead():
+    model = tiny()
+    with StabilityMonitor(model, every=2, probe_batch=batch(), on_alarm=silent) as monitor:
+        train(model, 2, monitor)
+        assert monitor.alarms == []
+        handle = model.encoder[1].register_forward_hook(lambda *parts: torch.zeros_like(parts[2]), prepend=True)
+        train(model, 2, monitor)
+        handle.remove()
+    assert ("dead skip", "skip/2") in {(alarm.kind, alarm.where) for alarm in monitor.alarms}
+
+
+def test_overflow_margin_of_half_precision():
+    model = tiny().half()
+    with StabilityMonitor(model, every=1, on_alarm=silent) as monitor:
+        x, t = batch()
+        with torch.no_grad():
+            model.position_embedding.weight.fill_(20000.0)
+        model(x.half(), t.half())
+        reading = monitor.step()
+    assert reading is not None
+    assert reading["headroom"] < 8
+    assert "overflow margin" in {alarm.kind for alarm in monitor.alarms}
+
+
+def test_alarms_are_logged_unless_taken(caplog):
+    with StabilityMonitor(tiny(), every=1) as monitor:
+        monitor.step(math.nan)
+    assert "last good checkpoint" in caplog.text
+
+
+def test_readings_as_json_lines_survive_a_restart(tmp_path):
+    path = tmp_path / "deep" / "stability.jsonl"
+    model = tiny()
+    with StabilityMonitor(model, every=2, path=path, on_alarm=silent) as monitor:
+        train(model, 6, monitor)
+        monitor.step(math.nan)
+        monitor.step()
+    lines = read_json_lines(path)
+    assert [line["step"] for line in lines] == [2, 4, 6, 8]
+    assert lines[-1]["loss"] is None
+    assert lines[-1]["alarms"][0]["kind"] == "non-finite"
+    with StabilityMonitor(model, every=2, path=path) as monitor:
+        monitor.steps = 4
+        train(model, 2, monitor)
+    assert [line["step"] for line in read_json_lines(path)] == [2, 4, 6]
+    json.loads(path.read_text().splitlines()[0])
+
+
+def test_tensorboard(tmp_path):
+    pytest.importorskip("tensorboard")
+    model = tiny()
+    with StabilityMonitor(model, every=1, writers=[TensorBoard(tmp_path)]) as monitor:
+        train(model, 1, monitor)
+    assert any(tmp_path.iterdir())
+
+
+def test_a_model_that_we_did_not_write():
+    diffusers = pytest.importorskip("diffusers")
+    torch.manual_seed(0)
+    model = diffusers.UNet2DModel(
+        sample_size=8,
+        in_channels=1,
+        out_channels=1,
+        block_out_channels=(8, 8),
+        layers_per_block=1,
+        down_block_types=("DownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "UpBlock2D"),
+        norm_num_groups=1,
+    )
+    x = torch.randn(2, 1, 8, 8)
+    plain = probe(model, sample=x, timestep=torch.tensor([3, 5]))
+    assert set(plain.skip_rms) == {1, 2, 3, 4}
+    assert "mid_block" in plain.block_rms
+    sl.scale_skips_(model, sl.UniformScaling(0.9))
+    with StabilityMonitor(model, every=1, probe_batch={"sample": x, "timestep": torch.tensor([3, 5])}) as monitor:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        model(x, torch.tensor([3, 5])).sample.square().mean().backward()
+        optimizer.step()
+        reading = monitor.step()
+    assert reading is not None
+    assert reading["kappa/4"] == pytest.approx(0.9)
+    # Read in front of the scaling, so that a skip's size is that of the feature itself.
+    assert reading["probe_skip_rms/1"] == pytest.approx(plain.skip_rms[1], rel=1e-5)
+    assert reading["skip_rms/1"] == pytest.approx(plain.skip_rms[1], rel=1e-5)
+    assert reading["gradient_norm/mid_block"] > 0
+
+
+def test_a_concatenation_inside_of_a_model_that_we_did_not_write():
+    nets = pytest.importorskip("monai.networks.nets")
+    model, x = nets.UNet(2, 1, 1, (4, 8, 16), (2, 2)), torch.randn(2, 1, 16, 16)
+    kept: list[torch.Tensor] = []
+    handle = model.get_submodule("model.0").register_forward_hook(lambda *parts: kept.append(parts[2]))
+    sizes = probe(model, x)
+    handle.remove()
+    assert sizes.skip_rms[1] == pytest.approx(float(kept[-1].square().mean().sqrt()), rel=1e-5)
+
+
+def test_composes_with_the_compiler():
+    torch.compiler.reset()
+    model = tiny("ls", depth=2)
+    reference = copy.deepcopy(model)
+    compiled: Any = torch.compile(model, backend="aot_eager")
+    with StabilityMonitor(compiled, every=2, probe_batch=batch()) as monitor:
+        train(compiled, 4, monitor)
+    with StabilityMonitor(reference, every=2, probe_batch=batch()) as expected:
+        train(reference, 4, expected)
+    assert len(monitor.history) == 2
+    for mine, theirs in zip(monitor.history, expected.history, strict=True):
+        assert mine == pytest.approx(theirs, rel=2e-3, abs=1e-6)
+    torch.compiler.reset()
+
+
+def test_composes_with_distributed_data_parallel(tmp_path):
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model = tiny()
+        wrapped = nn.parallel.DistributedDataParallel(model)
+        with StabilityMonitor(wrapped, every=2, probe_batch=batch()) as monitor:
+            train(wrapped, 2, monitor)
+    finally:
+        dist.destroy_process_group()
+    assert monitor.history[0]["gradient_norm/middle"] > 0
+
+
+def test_accelerate_counts_optimiser_steps():
+    accelerate = pytest.importorskip("accelerate")
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model = tiny()
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    with AccelerateMonitor(accelerator, model, every=2) as monitor:
+        for step in range(8):
+            x, t = batch(step)
+            with accelerator.accumulate(model):
+                loss = (model(x, t) - x).square().mean()
+                accelerator.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+                monitor.step(loss)
+    assert [reading["step"] for reading in monitor.monitor.history] == [2, 4]
+    assert monitor.monitor.history[0]["gradient_norm/all"] > 0
+
+
+def test_lightning_callback_with_an_accumulated_step():
+    class Trainer:
+        is_global_zero, logger, global_step = True, None, 0
+
+    module = nn.Module()
+    module.unet = tiny()
+    callback, trainer = lightning_callback(every=1, network="unet"), Trainer()
+    callback.on_train_start(trainer, module)
+    optimizer = torch.optim.SGD(module.unet.parameters(), lr=0.01)
+    for number, step in enumerate([0, 1, 1, 2]):
+        x, t = batch(number)
+        loss = module.unet(x, t).square().mean()
+        loss.backward()
+        if step > trainer.global_step:
+            optimizer.step()
+            optimizer.zero_grad()
+        trainer.global_step = step
+        callback.on_train_batch_end(trainer, module, {"loss": loss.detach()}, (x, t), number)
+    callback.on_train_end(trainer, module)
+    assert [reading["step"] for reading in callback.monitor.history] == [1, 2]
+
+
+def test_clear_errors():
+    with pytest.raises(InvalidConfigError, match="at least 1"):
+        StabilityMonitor(tiny(), every=0)
+    with pytest.raises(ExampleInputsError, match="example_inputs"):
+        StabilityMonitor(nn.Sequential(nn.Linear(2, 2)))
+    with StabilityMonitor(tiny(), every=1) as monitor, pytest.raises(InvalidConfigError, match="not recorded"):
+        monitor.oscillation("probe_block_rms/middle")
+
+
+def test_json_lines_can_be_closed_without_a_line(tmp_path):
+    JsonLines(tmp_path / "x.jsonl").close()
+    assert not (tmp_path / "x.jsonl").exists()
