@@ -18,6 +18,10 @@ COMMANDS = {
     "compare": "train several methods with equal seeds and compare them",
     "diagnose": "one page about the long skips of a model, before training",
     "report": "write one HTML file about runs, to look at offline",
+    "sample": "make images with a trained model",
+    "eval": "score a run or a folder of images: Fréchet distance, precision, recall, with intervals",
+    "stats": "compute and keep the reference statistics of a data set",
+    "export": "write a trained model as a diffusers folder or as safetensors",
     "models": "list the networks of the paper with their parameter counts",
     "demo": "train a tiny U-ViT under none, CS and LS on real digits, and compare",
 }

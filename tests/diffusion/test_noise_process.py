@@ -10,7 +10,7 @@ from diffusers.schedulers.scheduling_ddpm import DDPMScheduler
 from scalelong.diffusion import NoiseProcess, as_epsilon, epsilon_losses, losses, target
 from scalelong.errors import InvalidConfigError
 
-SCHEDULES = ("vp", "ddpm", "cosine")
+SCHEDULES = ("vp", "ddpm", "cosine", "sd")
 PREDICTIONS = ("epsilon", "v", "x0")
 
 

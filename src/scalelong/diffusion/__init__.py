@@ -1,5 +1,6 @@
 """The noise process, the objective, and sampling."""
 
+from .guidance import guided
 from .objective import Predict, Prediction, as_epsilon, epsilon_losses, losses, target
 from .process import NoiseProcess, Schedule
 from .sample import SAMPLERS, sample
@@ -12,6 +13,7 @@ __all__ = [
     "Schedule",
     "as_epsilon",
     "epsilon_losses",
+    "guided",
     "losses",
     "sample",
     "target",

@@ -1,7 +1,7 @@
 """The noise process: x_t = √ᾱ_t x_0 + √(1-ᾱ_t) ε, and which times a network is trained on.
 
-Times are in the units of the network, 0 to 999. Under "vp" they are continuous (the authors' VP-SDE), under "ddpm" and
-"cosine" whole.
+Times are in the units of the network, 0 to 999. Under "vp" they are continuous (the authors' VP-SDE), under "ddpm",
+"cosine" and "sd" (Stable Diffusion's, for latents) whole.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..errors import InvalidConfigError, MissingDependencyError
 
-Schedule = Literal["vp", "ddpm", "cosine"]
+Schedule = Literal["vp", "ddpm", "cosine", "sd"]
 
 STEPS = 1000
 """T of the discrete schedules, and the number of steps into which samplers divide the continuous one."""
@@ -21,7 +21,11 @@ STEPS = 1000
 BETA_MIN, BETA_MAX = 0.1, 20.0
 """β(0) and β(1) of the VP-SDE."""
 
-_DIFFUSERS_NAMES = {"ddpm": "linear", "cosine": "squaredcos_cap_v2"}
+_DIFFUSERS_OPTIONS: dict[str, dict[str, Any]] = {
+    "ddpm": {"beta_schedule": "linear"},
+    "cosine": {"beta_schedule": "squaredcos_cap_v2"},
+    "sd": {"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012},
+}
 
 
 @dataclass(frozen=True)
@@ -65,8 +69,7 @@ class NoiseProcess:
         if self.schedule == "vp":
             alphas_bar = self.alphas_bar
             return 1.0 - alphas_bar / torch.cat([torch.ones(1, dtype=torch.float64), alphas_bar[:-1]])
-        name = _DIFFUSERS_NAMES[self.schedule]
-        return diffusers().DDPMScheduler(num_train_timesteps=STEPS, beta_schedule=name).betas
+        return diffusers().DDPMScheduler(num_train_timesteps=STEPS, **_DIFFUSERS_OPTIONS[self.schedule]).betas
 
     def network_time(self, step: Tensor) -> Tensor:
         """The network's time at a step of a sampler, 0 to 999, not necessarily whole."""

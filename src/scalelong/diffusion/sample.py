@@ -15,27 +15,41 @@ SAMPLERS: dict[str, tuple[str, dict[str, Any]]] = {
     "ddim": ("DDIMScheduler", {"timestep_spacing": "trailing"}),
     # Steps evenly spaced in log-SNR: at 25 steps its error is a tenth of that of evenly spaced times.
     "dpm++": ("DPMSolverMultistepScheduler", {"algorithm_type": "dpmsolver++", "use_lu_lambdas": True}),
+    "euler": ("EulerDiscreteScheduler", {"timestep_spacing": "linspace"}),
+    "heun": ("HeunDiscreteScheduler", {"timestep_spacing": "linspace"}),
+    # The authors' Euler-Maruyama: with all 1000 steps this adds the noise of the reverse SDE, β, and does not clip.
+    "sde": ("DDPMScheduler", {"variance_type": "fixed_large", "clip_sample": False}),
 }
 """From our names to diffusers' classes and their options."""
 
+STOCHASTIC = ("ddpm", "sde")
+"""Samplers that draw noise on the way."""
+
+# DPM-Solver clips by "dynamic thresholding", which with its largest value of 1 is plain clipping.
+_CLIPPING = {"ddpm": "clip_sample", "ddim": "clip_sample", "dpm++": "thresholding"}
 _DIFFUSERS_PREDICTIONS = {"epsilon": "epsilon", "v": "v_prediction", "x0": "sample"}
 assert set(_DIFFUSERS_PREDICTIONS) == set(get_args(Prediction))
 
 
-def scheduler(process: NoiseProcess, prediction: Prediction, sampler: str, *, clip: bool = True) -> Any:
-    """A scheduler of diffusers for this noise process. `clip` keeps its estimates of x_0 in [-1, 1]."""
-    require_prediction(prediction)
+def require_sampler(sampler: str, steps: int) -> None:
     if sampler not in SAMPLERS:
         raise InvalidConfigError(f"unknown sampler {sampler!r}; known: {', '.join(SAMPLERS)}")
+    if not 1 <= steps <= STEPS:
+        raise InvalidConfigError(f"the number of sampling steps must be from 1 to {STEPS}, got {steps}")
+
+
+def scheduler(process: NoiseProcess, prediction: Prediction, sampler: str, *, clip: bool = True) -> Any:
+    """A scheduler of diffusers for this noise process. `clip` keeps its estimates of x_0 in [-1, 1], where it can."""
+    require_prediction(prediction)
+    require_sampler(sampler, 1)
     kind, options = SAMPLERS[sampler]
-    # DPM-Solver clips by "dynamic thresholding", which with its largest value of 1 is plain clipping.
-    clipping = "thresholding" if sampler == "dpm++" else "clip_sample"
+    clipping = {_CLIPPING[sampler]: clip} if sampler in _CLIPPING else {}
     return getattr(diffusers(), kind)(
         num_train_timesteps=STEPS,
         trained_betas=process.betas.float().tolist(),
         prediction_type=_DIFFUSERS_PREDICTIONS[prediction],
-        **{clipping: clip},
         **options,
+        **clipping,
     )
 
 
@@ -56,6 +70,7 @@ def sample(
 
     `clip` keeps images, and what the solver takes for them on the way, in [-1, 1]; latents have no such bounds.
     """
+    require_sampler(sampler, steps)
     solver = scheduler(process, prediction, sampler, clip=clip)
     solver.set_timesteps(steps)
     if hasattr(solver, "set_begin_index"):
@@ -64,8 +79,7 @@ def sample(
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     x = torch.stack([torch.randn(tuple(shape), generator=generator) for generator in generators]).to(device)
     x = x * solver.init_noise_sigma
-    # DDPM alone draws noise on the way; DDIM and DPM-Solver++ are deterministic here.
-    options = {"generator": generators} if sampler == "ddpm" else {}
+    options = {"generator": generators} if sampler in STOCHASTIC else {}
     for step in solver.timesteps:
         times = process.network_time(step).expand(len(seeds)).to(device)
         output = predict(solver.scale_model_input(x, step), times)

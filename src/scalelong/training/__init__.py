@@ -9,6 +9,7 @@ from .config import (
     ImagesConfig,
     LoggingConfig,
     OptimizerConfig,
+    TextConfig,
     TrainConfig,
 )
 from .config_io import load_config
@@ -36,6 +37,7 @@ __all__ = [
     "Run",
     "RunFolderError",
     "RunLockedError",
+    "TextConfig",
     "TrainConfig",
     "TrainResult",
     "TrainState",

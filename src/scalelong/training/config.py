@@ -12,7 +12,7 @@ from ..scaling import as_scaling
 
 Decay = Literal["constant", "linear", "cosine"]
 Precision = Literal["no", "bf16", "fp16"]
-Condition = Literal["none", "class"]
+Condition = Literal["none", "class", "text"]
 
 
 def require(condition: bool, message: str) -> None:
@@ -45,8 +45,11 @@ class ImagesConfig:
     """Images kept apart for the held-out loss."""
     workers: int = 0
     """Background workers that read images which do not fit into memory."""
+    autoencoder: str | None = None
+    """A folder with diffusers' AutoencoderKL: train on its latents. The images are encoded once."""
 
     def __post_init__(self) -> None:
+        require(not (self.flip and self.autoencoder), "latents cannot be mirrored: leave out flip or the autoencoder")
         require_at_least(1, size=self.size, channels=self.channels)
         require_at_least(0, held_out=self.held_out, workers=self.workers)
 
@@ -56,10 +59,10 @@ class DiffusionConfig:
     """The noise process, the objective and the condition."""
 
     schedule: Schedule = "vp"
-    """The authors' continuous-time VP-SDE, DDPM's linear schedule, or the cosine schedule."""
+    """The authors' continuous-time VP-SDE, DDPM's linear, the cosine, or (for latents) Stable Diffusion's."""
     prediction: Prediction = "epsilon"
     condition: Condition = "none"
-    """"class" trains on labels."""
+    """"class" trains on labels, "text" on captions."""
     condition_dropout: float = 0.1
     """Share of the images whose condition is hidden, for classifier-free guidance. 0 leaves no null class."""
 
@@ -68,6 +71,22 @@ class DiffusionConfig:
         require_prediction(self.prediction)
         require_choice("condition", self.condition, Condition)
         require(0 <= self.condition_dropout < 1, f"condition_dropout must be in [0, 1), got {self.condition_dropout}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextConfig:
+    """How captions become tokens, for the condition "text"."""
+
+    text_encoder: str = "words"
+    """"words", which needs nothing, or a folder with a text encoder of transformers, such as CLIP's."""
+    text_length: int = 16
+    """Tokens of a text."""
+    text_dim: int = 64
+    """Numbers per token."""
+
+    def __post_init__(self) -> None:
+        require_at_least(1, text_length=self.text_length, text_dim=self.text_dim)
+        require(bool(self.text_encoder), "text_encoder must be 'words' or a folder")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,10 +164,15 @@ class LoggingConfig:
     """Images in a grid."""
     sampler: str = "dpm++"
     sampler_steps: int = 25
+    scores_every: int = 0
+    """Steps between Fréchet distance, precision and recall; 0 for none."""
+    scores_images: int = 500
+    """Images that are made for them."""
 
     def __post_init__(self) -> None:
         require_at_least(1, log_every=self.log_every, held_out_every=self.held_out_every, samples=self.samples)
-        require_at_least(0, samples_every=self.samples_every)
+        require_at_least(0, samples_every=self.samples_every, scores_every=self.scores_every)
+        require_at_least(10, scores_images=self.scores_images)
         require_at_least(1, sampler_steps=self.sampler_steps)
         require(self.sampler in SAMPLERS, f"sampler must be one of {', '.join(SAMPLERS)}, got {self.sampler!r}")
 
@@ -187,6 +211,7 @@ class TrainConfig:
     seed: int = 0
     images: ImagesConfig = field(default_factory=ImagesConfig)
     diffusion: DiffusionConfig = field(default_factory=DiffusionConfig)
+    text: TextConfig = field(default_factory=TextConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -201,11 +226,12 @@ class TrainConfig:
         require(bool(self.model), "model must name a model")
 
     def something_is_due(self, step: int) -> bool:
-        """Whether metrics, a held-out loss, samples or a checkpoint follow this step."""
+        """Whether metrics, a held-out loss, samples, scores or a checkpoint follow this step."""
         intervals = (
             self.logging.log_every,
             self.held_out_every,
             self.samples_every,
+            self.logging.scores_every,
             self.checkpoints.save_every,
         )
         return step == self.steps or any(every and step % every == 0 for every in intervals)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from ..data import ImageData, load_data
 from ..errors import InvalidConfigError
+from ..latents import Autoencoder, encode_data
 from .config import TrainConfig
 
 
@@ -14,7 +15,14 @@ def load_images(config: TrainConfig, say: Callable[[str], None]) -> tuple[ImageD
             f"condition 'class' needs labels, and {config.data!r} has none; put the images of each class in a folder "
             f"of its own, or train with condition 'none'"
         )
+    if config.diffusion.condition == "text" and not data.has_captions:
+        raise InvalidConfigError(
+            f"condition 'text' needs captions, and {config.data!r} has none; put them beside the images, in "
+            f"metadata.jsonl or in one .txt file per image, or train with condition 'none'"
+        )
     say(data.describe())
+    if config.images.autoencoder is not None:
+        data = encode_data(data, Autoencoder(config.images.autoencoder), say)
     if config.images.held_out == 0:
         return data, None
     return data.split(config.images.held_out, config.seed)

@@ -1,4 +1,4 @@
-"""What one step trains on: images, times, noise and labels, as functions of seed, step and position."""
+"""What one step trains on: images, times, noise and conditions, as functions of seed, step and position."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -6,8 +6,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..conditions import Conditions
 from ..data import Batch, to_float
 from ..diffusion import NoiseProcess
+from ..latents import sample_latents
 from .config import TrainConfig
 from .model_factory import DataShape
 from .randomness import noise, uniform
@@ -17,7 +19,7 @@ class Examples(NamedTuple):
     x0: Tensor
     noise: Tensor
     t: Tensor
-    labels: Tensor | None
+    condition: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -25,27 +27,34 @@ class ExampleMaker:
     config: TrainConfig
     process: NoiseProcess
     shape: DataShape
+    conditions: Conditions
     device: torch.device
 
     def __call__(self, step: int, positions: range, batch: Batch) -> Examples:
         """The images at these positions of the step's global batch, ready for the network."""
         part = slice(positions.start, positions.stop)
-        flip = self._uniform("flip", step)[part] < 0.5 if self.config.images.flip else None
-        x0 = to_float(batch.images.to(self.device, non_blocking=True), flip)
         t = self.process.times(self._uniform("time", step)[part]).to(self.device, non_blocking=True)
         return Examples(
-            x0,
+            self._x0(step, positions, batch),
             noise(self.config.seed, step, positions, self.shape.image, self.device),
             t,
-            self._labels(step, part, batch),
+            self._condition(step, part, batch),
         )
 
-    def _labels(self, step: int, part: slice, batch: Batch) -> Tensor | None:
-        if self.config.diffusion.condition == "none" or batch.labels is None or self.shape.classes is None:
-            return None
+    def _x0(self, step: int, positions: range, batch: Batch) -> Tensor:
+        images = batch.images.to(self.device, non_blocking=True)
+        if images.is_floating_point():  # the moments of latents
+            return sample_latents(
+                images, noise(self.config.seed, step, positions, self.shape.image, self.device, "latents")
+            )
+        part = slice(positions.start, positions.stop)
+        return to_float(images, self._uniform("flip", step)[part] < 0.5 if self.config.images.flip else None)
+
+    def _condition(self, step: int, part: slice, batch: Batch) -> Tensor | None:
+        values = self.conditions.of(batch)
         hidden = self._uniform("condition", step)[part] < self.config.diffusion.condition_dropout
-        null = len(self.shape.classes)
-        return torch.where(hidden, null, batch.labels).to(self.device, non_blocking=True)
+        hidden_values = self.conditions.hide(values, hidden)
+        return None if hidden_values is None else hidden_values.to(self.device, non_blocking=True)
 
     def _uniform(self, purpose: str, step: int) -> Tensor:
         return uniform(self.config.seed, purpose, step, self.config.batch_size)

@@ -3,8 +3,10 @@
 import torch
 from torch import Tensor
 
+from ..conditions import Conditions
 from ..data import ImageData, to_float
 from ..diffusion import NoiseProcess, Prediction, epsilon_losses
+from ..latents import sample_latents
 from .model_factory import Network
 from .randomness import generator
 
@@ -19,7 +21,7 @@ def held_out_loss(
     data: ImageData,
     seed: int,
     device: torch.device,
-    conditional: bool,
+    conditions: Conditions,
 ) -> float:
     """The mean error in ε. The times are spread evenly, so that few images suffice."""
     count = len(data)
@@ -31,9 +33,10 @@ def held_out_loss(
     for start in range(0, count, BATCH):
         rows = torch.arange(start, min(start + BATCH, count))
         batch = data.fetch(rows)
-        x0 = to_float(batch.images.to(device))
+        images = batch.images.to(device)
+        x0 = sample_latents(images) if images.is_floating_point() else to_float(images)
         noise = torch.randn(x0.shape, generator=noise_source).to(device)
-        labels = batch.labels.to(device) if conditional and batch.labels is not None else None
-        predict = network.with_labels(labels)
+        condition = conditions.of(batch)
+        predict = network.given(None if condition is None else condition.to(device))
         found.append(epsilon_losses(predict, process, prediction, x0, noise, times[rows].to(device)).cpu())
     return float(torch.cat(found).double().mean())

@@ -1,14 +1,19 @@
-"""Looks at the averaged model while it is trained: held-out loss and sample grids. Training does not notice."""
+"""Looks at the averaged model while it is trained: held-out loss, sample grids and scores. Training does not notice."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
-from ..data import ImageData
-from ..diffusion import NoiseProcess, sample
+from ..conditions import Conditions
+from ..data import ImageData, to_float
+from ..diffusion import NoiseProcess
+from ..latents import Autoencoder
+from .atomic import write_text
 from .config import TrainConfig
 from .grid import image_grid, save_png
 from .held_out import held_out_loss
@@ -16,6 +21,10 @@ from .model_factory import DataShape
 from .randomness import derived_seed, global_state, restore_global_state
 from .run_folder import RunFolder
 from .state import TrainState
+
+if TYPE_CHECKING:
+    from ..evaluation.during_training import Scorer
+    from ..sampling import ImageMaker
 
 
 @dataclass
@@ -27,6 +36,8 @@ class Inspector:
     state: TrainState
     process: NoiseProcess
     shape: DataShape
+    conditions: Conditions
+    captions: Sequence[str] | None
     held_out: ImageData | None
 
     def held_out_loss(self) -> dict[str, float] | None:
@@ -40,37 +51,69 @@ class Inspector:
                 self.held_out,
                 self.config.seed,
                 self.state.accelerator.device,
-                conditional=self.config.diffusion.condition == "class",
+                self.conditions,
             )
         return {"held_out_loss": value}
 
     def sample_grid(self) -> Tensor:
         """Samples with the same seeds every time, so that grids of different steps can be compared."""
-        options = self.config.logging
-        labels, columns = self._labels(options.samples)
+        from ..sampling import Request, SampleSettings
+
+        options, wishes = self.config.logging, self._wishes()
+        wanted = [
+            Request(derived_seed(self.config.seed, "samples", i), wishes[i] if wishes else None)
+            for i in range(options.samples)
+        ]
+        settings = SampleSettings(sampler=options.sampler, steps=options.sampler_steps)
         with self._averaged():
-            images = sample(
-                self.state.bare_network.with_labels(labels),
-                self.process,
-                self.config.diffusion.prediction,
-                self.shape.image,
-                [derived_seed(self.config.seed, "samples", i) for i in range(options.samples)],
-                sampler=options.sampler,
-                steps=options.sampler_steps,
-                device=self.state.accelerator.device,
-            )
-        grid = image_grid(images, columns)
+            images = self._maker.all(wanted, settings, device=self.state.accelerator.device)
+        classes = len(self.shape.classes or ()) if self.config.diffusion.condition == "class" else 0
+        grid = image_grid(to_float(images), columns=classes if 0 < classes <= 16 else None)
         if self.state.accelerator.is_main_process:
             save_png(self.run.samples / f"step-{self.state.step:08d}.png", grid)
         return grid
 
-    def _labels(self, count: int) -> tuple[Tensor | None, int | None]:
-        """One class per column."""
-        if self.config.diffusion.condition == "none" or self.shape.classes is None:
-            return None, None
-        classes = len(self.shape.classes)
-        labels = torch.arange(count, device=self.state.accelerator.device) % classes
-        return labels, classes if classes <= 16 else None
+    def scores(self) -> dict[str, float]:
+        """Fréchet distance, precision and recall; how they are made is written beside the metrics."""
+        with self._averaged():
+            scores = self._scorer.score(self._maker, self.state.step, self.state.accelerator.device)
+        if self.state.accelerator.is_main_process:
+            write_text(self.run.path / "scores_protocol.json", json.dumps(asdict(scores.protocol), indent=2))
+        values = {"frechet": scores.frechet, "precision": scores.precision, "recall": scores.recall}
+        if scores.agreement is not None:
+            values["agreement"] = scores.agreement
+        named = [(f"{name}{end}", score, field) for name, score in values.items() for end, field in _ENDINGS]
+        return {name: getattr(score, field) for name, score, field in named}
+
+    def _wishes(self) -> list[str]:
+        """The classes in turn, or captions evenly spread over the data."""
+        count = self.config.logging.samples
+        if self.config.diffusion.condition == "class":
+            return [(self.shape.classes or ())[i % len(self.shape.classes or ())] for i in range(count)]
+        if self.config.diffusion.condition == "text" and self.captions:
+            return [self.captions[i * len(self.captions) // count] for i in range(count)]
+        return []
+
+    @cached_property
+    def _maker(self) -> "ImageMaker":
+        from ..sampling import ImageMaker
+
+        folder = self.config.images.autoencoder
+        return ImageMaker(
+            model=self.state.bare,
+            network=self.state.bare_network,
+            process=self.process,
+            prediction=self.config.diffusion.prediction,
+            shape=self.shape.image,
+            conditions=self.conditions,
+            autoencoder=None if folder is None else Autoencoder(folder),
+        )
+
+    @cached_property
+    def _scorer(self) -> "Scorer":
+        from ..evaluation.during_training import Scorer
+
+        return Scorer(self.config)
 
     @contextmanager
     def _averaged(self) -> Iterator[None]:
@@ -83,3 +126,6 @@ class Inspector:
         finally:
             model.train(training)
             restore_global_state(random)
+
+
+_ENDINGS = (("", "value"), ("_low", "low"), ("_high", "high"))

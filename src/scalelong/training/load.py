@@ -1,19 +1,28 @@
 """A trained run, back from its folder."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from ..conditions import Conditions
 from ..diffusion import NoiseProcess
+from ..latents import Autoencoder
 from .checkpoint import EMA, MODEL, newest_good, step_folder, verify
+from .conditioning import make_conditions
 from .config import TrainConfig
 from .config_io import load_config
 from .errors import CheckpointError, RunFolderError
 from .model_factory import DataShape, Network, build_model
 from .run_folder import CONFIG, RunFolder
+
+if TYPE_CHECKING:
+    from ..sampling import ImageMaker
 
 
 @dataclass(frozen=True)
@@ -33,8 +42,60 @@ class Run:
 
     @property
     def network(self) -> Network:
-        """`network(x, t, labels)` gives a tensor, whatever class the model is of."""
+        """`network(x, t, condition)` gives a tensor, whatever class the model is of."""
         return Network(self.model, self.model)
+
+    @property
+    def default_wishes(self) -> Sequence[str]:
+        """What to draw if nobody says: the classes in turn."""
+        return self.shape.classes or () if self.config.diffusion.condition == "class" else ()
+
+    @property
+    def maker(self) -> "ImageMaker":
+        from ..sampling import ImageMaker
+
+        return ImageMaker(
+            model=self.model,
+            network=self.network,
+            process=self.process,
+            prediction=self.config.diffusion.prediction,
+            shape=self.shape.image,
+            conditions=self.conditions,
+            autoencoder=self.autoencoder,
+        )
+
+    @cached_property
+    def conditions(self) -> Conditions:
+        """What the network can be told: `run.conditions.ask(["3"])` gives the tensor for it."""
+        return make_conditions(self.config, self.shape.classes, vocabulary=RunFolder(self.folder).vocabulary())
+
+    @cached_property
+    def autoencoder(self) -> Autoencoder | None:
+        """What turns samples into images, for a run on latents."""
+        folder = self.config.images.autoencoder
+        return None if folder is None else Autoencoder(folder)
+
+    def sample(
+        self,
+        n: int = 16,
+        *,
+        seed: int = 0,
+        wishes: Sequence[str] = (),
+        sampler: str = "dpm++",
+        steps: int = 50,
+        guidance: float = 1.0,
+        batch_size: int = 64,
+        device: torch.device | str = "cpu",
+    ) -> Tensor:
+        """Images, uint8 (n, C, H, W). Image i has the seed `seed + i` and does not depend on n or batch_size.
+
+        `wishes` are classes or texts, which take turns; a class-conditional model without wishes shows all classes.
+        """
+        from ..sampling import SampleSettings, requests
+
+        wanted = requests(n, seed, wishes or self.default_wishes)
+        settings = SampleSettings(sampler=sampler, steps=steps, guidance=guidance)
+        return self.maker.all(wanted, settings, batch_size=batch_size, device=device)
 
 
 def load_run(path: str | PathLike[str], *, weights: Literal["ema", "raw"] = "ema", step: int | None = None) -> Run:

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..data import Batch, ImageData, batches
 from ..diffusion import NoiseProcess, losses
 from .checkpoint import newest_good, prune, read_checkpoint, set_aside, write_checkpoint
+from .conditioning import make_conditions
 from .config import TrainConfig
 from .errors import NonFiniteError
 from .examples import ExampleMaker
@@ -51,9 +52,12 @@ class Trainer:
         self.parts = split_batch(
             config.batch_size, accelerator.num_processes, config.hardware.accumulation, accelerator.process_index
         )
-        self.examples = ExampleMaker(config, self.process, shape_of(data), accelerator.device)
+        conditions = make_conditions(config, data.classes, data.annotations.captions, say=progress.say)
+        self.examples = ExampleMaker(config, self.process, shape_of(data), conditions, accelerator.device)
         self.guard = make_guard(self.state.optimizer, accelerator.device, accelerator.scaler)
-        self.inspector = Inspector(config, run, self.state, self.process, shape_of(data), held_out)
+        self.inspector = Inspector(
+            config, run, self.state, self.process, shape_of(data), conditions, data.annotations.captions, held_out
+        )
         self.recorder = Recorder(config, run, accelerator, progress)
         self.window = Window(accelerator.device)
         self.watch = StopWatch()
@@ -137,12 +141,12 @@ class Trainer:
         network = self.state.bare_network if local else self.state.network
         total = torch.zeros((), device=self.accelerator.device)
         for i, positions in enumerate(self.parts):
-            x0, noise, t, labels = self.examples(step, positions, next(source))
+            x0, noise, t, condition = self.examples(step, positions, next(source))
             if self.state.channels_last:
                 x0, noise = (value.to(memory_format=torch.channels_last) for value in (x0, noise))
             last = i == len(self.parts) - 1
             with nullcontext() if last or local else self.accelerator.no_sync(self.state.model):
-                predict = network.with_labels(labels)
+                predict = network.given(condition)
                 loss = losses(predict, self.process, self.config.diffusion.prediction, x0, noise, t).mean()
                 self.accelerator.backward(loss / len(self.parts))
             total += loss.detach() / len(self.parts)
@@ -159,6 +163,8 @@ class Trainer:
                 self.recorder.write(step, self.inspector.held_out_loss())
             if self.config.samples_every and (step % self.config.samples_every == 0 or final):
                 self.recorder.images(step, self.inspector.sample_grid())
+            if self.config.logging.scores_every and (step % self.config.logging.scores_every == 0 or final):
+                self.recorder.write(step, self.inspector.scores())
             if step % self.config.checkpoints.save_every == 0:
                 self.save()
 

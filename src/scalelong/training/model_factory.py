@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..errors import InvalidConfigError
 from ..models import UViT, unet
+from ..models.presets import preset_arguments
 from ..scaling import NoScaling, as_scaling
 from ..skips import scale_skips_
 from .config import TrainConfig
@@ -20,6 +21,9 @@ from .randomness import seed_global
 
 LABEL_ARGUMENTS = ("y", "class_labels", "labels")
 """Names under which networks take labels."""
+
+CONTEXT_ARGUMENTS = ("context", "encoder_hidden_states")
+"""Names under which networks take the tokens of a text."""
 
 MOST_PATCHES = 256
 """Tokens of a U-ViT whose patch size nobody chose, as in the paper's settings."""
@@ -40,7 +44,7 @@ class DataShape:
 
     def labels(self, config: TrainConfig) -> int | None:
         """Size of the label embedding, with a null label for guidance; None without labels."""
-        if config.diffusion.condition == "none":
+        if config.diffusion.condition != "class":
             return None
         if not self.classes:
             raise InvalidConfigError(
@@ -48,6 +52,12 @@ class DataShape:
                 f"folder of its own, or train with condition 'none'"
             )
         return len(self.classes) + (1 if config.diffusion.condition_dropout > 0 else 0)
+
+    def example_condition(self, config: TrainConfig, count: int) -> Tensor | None:
+        """A condition of the right kind and shape."""
+        if config.diffusion.condition == "text":
+            return torch.zeros(count, config.text.text_length, config.text.text_dim)
+        return torch.zeros(count, dtype=torch.long) if self.labels(config) else None
 
 
 def build_model(config: TrainConfig, shape: DataShape) -> nn.Module:
@@ -69,16 +79,23 @@ def uses_channels_last(config: TrainConfig, model: nn.Module) -> bool:
 
 
 class Network:
-    """Calls a network, whatever it names its labels and however it wraps its output."""
+    """Calls a network, whatever it names its condition and however it wraps its output."""
 
     def __init__(self, call: Callable[..., Any], bare: nn.Module) -> None:
         self.call = call
         parameters = inspect.signature(bare.forward).parameters
         self.label_argument = next((name for name in LABEL_ARGUMENTS if name in parameters), None)
+        self.context_argument = next((name for name in CONTEXT_ARGUMENTS if name in parameters), None)
 
-    def __call__(self, x: Tensor, t: Tensor, labels: Tensor | None = None) -> Tensor:
-        conditions = {} if labels is None or self.label_argument is None else {self.label_argument: labels}
-        output = self.call(x, t, **conditions)
+    def keywords(self, condition: Tensor | None) -> dict[str, Tensor]:
+        """The condition under the name that the network has for it."""
+        if condition is None:
+            return {}
+        name = self.context_argument if condition.is_floating_point() else self.label_argument
+        return {} if name is None else {name: condition}
+
+    def __call__(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> Tensor:
+        output = self.call(x, t, **self.keywords(condition))
         output = output if isinstance(output, Tensor) else getattr(output, "sample", None)
         if not isinstance(output, Tensor) or output.shape != x.shape:
             found = tuple(output.shape) if isinstance(output, Tensor) else "no tensor and no `.sample`"
@@ -88,27 +105,57 @@ class Network:
             )
         return output
 
-    def with_labels(self, labels: Tensor | None) -> Callable[[Tensor, Tensor], Tensor]:
-        return lambda x, t: self(x, t, labels)
+    def given(self, condition: Tensor | None) -> Callable[[Tensor, Tensor], Tensor]:
+        return lambda x, t: self(x, t, condition)
+
+
+def is_uvit(config: TrainConfig) -> bool:
+    return config.model == "uvit" or (config.model.startswith("uvit/") and ":" not in config.model)
+
+
+def uvit_arguments(config: TrainConfig, shape: DataShape) -> dict[str, Any]:
+    """Preset, then what is known of data and condition, then the user's options."""
+    text, preset = config.diffusion.condition == "text", config.model.partition("/")[2]
+    known = {
+        "image_size": shape.height if shape.height == shape.width else (shape.height, shape.width),
+        "channels": shape.channels,
+        "classes": shape.labels(config),
+        "context_dim": config.text.text_dim if text else None,
+        "context_length": config.text.text_length if text else None,
+    }
+    arguments = preset_arguments(preset) if preset else {}
+    if not preset and "patch_size" not in config.model_options:
+        arguments = {"patch_size": _patch_size(shape)}
+    return {**arguments, **known, **config.model_options}
 
 
 def _build(config: TrainConfig, shape: DataShape) -> nn.Module:
-    labels = shape.labels(config)
+    labels, text = shape.labels(config), config.diffusion.condition == "text"
+    length, dim = (config.text.text_length, config.text.text_dim) if text else (None, None)
     size = shape.height if shape.height == shape.width else (shape.height, shape.width)
     kind, _, preset = config.model.partition("/")
     options = dict(config.model_options)
     try:
-        if kind == "uvit" and ":" not in config.model:
-            options = {"image_size": size, "channels": shape.channels, "classes": labels, **options}
-            return UViT.preset(preset, **options) if preset else UViT(**{"patch_size": _patch_size(shape), **options})
-        channels = {"in_channels": shape.channels, "out_channels": shape.channels}
+        if is_uvit(config):
+            return UViT(**uvit_arguments(config, shape))
+        channels: dict[str, Any] = {"in_channels": shape.channels, "out_channels": shape.channels}
+        if text:
+            channels["cross_attention_dim"] = dim
         if kind == "unet" and ":" not in config.model:
             return unet(preset, **({"sample_size": size, "num_class_embeds": labels, **channels} | options))
         if config.model.endswith(".json"):
             values = {"sample_size": size, **channels, "num_class_embeds": labels} | options
             return _from_diffusers_json(Path(config.model), values)
         model = _call_factory(
-            _import(config.model), {"image_size": size, "channels": shape.channels, "classes": labels}, options
+            _import(config.model),
+            {
+                "image_size": size,
+                "channels": shape.channels,
+                "classes": labels,
+                "context_dim": dim,
+                "context_length": length,
+            },
+            options,
         )
     except TypeError as error:
         raise InvalidConfigError(f"the model {config.model!r} does not take these options: {error}") from error
@@ -117,6 +164,11 @@ def _build(config: TrainConfig, shape: DataShape) -> nn.Module:
     if labels is not None and Network(model, model).label_argument is None:
         raise InvalidConfigError(
             f"condition 'class' needs a model whose forward takes labels as one of {', '.join(LABEL_ARGUMENTS)}; "
+            f"{type(model).__name__} takes none of them"
+        )
+    if text and Network(model, model).context_argument is None:
+        raise InvalidConfigError(
+            f"condition 'text' needs a model whose forward takes tokens as one of {', '.join(CONTEXT_ARGUMENTS)}; "
             f"{type(model).__name__} takes none of them"
         )
     return model
@@ -183,11 +235,8 @@ def _scale(model: nn.Module, config: TrainConfig, shape: DataShape) -> None:
 def example_call(model: nn.Module, config: TrainConfig, shape: DataShape) -> dict[str, Tensor]:
     """The keyword arguments of a small forward of any model."""
     parameters = inspect.signature(model.forward).parameters
-    network = Network(model, model)
     inputs = dict(zip(parameters, (torch.zeros(2, *shape.image), torch.full((2,), 500.0)), strict=False))
-    if shape.labels(config) and network.label_argument:
-        inputs[network.label_argument] = torch.zeros(2, dtype=torch.long)
-    return inputs
+    return inputs | Network(model, model).keywords(shape.example_condition(config, 2))
 
 
 def _checkpoint_gradients(model: nn.Module) -> None:

@@ -88,8 +88,7 @@ def activation_bytes(config: TrainConfig, model: nn.Module, shape: DataShape) ->
         return value
 
     x0 = torch.zeros(PROBE, *shape.image)
-    labels = torch.zeros(PROBE, dtype=torch.long) if shape.labels(config) else None
-    predict = Network(model, model).with_labels(labels)
+    predict = Network(model, model).given(shape.example_condition(config, PROBE))
     process = NoiseProcess(config.diffusion.schedule)
     with torch.autograd.graph.saved_tensors_hooks(note, lambda value: value):
         loss = losses(

@@ -30,12 +30,19 @@ def uniform(seed: int, purpose: str, step: int, count: int) -> Tensor:
     return torch.rand(count, generator=generator(seed, purpose, step))
 
 
-def noise(seed: int, step: int, positions: range, shape: tuple[int, ...], device: torch.device | str) -> Tensor:
+def noise(
+    seed: int,
+    step: int,
+    positions: range,
+    shape: tuple[int, ...],
+    device: torch.device | str,
+    purpose: str = "noise",
+) -> Tensor:
     """Standard normal noise for the images at these positions of the step's batch."""
     first, last = positions.start // NOISE_BLOCK, (positions.stop - 1) // NOISE_BLOCK
     blocks = [
         torch.randn(
-            (NOISE_BLOCK, *shape), generator=generator(seed, "noise", step, block, device=device), device=device
+            (NOISE_BLOCK, *shape), generator=generator(seed, purpose, step, block, device=device), device=device
         )
         for block in range(first, last + 1)
     ]

@@ -14,6 +14,7 @@ from .config import (
     ImagesConfig,
     LoggingConfig,
     OptimizerConfig,
+    TextConfig,
     TrainConfig,
 )
 
@@ -92,6 +93,36 @@ def imagenet64_unet() -> TrainConfig:
     )
 
 
+def mscoco256_uvit_s2() -> TrainConfig:
+    """U-ViT-S/2, text to image on MS-COCO 256x256, 45M parameters, on latents.
+
+    Put the images with their captions into `mscoco`, an AutoencoderKL such as stabilityai/sd-vae-ft-ema into
+    `weights/autoencoder`, and openai/clip-vit-large-patch14 into `weights/text_encoder`, or give other folders.
+    """
+    return TrainConfig(
+        data="mscoco",
+        model="uvit/mscoco256-s2",
+        steps=1_000_000,
+        batch_size=256,
+        images=ImagesConfig(size=256, channels=3, autoencoder="weights/autoencoder"),
+        diffusion=DiffusionConfig(schedule="sd", condition="text", condition_dropout=0.1),
+        text=TextConfig(text_encoder="weights/text_encoder", text_length=77, text_dim=768),
+        optimizer=OptimizerConfig(lr=2e-4, weight_decay=0.03, betas=(0.9, 0.9), warmup=5000, ema_rate=0.9999),
+        checkpoints=_LONG,
+        logging=_LONG_LOGGING,
+    )
+
+
+def mscoco256_uvit_s2_deep() -> TrainConfig:
+    """U-ViT-S/2 with 17 blocks, text to image on MS-COCO 256x256, 58M parameters, on latents."""
+    return replace(mscoco256_uvit_s2(), model="uvit/mscoco256-s2-deep")
+
+
+def mscoco256_unet() -> TrainConfig:
+    """A UNet with cross-attention, text to image on MS-COCO 256x256, 53M parameters, on latents."""
+    return replace(mscoco256_uvit_s2(), model="unet/mscoco256")
+
+
 def _tiny(data: str, size: int, channels: int, patch_size: int, dim: int, steps: int) -> TrainConfig:
     """A small U-ViT that two CPU cores train in minutes. Small batches: on a CPU, more steps beat larger ones."""
     return TrainConfig(
@@ -118,6 +149,32 @@ def digits_tiny() -> TrainConfig:
     return replace(base, images=replace(base.images, held_out=297))
 
 
+def digits_class_tiny() -> TrainConfig:
+    """Handwritten digits by class: `scalelong sample RUN --class 3 --guidance 2`."""
+    base = digits_tiny()
+    return replace(
+        base,
+        model_options={**base.model_options, "depth": 4},
+        steps=1500,
+        diffusion=replace(base.diffusion, condition="class"),
+        optimizer=replace(base.optimizer, lr=1e-3),
+        scaling="cs",
+    )
+
+
+def shapes_text_tiny() -> TrainConfig:
+    """Drawn shapes from a text: `scalelong sample RUN --prompt "a red circle at the top left" --guidance 3`."""
+    base = _tiny("shapes", 16, 3, patch_size=4, dim=96, steps=4000)
+    return replace(
+        base,
+        model_options={**base.model_options, "depth": 4},
+        diffusion=replace(base.diffusion, condition="text"),
+        text=TextConfig(text_encoder="words", text_length=8, text_dim=64),
+        optimizer=replace(base.optimizer, lr=1e-3),
+        scaling="cs",
+    )
+
+
 def fashion_tiny() -> TrainConfig:
     """Fashion-MNIST."""
     base = _tiny("fashion-mnist", 28, 1, patch_size=4, dim=96, steps=3000)
@@ -132,6 +189,8 @@ def cifar10_tiny() -> TrainConfig:
 
 RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "digits-tiny": digits_tiny,
+    "digits-class-tiny": digits_class_tiny,
+    "shapes-text-tiny": shapes_text_tiny,
     "fashion-tiny": fashion_tiny,
     "cifar10-tiny": cifar10_tiny,
     "cifar10-uvit-s2": cifar10_uvit_s2,
@@ -140,6 +199,9 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "imagenet64-uvit-l4": imagenet64_uvit_l4,
     "cifar10-unet": cifar10_unet,
     "imagenet64-unet": imagenet64_unet,
+    "mscoco256-uvit-s2": mscoco256_uvit_s2,
+    "mscoco256-uvit-s2-deep": mscoco256_uvit_s2_deep,
+    "mscoco256-unet": mscoco256_unet,
 }
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from .._version import __version__
+from ..conditions.words import words_of
 from ..data import ImageData
 from .atomic import write_text
 from .checkpoint import saved_steps
@@ -25,6 +26,7 @@ from .lock import FolderLock
 from .model_factory import DataShape
 
 CONFIG, DATA, METRICS, ROLLBACKS = "config.yaml", "data.json", "metrics.jsonl", "rollbacks.json"
+MOST_WORDS = 5000
 PACKAGES = ("torch", "accelerate", "diffusers", "safetensors", "numpy")
 
 README = """\
@@ -42,6 +44,7 @@ To continue it, or to train longer with more --steps, run the same command again
 | metrics.jsonl | loss, gradient norm, speed, ...: one JSON object per line |
 | tensorboard/ | the same for `tensorboard --logdir .` |
 | samples/ | sample grids, made with the averaged weights |
+| images/, scores.jsonl | what `scalelong sample` and `scalelong eval` made of it |
 | checkpoints/ | checkpoints/latest/ema.safetensors holds the averaged weights, model.safetensors the raw ones |
 """
 
@@ -72,6 +75,7 @@ class RunFolder:
             "name": data.name,
             "images": len(data),
             "fingerprint": data.fingerprint(),
+            "vocabulary": vocabulary_of(data),
         }
         # The configuration first: a kill between two of these files leaves a folder that is known as a run.
         write_text(self.path / CONFIG, dump_config(config))
@@ -102,6 +106,10 @@ class RunFolder:
         about = json.loads((self.path / DATA).read_text())
         classes = about["classes"]
         return DataShape(about["channels"], about["height"], about["width"], tuple(classes) if classes else None)
+
+    def vocabulary(self) -> list[str] | None:
+        """The words of the captions; None if there are none, or too many to list."""
+        return json.loads((self.path / DATA).read_text()).get("vocabulary")
 
     def append_metrics(self, values: dict[str, Any]) -> None:
         with open(self.metrics, "a", encoding="utf-8") as file:
@@ -141,6 +149,14 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 def shape_of(data: ImageData) -> DataShape:
     return DataShape(data.channels, data.height, data.width, data.classes)
+
+
+def vocabulary_of(data: ImageData) -> list[str] | None:
+    """The words of the captions, if they are few enough to be a vocabulary."""
+    if data.annotations.captions is None:
+        return None
+    words = sorted({word for caption in data.annotations.captions for word in words_of(caption)})
+    return words if len(words) <= MOST_WORDS else None
 
 
 def environment() -> dict[str, Any]:

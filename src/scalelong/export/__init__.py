@@ -1,0 +1,9 @@
+"""A trained model for others: a folder that diffusers loads, or one safetensors file, each with a model card."""
+
+from .card import model_card
+from .diffusers_folder import export_diffusers
+from .errors import ExportError
+from .hub import push_to_hub
+from .weights import export_safetensors
+
+__all__ = ["ExportError", "export_diffusers", "export_safetensors", "model_card", "push_to_hub"]

@@ -1,0 +1,126 @@
+"""From seeds to images, in batches that fit into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from ..conditions import Conditions, Unconditional
+from ..diffusion import NoiseProcess, Prediction, guided, sample
+from ..diffusion.guidance import Conditional
+from ..errors import InvalidConfigError
+from .settings import SampleSettings
+
+if TYPE_CHECKING:
+    from ..latents import Autoencoder
+
+CPU_MULTIPLE = 8
+"""Batches on a CPU are filled up to a multiple of this: the kernels for matrices then treat every row alike, and an
+image does not change in its last bits with the number of its neighbours."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One image: its seed, and what it is to show (a class or a text; None without conditions)."""
+
+    seed: int
+    wish: str | None = None
+
+
+def requests(count: int, seed: int, wishes: Sequence[str] = ()) -> list[Request]:
+    """Image i has the seed `seed + i`; several wishes take turns."""
+    if count < 1:
+        raise InvalidConfigError(f"the number of images must be at least 1, got {count}")
+    if not 0 <= seed <= 2**62:
+        raise InvalidConfigError(f"the seed must be from 0 to 2^62, got {seed}")
+    return [Request(seed + i, wishes[i % len(wishes)] if wishes else None) for i in range(count)]
+
+
+@dataclass(frozen=True)
+class ImageMaker:
+    """A trained network with all that it needs to make images."""
+
+    model: nn.Module
+    network: Conditional
+    process: NoiseProcess
+    prediction: Prediction
+    shape: tuple[int, int, int]
+    conditions: Conditions
+    autoencoder: Autoencoder | None
+
+    def generate(
+        self,
+        wanted: Sequence[Request],
+        settings: SampleSettings,
+        *,
+        batch_size: int = 64,
+        device: torch.device | str = "cpu",
+    ) -> Iterator[tuple[list[Request], Tensor]]:
+        """Batches of requests and their images, uint8 (B, C, H, W). A batch too large for the memory is halved."""
+        if batch_size < 1:
+            raise InvalidConfigError(f"batch_size must be at least 1, got {batch_size}")
+        self._check(wanted)
+        self.model.to(device)
+        start = 0
+        while start < len(wanted):
+            part = list(wanted[start : start + batch_size])
+            try:
+                images = self._batch(part, settings, torch.device(device))
+            except torch.OutOfMemoryError:
+                if batch_size == 1:
+                    raise
+                batch_size = (batch_size + 1) // 2
+                continue
+            yield part, images
+            start += len(part)
+
+    def all(
+        self,
+        wanted: Sequence[Request],
+        settings: SampleSettings,
+        *,
+        batch_size: int = 64,
+        device: torch.device | str = "cpu",
+    ) -> Tensor:
+        """The same as one tensor."""
+        batches = self.generate(wanted, settings, batch_size=batch_size, device=device)
+        return torch.cat([images for _, images in batches])
+
+    def _check(self, wanted: Sequence[Request]) -> None:
+        """A wish that cannot be told to the network is an error now, not after an hour."""
+        wishes = {request.wish for request in wanted if request.wish is not None}
+        self.conditions.check(sorted(wishes))
+        if any(request.wish is None for request in wanted) and not isinstance(self.conditions, Unconditional):
+            raise InvalidConfigError(
+                "this model draws what it is asked for: give a text (--prompt) or a class (--class)"
+            )
+
+    def _batch(self, part: list[Request], settings: SampleSettings, device: torch.device) -> Tensor:
+        filled = part + [part[-1]] * (-len(part) % CPU_MULTIPLE if device.type == "cpu" else 0)
+        condition = self.conditions.ask([request.wish for request in filled if request.wish is not None])
+        condition = None if condition is None else condition.to(device)
+        x = sample(
+            guided(self.network, condition, self.conditions.null(), settings.guidance),
+            self.process,
+            self.prediction,
+            self.shape,
+            [request.seed for request in filled],
+            sampler=settings.sampler,
+            steps=settings.steps,
+            device=device,
+            clip=self.autoencoder is None,
+        )
+        return to_bytes(x if self.autoencoder is None else self.autoencoder.decode(x))[: len(part)]
+
+
+def to_bytes(images: Tensor) -> Tensor:
+    """[-1, 1] to uint8, on the CPU. What is not finite is an error, not a colour."""
+    if not bool(torch.isfinite(images).all()):
+        raise InvalidConfigError(
+            "the model gave images that are not finite: it is broken, or the sampler needs more steps"
+        )
+    return ((images.float().cpu() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)

@@ -1,0 +1,196 @@
+"""Classes, words, a real (tiny, random) CLIP text encoder, and caches that notice damage."""
+
+import json
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from scalelong.cache import cache_folder, cached_array
+from scalelong.conditions import (
+    ClassCondition,
+    ConditionError,
+    PretrainedTextEncoder,
+    TextCondition,
+    Unconditional,
+    WordEncoder,
+    cache_captions,
+)
+from scalelong.data import Batch, load_data
+from scalelong.data.shapes import COLOURS, PLACES, SHAPES, caption
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCALELONG_CACHE", str(tmp_path / "cache"))
+
+
+def batch(captions: list[str] | None = None, labels: list[int] | None = None) -> Batch:
+    count = len(captions or labels or [0])
+    return Batch(
+        torch.zeros(count, 1, 2, 2, dtype=torch.uint8), None if labels is None else torch.tensor(labels), captions
+    )
+
+
+def test_classes() -> None:
+    condition = ClassCondition(["cat", "dog", "7"], guided=True)
+    assert condition.of(batch(labels=[2, 0])).tolist() == [2, 0]
+    assert condition.ask(["dog", "0", "7"]).tolist() == [1, 0, 2]
+    hidden = condition.hide(torch.tensor([0, 1, 2]), torch.tensor([True, False, True]))
+    assert hidden is not None
+    assert hidden.tolist() == [3, 1, 3]
+    for wrong in ("bird", "3", "-1", ""):
+        with pytest.raises(ConditionError, match="no class"):
+            condition.ask([wrong])
+    with pytest.raises(ConditionError, match="labels"):
+        condition.of(batch(["a"]))
+    unguided = ClassCondition(["cat"], guided=False)
+    assert unguided.null() is None
+    kept = unguided.hide(torch.tensor([0]), torch.tensor([True]))
+    assert kept is not None
+    assert kept.tolist() == [0]
+
+
+def test_without_conditions_nothing_can_be_asked() -> None:
+    assert Unconditional().of(batch()) is None
+    assert Unconditional().ask([]) is None
+    with pytest.raises(ConditionError, match="without conditions"):
+        Unconditional().ask(["a cat"])
+
+
+def test_words_are_tokens_with_vectors_of_their_own() -> None:
+    encoder = WordEncoder(6, 64)
+    tokens = encoder.encode(["A red circle!", "a blue  circle", ""])
+    assert tokens.shape == (3, 6, 64)
+    assert torch.equal(tokens[0, 0], tokens[1, 0])
+    assert torch.equal(tokens[0, 2], tokens[1, 2])
+    assert not torch.equal(tokens[0, 1], tokens[1, 1])
+    assert tokens[2].abs().sum() == 0
+    assert tokens[0, 3:].abs().sum() == 0
+    # Nearly orthogonal: a random pair of sign vectors overlaps by about 1/8 in 64 dimensions.
+    words = encoder.encode([" ".join(f"word{i}{j}" for j in range(6)) for i in range(5)]).flatten(0, 1)
+    overlap = (words @ words.T / 64).fill_diagonal_(0)
+    assert overlap.abs().max() < 0.6
+    assert torch.equal(WordEncoder(6, 64).encode(["a red"]), encoder.encode(["a red"]))
+    with pytest.raises(ConditionError, match="7 words"):
+        encoder.encode(["one two three four five six seven"])
+
+
+def test_all_captions_of_the_shapes_are_different_to_words() -> None:
+    captions = [caption(*names) for names in product(COLOURS, SHAPES, PLACES)]
+    assert set(load_data("shapes", limit=2000).annotations.captions or []) <= set(captions)
+    tokens = WordEncoder(8, 32).encode(captions).flatten(1)
+    assert len({row.numpy().tobytes() for row in tokens}) == len(captions) == 6 * 5 * 9
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A text encoder and a tokenizer of transformers, small and with random weights, saved as CLIP's are."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import CLIPTextConfig, CLIPTextModel, PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("clip")
+    words = ["<pad>", "<unk>", "<end>", "a", "red", "blue", "circle", "square"]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # pyright: ignore[reportAttributeAccessIssue]
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", unk_token="<unk>", eos_token="<end>", model_max_length=8
+    ).save_pretrained(folder)
+    torch.manual_seed(0)
+    CLIPTextModel(
+        CLIPTextConfig(
+            vocab_size=len(words),
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            max_position_embeddings=8,
+            eos_token_id=2,
+            bos_token_id=2,
+            pad_token_id=0,
+        )
+    ).save_pretrained(folder)
+    return folder
+
+
+def test_a_text_encoder_of_transformers(clip: Path) -> None:
+    from transformers import AutoTokenizer, CLIPTextModel
+
+    encoder = PretrainedTextEncoder(clip, 8, 16)
+    tokens = encoder.encode(["a red circle", "a blue square"])
+    ids = AutoTokenizer.from_pretrained(clip)(["a red circle"], padding="max_length", max_length=8, return_tensors="pt")
+    with torch.no_grad():
+        expected = CLIPTextModel.from_pretrained(clip)(input_ids=ids["input_ids"]).last_hidden_state
+    torch.testing.assert_close(tokens[:1], expected)
+    assert not torch.allclose(tokens[0], tokens[1])
+    with pytest.raises(ConditionError, match=r"\(8, 16\).*text_dim 768"):
+        PretrainedTextEncoder(clip, 8, 768).encode(["a"])
+    with pytest.raises(ConditionError, match="no text encoder in"):
+        PretrainedTextEncoder(clip / "absent", 8, 16)
+
+
+def test_captions_are_encoded_once(clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder, said = PretrainedTextEncoder(clip, 8, 16), []
+    captions = ["a red circle", "a blue square", "a red circle"]
+    expected = encoder.encode([*captions, ""])
+    cached = cache_captions(encoder, captions, said.append)
+    torch.testing.assert_close(cached.encode([*captions, ""]), expected, atol=2e-3, rtol=2e-3)
+    assert len(said) == 1
+    again = cache_captions(PretrainedTextEncoder(clip, 8, 16), captions, said.append)
+    assert len(said) == 1
+    monkeypatch.setattr(PretrainedTextEncoder, "_loaded", property(lambda _: pytest.fail("the encoder was loaded")))
+    condition = TextCondition(again, guided=True)
+    assert condition.of(batch(captions)).shape == (3, 8, 16)
+    hidden = condition.hide(condition.of(batch(captions)), torch.tensor([True, False, False]))
+    assert hidden is not None
+    assert torch.equal(hidden[0], again.encode([""])[0])
+    assert torch.equal(hidden[1:], again.encode(captions[1:]))
+
+
+def test_other_texts_are_encoded_when_asked_for(clip: Path) -> None:
+    encoder = PretrainedTextEncoder(clip, 8, 16)
+    cached = cache_captions(encoder, ["a red circle"], lambda _: None)
+    assert torch.equal(cached.encode(["a blue circle"]), encoder.encode(["a blue circle"]))
+
+
+def test_other_weights_are_another_cache(clip: Path, tmp_path: Path) -> None:
+    import shutil
+
+    from safetensors.torch import load_file, save_file
+
+    other = tmp_path / "other"
+    shutil.copytree(clip, other)
+    file = other / "model.safetensors"
+    save_file({name: value + 0.01 for name, value in load_file(file).items()}, file, metadata={"format": "pt"})
+    assert PretrainedTextEncoder(clip, 8, 16).fingerprint() != PretrainedTextEncoder(other, 8, 16).fingerprint()
+
+
+def test_arrays_in_the_cache_are_checked_and_made_again() -> None:
+    made: list[int] = []
+
+    def compute() -> list[np.ndarray]:
+        made.append(1)
+        return [np.arange(6, dtype=np.float32).reshape(2, 3), np.ones((1, 3), dtype=np.float32)]
+
+    def get(about: dict[str, int]) -> np.ndarray:
+        return cached_array("things", about, (3, 3), "float32", compute, lambda _: None)
+
+    first = np.array(get({"a": 1}))
+    assert np.array_equal(get({"a": 1}), first)
+    assert len(made) == 1
+    get({"a": 2})
+    assert len(made) == 2
+    for file in cache_folder("things").glob("*/array.npy"):
+        content = bytearray(file.read_bytes())
+        content[-2] ^= 64
+        file.write_bytes(bytes(content))
+    assert np.array_equal(get({"a": 1}), first)
+    assert len(made) == 3
+    manifests = list(cache_folder("things").glob("*/manifest.json"))
+    assert json.loads(manifests[0].read_text())["shape"] == [3, 3]
+    for manifest in manifests:
+        manifest.write_text("{ half")
+    assert np.array_equal(get({"a": 1}), first)
+    assert len(made) == 4

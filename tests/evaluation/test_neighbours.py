@@ -1,0 +1,45 @@
+"""Precision and recall against a slow, obvious version, and in cases where they are known."""
+
+import pytest
+import torch
+
+from scalelong.evaluation import EvaluationError, precision_recall
+
+
+def slowly(points: torch.Tensor, centres: torch.Tensor, k: int) -> list[bool]:
+    radii = [sorted(float((c - other).norm()) for other in centres)[k] for c in centres]
+    return [any(float((p - c).norm()) <= radius for c, radius in zip(centres, radii, strict=True)) for p in points]
+
+
+@pytest.mark.parametrize("k", [1, 3, 5])
+def test_agrees_with_the_definition(k: int) -> None:
+    real, generated = torch.randn(40, 4).double(), 1.5 * torch.randn(30, 4).double() + 0.5
+    precise, recalled = precision_recall(real, generated, k)
+    assert precise.tolist() == slowly(generated, real, k)
+    assert recalled.tolist() == slowly(real, generated, k)
+    assert 0 < precise.float().mean() < 1
+
+
+def test_equal_sets_are_precise_and_complete() -> None:
+    features = torch.randn(100, 8)
+    precise, recalled = precision_recall(features, features)
+    assert precise.all()
+    assert recalled.all()
+
+
+def test_distant_sets_share_nothing() -> None:
+    precise, recalled = precision_recall(torch.randn(50, 8), torch.randn(50, 8) + 100)
+    assert not precise.any()
+    assert not recalled.any()
+
+
+def test_a_model_that_repeats_one_image_is_precise_but_not_complete() -> None:
+    real = torch.randn(200, 2)
+    precise, recalled = precision_recall(real, real[:1] + 1e-3 * torch.randn(200, 2))
+    assert precise.float().mean() > 0.99
+    assert recalled.float().mean() < 0.05
+
+
+def test_needs_more_than_k_images() -> None:
+    with pytest.raises(EvaluationError, match="3 generated"):
+        precision_recall(torch.randn(10, 2), torch.randn(3, 2))

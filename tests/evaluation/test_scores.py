@@ -1,0 +1,184 @@
+"""From images to scores: validation, reference statistics, protocols, and the commands."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from scalelong.cache import cache_folder
+from scalelong.cli import main
+from scalelong.data import ImageData, load_data
+from scalelong.data.shapes import draw_shape
+from scalelong.evaluation import (
+    InvalidSamplesError,
+    Moments,
+    ProtocolMismatchError,
+    Scores,
+    comparison,
+    reference_of,
+    score_images,
+    validate_samples,
+)
+from scalelong.evaluation import reference as reference_module
+from scalelong.evaluation.features.base import features_of
+from scalelong.evaluation.features.classifier import Classifier
+from scalelong.evaluation.shapes_rule import shapes_in, shows_colour_and_shape
+from scalelong.evaluation.subjects import stored_scores
+
+SHAPE = (1, 8, 8)
+
+
+def test_bytes_and_floats_are_the_same_images() -> None:
+    images = torch.randint(0, 256, (6, *SHAPE), dtype=torch.uint8)
+    assert torch.equal(validate_samples(images, SHAPE), images)
+    assert torch.equal(validate_samples(images.float() / 127.5 - 1, SHAPE), images)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (
+            lambda x: x.index_put(
+                (torch.tensor(3), torch.tensor(0), torch.tensor(0), torch.tensor(0)), torch.tensor(float("nan"))
+            ),
+            "1 of 5 samples are not finite, the first is number 3",
+        ),
+        (lambda x: x + float("inf"), "5 of 5"),
+        (lambda x: x * 3, "must lie in"),
+        (lambda x: x[:, :, :4], "must be"),
+        (lambda x: x[:4], "5 samples are needed and 4"),
+        (lambda x: x.to(torch.int64), "uint8"),
+        (lambda x: x[0], "must be"),
+    ],
+)
+def test_broken_samples_are_refused(spoil, message: str) -> None:
+    good = torch.linspace(-1, 1, 5 * 64).view(5, *SHAPE)
+    validate_samples(good, SHAPE, count=5)
+    with pytest.raises(InvalidSamplesError, match=message):
+        validate_samples(spoil(good), SHAPE, count=5)
+
+
+def test_reference_is_computed_once_and_belongs_to_its_data(
+    classifier: Classifier, digits: ImageData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = reference_of(digits, classifier)
+    features = features_of(classifier, digits.fetch(range(len(digits))).images)
+    torch.testing.assert_close(first.moments.covariance, Moments.of(features).covariance)
+    assert first.moments.n == len(digits)
+    assert first.data == digits.fingerprint()
+    part, _ = digits.split(100)
+    assert reference_of(part, classifier).file != first.file
+    monkeypatch.setattr(reference_module, "_compute", lambda *_: pytest.fail("computed again"))
+    again = reference_of(digits, classifier)
+    assert torch.equal(again.moments.covariance, first.moments.covariance)
+    first.file.write_bytes(b"damaged")
+    with pytest.raises(pytest.fail.Exception, match="computed again"):
+        reference_of(digits, classifier)
+    first.file.unlink()
+
+
+@pytest.fixture
+def real_scores(classifier: Classifier, digits: ImageData) -> Scores:
+    """Real images, scored as if they were samples."""
+    reference = reference_of(digits, classifier, lambda _: None)
+    images = digits.fetch(range(0, 1797, 6)).images
+    made_by = {"sampler": "ddim", "sampler_steps": 50, "guidance": 1.0, "weights": "ema"}
+    return score_images(images, digits, classifier, reference, subject={"run": "a", "step": 1}, **made_by)
+
+
+def test_real_images_score_well_and_noise_does_not(
+    real_scores: Scores, classifier: Classifier, digits: ImageData
+) -> None:
+    noise = torch.randint(0, 256, (300, *SHAPE), dtype=torch.uint8)
+    bad = score_images(noise, digits, classifier, reference_of(digits, classifier), subject={"folder": "noise"})
+    assert real_scores.frechet.value < 0.1 * bad.frechet.value
+    assert real_scores.precision.value > 0.8
+    assert real_scores.recall.value > 0.8
+    assert bad.recall.value < 0.2
+
+
+def test_scores_survive_being_stored(real_scores: Scores) -> None:
+    assert Scores.from_dict(json.loads(json.dumps(real_scores.to_dict()))) == real_scores
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("images", 7),
+        ("sampler", "ddpm"),
+        ("sampler_steps", 10),
+        ("guidance", 2.0),
+        ("weights", "raw"),
+        ("features_sha256", "f" * 64),
+        ("data_sha256", "d" * 64),
+        ("conditions", "classes in turn"),
+    ],
+)
+def test_unequal_protocols_are_not_compared(real_scores: Scores, field: str, value: object) -> None:
+    other = replace(real_scores, protocol=replace(real_scores.protocol, **{field: value}))
+    with pytest.raises(ProtocolMismatchError, match=f"{field}: .* and {value!r}"):
+        comparison([real_scores, other])
+
+
+def test_equal_protocols_are_compared_best_first(real_scores: Scores) -> None:
+    worse = replace(
+        real_scores,
+        frechet=replace(real_scores.frechet, value=99.0),
+        subject={"run": "b", "step": 2},
+        protocol=replace(real_scores.protocol, data="the/same/elsewhere"),
+    )
+    lines = comparison([worse, real_scores]).splitlines()
+    assert lines[1].startswith("a step 1")
+    assert lines[2].startswith("b step 2")
+
+
+def test_commands_stats_and_eval_of_a_folder(
+    shared_cache: None, digits: ImageData, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "real"
+    folder.mkdir()
+    for i, image in enumerate(digits.fetch(range(40)).images):
+        Image.fromarray(image[0].numpy()).save(folder / f"{i}.png")
+    assert main(["stats", "digits", "--out", str(tmp_path / "stats.npz")]) == 0
+    shown = capsys.readouterr().out
+    assert digits.fingerprint()[:16] in shown
+    with np.load(tmp_path / "stats.npz") as arrays:
+        assert arrays["mu"].shape == (64,)
+        assert arrays["sigma"].shape == (64, 64)
+    assert main(["eval", str(folder), "--data", "digits"]) == 0
+    assert "Fréchet distance" in capsys.readouterr().out
+    (scores,) = stored_scores(folder)
+    assert scores.protocol.images == 40
+    assert scores.protocol.sampler is None
+    assert main(["eval", str(folder), "--data", "digits", "--n", "41"]) == 1
+    assert "41 images are needed" in capsys.readouterr().err
+    assert main(["eval", str(folder)]) == 1
+    assert "--data" in capsys.readouterr().err
+    assert cache_folder("statistics").is_dir()
+
+
+def test_images_of_another_size_are_not_scored(shared_cache: None, tmp_path: Path) -> None:
+    for i in range(5):
+        Image.fromarray(np.zeros((16, 16), dtype=np.uint8)).save(tmp_path / f"{i}.png")
+    assert main(["eval", str(tmp_path), "--data", "digits"]) == 1
+
+
+@pytest.mark.parametrize("size", [16, 32])
+def test_the_rule_reads_drawn_shapes_without_error(size: int) -> None:
+    data = load_data("shapes", size=size, split="test", limit=300)
+    batch = data.fetch(range(300))
+    assert batch.captions is not None
+    assert [f"a {c} {s} at the {p}" for c, s, p in shapes_in(batch.images)] == batch.captions
+
+
+def test_the_rule_can_say_no() -> None:
+    image = draw_shape("red", "circle", "top left", size=16)[None]
+    assert shows_colour_and_shape(image, ["a red circle at the bottom right"]).all()
+    for caption in ("a red ring at the top left", "a blue circle at the top left", "a purple square at the top left"):
+        assert not shows_colour_and_shape(image, [caption]).any()
+    with pytest.raises(InvalidSamplesError):
+        shapes_in(image[:, :1])

@@ -1,0 +1,277 @@
+"""Exported folders, loaded by plain diffusers in a process that cannot import scalelong; files; cards; the hub."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+
+from scalelong.cli import main
+from scalelong.evaluation import Protocol, Score, Scores
+from scalelong.evaluation.subjects import SCORES, store
+from scalelong.export import ExportError, export_diffusers, export_safetensors, push_to_hub
+from scalelong.skips import unscale_
+from scalelong.training import (
+    DiffusionConfig,
+    ImagesConfig,
+    LoggingConfig,
+    OptimizerConfig,
+    TrainConfig,
+    load_run,
+    train,
+)
+
+UNET = {
+    "block_out_channels": (8, 16),
+    "norm_num_groups": 1,
+    "layers_per_block": 1,
+    "down_block_types": ("DownBlock2D", "DownBlock2D"),
+    "up_block_types": ("UpBlock2D", "UpBlock2D"),
+    "attention_head_dim": 4,
+}
+BASE = TrainConfig(
+    data="digits",
+    model="unet/cifar10",
+    model_options=UNET,
+    scaling="cs",
+    steps=8,
+    batch_size=8,
+    images=ImagesConfig(size=8, channels=1),
+    diffusion=DiffusionConfig(schedule="ddpm"),
+    optimizer=OptimizerConfig(lr=1e-3, ema_rate=0.5),
+    logging=LoggingConfig(trackers=(), samples_every=0),
+)
+UVIT = {"model": "uvit", "model_options": {"patch_size": 2, "dim": 32, "depth": 2, "heads": 2}}
+BY_CLASS = DiffusionConfig(condition="class", prediction="v")
+
+LOAD = """
+import sys
+sys.modules["scalelong"] = None  # importing it is an error
+import numpy, torch
+from diffusers import DiffusionPipeline
+pipeline = DiffusionPipeline.from_pretrained({folder!r}, trust_remote_code=True)
+pipeline.set_progress_bar_config(disable=True)
+generators = [torch.Generator().manual_seed(seed) for seed in range(8)]
+images = pipeline(generator=generators, output_type="np", num_inference_steps=5, **{arguments}).images
+numpy.save({out!r}, images)
+print(type(pipeline).__name__)
+"""
+
+
+def in_a_fresh_process(folder: Path, **arguments: object) -> tuple[str, torch.Tensor]:
+    """The class of the pipeline and its images, made by a process that cannot import scalelong."""
+    out = str(folder.parent / "images.npy")
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD.format(folder=str(folder), arguments=arguments, out=out)],
+        env={
+            "PYTHONPATH": ":".join(entry for entry in sys.path if entry.endswith("site-packages")),
+            "OMP_NUM_THREADS": "1",
+            "HF_MODULES_CACHE": str(folder.parent / "modules"),
+        },
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.strip().splitlines()[-1], as_bytes(np.load(out))
+
+
+def in_this_process(folder: Path, trust: bool, **arguments: object) -> tuple[str, torch.Tensor]:
+    """The same, faster, for what does not depend on the process."""
+    from diffusers.pipelines.pipeline_utils import DiffusionPipeline
+
+    pipeline: Any = DiffusionPipeline.from_pretrained(folder, **({"trust_remote_code": True} if trust else {}))
+    pipeline.set_progress_bar_config(disable=True)
+    generators = [torch.Generator().manual_seed(seed) for seed in range(8)]
+    images = pipeline(generator=generators, output_type="np", num_inference_steps=5, **arguments).images
+    return type(pipeline).__name__, as_bytes(images)
+
+
+def as_bytes(images: np.ndarray) -> torch.Tensor:
+    return (torch.from_numpy(images).permute(0, 3, 1, 2) * 255).round().to(torch.int64)
+
+
+def assert_same_images(theirs: torch.Tensor, ours: torch.Tensor) -> None:
+    """Scaling in another place rounds differently: a value may fall on the other side of a half."""
+    difference = (theirs - ours.to(torch.int64)).abs()
+    assert difference.max() <= 1
+    assert (difference > 0).float().mean() < 0.02
+    assert ours.float().std() > 10
+
+
+@pytest.fixture(autouse=True)
+def _own_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where diffusers copies the code of a folder before it runs it."""
+    monkeypatch.setattr("diffusers.utils.dynamic_modules_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+
+
+@pytest.fixture(scope="module")
+def unet_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run") / "unet"
+    train(BASE, folder)
+    return folder
+
+
+def test_an_unconditional_unet_needs_nothing_of_ours(unet_run: Path, tmp_path: Path) -> None:
+    """GroupNorm comes before any weights that could take κ, so a class of twenty lines carries it."""
+    assert main(["export", str(unet_run), "--out", str(tmp_path / "model")]) == 0
+    kind, images = in_a_fresh_process(tmp_path / "model", batch_size=8)
+    assert kind == "DDPMPipeline"
+    run = load_run(unet_run)
+    assert_same_images(images, run.sample(8, sampler="ddpm", steps=5))
+    # κ matters: without it the images are others.
+    unscale_(run.model)
+    assert (images - run.sample(8, sampler="ddpm", steps=5).to(torch.int64)).abs().max() > 2
+
+
+def test_without_scaling_only_standard_classes_are_left(tmp_path: Path) -> None:
+    train(replace(BASE, scaling="none", steps=2), tmp_path / "run")
+    export_diffusers(load_run(tmp_path / "run"), tmp_path / "model")
+    assert not list((tmp_path / "model").rglob("*.py"))
+    kind, images = in_this_process(tmp_path / "model", trust=False, batch_size=8)
+    assert kind == "DDPMPipeline"
+    assert_same_images(images, load_run(tmp_path / "run").sample(8, sampler="ddpm", steps=5))
+
+
+@pytest.mark.parametrize("scaling", ["cs:0.5", "uniform", "mp"])
+def test_every_constant_method_is_carried_and_the_run_is_left_alone(scaling: str, tmp_path: Path) -> None:
+    train(replace(BASE, scaling=scaling, steps=2), tmp_path / "run")
+    run = load_run(tmp_path / "run")
+    x, t = torch.randn(8, 1, 8, 8), torch.full((8,), 300.0)
+    with torch.no_grad():
+        before = run.network(x, t)
+        export_diffusers(run, tmp_path / "model")
+        assert torch.equal(run.network(x, t), before)
+    factors = json.loads((tmp_path / "model" / "unet" / "config.json").read_text())["factors"]
+    assert len(factors) == 4
+    assert len({skip for _, _, skip in factors}) == (4 if scaling.startswith("cs") else len({s for _, _, s in factors}))
+
+
+def test_an_export_that_would_compute_something_else_is_refused(
+    unet_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from scalelong.export import unet
+
+    right = unet._factors
+    monkeypatch.setattr(unet, "_factors", lambda model: (right(model) or [])[::-1])
+    with pytest.raises((ExportError, RuntimeError)):
+        export_diffusers(load_run(unet_run), tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize("schedule", ["vp", "cosine"])
+def test_a_class_conditional_unet_brings_a_pipeline_without_scalelong(schedule: str, tmp_path: Path) -> None:
+    diffusion = replace(BY_CLASS, schedule=schedule)
+    train(replace(BASE, diffusion=diffusion), tmp_path / "run")
+    run = load_run(tmp_path / "run")
+    export_diffusers(run, tmp_path / "model")
+    kind, images = in_this_process(
+        tmp_path / "model", trust=True, class_labels=["3", 4, "5", 6, "3", 4, "5", 6], guidance_scale=2.0
+    )
+    assert kind == "ExportedPipeline"
+    assert_same_images(images, run.sample(8, wishes=["3", "4", "5", "6"], steps=5, guidance=2.0))
+
+
+def test_uvit_brings_its_class(tmp_path: Path) -> None:
+    train(replace(BASE, **UVIT, scaling="ls", diffusion=BY_CLASS), tmp_path / "run")
+    run = load_run(tmp_path / "run")
+    export_diffusers(run, tmp_path / "model")
+    kind, images = in_this_process(tmp_path / "model", trust=True, class_labels=[7] * 8, guidance_scale=1.5)
+    assert kind == "ExportedPipeline"
+    assert_same_images(images, run.sample(8, wishes=["7"], steps=5, guidance=1.5))
+
+
+def test_what_standard_classes_cannot_hold_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(replace(BASE, scaling="ls", steps=1), tmp_path / "learned")
+    assert main(["export", str(tmp_path / "learned")]) == 1
+    assert "depend on the data" in capsys.readouterr().err
+    assert not (tmp_path / "learned" / "export-diffusers").exists()
+    assert main(["export", str(tmp_path / "learned"), "--format", "safetensors"]) == 0
+    texts = replace(
+        BASE, **UVIT, data="shapes", images=ImagesConfig(size=8), diffusion=DiffusionConfig(condition="text"), steps=1
+    )
+    train(texts, tmp_path / "texts")
+    with pytest.raises(ExportError, match="text encoder"):
+        export_diffusers(load_run(tmp_path / "texts"), tmp_path / "out")
+
+
+def test_nothing_is_overwritten(unet_run: Path, tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "thesis.txt").write_text("precious")
+    run = load_run(unet_run)
+    with pytest.raises(ExportError, match="exists already"):
+        export_diffusers(run, tmp_path / "taken")
+    export_safetensors(run, tmp_path / "weights.safetensors")
+    with pytest.raises(ExportError, match="exists already"):
+        export_safetensors(run, tmp_path / "weights.safetensors")
+    assert [path.name for path in (tmp_path / "taken").iterdir()] == ["thesis.txt"]
+
+
+@pytest.mark.parametrize(("weights", "said"), [("ema", "EMA"), ("raw", "not averaged")])
+def test_a_file_says_what_it_holds(weights: str, said: str, unet_run: Path, tmp_path: Path) -> None:
+    run = load_run(unet_run, weights=weights)  # pyright: ignore[reportArgumentType]
+    path = export_safetensors(run, tmp_path / weights)
+    with safe_open(path, framework="pt") as file:
+        about = json.loads(file.metadata()["scalelong"])
+        assert set(file.keys()) == set(run.model.state_dict())
+    assert said in about["weights"]
+    assert about["step"] == 8
+    assert about["scaling"]["method"] if "method" in about["scaling"] else about["scaling"]
+    assert about["config"]["data"] == "digits"
+    assert len(about["coefficients"]) >= 2
+    again = export_safetensors(run, tmp_path / "again")
+    assert again.read_bytes() == path.read_bytes()
+
+
+def test_the_card_tells_data_method_kappa_and_scores(unet_run: Path, tmp_path: Path) -> None:
+    protocol = Protocol(
+        features="classifier",
+        features_sha256="f" * 64,
+        data="digits",
+        data_sha256="d" * 64,
+        reference_images=1797,
+        images=500,
+        sampler="ddim",
+        sampler_steps=25,
+        guidance=1.0,
+        weights="ema",
+    )
+    score = Score(12.5, 11.0, 14.0)
+    store(unet_run / SCORES, Scores(protocol, score, score, score, {"run": "x", "step": 8}))
+    store(unet_run / SCORES, Scores(replace(protocol, images=77), score, score, score, {"run": "x", "step": 5}))
+    export_diffusers(load_run(unet_run), tmp_path / "model")
+    card = (tmp_path / "model" / "README.md").read_text()
+    for part in ("digits", "EMA", "step 8", "κ", "12.5 [11, 14]", "500 images, ddim 25 steps", "f" * 12, "d" * 12):
+        assert part in card
+    assert "77 images" not in card
+    (unet_run / SCORES).unlink()
+
+
+def test_push_to_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, object]] = []
+
+    class Hub:
+        def create_repo(self, name: str, private: bool, exist_ok: bool) -> None:
+            calls.append((name, private))
+
+        def upload_folder(self, repo_id: str, folder_path: str) -> str:
+            calls.append((repo_id, folder_path))
+            return "https://hub/commit"
+
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+    assert push_to_hub(tmp_path, "me/model") == "https://hub/commit"
+    assert calls == [("me/model", True), ("me/model", str(tmp_path))]
+
+    def offline(*_: object, **__: object) -> None:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(Hub, "create_repo", offline)
+    with pytest.raises(ExportError, match="no route to host"):
+        push_to_hub(tmp_path, "me/model")

@@ -1,0 +1,193 @@
+"""The same image for the same seed, whatever is made beside it; wishes; guidance; folders; processes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from scalelong.cli import main
+from scalelong.conditions import ConditionError, Unconditional
+from scalelong.diffusion import SAMPLERS, NoiseProcess, guided
+from scalelong.errors import InvalidConfigError
+from scalelong.models import unet
+from scalelong.sampling import SampleFolder, SampleSettings, requests
+from scalelong.sampling.folder import read_png
+from scalelong.sampling.images import ImageMaker, to_bytes
+from scalelong.training import load_run
+from scalelong.training.model_factory import Network
+
+
+@pytest.mark.parametrize("sampler", list(SAMPLERS))
+def test_every_sampler_gives_the_same_images_at_any_batch_size(class_run: Path, sampler: str) -> None:
+    run = load_run(class_run)
+    whole = run.sample(24, sampler=sampler, steps=6, guidance=2.0, batch_size=64)
+    assert whole.shape == (24, 1, 8, 8)
+    assert whole.dtype == torch.uint8
+    assert len({image.numpy().tobytes() for image in whole}) == 24
+    for batch_size in (1, 7):
+        assert torch.equal(run.sample(9, sampler=sampler, steps=6, guidance=2.0, batch_size=batch_size), whole[:9])
+    # Image 5 of seed 0 is image 0 of seed 5, if it shows the same class.
+    assert torch.equal(run.sample(1, seed=5, wishes=["5"], sampler=sampler, steps=6, guidance=2.0)[0], whole[5])
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_unets_too(layout: torch.memory_format) -> None:
+    blocks = {"down_block_types": ("DownBlock2D", "AttnDownBlock2D"), "up_block_types": ("AttnUpBlock2D", "UpBlock2D")}
+    sizes = {"block_out_channels": (8, 16), "norm_num_groups": 4, "layers_per_block": 1, "attention_head_dim": 8}
+    model = unet("cifar10", sample_size=8, **blocks, **sizes).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.02 * torch.randn_like(parameter)
+    model.to(memory_format=layout)  # pyright: ignore[reportCallIssue]
+    maker = ImageMaker(model, Network(model, model), NoiseProcess("ddpm"), "epsilon", (3, 8, 8), Unconditional(), None)
+    whole, few = (
+        [maker.all(requests(n, 0), SampleSettings(sampler="ddpm", steps=4), batch_size=size) for size in sizes]
+        for n, sizes in ((64, (64,)), (15, (1, 7)))
+    )
+    assert whole[0].float().std() > 10
+    for images in few:
+        assert torch.equal(images, whole[0][:15])
+
+
+def test_sampling_leaves_global_randomness_alone(class_run: Path) -> None:
+    run, before = load_run(class_run), torch.get_rng_state()
+    run.sample(2, sampler="ddpm", steps=3)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_averaged_weights_by_default(class_run: Path) -> None:
+    default, raw = load_run(class_run), load_run(class_run, weights="raw")
+    assert default.weights == "ema"
+    assert not torch.equal(default.sample(4, steps=5), raw.sample(4, steps=5))
+
+
+def test_wishes_by_name_or_number_and_bad_ones(class_run: Path) -> None:
+    run = load_run(class_run)
+    assert torch.equal(run.sample(2, wishes=["7"], steps=3)[1], run.sample(2, wishes=["3", "7"], steps=3)[1])
+    with pytest.raises(ConditionError, match="no class 'eleven'"):
+        run.sample(1, wishes=["eleven"], steps=3)
+    for bad in ({"n": 0}, {"seed": -1}, {"steps": 0}, {"steps": 1001}, {"sampler": "euler?"}, {"guidance": -1.0}):
+        with pytest.raises(InvalidConfigError):
+            run.sample(**{"n": 1, **bad})  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InvalidConfigError, match="batch_size"):
+        run.sample(1, batch_size=0)
+
+
+def test_guidance_is_the_formula() -> None:
+    def network(x: torch.Tensor, t: torch.Tensor, y: torch.Tensor | None) -> torch.Tensor:
+        assert y is not None
+        return x * (1 + y.view(-1, 1, 1, 1)) + t.view(-1, 1, 1, 1)
+
+    x, t, y, null = torch.randn(3, 1, 2, 2), torch.rand(3), torch.tensor([1, 2, 3]), torch.tensor(9)
+    told, untold = network(x, t, y), network(x, t, null.expand(3))
+    for scale in (0.0, 0.5, 1.0, 4.0):
+        torch.testing.assert_close(guided(network, y, null, scale)(x, t), untold + scale * (told - untold))
+    assert torch.equal(guided(network, y, None, 1.0)(x, t), told)
+    with pytest.raises(InvalidConfigError, match="condition_dropout 0"):
+        guided(network, y, None, 2.0)
+
+
+def test_a_batch_too_large_for_the_memory_is_halved(class_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, sizes = load_run(class_run), []
+    make = ImageMaker._batch
+
+    def with_little_memory(self: ImageMaker, part: list, *arguments: object) -> torch.Tensor:
+        sizes.append(len(part))
+        if len(part) > 3:
+            raise torch.OutOfMemoryError
+        return make(self, part, *arguments)  # pyright: ignore[reportArgumentType]
+
+    expected = run.sample(10, steps=3)
+    monkeypatch.setattr(ImageMaker, "_batch", with_little_memory)
+    assert torch.equal(run.sample(10, steps=3, batch_size=16), expected)
+    assert sizes == [10, 8, 4, 2, 2, 2, 2, 2]
+
+
+def test_images_that_are_not_finite_are_an_error() -> None:
+    with pytest.raises(InvalidConfigError, match="not finite"):
+        to_bytes(torch.full((1, 1, 2, 2), float("nan")))
+
+
+@pytest.fixture
+def arguments(class_run: Path, tmp_path: Path) -> list[str]:
+    return ["sample", str(class_run), "--steps", "4", "--guidance", "1.5", "--out", str(tmp_path / "out")]
+
+
+def test_the_command_writes_files_a_grid_and_how_they_were_made(
+    class_run: Path, arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments, "--n", "20"]) == 0
+    assert "weights: EMA, step 12" in capsys.readouterr().out
+    images = load_run(class_run).sample(20, steps=4, guidance=1.5)
+    for seed in range(20):
+        assert torch.equal(read_png(tmp_path / "out" / f"{seed:012d}.png"), images[seed])
+    # Ten classes in columns, enlarged four times, with gaps of two pixels.
+    assert read_png(tmp_path / "out" / "grid.png").shape == (1, 2 * 34 + 2, 10 * 34 + 2)
+    note = SampleFolder(tmp_path / "out").note()
+    assert (note["weights"], note["sampler"], note["steps"], note["guidance"]) == ("ema", "dpm++", 4, 1.5)
+    assert note["wishes"]["13"] == "3"
+
+
+def test_it_continues_where_it_was_interrupted(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main([*arguments, "--n", "12"]) == 0
+    files = {seed: tmp_path / "out" / f"{seed:012d}.png" for seed in range(12)}
+    before = {seed: file.read_bytes() for seed, file in files.items()}
+    files[3].unlink()
+    files[11].unlink()
+    made = []
+    make = ImageMaker._batch
+    monkeypatch.setattr(
+        ImageMaker,
+        "_batch",
+        lambda self, part, *rest: (made.extend(request.seed for request in part), make(self, part, *rest))[1],
+    )
+    assert main([*arguments, "--n", "14"]) == 0
+    assert made == [3, 11, 12, 13]
+    assert {seed: file.read_bytes() for seed, file in files.items()} == before
+
+
+def test_samples_made_in_another_way_are_not_mixed(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments, "--n", "2"]) == 0
+    assert main([*arguments, "--n", "2", "--sampler", "ddim"]) == 1
+    assert "sampler: 'dpm++' -> 'ddim'" in capsys.readouterr().err
+    assert main([*arguments, "--n", "2", "--class", "8"]) == 1
+    assert "'8' is asked for" in capsys.readouterr().err
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.txt").write_text("precious")
+    assert main([*arguments[:-1], str(tmp_path / "other")]) == 1
+    assert "not empty" in capsys.readouterr().err
+
+
+def test_two_processes_make_what_one_makes(class_run: Path, arguments: list[str], tmp_path: Path) -> None:
+    assert main([*arguments, "--n", "13"]) == 0
+    together = tmp_path / "together"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, "scalelong", *arguments[:-1], str(together), "-n", "13", "--batch-size", "3"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("weights: EMA") == 1
+    assert (together / "grid.png").read_bytes() == (tmp_path / "out" / "grid.png").read_bytes()
+    for seed in range(13):
+        name = f"{seed:012d}.png"
+        assert (together / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
+    assert json.loads((together / "samples.json").read_text()) == SampleFolder(tmp_path / "out").note()
+
+
+def test_settings_are_checked() -> None:
+    with pytest.raises(InvalidConfigError, match="unknown sampler"):
+        SampleSettings(sampler="magic")
