@@ -62,6 +62,7 @@ if TYPE_CHECKING:
         unscale_,
         unscaled,
     )
+    from .stability import Diagnosis, StabilityMonitor, diagnose
 
 _HOMES = {
     "errors": (
@@ -117,6 +118,7 @@ _HOMES = {
         "unscale_",
         "unscaled",
     ),
+    "stability": ("Diagnosis", "StabilityMonitor", "diagnose"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -127,6 +129,7 @@ __all__ = [
     "CancelledScalingWarning",
     "ConstantScaling",
     "CustomScaling",
+    "Diagnosis",
     "ExampleInputsError",
     "FoldReport",
     "InvalidConfigError",
@@ -145,6 +148,7 @@ __all__ = [
     "ScalingMismatchError",
     "SkipMismatchError",
     "SkipPlan",
+    "StabilityMonitor",
     "UViT",
     "UniformScaling",
     "UnreachableSkipError",
@@ -153,6 +157,7 @@ __all__ = [
     "as_scaling",
     "choose_kappa",
     "coefficients",
+    "diagnose",
     "find_skips",
     "fold_",
     "is_scaled",
