@@ -57,10 +57,20 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"scalelong: unknown command {command!r}\n\n{usage()}", file=sys.stderr)
         return 2
     try:
-        return import_module(f"scalelong.commands.{command}").main(rest) or 0
+        code = import_module(f"scalelong.commands.{command}").main(rest) or 0
+        _part_from_other_processes()
+        return code
     except ScaleLongError as error:
         print(f"scalelong {command}: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"scalelong {command}: interrupted", file=sys.stderr)
         return 130
+
+
+def _part_from_other_processes() -> None:
+    """Leave the group of processes that a command has joined: one that is still open at exit may abort the process."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        distributed.barrier()
+        distributed.destroy_process_group()
