@@ -14,6 +14,11 @@ BENCHMARKS = {
     "step": "a training step against the authors' code and diffusers' script",
     "overhead": "what scaling the long skips costs, in time and memory",
     "roofline": "the step against the machine's matrix products, and where its time goes",
+    "sampling": "images per second to a given Fréchet distance",
+    "data": "images per second by source, alone and while training",
+    "attach": "finding the long skips of any network, and scaling them from outside",
+    "growth": "how time and memory grow with depth, tokens, width, batch and long skips",
+    "trainer": "the trainer's own share of a step, its start, two processes",
 }
 
 

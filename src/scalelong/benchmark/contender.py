@@ -47,7 +47,7 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
-            env=_environment(threads) | contender.environment,
+            env=package_environment(threads) | contender.environment,
         )
         self._send(
             {
@@ -62,7 +62,14 @@ class Worker:
         self._receive()
 
     def turn(self, steps: int) -> float:
+        self.begin(steps)
+        return self.end()
+
+    def begin(self, steps: int) -> None:
         self._send({"steps": steps})
+
+    def end(self) -> float:
+        """The seconds of the steps that were begun."""
         reply = self._receive()
         self.memory = reply["memory"]
         return reply["seconds"]
@@ -152,7 +159,8 @@ def ask_one(contender: Contender, question: str, settings: Settings) -> Any:
         return worker.ask(question)
 
 
-def _environment(threads: int) -> dict[str, str]:
+def package_environment(threads: int) -> dict[str, str]:
+    """For processes that import this package, with so many threads."""
     # The package may be in use from a checkout that is not installed.
     source = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH", "")]))

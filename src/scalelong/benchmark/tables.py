@@ -10,9 +10,9 @@ Cell = str | float | int | None | Spread
 
 
 def _seconds(value: float) -> str:
-    if value >= 1:
+    if abs(value) >= 1:
         return f"{value:.3g} s"
-    return f"{1e3 * value:.3g} ms" if value >= 1e-3 else f"{1e6 * value:.3g} µs"
+    return f"{1e3 * value:.3g} ms" if abs(value) >= 1e-3 else f"{1e6 * value:.3g} µs"
 
 
 def _rate(value: float) -> str:

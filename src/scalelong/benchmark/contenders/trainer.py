@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ...data import MemoryData
+from ...data import ImageData, MemoryData
 from ...training.config import (
     DiffusionConfig,
     HardwareConfig,
@@ -64,6 +64,7 @@ def configuration(
     compiled: bool = False,
     schedule: Any = "vp",
     clip: float | None = None,
+    workers: int = 0,
 ) -> TrainConfig:
     """The authors' settings for CIFAR-10, without trackers."""
     return TrainConfig(
@@ -73,7 +74,7 @@ def configuration(
         scaling=scaling,
         steps=ENDLESS,
         batch_size=batch,
-        images=ImagesConfig(size=shape[-1], channels=shape[0], flip=True),
+        images=ImagesConfig(size=shape[-1], channels=shape[0], flip=True, workers=workers),
         diffusion=DiffusionConfig(schedule=schedule),
         optimizer=OptimizerConfig(lr=2e-4, weight_decay=0.03, betas=(0.99, 0.999), warmup=2500, clip=clip),
         hardware=HardwareConfig(compile=compiled, cpu=True),
@@ -84,9 +85,12 @@ def configuration(
 def make_trainer(config: TrainConfig, shape: list[int]) -> Trainer:
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (IMAGES, *shape), dtype=torch.uint8, generator=generator)
+    return trainer_on(config, MemoryData("random images", images))
+
+
+def trainer_on(config: TrainConfig, data: ImageData) -> Trainer:
     folder = tempfile.mkdtemp(prefix="scalelong-bench-")  # nothing is written to it
     accelerator = make_accelerator(config, folder)
-    data = MemoryData("random images", images)
     return Trainer(config, RunFolder(folder), accelerator, data, None, Progress(config.steps, enabled=False))
 
 
