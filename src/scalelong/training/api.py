@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 
-from .allocator import keep_freed_memory
 from .config import TrainConfig
 from .data_source import load_images
 from .errors import RunFolderError
@@ -33,8 +32,6 @@ def train(config: TrainConfig, out: str | PathLike[str] | None = None, *, hooks:
     """Train as the configuration says, in a run folder. A run that is there already is continued."""
     run = RunFolder(out or default_folder(config))
     accelerator = make_accelerator(config, str(run.path))
-    if accelerator.device.type == "cpu":
-        keep_freed_memory()
     progress = Progress(config.steps, accelerator.is_main_process)
     try:
         with ExitStack() as stack:

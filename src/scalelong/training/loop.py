@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..data import Batch, ImageData, batches
 from ..diffusion import NoiseProcess, losses
+from .allocator import keep_freed_memory
 from .checkpoint import newest_good, prune, read_checkpoint, set_aside, write_checkpoint
 from .conditioning import make_conditions
 from .config import TrainConfig
@@ -49,6 +50,8 @@ class Trainer:
         self.config, self.run, self.accelerator, self.data = config, run, accelerator, data
         self.progress, self.hooks = progress, hooks
         self.process = NoiseProcess(config.diffusion.schedule)
+        if accelerator.device.type == "cpu":
+            keep_freed_memory()
         self.state = create(config, accelerator, build_model(config, shape_of(data)))
         self.cores = make_cores(config, self.state.bare, accelerator)
         self.order = DataOrder(len(data), config.batch_size, config.seed)
