@@ -14,7 +14,7 @@ InitStd = float | Literal["unit"]
 FINAL_STARTS = ("authors", "identity")
 
 # E[gelu(z)²] for a standard normal z.
-GELU_MOMENT = 0.42516
+GELU_MOMENT = 0.42522
 
 
 def require_init_std(std: Any) -> None:
