@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..scaling.base import UNSCALED, Constants
+from ..scaling.merge import start_merge_
 from ..scaling.residual import ResidualBranch, ResidualSpec
 
 
@@ -50,6 +51,10 @@ class SkipMerge(nn.Linear):
             skip_weight = skip_weight * factors.skip
         merged = F.linear(main, main_weight, self.bias)
         return torch.addmm(merged.flatten(0, 1), skip.flatten(0, 1), skip_weight.t()).view_as(merged)
+
+    def start(self, start: str, factors: Constants) -> None:
+        main_weight, skip_weight = self.weight.split(self.dim, dim=1)
+        start_merge_(main_weight, skip_weight, start, factors)
 
     @torch.no_grad()
     def fold(self, factors: Constants) -> None:
