@@ -102,9 +102,9 @@ def _is_transformed() -> bool:
     return (
         torch._C._are_functorch_transforms_active()
         or torch.autograd.forward_ad._current_level >= 0
-        or torch.jit.is_tracing()
+        or torch._C._is_tracing()
         or torch._C._len_torch_dispatch_stack() > 0
-        or nn.modules.module._has_any_global_hook()
+        or bool(nn.modules.module._has_any_global_hook())
     )
 
 
