@@ -92,24 +92,23 @@ def _one(loss_of: LossOf, network: Network, part: slice, factor: float) -> Tenso
 
 def make_cores(config: TrainConfig, model: nn.Module, accelerator: Any) -> Cores | None:
     """None where all cores share every operation: on accelerators, and for networks of which nothing is known."""
-    wanted = config.hardware.split_cores
-    if wanted is False or not _can_split(config, accelerator):
+    on_cpu, full = accelerator.device.type == "cpu", accelerator.mixed_precision == "no"
+    if not splits(config, model, on_cpu=on_cpu and full, processes=accelerator.num_processes):
         require(
-            not wanted,
+            not config.hardware.split_cores,
             "split_cores is for one process on a CPU, in full precision, without compile; leave it out here",
         )
         return None
-    if wanted is None and not isinstance(model, UViT):
-        return None
-    if wanted:
+    if config.hardware.split_cores:
         obstacles = [name for name, module in model.named_modules() if _mixes_or_draws(module)]
         require(not obstacles, f"split_cores is not for networks with batch norm or dropout, as at {obstacles[:3]}")
     return Cores(model, torch.get_num_threads())
 
 
-def _can_split(config: TrainConfig, accelerator: Any) -> bool:
-    alone = accelerator.device.type == "cpu" and accelerator.num_processes == 1
-    return alone and accelerator.mixed_precision == "no" and not config.hardware.compile
+def splits(config: TrainConfig, model: nn.Module, *, on_cpu: bool, processes: int) -> bool:
+    wanted = config.hardware.split_cores
+    wanted = isinstance(model, UViT) if wanted is None else wanted
+    return wanted and on_cpu and processes == 1 and not config.hardware.compile
 
 
 def _mixes_or_draws(module: nn.Module) -> bool:
