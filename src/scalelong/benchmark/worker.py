@@ -35,29 +35,28 @@ def main() -> None:
 
 
 def _build(wish: dict[str, Any]) -> tuple[Callable[[], object], float]:
-    import torch
-
-    torch.set_num_threads(wish["threads"])
     warnings.simplefilter("ignore")  # they were shown to whoever trains such a model
     module, _, name = wish["factory"].partition(":")
     factory = getattr(importlib.import_module(module), name)
-    _load_libraries(wish["imports"])
+    for package in wish["imports"]:
+        with suppress(ImportError):  # the factory says it better
+            importlib.import_module(package)
+    if "torch" in sys.modules:
+        _warm_torch(wish["threads"])
     before = current_memory()
-    torch.manual_seed(0)
     return factory(**wish["arguments"]), before
 
 
-def _load_libraries(packages: list[str]) -> None:
+def _warm_torch(threads: int) -> None:
     """What is loaded at the first use is not memory of the model, so it is used now."""
     import torch
 
-    for package in packages:
-        with suppress(ImportError):  # the factory says it better
-            importlib.import_module(package)
+    torch.set_num_threads(threads)
     layer = torch.nn.Linear(64, 64)
     optimizer = torch.optim.AdamW(layer.parameters())
     layer(torch.randn(64, 64)).sum().backward()
     optimizer.step()
+    torch.manual_seed(0)
 
 
 def _answer(step: Callable[[], object], request: dict[str, Any], before: float) -> dict[str, Any]:
