@@ -70,17 +70,24 @@ def _answer(step: Callable[[], object], request: dict[str, Any], before: float) 
 
 def current_memory() -> float:
     """Bytes of this process in memory now."""
-    try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            return int(file.read().split()[1]) * resource.getpagesize()
-    except OSError:  # not Linux
-        return peak_memory()
+    return _status("VmRSS") or peak_memory()
 
 
 def peak_memory() -> float:
     """The most bytes of this process that have been in memory at a time."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak
+    # Not by getrusage, if it can be helped: on Linux a new process inherits the peak of the one that started it.
+    peak = _status("VmHWM")
+    if peak is None:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return peak
+
+
+def _status(name: str) -> float | None:
+    try:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+            return next((1024.0 * int(line.split()[1]) for line in file if line.startswith(f"{name}:")), None)
+    except OSError:  # not Linux
+        return None
 
 
 def _failure(error: Exception) -> dict[str, Any]:
