@@ -35,29 +35,28 @@ def main() -> None:
 
 
 def _build(wish: dict[str, Any]) -> tuple[Callable[[], object], float]:
-    import torch
-
-    torch.set_num_threads(wish["threads"])
     warnings.simplefilter("ignore")  # they were shown to whoever trains such a model
     module, _, name = wish["factory"].partition(":")
     factory = getattr(importlib.import_module(module), name)
-    _load_libraries(wish["imports"])
+    for package in wish["imports"]:
+        with suppress(ImportError):  # the factory says it better
+            importlib.import_module(package)
+    if "torch" in sys.modules:
+        _warm_torch(wish["threads"])
     before = current_memory()
-    torch.manual_seed(0)
     return factory(**wish["arguments"]), before
 
 
-def _load_libraries(packages: list[str]) -> None:
+def _warm_torch(threads: int) -> None:
     """What is loaded at the first use is not memory of the model, so it is used now."""
     import torch
 
-    for package in packages:
-        with suppress(ImportError):  # the factory says it better
-            importlib.import_module(package)
+    torch.set_num_threads(threads)
     layer = torch.nn.Linear(64, 64)
     optimizer = torch.optim.AdamW(layer.parameters())
     layer(torch.randn(64, 64)).sum().backward()
     optimizer.step()
+    torch.manual_seed(0)
 
 
 def _answer(step: Callable[[], object], request: dict[str, Any], before: float) -> dict[str, Any]:
@@ -71,17 +70,24 @@ def _answer(step: Callable[[], object], request: dict[str, Any], before: float) 
 
 def current_memory() -> float:
     """Bytes of this process in memory now."""
-    try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            return int(file.read().split()[1]) * resource.getpagesize()
-    except OSError:  # not Linux
-        return peak_memory()
+    return _status("VmRSS") or peak_memory()
 
 
 def peak_memory() -> float:
     """The most bytes of this process that have been in memory at a time."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak
+    # Not by getrusage, if it can be helped: on Linux a new process inherits the peak of the one that started it.
+    peak = _status("VmHWM")
+    if peak is None:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return peak
+
+
+def _status(name: str) -> float | None:
+    try:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+            return next((1024.0 * int(line.split()[1]) for line in file if line.startswith(f"{name}:")), None)
+    except OSError:  # not Linux
+        return None
 
 
 def _failure(error: Exception) -> dict[str, Any]:
