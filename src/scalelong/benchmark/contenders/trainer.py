@@ -1,5 +1,7 @@
 """Our side: steps of our trainer, on random images that are in memory."""
 
+import atexit
+import shutil
 import tempfile
 from collections.abc import Callable
 from typing import Any
@@ -89,7 +91,8 @@ def make_trainer(config: TrainConfig, shape: list[int]) -> Trainer:
 
 
 def trainer_on(config: TrainConfig, data: ImageData) -> Trainer:
-    folder = tempfile.mkdtemp(prefix="scalelong-bench-")  # nothing is written to it
+    folder = tempfile.mkdtemp(prefix="scalelong-bench-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     accelerator = make_accelerator(config, folder)
     return Trainer(config, RunFolder(folder), accelerator, data, None, Progress(config.steps, enabled=False))
 
