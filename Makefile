@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: setup demo test check format clean
+.PHONY: setup demo test bench check format clean
 
 setup: $(INSTALLED)
 
@@ -20,6 +20,10 @@ demo: $(INSTALLED)
 # One thread for each of two workers: small tensors gain nothing from more.
 test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -q $(ARGS)
+
+# Takes about an hour; let nothing else run. OFFICIAL=PATH, a checkout of the authors' code, measures that too.
+bench: $(INSTALLED)
+	$(BIN)/scalelong bench --out bench.json $(if $(OFFICIAL),--official $(OFFICIAL)) $(ARGS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -23,6 +23,7 @@ COMMANDS = {
     "stats": "compute and keep the reference statistics of a data set",
     "export": "write a trained model as a diffusers folder or as safetensors",
     "models": "list the networks of the paper with their parameter counts",
+    "bench": "measure speed and memory on this machine, against what one would run instead",
     "demo": "train a tiny U-ViT under none, CS and LS on real digits, and compare",
 }
 

@@ -68,5 +68,9 @@ class UnsupportedModelError(ScaleLongError, TypeError):
     """This kind of object cannot be scaled."""
 
 
+class NotFreshError(ScaleLongError, RuntimeError):
+    """Weights that would be overwritten do not look as if they were just initialised."""
+
+
 class CancelledScalingWarning(UserWarning):
     """A normalisation right behind the merges cancels most of a constant scaling."""

@@ -222,5 +222,5 @@ def test_residual_baselines():
     assert torch.equal(one(x, t, y), tiny()(x, t, y))
     block = third.encoder[0]
     h = torch.randn(2, 5, 32)
-    a = h + 0.3 * block.attention(block.attention_norm(h))  # pyright: ignore
-    torch.testing.assert_close(block(h), a + 0.3 * block.mlp(block.mlp_norm(a)))  # pyright: ignore
+    a = h + 0.3 * block.attention(h, block.attention_norm)  # pyright: ignore
+    torch.testing.assert_close(block(h), a + 0.3 * block.mlp(a, block.mlp_norm))  # pyright: ignore

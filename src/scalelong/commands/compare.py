@@ -19,7 +19,7 @@ Value = TypeVar("Value", int, float, str)
 def main(arguments: list[str]) -> int:
     options = parser().parse_args(arguments)
     config = configuration(options)
-    methods, seeds = listed(options.methods, str, "--methods"), list(range(options.seeds))
+    methods, seeds = [*listed(options.methods, str, "--methods"), *options.variants], list(range(options.seeds))
     out = options.out or Path("runs") / f"compare-{options.recipe or 'custom'}"
     pace = {"every": options.every, "jobs": options.jobs}
     for axis, text in (("depth", options.depths), ("batch", options.batch_sizes)):
@@ -49,6 +49,14 @@ def parser() -> argparse.ArgumentParser:
         "are finished are not repeated: the same command continues an interrupted comparison.",
     )
     made.add_argument("--methods", default="none,uniform,cs:0.7,ls", help="comma-separated (default: %(default)s)")
+    made.add_argument(
+        "--variants",
+        nargs="*",
+        default=[],
+        metavar="'NAME: FIELD=VALUE ...'",
+        help="besides methods: what differs in other fields of the configuration as well, for example 'fast: "
+        "scaling=cs:0.7 lr=2e-3 model_options.merge_start=additive'",
+    )
     made.add_argument("--seeds", type=int, default=3, help="number of seeds: 0, 1, ... (default: %(default)s)")
     made.add_argument("--recipe", choices=list(RECIPES), help="the run to repeat (default: digits-tiny)")
     made.add_argument("--config", type=Path, help="a YAML file with other values, such as a run's config.yaml")

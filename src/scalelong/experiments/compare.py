@@ -15,6 +15,7 @@ from .figures import draw_comparison
 from .pool import run_all
 from .runs import PlannedRun, plan_runs
 from .summary import MethodSummary, summarise, table_rows
+from .variants import Variant
 
 RECORDS = 250
 """Roughly how many readings of features and coefficients a run keeps."""
@@ -34,7 +35,7 @@ class Comparison:
 
 def compare(
     config: TrainConfig,
-    methods: Sequence[str],
+    methods: Sequence[str | Variant],
     seeds: Sequence[int],
     out: str | PathLike[str],
     *,
@@ -42,6 +43,9 @@ def compare(
     jobs: int | None = None,
 ) -> Comparison | None:
     """Train every method with every seed; runs that are finished are not repeated. None if it was interrupted.
+
+    A method is a scaling, or a variant such as "fast: scaling=cs:0.7 lr=2e-3". The baseline is the one named "none", or
+    else the first.
 
     `every` is the number of steps between two readings of features and coefficients, `jobs` how many runs go at once.
     """

@@ -1,7 +1,7 @@
 """The runs of a comparison: one per method and seed, each in a run folder of its own.
 
-Runs of one seed differ in the scaling alone: they share initial weights, order of data, noise and times, because the
-trainer draws all of them as functions of (seed, step).
+Runs of one seed differ in what the method says alone, mostly the scaling: they share initial weights, order of data,
+noise and times, because the trainer draws all of them as functions of (seed, step).
 """
 
 import json
@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..errors import InvalidConfigError
-from ..scaling import as_scaling
 from ..training import NonFiniteError, TrainConfig, train
 from ..training.atomic import write_text
 from ..training.checkpoint import saved_steps
 from .recording import Recording
+from .variants import Variant, as_variant
 
 DIVERGED = "diverged.json"
 
@@ -45,21 +45,21 @@ class PlannedRun:
 
 
 def plan_runs(
-    config: TrainConfig, methods: Sequence[str], seeds: Sequence[int], out: Path, prefix: str = ""
+    config: TrainConfig, methods: Sequence[str | Variant], seeds: Sequence[int], out: Path, prefix: str = ""
 ) -> list[PlannedRun]:
     """Seed by seed, so that an interrupted comparison holds complete seeds."""
     if not methods or not seeds:
         raise InvalidConfigError("a comparison needs at least one method and one seed")
-    for given, kind in ((methods, "method"), (seeds, "seed")):
+    variants = [as_variant(method) for method in methods]
+    for given, kind in (([variant.name for variant in variants], "method"), (seeds, "seed")):
         twice = sorted({str(entry) for entry in given if list(given).count(entry) > 1})
         if twice:
             raise InvalidConfigError(f"{kind} {', '.join(twice)} is given twice")
-    for method in methods:
-        as_scaling(method)
+    configs = {variant.name: variant.apply(config) for variant in variants}
     return [
-        PlannedRun(method, seed, out / f"{prefix}{slug(method)}-seed{seed}", replace(config, scaling=method, seed=seed))
+        PlannedRun(name, seed, out / f"{prefix}{slug(name)}-seed{seed}", replace(changed, seed=seed))
         for seed in seeds
-        for method in methods
+        for name, changed in configs.items()
     ]
 
 

@@ -37,15 +37,21 @@ def summarise(runs: Sequence[PlannedRun]) -> list[MethodSummary]:
     curves = {(run.method, run.seed): read_curves(run.folder) for run in runs}
     step = _last_common_step(list(curves.values()))
     methods = list(dict.fromkeys(run.method for run in runs))
-    return [_summary(method, [run for run in runs if run.method == method], curves, step) for method in methods]
+    base = baseline_of(methods)
+    return [_summary(method, base, [run for run in runs if run.method == method], curves, step) for method in methods]
+
+
+def baseline_of(methods: Sequence[str]) -> str:
+    """The method that the others are measured against: "none", or else the first."""
+    return BASELINE if BASELINE in methods else methods[0]
 
 
 def _summary(
-    method: str, runs: list[PlannedRun], curves: dict[tuple[str, int], dict[str, Curve]], step: int
+    method: str, base: str, runs: list[PlannedRun], curves: dict[tuple[str, int], dict[str, Curve]], step: int
 ) -> MethodSummary:
     mine = [curves[method, run.seed] for run in runs]
     held_out = [found.get("held_out_loss", Curve((), ())) for found in mine]
-    baselines = [curves.get((BASELINE, run.seed), {}).get("held_out_loss", Curve((), ())) for run in runs]
+    baselines = [curves.get((base, run.seed), {}).get("held_out_loss", Curve((), ())) for run in runs]
     return MethodSummary(
         method=method,
         seeds=[run.seed for run in runs],
@@ -97,12 +103,13 @@ def _average(series: list[tuple[float, ...]]) -> float | None:
 def table_rows(summaries: Sequence[MethodSummary]) -> list[dict[str, str]]:
     diverged = any(entry.diverged for entry in summaries)
     scored = any(score is not None for entry in summaries for score in entry.frechet)
+    base = baseline_of([entry.method for entry in summaries])
     return [
         {
             "method": entry.method,
             f"held-out loss, step {entry.step}": spread(entry.held_out_loss, "{:.4f}"),
             **({"Fréchet distance": spread(entry.frechet, "{:.2f}")} if scored else {}),
-            "steps to none's loss": "1 (baseline)" if entry.method == BASELINE else ratio_text(entry.steps_ratio),
+            f"steps to {base}'s loss": "1 (baseline)" if entry.method == base else ratio_text(entry.steps_ratio),
             "ms/step": "-" if entry.seconds_per_step is None else f"{1000 * entry.seconds_per_step:.0f}",
             "κ_1 ... κ_N": " ".join(f"{value:.2f}" for value in entry.coefficients) or "-",
             **_oscillation_cells(entry.oscillation),

@@ -11,7 +11,8 @@ from .compare import Comparison, compare
 from .curves import mean
 from .probing import noisy_probe
 from .runs import PlannedRun
-from .summary import BASELINE, ratio_text, spread
+from .summary import baseline_of, ratio_text, spread
+from .variants import Variant
 
 AXES = ("depth", "batch")
 PROBE = 32
@@ -28,7 +29,7 @@ def at(config: TrainConfig, axis: str, value: int) -> TrainConfig:
 
 def sweep(
     config: TrainConfig,
-    methods: Sequence[str],
+    methods: Sequence[str | Variant],
     seeds: Sequence[int],
     out: Path,
     axis: str,
@@ -49,12 +50,13 @@ def sweep(
 
 
 def sweep_rows(axis: str, found: dict[int, Comparison]) -> list[dict[str, str]]:
+    base = baseline_of([entry.method for comparison in found.values() for entry in comparison.summaries])
     return [
         {
             axis: str(value),
             "method": entry.method,
             "held-out loss": spread(entry.held_out_loss, "{:.4f}"),
-            "steps to none's loss": "1 (baseline)" if entry.method == BASELINE else ratio_text(entry.steps_ratio),
+            f"steps to {base}'s loss": "1 (baseline)" if entry.method == base else ratio_text(entry.steps_ratio),
             "O1": spread([score.o1 for score in entry.oscillation if score.valid], "{:.2g}"),
             "diverged": str(len(entry.diverged)),
         }

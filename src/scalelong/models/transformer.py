@@ -5,7 +5,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..scaling.base import UNSCALED, Constants
+from ..scaling.merge import start_merge_
 from ..scaling.residual import ResidualBranch, ResidualSpec
+from .fused import can_fuse, normed_linear, normed_mlp
 
 
 class Attention(nn.Module):
@@ -15,10 +17,12 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
         self.out = nn.Linear(dim, dim)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, norm: nn.LayerNorm) -> Tensor:
         batch, length, dim = x.shape
-        qkv = self.qkv(x).view(batch, length, 3, self.heads, dim // self.heads).permute(2, 0, 3, 1, 4)
-        x = F.scaled_dot_product_attention(*qkv.unbind(0))
+        qkv = normed_linear(x, norm, self.qkv) if can_fuse(x, norm, self.qkv) else self.qkv(norm(x))
+        qkv = qkv.view(batch, length, 3, self.heads, dim // self.heads).permute(2, 0, 3, 1, 4)
+        q, k, v = qkv.unbind(0)
+        x = F.scaled_dot_product_attention(q, k, v)
         return self.out(x.transpose(1, 2).reshape(batch, length, dim))
 
 
@@ -28,8 +32,10 @@ class MLP(nn.Module):
         self.expand = nn.Linear(dim, hidden)
         self.reduce = nn.Linear(hidden, dim)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.reduce(F.gelu(self.expand(x)))
+    def forward(self, x: Tensor, norm: nn.LayerNorm) -> Tensor:
+        if can_fuse(x, norm, self.expand, self.reduce):
+            return normed_mlp(x, norm, self.expand, self.reduce)
+        return self.reduce(F.gelu(self.expand(norm(x))))
 
 
 class SkipMerge(nn.Linear):
@@ -50,6 +56,10 @@ class SkipMerge(nn.Linear):
             skip_weight = skip_weight * factors.skip
         merged = F.linear(main, main_weight, self.bias)
         return torch.addmm(merged.flatten(0, 1), skip.flatten(0, 1), skip_weight.t()).view_as(merged)
+
+    def start(self, start: str, factors: Constants) -> None:
+        main_weight, skip_weight = self.weight.split(self.dim, dim=1)
+        start_merge_(main_weight, skip_weight, start, factors)
 
     @torch.no_grad()
     def fold(self, factors: Constants) -> None:
@@ -75,5 +85,5 @@ class Block(nn.Module):
     def forward(self, x: Tensor, skip: Tensor | None = None, factors: Constants = UNSCALED) -> Tensor:
         if self.merge is not None and skip is not None:
             x = self.merge(x, skip, factors)
-        x = self.attention_residual(x, self.attention(self.attention_norm(x)))
-        return self.mlp_residual(x, self.mlp(self.mlp_norm(x)))
+        x = self.attention_residual(x, self.attention(x, self.attention_norm))
+        return self.mlp_residual(x, self.mlp(x, self.mlp_norm))

@@ -5,7 +5,6 @@ N = depth // 2 long skips to the second half.
 """
 
 from collections.abc import Mapping
-from functools import partial
 from os import PathLike
 from typing import Any, Self
 
@@ -14,13 +13,15 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ..errors import InvalidConfigError, InvalidInputError
-from ..scaling.base import Constants, Scaling, SkipScaling, SkipSite
+from ..scaling.base import UNSCALED, Constants, Scaling, SkipScaling, SkipSite
+from ..scaling.merge import require_merge_start
 from ..scaling.registry import as_scaling
 from ..scaling.residual import ResidualSpec, validate_residual
 from .embedding import PositionEmbedding, patch_grid, timestep_embedding, unpatchify
 from .official import load_official_, official_arguments
 from .presets import preset_arguments
-from .transformer import Block
+from .start import InitStd, initialise_, require_final_start, require_init_std, start_as_identity_
+from .transformer import Block, SkipMerge
 
 
 class UViT(nn.Module):
@@ -29,7 +30,9 @@ class UViT(nn.Module):
     `t` has one entry per image, in the units of the network: 0 to 999, not necessarily whole. `classes` counts the
     labels including a null label, if there is one. `context_dim` and `context_length` describe text embeddings.
     `init_std` is the deviation of the linear layers' weights at the start: the authors' 0.02 is made for widths of 512
-    and more; in narrow networks it leaves the inner skips almost without effect.
+    and more; in narrow networks it leaves the inner skips almost without effect. "unit" starts with unit-gain blocks.
+    `merge_start` says how the merges start (see `MERGE_STARTS`): "authors" (random), "identity", "additive" or
+    "normalised". `final_start="identity"` lets the last convolution begin as the identity instead of a random blur.
     `scaling` is any long-skip scaling (a configuration or a shorthand), `residual_scaling` one of Table 3's baselines.
     """
 
@@ -49,7 +52,9 @@ class UViT(nn.Module):
         context_dim: int | None = None,
         context_length: int | None = None,
         final_conv: bool = True,
-        init_std: float = 0.02,
+        init_std: InitStd = 0.02,
+        merge_start: str = "authors",
+        final_start: str = "authors",
         scaling: Scaling | str | dict[str, Any] | None = None,
         residual_scaling: ResidualSpec = "none",
         interpolate_positions: bool = False,
@@ -59,6 +64,9 @@ class UViT(nn.Module):
         size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
         _validate(size, patch_size, dim, depth, heads, classes, context_dim, context_length)
         validate_residual(residual_scaling)
+        require_init_std(init_std)
+        require_merge_start(merge_start)
+        require_final_start(final_start)
         self.image_size, self.patch_size, self.channels = size, patch_size, channels
         self.dim, self.depth, self.heads = dim, depth, heads
         self.classes, self.context_dim, self.context_length = classes, context_dim, context_length
@@ -84,9 +92,13 @@ class UViT(nn.Module):
         self.norm = nn.LayerNorm(dim)
         self.to_patches = nn.Linear(dim, patch_size**2 * channels)
         self.final_conv = nn.Conv2d(channels, channels, 3, padding=1) if final_conv else nn.Identity()
-        self.apply(partial(_initialise, std=init_std))
+        initialise_(self, init_std)
+        if final_start == "identity" and isinstance(self.final_conv, nn.Conv2d):
+            start_as_identity_(self.final_conv)
         # After the initialisation of the network: a gate starts where its method says.
         self.skip_scaling: SkipScaling = as_scaling(scaling).build(self.skip_sites())
+        for i in range(1, depth // 2 + 1):
+            self._merge(i).start(merge_start, self.skip_scaling.constants(i) or UNSCALED)
 
     def skip_sites(self) -> tuple[SkipSite, ...]:
         """The long skips, outermost first."""
@@ -127,10 +139,13 @@ class UViT(nn.Module):
 
     def fold_skip(self, index: int, factors: Constants) -> None:
         """Multiply the weights of merge i by the factors, which is exactly a multiplication of its operands."""
+        self._merge(index).fold(factors)
+
+    def _merge(self, index: int) -> SkipMerge:
         block = self.decoder[len(self.decoder) - index]
         assert isinstance(block, Block)
         assert block.merge is not None
-        block.merge.fold(factors)
+        return block.merge
 
     def forward(self, x: Tensor, t: Tensor, y: Tensor | None = None, context: Tensor | None = None) -> Tensor:
         grid = self._check(x, y, context)
@@ -188,14 +203,6 @@ class UViT(nn.Module):
                 f"context must be (B, {self.context_length}, {self.context_dim}), got {tuple(context.shape)}"
             )
         return patch_grid(x, self.patch_size)
-
-
-def _initialise(module: nn.Module, std: float) -> None:
-    # Convolutions and the class embedding keep torch's defaults, as in the authors' code.
-    if isinstance(module, nn.Linear):
-        nn.init.trunc_normal_(module.weight, std=std)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
 
 
 def _validate(

@@ -4,12 +4,14 @@ from .api import coefficients, is_scaled, plan_of, scale_skips_, scaling_of, uns
 from .find import find_skips
 from .fold import FoldReport, fold_
 from .plan import LongSkip, SkipPlan
+from .start import StartReport, start_merges_
 from .store import load_scaling_, save_scaling
 
 __all__ = [
     "FoldReport",
     "LongSkip",
     "SkipPlan",
+    "StartReport",
     "coefficients",
     "find_skips",
     "fold_",
@@ -19,6 +21,7 @@ __all__ = [
     "save_scaling",
     "scale_skips_",
     "scaling_of",
+    "start_merges_",
     "unscale_",
     "unscaled",
 ]

@@ -22,14 +22,43 @@ def fold_targets(trace: Trace, candidate: Candidate, repeats: int) -> tuple[tupl
     return (before, "") if before else ((), reason)
 
 
+def readers(trace: Trace, candidate: Candidate, repeats: int) -> tuple[FoldTarget, ...]:
+    """The layers that take the merge as it is, whatever else takes it too, such as a normalisation."""
+    merge = candidate.merge
+    targets: dict[str, FoldTarget] = {}
+    front = [] if merge.axis is None else [(merge.node, merge.axis)]
+    while front:
+        node, axis = front.pop()
+        for user in trace.users[node]:
+            call, step = _layer_call(trace, node, user), trace.nodes[user]
+            if call is not None and not _obstacle(trace, call, repeats) and axis == _input_axis(trace, node, call):
+                targets[call.name] = _target(call, candidate)
+            elif step.name in COPIES | VIEWS and (moved := carry_forward(trace, step, node, axis)) is not None:
+                front.append((user, moved))
+    return tuple(targets.values())
+
+
+def _target(call: Call, candidate: Candidate) -> FoldTarget:
+    merge = candidate.merge
+    assert merge.axis is not None
+    widths = [shape[merge.axis] for shape in merge.shapes]
+    return FoldTarget(
+        module=call.name,
+        start=sum(widths[: candidate.operand]),
+        length=widths[candidate.operand],
+        main_start=sum(widths[: candidate.main]),
+        main_length=widths[candidate.main],
+    )
+
+
+def _input_axis(trace: Trace, node: int, call: Call) -> int:
+    return len(trace.nodes[node].shape) - 1 if isinstance(call.module, nn.Linear) else 1
+
+
 def _behind(trace: Trace, candidate: Candidate, repeats: int) -> tuple[tuple[FoldTarget, ...], str]:
     merge = candidate.merge
     if merge.axis is None:
         return (), "its merge is an addition"
-    start = sum(shape[merge.axis] for shape in merge.shapes[: candidate.operand])
-    length = merge.shapes[candidate.operand][merge.axis]
-    main_start = sum(shape[merge.axis] for shape in merge.shapes[: candidate.main])
-    main_length = merge.shapes[candidate.main][merge.axis]
     targets: dict[str, FoldTarget] = {}
     front = [(merge.node, merge.axis)]
     while front:
@@ -41,12 +70,9 @@ def _behind(trace: Trace, candidate: Candidate, repeats: int) -> tuple[tuple[Fol
             step = trace.nodes[user]
             if call is not None:
                 obstacle = _obstacle(trace, call, repeats)
-                linear_axis = len(trace.nodes[node].shape) - 1
-                if obstacle or axis != (linear_axis if isinstance(call.module, nn.Linear) else 1):
+                if obstacle or axis != _input_axis(trace, node, call):
                     return (), obstacle or f"{call.name} works on another axis"
-                targets[call.name] = FoldTarget(
-                    module=call.name, start=start, length=length, main_start=main_start, main_length=main_length
-                )
+                targets[call.name] = _target(call, candidate)
             elif _homogeneous(step) and (moved := carry_forward(trace, step, node, axis)) is not None:
                 front.append((user, moved))
             else:

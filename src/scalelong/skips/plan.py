@@ -98,6 +98,8 @@ class LongSkip:
     fold: tuple[FoldTarget, ...] = ()
     unfoldable: str = ""
     """Why it cannot be folded."""
+    readers: tuple[FoldTarget, ...] = ()
+    """The linear layers and convolutions that take the merge as it is, such as the shortcut of a residual block."""
 
     def replace(self, **changes: Any) -> "LongSkip":
         return replace(self, **changes)
@@ -225,7 +227,8 @@ def _skip(entry: dict[str, Any]) -> LongSkip:
     values["shape"] = tuple(values["shape"])
     values["attachment"] = _attachment(values["attachment"])
     values["main"] = _attachment(values["main"])
-    values["fold"] = tuple(FoldTarget(**target) for target in values["fold"])
+    for name in ("fold", "readers"):
+        values[name] = tuple(FoldTarget(**target) for target in values.get(name, ()))
     return LongSkip(**values)
 
 

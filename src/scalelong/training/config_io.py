@@ -16,6 +16,7 @@ HARMLESS = (
     "hardware.compile",
     "hardware.gradient_checkpointing",
     "hardware.cpu",
+    "hardware.split_cores",
     "checkpoints.",
     "logging.",
     "guard.",

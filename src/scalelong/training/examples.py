@@ -21,6 +21,9 @@ class Examples(NamedTuple):
     t: Tensor
     condition: Tensor | None
 
+    def part(self, part: slice) -> "Examples":
+        return Examples(*(None if value is None else value[part] for value in self))  # pyright: ignore[reportArgumentType]
+
 
 @dataclass(frozen=True)
 class ExampleMaker:

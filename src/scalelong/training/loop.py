@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,18 @@ from torch import Tensor
 
 from ..data import Batch, ImageData, batches
 from ..diffusion import NoiseProcess, losses
+from .allocator import keep_freed_memory
 from .checkpoint import newest_good, prune, read_checkpoint, set_aside, write_checkpoint
 from .conditioning import make_conditions
 from .config import TrainConfig
+from .cores import make_cores
 from .errors import NonFiniteError
-from .examples import ExampleMaker
+from .examples import ExampleMaker, Examples
 from .guard import READ_EVERY, make_guard
 from .inspection import Inspector
 from .interrupt import Interrupt
 from .metrics import Window
-from .model_factory import build_model
+from .model_factory import Network, build_model
 from .optimizer import clip_gradient, rate, set_rate
 from .order import DataOrder, split_batch
 from .processes import average, on_main
@@ -47,7 +50,10 @@ class Trainer:
         self.config, self.run, self.accelerator, self.data = config, run, accelerator, data
         self.progress, self.hooks = progress, hooks
         self.process = NoiseProcess(config.diffusion.schedule)
+        if accelerator.device.type == "cpu":
+            keep_freed_memory()
         self.state = create(config, accelerator, build_model(config, shape_of(data)))
+        self.cores = make_cores(config, self.state.bare, accelerator)
         self.order = DataOrder(len(data), config.batch_size, config.seed)
         self.parts = split_batch(
             config.batch_size, accelerator.num_processes, config.hardware.accumulation, accelerator.process_index
@@ -137,20 +143,36 @@ class Trainer:
         return due or bool(self.hooks) or self.accelerator.device.type == "cpu"
 
     def backward(self, step: int, source: Iterator[Batch], local: bool = False) -> Tensor:
-        """Forward and backward over this process's parts of a batch; `local` leaves other processes out."""
+        """Forward and backward over this process's parts of a batch.
+
+        `local` leaves other processes out, and takes each part through the model in one piece.
+        """
         network = self.state.bare_network if local else self.state.network
         total = torch.zeros((), device=self.accelerator.device)
+        share = 1 / len(self.parts)
         for i, positions in enumerate(self.parts):
-            x0, noise, t, condition = self.examples(step, positions, next(source))
-            if self.state.channels_last:
-                x0, noise = (value.to(memory_format=torch.channels_last) for value in (x0, noise))
-            last = i == len(self.parts) - 1
-            with nullcontext() if last or local else self.accelerator.no_sync(self.state.model):
-                predict = network.given(condition)
-                loss = losses(predict, self.process, self.config.diffusion.prediction, x0, noise, t).mean()
-                self.accelerator.backward(loss / len(self.parts))
-            total += loss.detach() / len(self.parts)
+            examples = self.examples(step, positions, next(source))
+            if self.cores is not None and not local:
+                loss = self.cores.backward(partial(self._summed_loss, examples), len(positions), share)
+            else:
+                last = i == len(self.parts) - 1
+                with nullcontext() if last or local else self.accelerator.no_sync(self.state.model):
+                    loss = self._loss(examples, network)
+                    self.accelerator.backward(loss * share)
+            total += loss.detach() * share
         return total
+
+    def _loss(self, examples: Examples, network: Network) -> Tensor:
+        return self._losses(examples, network).mean()
+
+    def _summed_loss(self, examples: Examples, network: Network, part: slice) -> Tensor:
+        return self._losses(examples.part(part), network).sum()
+
+    def _losses(self, examples: Examples, network: Network) -> Tensor:
+        x0, noise, t, condition = examples
+        if self.state.channels_last:
+            x0, noise = (value.to(memory_format=torch.channels_last) for value in (x0, noise))
+        return losses(network.given(condition), self.process, self.config.diffusion.prediction, x0, noise, t)
 
     def after_step(self) -> None:
         step, final = self.state.step, self.state.step == self.config.steps
@@ -189,3 +211,5 @@ class Trainer:
 
     def close(self) -> None:
         self.recorder.close()
+        if self.cores is not None:
+            self.cores.close()

@@ -15,7 +15,7 @@ from ..errors import InvalidConfigError
 from ..models import UViT, unet
 from ..models.presets import preset_arguments
 from ..scaling import NoScaling, as_scaling
-from ..skips import scale_skips_
+from ..skips import scale_skips_, start_merges_
 from .config import TrainConfig
 from .randomness import seed_global
 
@@ -65,7 +65,7 @@ def build_model(config: TrainConfig, shape: DataShape) -> nn.Module:
     with torch.random.fork_rng():
         seed_global(config.seed, "weights")
         model = _build(config, shape)
-        if not isinstance(as_scaling(config.scaling), NoScaling):
+        if not is_uvit(config):  # which scales its own skips
             _scale(model, config, shape)
     if config.hardware.gradient_checkpointing:
         _checkpoint_gradients(model)
@@ -135,9 +135,11 @@ def _build(config: TrainConfig, shape: DataShape) -> nn.Module:
     size = shape.height if shape.height == shape.width else (shape.height, shape.width)
     kind, _, preset = config.model.partition("/")
     options = dict(config.model_options)
+    if _from_diffusers(config):
+        options.pop("merge_start", None)
     try:
         if is_uvit(config):
-            return UViT(**uvit_arguments(config, shape))
+            return UViT(**uvit_arguments(config, shape), scaling=config.scaling)
         channels: dict[str, Any] = {"in_channels": shape.channels, "out_channels": shape.channels}
         if text:
             channels["cross_attention_dim"] = dim
@@ -229,7 +231,21 @@ def _from_diffusers_json(path: Path, values: dict[str, Any]) -> nn.Module:
 
 
 def _scale(model: nn.Module, config: TrainConfig, shape: DataShape) -> None:
-    scale_skips_(model, config.scaling, None if isinstance(model, UViT) else example_call(model, config, shape))
+    example = None if isinstance(model, UViT) else example_call(model, config, shape)
+    if not isinstance(as_scaling(config.scaling), NoScaling):
+        scale_skips_(model, config.scaling, example)
+    start = _merge_start(config)
+    if start != "authors":
+        start_merges_(model, start, example)
+
+
+def _merge_start(config: TrainConfig) -> str:
+    """An option of U-ViT that diffusers' UNets get as well. Other factories know what to do with their options."""
+    return config.model_options.get("merge_start", "authors") if _from_diffusers(config) else "authors"
+
+
+def _from_diffusers(config: TrainConfig) -> bool:
+    return (config.model.startswith("unet/") and ":" not in config.model) or config.model.endswith(".json")
 
 
 def example_call(model: nn.Module, config: TrainConfig, shape: DataShape) -> dict[str, Tensor]:

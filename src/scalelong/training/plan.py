@@ -11,6 +11,7 @@ from ..errors import ScaleLongError
 from ..models import UViT
 from ..skips import coefficients, find_skips, is_scaled
 from .config import TrainConfig
+from .cores import images_at_once, splits
 from .model_factory import DataShape, Network, build_model, example_call
 from .run_folder import shape_of
 
@@ -26,7 +27,8 @@ def describe_run(config: TrainConfig, data: ImageData, folder: Path, processes: 
     parameters = sum(parameter.numel() for parameter in model.parameters())
     per_image = activation_bytes(config, model, shape)
     per_part = config.batch_size / (processes * config.hardware.accumulation)
-    activations = per_image * per_part * (0.5 if config.hardware.precision != "no" else 1)
+    at_once = images_in_memory(config, model, per_part, processes)
+    activations = per_image * at_once * (0.5 if config.hardware.precision != "no" else 1)
     fixed = sum(BYTES_PER_PARAMETER.values()) * parameters
     optimizer, diffusion = config.optimizer, config.diffusion
     saved = (4 + 4 + 8) * parameters
@@ -52,10 +54,19 @@ def describe_run(config: TrainConfig, data: ImageData, folder: Path, processes: 
         else "none",
         "non-finite": f"{config.guard.on_nan}",
         "memory": f"about {megabytes(fixed + activations)} per process: {megabytes(fixed)} for weights, gradients, "
-        f"AdamW and moving average, {megabytes(activations)} for the activations of {per_part:g} images",
+        f"AdamW and moving average, {megabytes(activations)} for the activations of {at_once:g} images at once",
     }
     width = max(map(len, rows))
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
+
+
+def images_in_memory(config: TrainConfig, model: nn.Module, per_part: float, processes: int) -> float:
+    """A CPU's cores go through a U-ViT's images in chunks."""
+    on_cpu = config.hardware.cpu or not torch.accelerator.is_available()
+    if not splits(config, model, on_cpu=on_cpu and config.hardware.precision == "no", processes=processes):
+        return per_part
+    cores = torch.get_num_threads()
+    return min(per_part, cores * images_at_once(model, int(per_part), cores))
 
 
 def _on(value: bool) -> str:

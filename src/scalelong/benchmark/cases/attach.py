@@ -1,0 +1,52 @@
+"""What it costs to find long skips, and to scale them from outside in each forward."""
+
+from contextlib import ExitStack
+from functools import partial
+
+from ..contender import Contender, race, start
+from ..contenders.names import FORWARD, PLANNING, UNET_IMPORTS
+from ..record import Result
+from ..settings import Settings
+from ..spread import Spread
+from ..tables import Table
+from ..turns import interleave
+
+NONE, AGAIN = "as it is", "as it is, again"
+METHODS = {"κ = 1": "uniform:1.0", "CS": "cs", "LS": "ls"}
+NOTE = f'"{AGAIN}" is the same network in another process: how far it is from zero is the noise of the measurement.'
+BATCH = 16
+
+
+def planning(rounds: int, settings: Settings) -> Result:
+    names = ["concatenating"] if settings.quick else ["stable-diffusion-1.5", "unet/cifar10", "concatenating"]
+    contenders = [Contender(name, PLANNING, {"network": name}, imports=UNET_IMPORTS) for name in names]
+    with ExitStack() as stack:
+        workers, _ = start(contenders, settings, stack)
+        turns = {worker.contender.name: worker.turn for worker in workers}
+        seconds = interleave(turns, settings.rounds_or(rounds), turn_seconds=0.0, warm_up=1)
+        about = {worker.contender.name: worker.ask("about") for worker in workers}
+    rows = [[name, about[name]["parameters"], about[name]["skips"], Spread.of(seconds[name])] for name in names]
+    columns = {"network": "text", "parameters": "count", "long skips": "count", "time": "seconds"}
+    title = "Finding the long skips of a network on the meta device (`find_skips`)"
+    return Result([Table(title, columns, rows)], {"seconds": seconds})
+
+
+def forward(network: str, rounds: int, settings: Settings) -> Result:
+    batch = 2 if settings.quick else BATCH
+    methods: dict[str, str | None] = {NONE: None, AGAIN: None, **METHODS}
+    contenders = [
+        Contender(name, FORWARD, {"network": network, "scaling": method, "batch": batch}, imports=UNET_IMPORTS)
+        for name, method in methods.items()
+    ]
+    found = race(contenders, settings, rounds)
+    rows = [[name, found.time(name), None if name == NONE else found.cost(name, NONE)] for name in found.seconds]
+    columns = {"": "text", "time": "seconds", "over the network as it is": "percent"}
+    title = f"Forward without gradients, {network} network, batch {batch}"
+    return Result([Table(title, columns, rows, [NOTE])], {"seconds": found.seconds})
+
+
+CASES = {
+    "planning": partial(planning, 5),
+    "forward-arguments": partial(forward, "unet/cifar10, narrow", 21),
+    "forward-concatenated": partial(forward, "concatenating", 21),
+}

@@ -1,0 +1,103 @@
+"""Images per second by source: alone, and while training."""
+
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from ..contender import Contender, race
+from ..contenders.names import TRAINING_ON
+from ..networks import UViTSize
+from ..pictures import write_sources
+from ..record import Result
+from ..settings import Settings
+from ..spread import Spread
+from ..tables import Table
+from ..turns import interleave, turn_of
+
+BATCH = 128
+WORKERS = 2
+SETTINGS = ("opened", "in memory", "streamed", f"streamed, {WORKERS} workers")
+NETWORK = UViTSize(image=64, patch=8, dim=64, depth=4, heads=2, batch=64)
+"""Small, so that a step asks for many images a second."""
+MEMORY = "in memory"
+LONG_TURN = 5.0
+"""Seconds: a worker fetches a few batches ahead between two turns, which must not count for much."""
+
+
+def alone(rounds: int, settings: Settings) -> Result:
+    """One epoch is one step; what is reported is images per second."""
+    count, size = (32, 16) if settings.quick else (2000, 64)
+    with tempfile.TemporaryDirectory() as folder:
+        sources = write_sources(Path(folder), count, size)
+        steps = {
+            (name, setting): epoch
+            for name, source in sources.items()
+            for setting, epoch in _epochs(source, count, size, settings).items()
+        }
+        turns = {f"{name}: {setting}": turn_of(step) for (name, setting), step in steps.items()}
+        seconds = interleave(turns, settings.rounds_or(rounds), turn_seconds=0.0, warm_up=1)
+    rates = {name: Spread.of([count / value for value in values]) for name, values in seconds.items()}
+    rows = [[name, *(rates.get(f"{name}: {setting}") for setting in SETTINGS)] for name in sources]
+    columns = {"source": "text", **dict.fromkeys(SETTINGS, "rate")}
+    title = f"Images per second of {count} images of {size}x{size}, shuffled batches of {BATCH}, as floats"
+    note = "An epoch is short here, so the column of workers includes starting them."
+    return Result([Table(title, columns, rows, [note])], {"seconds": seconds})
+
+
+def _epochs(source: str, count: int, size: int, settings: Settings) -> dict[str, Callable[[], object]]:
+    import torch
+
+    from ...data import ImageData, batches, to_float
+    from ..contenders.data import load
+
+    torch.set_num_threads(settings.threads)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0)).split(BATCH)
+
+    def epoch(data: ImageData, workers: int) -> None:
+        for batch in batches(data, order, workers):
+            to_float(batch.images, torch.ones(len(batch.images), dtype=torch.bool))
+
+    found = {
+        SETTINGS[0]: partial(load, source, count, size, streamed=False),
+        SETTINGS[1]: partial(epoch, load(source, count, size, streamed=False), 0),
+    }
+    if not source.endswith(".npz"):  # an array is unpacked as a whole or not at all
+        stream = load(source, count, size, streamed=True)
+        found |= {SETTINGS[2]: partial(epoch, stream, 0), SETTINGS[3]: partial(epoch, stream, WORKERS)}
+    return found
+
+
+def training(rounds: int, settings: Settings) -> Result:
+    """Steps of a small U-ViT that gets its images from each source."""
+    count = 256 if settings.quick else 4096
+    with tempfile.TemporaryDirectory() as folder:
+        sources = write_sources(Path(folder), count, NETWORK.image)
+        names = ["folder of png", "parquet of jpg", "shapes (drawn)"][: 1 if settings.quick else None]
+        given = {"limit": count, **NETWORK.ours()}
+        source = sources[names[0]]
+        contenders = [Contender(MEMORY, TRAINING_ON, {**given, "source": source, "streamed": False, "workers": 0})]
+        contenders += [
+            Contender(
+                f"{name}, {workers} worker(s)",
+                TRAINING_ON,
+                {**given, "source": sources[name], "streamed": True, "workers": workers},
+            )
+            for name in names
+            for workers in (0, 1)
+        ]
+        found = race(contenders, settings, rounds, turn_seconds=None if settings.quick else LONG_TURN)
+    rows = [
+        [
+            name,
+            Spread.of([NETWORK.batch / value for value in found.seconds[name]]),
+            None if name == MEMORY else found.cost(name, MEMORY),
+        ]
+        for name in found.seconds
+    ]
+    columns = {"source": "text", "images per second": "rate", "time over in memory": "percent"}
+    title = f"Training a U-ViT ({NETWORK.describe()}) on {count} images of {NETWORK.image}x{NETWORK.image}"
+    return Result([Table(title, columns, rows)], {"seconds": found.seconds})
+
+
+CASES = {"alone": partial(alone, 5), "training": partial(training, 3)}

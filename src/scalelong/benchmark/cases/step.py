@@ -1,0 +1,91 @@
+"""A training step of ours, against what a user would run instead."""
+
+from functools import partial
+
+from ..contender import Contender, ask_one, race
+from ..contenders.names import DIFFUSERS, OFFICIAL, OFFICIAL_CHECK, TRAINER, UNET_IMPORTS
+from ..errors import BenchmarkError
+from ..networks import CIFAR_UNET, S2_8, S2_32, SMALL, TINY, TINY_UNET, UViTSize
+from ..record import Result
+from ..settings import Settings
+from ..tables import Table
+from ..turns import Race
+
+OURS, COMPILED, THEIRS, SCRIPT = "ours", "ours, compiled", "authors", "diffusers' script"
+COLUMNS = {
+    "": "text",
+    "time per step": "seconds",
+    "times as fast": "times",
+    "peak memory": "bytes",
+    "memory ratio": "times",
+}
+TOLERANCE = 1e-4
+"""Largest difference between the outputs of both networks, as a share of the largest output."""
+
+
+def uvit(size: UViTSize, rounds: int, settings: Settings) -> Result:
+    size = TINY if settings.quick else size
+    contenders, notes = [Contender(OURS, TRAINER, size.ours())], []
+    if settings.official is None:
+        notes.append("The authors' code was not measured: give a checkout of it with --official PATH.")
+    else:
+        arguments = {"path": str(settings.official), "batch": size.batch, **size.official()}
+        difference = ask_one(Contender("the check of both networks", OFFICIAL_CHECK, arguments), "difference", settings)
+        if not difference <= TOLERANCE:
+            raise BenchmarkError(
+                f"the authors' network and ours differ by {difference:.1e} of the largest output with the same "
+                f"weights, more than {TOLERANCE:.0e}: their speeds cannot be compared"
+            )
+        notes.append(f"With the same weights both networks' outputs differ by {difference:.0e} of the largest.")
+        contenders.insert(0, Contender(THEIRS, OFFICIAL, arguments, imports=("accelerate", "einops")))
+    if not settings.quick:
+        contenders.append(Contender(COMPILED, TRAINER, {**size.ours(), "compiled": True}, optional=True))
+    found = race(contenders, settings, rounds)
+    notes += _drop_slower(found, COMPILED, OURS)
+    return _result(f"Training step of U-ViT, {size.describe()}", found, notes)
+
+
+def unet(rounds: int, settings: Settings) -> Result:
+    size = TINY_UNET if settings.quick else CIFAR_UNET
+    ours = {**size.ours(), "schedule": "ddpm", "clip": 1.0}
+    contenders = [
+        Contender(SCRIPT, DIFFUSERS, size.theirs(), imports=UNET_IMPORTS),
+        Contender(OURS, TRAINER, ours, imports=UNET_IMPORTS),
+    ]
+    return _result(f"Training step of {size.describe()}", race(contenders, settings, rounds), [])
+
+
+def _drop_slower(found: Race, name: str, than: str) -> list[str]:
+    """Compilation is reported only where it helps."""
+    if name in found.missing:
+        return [f"{name}: not measured ({found.missing[name].splitlines()[0]})."]
+    if name not in found:
+        return []
+    speed = found.speed(name, than).median
+    if speed > 1.0:
+        return []
+    del found.seconds[name]
+    return [f"Compiled it is {speed:.2f} times as fast as uncompiled, so it is left out."]
+
+
+def _result(title: str, found: Race, notes: list[str]) -> Result:
+    baseline = next(iter(found.seconds))
+    rows = [
+        [
+            name,
+            found.time(name),
+            None if name == baseline else found.speed(name, baseline),
+            found.memory[name],
+            None if name == baseline else found.memory_ratio(name, baseline),
+        ]
+        for name in found.seconds
+    ]
+    return Result([Table(title, COLUMNS, rows, notes)], {"seconds": found.seconds, "memory": found.memory})
+
+
+CASES = {
+    "small": partial(uvit, SMALL, 15),
+    "s2-batch8": partial(uvit, S2_8, 11),
+    "s2-batch32": partial(uvit, S2_32, 7),
+    "unet": partial(unet, 9),
+}

@@ -1,0 +1,167 @@
+"""Contenders, each in a process of its own, and the race between them."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .errors import BenchmarkError
+from .settings import Settings
+from .turns import Race, interleave
+
+LOG_LINES = 8
+END_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Contender:
+    """`factory` is "package.module:function"; called with `arguments` it returns a function that does one step."""
+
+    name: str
+    factory: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    """What its user would set, such as another allocator."""
+    imports: tuple[str, ...] = ("accelerate",)
+    """Packages that its step uses: they are loaded before its memory is looked at for the first time."""
+    optional: bool = False
+    """The race goes on without it if it cannot be built."""
+
+
+class Worker:
+    """The parent's end of a contender's process."""
+
+    def __init__(self, contender: Contender, threads: int) -> None:
+        self.contender = contender
+        self.memory = 0.0
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "scalelong.benchmark.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env=package_environment(threads) | contender.environment,
+        )
+        self._send(
+            {
+                "factory": contender.factory,
+                "arguments": contender.arguments,
+                "imports": contender.imports,
+                "threads": threads,
+            }
+        )
+
+    def wait_until_built(self) -> None:
+        self._receive()
+
+    def turn(self, steps: int) -> float:
+        self.begin(steps)
+        return self.end()
+
+    def begin(self, steps: int) -> None:
+        self._send({"steps": steps})
+
+    def end(self) -> float:
+        """The seconds of the steps that were begun."""
+        reply = self._receive()
+        self.memory = reply["memory"]
+        return reply["seconds"]
+
+    def ask(self, question: str) -> Any:
+        """The result of a method of the step."""
+        self._send({"ask": question})
+        return self._receive()["answer"]
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.close()  # the end of its input is its end
+            self._process.wait(END_SECONDS)
+        except (OSError, subprocess.TimeoutExpired):
+            self._process.kill()
+            self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        self._log.close()
+
+    def _send(self, message: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(message) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError as error:
+            raise self._died() from error
+
+    def _receive(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise self._died()
+        reply = json.loads(line)
+        if "error" in reply:
+            raise BenchmarkError(f"{self.contender.name}: {reply['error']}")
+        return reply
+
+    def _died(self) -> BenchmarkError:
+        code = self._process.wait()
+        self._log.seek(0)
+        tail = self._log.read().decode(errors="replace").splitlines()[-LOG_LINES:]
+        return BenchmarkError("\n".join([f"{self.contender.name}: its process ended with code {code}", *tail]))
+
+
+def race(
+    contenders: Sequence[Contender], settings: Settings, rounds: int, *, turn_seconds: float | None = None
+) -> Race:
+    """Build all contenders, then let them take turns."""
+    with ExitStack() as stack:
+        workers, missing = start(contenders, settings, stack)
+        seconds = interleave(
+            {worker.contender.name: worker.turn for worker in workers},
+            settings.rounds_or(rounds),
+            turn_seconds=settings.turn_seconds if turn_seconds is None else turn_seconds,
+        )
+        return Race(seconds, {worker.contender.name: worker.memory for worker in workers}, missing)
+
+
+def start(contenders: Sequence[Contender], settings: Settings, stack: ExitStack) -> tuple[list[Worker], dict[str, str]]:
+    """The workers that could be built, and why the others could not. They end with the stack."""
+    started = []
+    for contender in contenders:  # all at once: nothing is measured yet
+        worker = Worker(contender, settings.threads)
+        stack.callback(worker.close)
+        started.append(worker)
+    ready, missing = [], {}
+    for worker in started:
+        try:
+            worker.wait_until_built()
+            worker.turn(1)  # what is made at the first step, a compiled network for example, belongs to building
+            ready.append(worker)
+        except BenchmarkError as error:
+            if not worker.contender.optional:
+                raise
+            missing[worker.contender.name] = str(error)
+    return ready, missing
+
+
+def ask_one(contender: Contender, question: str, settings: Settings) -> Any:
+    """One question to a contender that takes part in nothing else."""
+    with ExitStack() as stack:
+        worker = Worker(contender, settings.threads)
+        stack.callback(worker.close)
+        worker.wait_until_built()
+        return worker.ask(question)
+
+
+def package_environment(threads: int) -> dict[str, str]:
+    """For processes that import this package, with so many threads."""
+    # The package may be in use from a checkout that is not installed.
+    source = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH", "")]))
+    return {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "PYTHONPATH": path}

@@ -1,0 +1,134 @@
+"""The authors' side: their network, loss, optimiser and average, imported from a checkout of their code.
+
+Nothing of theirs is copied here. Their `utils.py` and `sde.py` import packages that a training step does not need
+(torchvision, absl), so the definitions that it does need are taken out of these files one by one.
+"""
+
+import ast
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from ..errors import OfficialCheckoutError
+
+FILES = ("libs/uvit.py", "libs/timm.py", "sde.py", "utils.py")
+LIBRARY = "official_uvit_libs"
+
+
+class OfficialStep:
+    """One `train_step` of their train.py, with the settings of their CIFAR-10 configuration."""
+
+    def __init__(self, path: str, batch: int, **size: Any) -> None:
+        import accelerate
+
+        root = checkout(path)
+        sde = definitions(root / "sde.py", ("stp", "mos", "duplicate", "SDE", "VPSDE", "ScoreModel", "LSimple"))
+        utils = definitions(root / "utils.py", ("get_optimizer", "get_lr_scheduler", "customized_lr_scheduler", "ema"))
+        network = network_class(root)
+        self.accelerator = accelerate.Accelerator(cpu=True)
+        model, average = network(**size), network(**size)
+        average.eval()
+        utils.ema(average, model, 0)
+        optimizer = utils.get_optimizer(
+            list(model.parameters()), "adamw", lr=2e-4, weight_decay=0.03, betas=(0.99, 0.999)
+        )
+        self.scheduler = utils.get_lr_scheduler(optimizer, "customized", warmup_steps=2500)
+        self.model, self.average, self.optimizer = self.accelerator.prepare(model, average, optimizer)
+        self.score_model = sde.ScoreModel(self.model, pred="noise_pred", sde=sde.VPSDE())
+        self.loss, self.ema = sde.LSimple, utils.ema
+        self.images = torch.rand(batch, size["in_chans"], size["img_size"], size["img_size"]) * 2 - 1
+
+    def __call__(self) -> None:
+        self.model.train()
+        self.optimizer.zero_grad()
+        loss = self.loss(self.score_model, self.images, pred="noise_pred")
+        self.accelerator.gather(loss.detach()).mean()  # pyright: ignore[reportAttributeAccessIssue]
+        self.accelerator.backward(loss.mean())
+        self.optimizer.step()
+        self.scheduler.step()
+        self.ema(self.average, self.model, 0.9999)
+        self.model.eval()
+
+
+class SameFunction:
+    """Their network and ours, with the same weights and inputs."""
+
+    def __init__(self, path: str, batch: int, **size: Any) -> None:
+        from ...models import UViT
+
+        self.theirs = network_class(checkout(path))(**size).eval()
+        self.ours = UViT.from_official(self.theirs.state_dict(), **size).eval()
+        self.x = torch.randn(min(batch, 4), size["in_chans"], size["img_size"], size["img_size"])
+        self.t = torch.linspace(0, 999, len(self.x))
+
+    def __call__(self) -> None: ...
+
+    def difference(self) -> float:
+        """The largest difference, as a share of the largest output."""
+        with torch.no_grad():
+            theirs, ours = self.theirs(self.x, self.t), self.ours(self.x, self.t)
+        return float((ours - theirs).abs().max() / theirs.abs().max())
+
+
+def checkout(path: str | Path) -> Path:
+    root = Path(path)
+    missing = [name for name in FILES if not (root / name).is_file()]
+    if missing:
+        raise OfficialCheckoutError(
+            f"{root} is not a checkout of the authors' code: it has no {', '.join(missing)}. Clone "
+            f"github.com/sail-sg/ScaleLong or github.com/baofff/U-ViT and give that folder to --official"
+        )
+    return root
+
+
+def network_class(root: Path) -> Any:
+    """Their UViT. It needs einops, as their README says."""
+    folder = root / "libs"
+    specification = importlib.util.spec_from_loader(LIBRARY, loader=None, is_package=True)
+    assert specification is not None
+    package = importlib.util.module_from_spec(specification)
+    package.__path__ = [str(folder)]
+    sys.modules[LIBRARY] = package
+    with _naming_packages(folder / "uvit.py"):
+        return importlib.import_module(f"{LIBRARY}.uvit").UViT
+
+
+def definitions(file: Path, names: Iterable[str]) -> Any:
+    """Functions and classes of a file, with those of its imports that they use, and nothing else of it."""
+    tree = ast.parse(file.read_text(encoding="utf-8"), str(file))
+    wanted = [
+        node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in set(names)
+    ]
+    absent = set(names) - {node.name for node in wanted}
+    if absent:
+        raise OfficialCheckoutError(f"{file} has no {', '.join(sorted(absent))}; is it the authors' code?")
+    used = {node.id for definition in wanted for node in ast.walk(definition) if isinstance(node, ast.Name)}
+    imports = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        and any((alias.asname or alias.name.partition(".")[0]) in used for alias in node.names)
+    ]
+    namespace: dict[str, Any] = {"__name__": f"official_{file.stem}"}
+    with _naming_packages(file):
+        exec(compile(ast.Module([*imports, *wanted], type_ignores=[]), str(file), "exec"), namespace)
+    return SimpleNamespace(**{name: namespace[name] for name in names})
+
+
+@contextmanager
+def _naming_packages(file: Path) -> Iterator[None]:
+    """An import that fails says which file needs which package."""
+    try:
+        yield
+    except ImportError as error:
+        package = error.name or str(error)
+        raise OfficialCheckoutError(
+            f"the authors' {file} needs the package {package!r}, which is not installed: pip install {package}"
+        ) from error

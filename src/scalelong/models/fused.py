@@ -1,0 +1,159 @@
+"""The branches of a transformer block with less to remember, for training in float32 on a CPU.
+
+Autograd keeps the output of every layer for the backward pass. Those of the norms and of the GELU are cheap to compute
+again from their inputs, which are kept anyway: without them, a block keeps a third less. The products go to the faster
+of the two libraries that torch has for them.
+"""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import Function
+
+
+class _NormedLinear(Function):
+    """W norm(x) + b, of which x is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor, shift: Tensor, eps: float, weight: Tensor, bias: Tensor | None):
+        normed, mean, deviation = torch.native_layer_norm(x, scale.shape, scale, shift, eps)
+        ctx.save_for_backward(x, scale, shift, weight, bias, mean, deviation)
+        ctx.eps = eps
+        return _product(normed, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        x, scale, shift, weight, bias, mean, deviation = ctx.saved_tensors
+        if torch.is_grad_enabled():  # somebody wants the derivative of this gradient
+            return _by_autograd(plain_normed_linear, gradient, x, scale, shift, ctx.eps, weight, bias)
+        normed = torch.native_layer_norm(x, scale.shape, scale, shift, ctx.eps)[0]
+        by_normed = _product(gradient, weight.t())
+        by_x, by_scale, by_shift = _norm_backward(by_normed, x, mean, deviation, scale, shift)
+        return by_x, by_scale, by_shift, None, _weight_gradient(gradient, normed), _bias_gradient(gradient, bias)
+
+
+class _NormedMLP(Function):
+    """W_2 gelu(W_1 norm(x) + b_1) + b_2, of which x and the input of the GELU are kept."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, scale: Tensor, shift: Tensor, eps: float, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor
+    ):
+        normed, mean, deviation = torch.native_layer_norm(x, scale.shape, scale, shift, eps)
+        hidden = _product(normed, w1, b1)
+        ctx.save_for_backward(x, scale, shift, w1, b1, w2, b2, hidden, mean, deviation)
+        ctx.eps = eps
+        return _product(F.gelu(hidden), w2, b2)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        x, scale, shift, w1, b1, w2, b2, hidden, mean, deviation = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return _by_autograd(plain_normed_mlp, gradient, x, scale, shift, ctx.eps, w1, b1, w2, b2)
+        by_w2, by_b2 = _weight_gradient(gradient, F.gelu(hidden)), _bias_gradient(gradient, b2)
+        by_hidden = torch.ops.aten.gelu_backward(_product(gradient, w2.t()), hidden)
+        normed = torch.native_layer_norm(x, scale.shape, scale, shift, ctx.eps)[0]
+        by_w1, by_b1 = _weight_gradient(by_hidden, normed), _bias_gradient(by_hidden, b1)
+        by_normed = _product(by_hidden, w1.t())
+        by_x, by_scale, by_shift = _norm_backward(by_normed, x, mean, deviation, scale, shift)
+        return by_x, by_scale, by_shift, None, by_w1, by_b1, by_w2, by_b2
+
+
+def plain_normed_linear(x: Tensor, scale: Tensor, shift: Tensor, eps: float, weight: Tensor, bias: Tensor | None):
+    return F.linear(F.layer_norm(x, scale.shape, scale, shift, eps), weight, bias)
+
+
+def plain_normed_mlp(
+    x: Tensor, scale: Tensor, shift: Tensor, eps: float, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor
+) -> Tensor:
+    return F.linear(F.gelu(plain_normed_linear(x, scale, shift, eps, w1, b1)), w2, b2)
+
+
+def normed_linear(x: Tensor, norm: nn.LayerNorm, linear: nn.Linear) -> Tensor:
+    return _NormedLinear.apply(x, norm.weight, norm.bias, norm.eps, linear.weight, linear.bias)  # pyright: ignore[reportReturnType]
+
+
+def normed_mlp(x: Tensor, norm: nn.LayerNorm, expand: nn.Linear, reduce: nn.Linear) -> Tensor:
+    return _NormedMLP.apply(  # pyright: ignore[reportReturnType]
+        x, norm.weight, norm.bias, norm.eps, expand.weight, expand.bias, reduce.weight, reduce.bias
+    )
+
+
+def can_fuse(x: Tensor, norm: nn.LayerNorm, *layers: nn.Module) -> bool:
+    """Whether nobody would notice: ordinary float32 tensors in training, and no one who listens to the layers."""
+    return (
+        type(x) is Tensor
+        and x.dtype == torch.float32
+        and x.device.type == "cpu"
+        and torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
+        and not torch.is_autocast_enabled("cpu")
+        and not _is_transformed()
+        and all(_is_plain(layer) for layer in (norm, *layers))
+    )
+
+
+def _is_transformed() -> bool:
+    """Under torch.func, forward-mode derivatives, tracing, or a mode that watches every operation (FLOP counters)."""
+    return (
+        torch._C._are_functorch_transforms_active()
+        or torch.autograd.forward_ad._current_level >= 0
+        or torch._C._is_tracing()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or bool(nn.modules.module._has_any_global_hook())
+    )
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    """Not replaced by another kind (adapters, quantisation), and without hooks."""
+    parameters = layer._parameters.values()
+    return (
+        type(layer) in (nn.Linear, nn.LayerNorm)
+        and all(p is None or (type(p) is nn.Parameter and p.dtype == torch.float32) for p in parameters)
+        and not (layer._forward_hooks or layer._forward_pre_hooks)
+        and not (layer._backward_hooks or layer._backward_pre_hooks)
+    )
+
+
+@cache
+def _onednn_is_faster() -> bool:
+    """MKL is Intel's. On AMD's processors oneDNN's products are about a tenth faster."""
+    if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
+        return False
+    try:
+        return "AuthenticAMD" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return False
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x Wᵀ + b."""
+    if _onednn_is_faster():
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return F.linear(x, weight, bias)
+
+
+def _weight_gradient(gradient: Tensor, x: Tensor) -> Tensor:
+    # By MKL everywhere: oneDNN copies transposed operands.
+    return gradient.flatten(0, -2).t() @ x.flatten(0, -2)
+
+
+def _bias_gradient(gradient: Tensor, bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else gradient.flatten(0, -2).sum(0)
+
+
+def _norm_backward(gradient: Tensor, x: Tensor, mean: Tensor, deviation: Tensor, scale: Tensor, shift: Tensor):
+    return torch.ops.aten.native_layer_norm_backward(
+        gradient, x, list(scale.shape), mean, deviation, scale, shift, [True, True, True]
+    )
+
+
+def _by_autograd(function: Any, gradient: Tensor, *inputs: Any) -> tuple[Tensor | None, ...]:
+    """The same gradient from the plain layers, so that it can be differentiated once more."""
+    wanted = [value for value in inputs if isinstance(value, Tensor) and value.requires_grad]
+    found = iter(torch.autograd.grad(function(*inputs), wanted, gradient, create_graph=True))
+    return tuple(next(found) if isinstance(v, Tensor) and v.requires_grad else None for v in inputs)

@@ -1,0 +1,73 @@
+"""The weights of a U-ViT before the first step of training."""
+
+import math
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from ..errors import InvalidConfigError
+from .transformer import Block
+
+InitStd = float | Literal["unit"]
+
+FINAL_STARTS = ("authors", "identity")
+
+# E[gelu(z)²] for a standard normal z.
+GELU_MOMENT = 0.42522
+
+
+def require_init_std(std: Any) -> None:
+    number = isinstance(std, int | float) and not isinstance(std, bool) and math.isfinite(std) and std > 0
+    if not number and std != "unit":
+        raise InvalidConfigError(f'init_std must be a number above 0 or "unit", got {std!r}')
+
+
+def require_final_start(start: Any) -> None:
+    if start not in FINAL_STARTS:
+        raise InvalidConfigError(f"final_start must be one of {', '.join(FINAL_STARTS)}, got {start!r}")
+
+
+def initialise_(model: nn.Module, std: InitStd) -> None:
+    """Draw the weights of all linear layers; convolutions and the class embedding keep torch's defaults.
+
+    A number is the deviation of all weights, as in the authors' code. "unit" gives each layer a gain of 1.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            deviation = 1 / math.sqrt(module.in_features) if std == "unit" else std
+            nn.init.trunc_normal_(module.weight, std=deviation)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+    if std == "unit":
+        _unit_gain_(model)
+
+
+@torch.no_grad()
+def _unit_gain_(model: nn.Module) -> None:
+    """Unit-gain blocks (g = 1 in the theory), for pre-norm blocks: x + f(norm(x)) has the size of x.
+
+    The branches get gain 1 and are then divided by √(their number), so that all of them together add about as much as
+    the features have. The convolutions before and behind the blocks keep the size of the image too.
+    """
+    blocks = [module for module in model.modules() if isinstance(module, Block)]
+    for block in blocks:
+        block.attention.out.weight /= math.sqrt(2 * len(blocks))
+        block.mlp.reduce.weight /= math.sqrt(2 * len(blocks) * GELU_MOMENT)
+    embedding, final = model.get_submodule("patch_embedding"), model.get_submodule("final_conv")
+    assert isinstance(embedding, nn.Conv2d)
+    # torch's default has a variance of 1 / (3 fan_in).
+    embedding.weight *= math.sqrt(3)
+    if isinstance(final, nn.Conv2d):
+        start_as_identity_(final)
+
+
+@torch.no_grad()
+def start_as_identity_(layer: nn.Conv2d) -> None:
+    """A random 3x3 kernel all but removes some frequencies of the image, which the layers before cannot put back.
+
+    The network then learns its prediction as fast as it learns another kernel, and that depends on the seed.
+    """
+    nn.init.dirac_(layer.weight)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)

@@ -1,0 +1,143 @@
+"""Forward and backward of a batch on a CPU, where each core takes its own images through the whole network.
+
+The usual way is that all cores share every operation. They then wait for each other after each of them, thousands of
+times in a step, and every tensor is that of the whole batch, too large for a cache. Here the cores meet once in a step,
+and each goes through its images in chunks that stay in its cache; only one chunk's activations exist at a time.
+"""
+
+import copy
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..models import UViT
+from .config import TrainConfig, require
+from .model_factory import Network
+
+ROWS = 1024
+"""Tokens of a chunk: fewer make thin matrix products, more do not fit a cache (`scalelong bench step`)."""
+
+LossOf = Callable[[Network, slice], Tensor]
+"""The sum of the losses of some images of a batch."""
+
+
+class Cores:
+    """Adds the gradient of a batch to the parameters of a model.
+
+    The result depends on the number of cores by rounding only, and for a given number it is the same in every bit:
+    which core takes which images is fixed, and so is the order in which their gradients are added.
+    """
+
+    def __init__(self, model: nn.Module, count: int) -> None:
+        self.model, self.count = model, count
+        copies = [sharing_copy(model) for _ in range(count - 1)]
+        self.networks = [Network(each, each) for each in (model, *copies)]
+        self.parameters = list(model.parameters())
+        self.copied_parameters = [list(each.parameters()) for each in copies]
+        self.pool = ThreadPoolExecutor(max(1, count - 1), "core", initializer=torch.set_num_threads, initargs=(1,))
+
+    def backward(self, loss_of: LossOf, images: int, weight: float) -> Tensor:
+        """The mean loss of a batch of so many images; its gradient is multiplied by `weight`."""
+        slices = chunks(images, images_at_once(self.model, images, self.count), self.count)
+
+        def work(core: int) -> list[Tensor]:
+            return [_one(loss_of, self.networks[core], part, weight / images) for part in slices[core :: self.count]]
+
+        threads = torch.get_num_threads()
+        # Not only this thread's: MKL has one number for all threads.
+        torch.set_num_threads(1)
+        try:
+            others = [self.pool.submit(work, core) for core in range(1, min(self.count, len(slices)))]
+            try:
+                sums = work(0)
+            finally:
+                finished = [other.exception() for other in others]
+            for error in finished:
+                if error is not None:
+                    raise error
+        finally:
+            torch.set_num_threads(threads)
+        self._collect()
+        return torch.stack([*sums, *(loss for other in others for loss in other.result())]).sum() / images
+
+    def close(self) -> None:
+        self.pool.shutdown()
+
+    @torch.no_grad()
+    def _collect(self) -> None:
+        """Add the gradients that are with the copies."""
+        for copied in self.copied_parameters:
+            sums: list[Tensor] = []
+            terms: list[Tensor] = []
+            for own, other in zip(self.parameters, copied, strict=True):
+                gradient, other.grad = other.grad, None
+                if own.grad is None:
+                    own.grad = gradient
+                elif gradient is not None:
+                    sums.append(own.grad)
+                    terms.append(gradient)
+            if sums:
+                torch._foreach_add_(sums, terms)  # pyright: ignore[reportPrivateImportUsage]
+
+
+def _one(loss_of: LossOf, network: Network, part: slice, factor: float) -> Tensor:
+    loss = loss_of(network, part)
+    (loss * factor).backward()
+    return loss.detach()
+
+
+def make_cores(config: TrainConfig, model: nn.Module, accelerator: Any) -> Cores | None:
+    """None where all cores share every operation: on accelerators, and for networks of which nothing is known."""
+    on_cpu, full = accelerator.device.type == "cpu", accelerator.mixed_precision == "no"
+    if not splits(config, model, on_cpu=on_cpu and full, processes=accelerator.num_processes):
+        require(
+            not config.hardware.split_cores,
+            "split_cores is for one process on a CPU, in full precision, without compile; leave it out here",
+        )
+        return None
+    if config.hardware.split_cores:
+        obstacles = [name for name, module in model.named_modules() if _mixes_or_draws(module)]
+        require(not obstacles, f"split_cores is not for networks with batch norm or dropout, as at {obstacles[:3]}")
+    return Cores(model, torch.get_num_threads())
+
+
+def splits(config: TrainConfig, model: nn.Module, *, on_cpu: bool, processes: int) -> bool:
+    wanted = config.hardware.split_cores
+    wanted = isinstance(model, UViT) if wanted is None else wanted
+    return wanted and on_cpu and processes == 1 and not config.hardware.compile
+
+
+def _mixes_or_draws(module: nn.Module) -> bool:
+    batch_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
+    # Cores would draw from one random generator, in an order of chance. A dropout of 0 draws nothing.
+    dropout = isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0
+    return batch_norm or dropout
+
+
+def images_at_once(model: nn.Module, images: int, cores: int) -> int:
+    """Images of a chunk."""
+    share = -(-images // cores)
+    if not isinstance(model, UViT):
+        return share
+    tokens = model.skip_sites()[0].tokens or 1
+    return min(share, max(1, round(ROWS / tokens)))
+
+
+def chunks(images: int, at_most: int, cores: int) -> list[slice]:
+    """Slices of nearly equal size, as many for each core if there are enough images."""
+    count = -(-images // at_most)
+    count = min(images, -(-count // cores) * cores)
+    bounds = [round(i * images / count) for i in range(count + 1)]
+    return [slice(start, stop) for start, stop in pairwise(bounds)]
+
+
+def sharing_copy(model: nn.Module) -> nn.Module:
+    """A copy with gradients of its own, whose weights and buffers are the very memory of the model's."""
+    memo: dict[int, object] = {id(buffer): buffer for buffer in model.buffers()}
+    for parameter in model.parameters():
+        memo[id(parameter)] = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
+    return copy.deepcopy(model, memo)

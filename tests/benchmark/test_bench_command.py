@@ -1,0 +1,169 @@
+"""`scalelong bench`: names, bad arguments, the authors' code, and a tiny run from end to end."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from scalelong.benchmark import catalogue, record
+from scalelong.benchmark.cases.growth import exponent, uvit_at
+from scalelong.benchmark.catalogue import BENCHMARKS, cases_of, chosen
+from scalelong.benchmark.contenders.official import checkout, definitions
+from scalelong.benchmark.errors import OfficialCheckoutError
+from scalelong.benchmark.flops import count_flops
+from scalelong.benchmark.profile import group_of
+from scalelong.benchmark.record import Result
+from scalelong.benchmark.settings import Settings
+from scalelong.benchmark.tables import Table
+from scalelong.cli import main
+from scalelong.errors import InvalidConfigError
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+def test_names_choose_benchmarks_and_cases():
+    assert chosen(["step/unet", "step/small", "step/unet"]) == ["step/unet", "step/small"]
+    assert chosen(["growth"]) == [f"growth/{case}" for case in cases_of("growth")]
+    assert {name.partition("/")[0] for name in chosen([])} == set(BENCHMARKS)
+
+
+def test_the_page_has_a_place_for_every_case():
+    places = re.findall(r"<!-- bench: ([\w/-]+) -->", (DOCS / "performance.md").read_text(encoding="utf-8"))
+    assert places == chosen([])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["setp"], "unknown benchmark 'setp'; known: step"),
+        (["step/big"], "no case 'big'; it has small"),
+        (["trainer/start", "--threads", "0"], "--threads must be at least 1"),
+        (["trainer/start", "--rounds", "0"], "--rounds must be at least 1"),
+        (["sampling", "--target", "-1"], "--target must be above 0"),
+        (["--table", "nowhere.json"], "nowhere.json cannot be read"),
+    ],
+)
+def test_bad_arguments_are_one_clear_line(arguments, message, capsys):
+    assert main(["bench", *arguments]) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+
+
+def test_fill_needs_a_table():
+    with pytest.raises(SystemExit):
+        main(["bench", "--fill", "page.md"])
+
+
+def test_results_are_kept_case_by_case(tmp_path, monkeypatch, capsys):
+    """The second case fails; the first is in the file by then."""
+
+    def works(settings: Settings) -> Result:
+        return Result([Table("It works", {"": "text", "threads": "count"}, [["a", settings.threads]])])
+
+    def fails(_: Settings) -> Result:
+        raise InvalidConfigError("cannot be measured")
+
+    monkeypatch.setattr(catalogue, "cases_of", lambda benchmark: {"works": works, "fails": fails})
+    file = tmp_path / "bench.json"
+    assert main(["bench", "step", "--threads", "7", "--out", str(file)]) == 1
+    assert list(record.read(file)) == ["step/works"]
+    assert "cannot be measured" in capsys.readouterr().err
+    assert main(["bench", "step", "--table", str(file)]) == 0
+    assert "**It works**" in capsys.readouterr().out
+
+
+def test_a_file_that_cannot_be_added_to_is_noticed_before_measuring(tmp_path, monkeypatch, capsys):
+    (tmp_path / "notes.txt").write_text("mine")
+    monkeypatch.setattr("scalelong.commands.bench.measure", lambda *_: pytest.fail("it measured"))
+    assert main(["bench", "trainer/start", "--out", str(tmp_path / "notes.txt")]) == 1
+    assert "not a file of `scalelong bench --out`" in capsys.readouterr().err
+
+
+def test_a_step_from_end_to_end(tmp_path, capsys):
+    file = tmp_path / "bench.json"
+    assert main(["bench", "step/small", "--quick", "--threads", "1", "--rounds", "2", "--out", str(file)]) == 0
+    assert "was not measured: give a checkout" in capsys.readouterr().out
+    found = record.read(file)["step/small"]
+    assert len(found["rounds"]["seconds"]["ours"]) == 2
+    assert found["rounds"]["memory"]["ours"] > 0
+    assert found["machine"]["threads"] == 1
+
+
+def test_a_roofline_from_end_to_end(tmp_path):
+    file = tmp_path / "bench.json"
+    assert main(["bench", "roofline/small", "--quick", "--threads", "1", "--out", str(file)]) == 0
+    found = record.read(file)["roofline/small"]["rounds"]
+    assert sum(found["profile"].values()) == pytest.approx(1.0)
+    assert {"matrix products", "attention", "optimiser", "moving average"} <= set(found["profile"])
+    assert found["flops"]["training step"] > 1e6
+
+
+def test_a_folder_that_is_no_checkout_is_refused(tmp_path):
+    (tmp_path / "sde.py").touch()
+    with pytest.raises(OfficialCheckoutError, match=r"has no libs/uvit.py, libs/timm.py, utils.py. Clone"):
+        checkout(tmp_path)
+
+
+def test_definitions_are_taken_without_the_imports_of_others(tmp_path):
+    file = tmp_path / "utils.py"
+    file.write_text(
+        "import math\nfrom a_package_that_is_not_there import save\n"
+        "def root(x):\n    return math.sqrt(x)\ndef other():\n    save()\n"
+    )
+    assert definitions(file, ("root",)).root(9) == 3
+    with pytest.raises(OfficialCheckoutError, match="needs the package 'a_package_that_is_not_there'"):
+        definitions(file, ("other",))
+    with pytest.raises(OfficialCheckoutError, match="has no absent"):
+        definitions(file, ("root", "absent"))
+
+
+def test_flops_of_attention_are_those_of_its_products():
+    q = torch.randn(2, 3, 5, 4, requires_grad=True)
+
+    def step():
+        torch.nn.functional.scaled_dot_product_attention(q, q, q).sum().backward()
+
+    # Two products forward and four backward, each 2 B H L² D.
+    assert count_flops(step) == 6 * 2 * 2 * 3 * 5 * 5 * 4
+
+
+def test_flops_of_a_product():
+    a, b = torch.randn(3, 4), torch.randn(4, 5)
+    assert count_flops(lambda: a @ b) == 2 * 3 * 4 * 5
+
+
+class Event:
+    def __init__(self, name, parent=None):
+        self.name, self.cpu_parent = name, parent
+
+
+@pytest.mark.parametrize(
+    ("name", "group"),
+    [
+        ("aten::addmm", "matrix products"),
+        ("aten::mm", "matrix products"),
+        ("aten::_scaled_dot_product_flash_attention_for_cpu_backward", "attention"),
+        ("aten::gelu_backward", "GELU"),
+        ("aten::native_layer_norm", "norms"),
+        ("aten::copy_", "copies"),
+        ("aten::convolution_backward", "convolutions"),
+        ("aten::add_", "additions and products"),
+        ("AddmmBackward0", "rest (Python, autograd, allocation)"),
+    ],
+)
+def test_operations_belong_to_groups(name, group):
+    assert group_of(Event(name)) == group
+    assert group_of(Event(name, Event("x", Event("Optimizer.step#AdamW.step")))) == "optimiser"
+
+
+def test_an_exponent_is_found_again():
+    sizes = [4, 8, 12, 24]
+    assert exponent(sizes, [3 * size**1.5 for size in sizes]) == pytest.approx(1.5)
+
+
+def test_one_size_is_changed_at_a_time():
+    assert uvit_at("tokens", 12).tokens == 145
+    assert uvit_at("width", 192).heads == 6
+    assert uvit_at("batch", 64).depth == uvit_at("depth", 8).depth == 8

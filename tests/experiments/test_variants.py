@@ -1,0 +1,78 @@
+"""Variants of a comparison, and starts of the merges through the trainer."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from scalelong.errors import InvalidConfigError
+from scalelong.experiments.runs import plan_runs
+from scalelong.experiments.summary import baseline_of
+from scalelong.experiments.variants import Variant, as_variant
+from scalelong.training import TrainConfig
+from scalelong.training.model_factory import DataShape, build_model
+
+
+def test_a_method_is_a_variant():
+    assert as_variant("cs:0.7") == Variant("cs:0.7", {"scaling": "cs:0.7"})
+    with pytest.raises(InvalidConfigError, match="unknown scaling"):
+        as_variant("huh")
+
+
+def test_fields_of_groups_and_options_of_the_model():
+    given = "fast: scaling=ls:module=ie,shared=false lr=2e-3 betas=[0.9,0.99] model_options.merge_start=additive"
+    config = as_variant(given).apply(TrainConfig(model_options={"depth": 4}))
+    assert config.scaling == "ls:module=ie,shared=false"
+    assert config.optimizer.lr == 2e-3
+    assert config.optimizer.betas == (0.9, 0.99)
+    assert config.model_options == {"depth": 4, "merge_start": "additive"}
+    assert config.optimizer.weight_decay == TrainConfig().optimizer.weight_decay
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: merge_start=additive", "model_options.merge_start"),
+        ("a: lr", "looks like"),
+        ("a: lr=fast", r"optimizer.lr must be float, got 'fast'"),
+        ("a: scaling=huh", "unknown scaling"),
+    ],
+)
+def test_bad_variants_are_refused(text, message):
+    with pytest.raises(InvalidConfigError, match=message):
+        as_variant(text).apply(TrainConfig())
+
+
+def test_variants_and_methods_in_one_plan(tmp_path):
+    runs = plan_runs(TrainConfig(), ["none", "quick: lr=4e-4", Variant("x", {"batch_size": 8})], [0, 1], tmp_path)
+    assert [run.name for run in runs[:3]] == ["none-seed0", "quick-seed0", "x-seed0"]
+    assert runs[1].config == replace(runs[0].config, optimizer=replace(runs[0].config.optimizer, lr=4e-4))
+    assert runs[5].config.batch_size == 8
+    with pytest.raises(InvalidConfigError, match="given twice"):
+        plan_runs(TrainConfig(), ["none", "none: lr=1"], [0], tmp_path)
+
+
+def test_the_baseline():
+    assert baseline_of(["cs", "none"]) == "none"
+    assert baseline_of(["a", "b"]) == "a"
+
+
+def test_starts_through_the_trainer_begin_as_equation_3():
+    options = {"dim": 16, "depth": 4, "heads": 2, "patch_size": 2, "merge_start": "normalised"}
+    config = TrainConfig(model="uvit", model_options=options, scaling="cs:0.5")
+    model = build_model(config, DataShape(1, 8, 8))
+    weight = model.state_dict()["decoder.0.merge.weight"]  # skip 2, κ = 0.5
+    torch.testing.assert_close(weight, torch.eye(16).repeat(1, 2) / (1 + 0.25) ** 0.5)
+
+
+def test_diffusers_networks_take_merge_start_too():
+    options = {
+        "block_out_channels": (16, 16),
+        "layers_per_block": 1,
+        "norm_num_groups": 4,
+        "down_block_types": ("DownBlock2D",) * 2,
+        "up_block_types": ("UpBlock2D",) * 2,
+    }
+    config = TrainConfig(model="unet/cifar10", model_options={**options, "merge_start": "additive"})
+    weight = build_model(config, DataShape(1, 16, 16)).state_dict()["up_blocks.1.resnets.1.conv_shortcut.weight"]
+    torch.testing.assert_close(weight[..., 0, 0], torch.eye(16).repeat(1, 2))
