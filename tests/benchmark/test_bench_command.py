@@ -9,7 +9,8 @@ import torch
 from scalelong.benchmark import catalogue, record
 from scalelong.benchmark.cases.growth import exponent, uvit_at
 from scalelong.benchmark.catalogue import BENCHMARKS, cases_of, chosen
-from scalelong.benchmark.contenders.official import checkout, definitions
+from scalelong.benchmark.checkout import checkout
+from scalelong.benchmark.contenders.official import definitions
 from scalelong.benchmark.errors import OfficialCheckoutError
 from scalelong.benchmark.flops import count_flops
 from scalelong.benchmark.profile import group_of
@@ -41,6 +42,7 @@ def test_the_page_has_a_place_for_every_case():
         (["trainer/start", "--threads", "0"], "--threads must be at least 1"),
         (["trainer/start", "--rounds", "0"], "--rounds must be at least 1"),
         (["sampling", "--target", "-1"], "--target must be above 0"),
+        (["step", "--official", "nowhere"], "OfficialCheckoutError: nowhere is not a checkout of the authors' code"),
         (["--table", "nowhere.json"], "nowhere.json cannot be read"),
     ],
 )

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import InvalidConfigError
+from .checkout import checkout
 
 QUICK_ROUNDS = 2
 
@@ -32,6 +33,8 @@ class Settings:
             raise InvalidConfigError(f"--threads must be at least 1, got {self.threads}")
         if self.rounds is not None and self.rounds < 1:
             raise InvalidConfigError(f"--rounds must be at least 1, got {self.rounds}")
+        if self.official is not None:
+            checkout(self.official)
         if self.target is not None and not self.target > 0:
             raise InvalidConfigError(f"--target must be above 0, got {self.target}")
 

@@ -57,14 +57,19 @@ def interleave(
     if not turns:
         return {}
     warm = {name: min(turn(1) for _ in range(max(1, warm_up))) for name, turn in turns.items()}
-    steps = steps_per_turn(min(warm.values()), turn_seconds)
+    steps = {name: steps_per_turn(_like(warm, name), turn_seconds) for name in turns}
     seconds: dict[str, list[float]] = {name: [] for name in turns}
     for number in range(rounds):
         # To and fro, so that a drift of the machine's speed falls on all alike.
         for name in list(turns) if number % 2 == 0 else reversed(list(turns)):
             pause(PAUSE)
-            seconds[name].append(turns[name](steps) / steps)
+            seconds[name].append(turns[name](steps[name]) / steps[name])
     return seconds
+
+
+def _like(warm: Mapping[str, float], name: str) -> float:
+    """The shortest step of contenders about as fast as this one: they get as many steps, so as many cold starts."""
+    return min(seconds for seconds in warm.values() if seconds >= warm[name] / 2)
 
 
 def steps_per_turn(step_seconds: float, turn_seconds: float) -> int:

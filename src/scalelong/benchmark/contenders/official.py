@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
+from ..checkout import checkout
 from ..errors import OfficialCheckoutError
 
-FILES = ("libs/uvit.py", "libs/timm.py", "sde.py", "utils.py")
 LIBRARY = "official_uvit_libs"
 
 
@@ -75,17 +75,6 @@ class SameFunction:
         with torch.no_grad():
             theirs, ours = self.theirs(self.x, self.t), self.ours(self.x, self.t)
         return float((ours - theirs).abs().max() / theirs.abs().max())
-
-
-def checkout(path: str | Path) -> Path:
-    root = Path(path)
-    missing = [name for name in FILES if not (root / name).is_file()]
-    if missing:
-        raise OfficialCheckoutError(
-            f"{root} is not a checkout of the authors' code: it has no {', '.join(missing)}. Clone "
-            f"github.com/sail-sg/ScaleLong or github.com/baofff/U-ViT and give that folder to --official"
-        )
-    return root
 
 
 def network_class(root: Path) -> Any:
