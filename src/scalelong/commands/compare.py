@@ -86,7 +86,7 @@ def configuration(options: argparse.Namespace) -> TrainConfig:
     logging = replace(
         config.logging,
         held_out_every=config.logging.held_out_every or looks,
-        samples_every=config.logging.samples_every or max(1, steps // 4),
+        samples_every=max(1, steps // 4) if config.logging.samples_every is None else config.logging.samples_every,
         trackers=(),
     )
     if options.scores and hasattr(logging, "scores_every"):

@@ -1,0 +1,62 @@
+"""Where a U-ViT errs, by noise level and by frequency: `python -m scalelong.experiments.plateau RUN...`."""
+
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from ..data import to_float
+from ..errors import InvalidConfigError, ScaleLongError
+from ..theory.table import text_table
+from ..training import load_run
+from ..training.data_source import load_images
+from .starts import kernel_gains
+
+IMAGES = 256
+
+
+@torch.no_grad()
+def error_row(folder: Path) -> dict[str, str]:
+    """Errors in ε of the averaged weights by quarter of the times, and how they follow the last convolution."""
+    run = load_run(folder)
+    convolution = getattr(run.model, "final_conv", None)
+    if not isinstance(convolution, nn.Conv2d) or run.config.diffusion.prediction != "epsilon":
+        raise InvalidConfigError(f"{folder} is not a U-ViT that predicts ε and ends in a convolution")
+    data, held_out = load_images(run.config, lambda _: None)
+    images = (held_out or data).fetch(torch.arange(min(IMAGES, len(held_out or data)))).images
+    x0, generator = to_float(images), torch.Generator().manual_seed(0)
+    t = run.process.times((torch.arange(len(x0)) + 0.5) / len(x0))
+    noise = torch.randn(x0.shape, generator=generator)
+    error = noise - run.model(run.process.add_noise(x0, noise, t), t)
+    by_image = error.square().mean((1, 2, 3))
+    quarters = [float(part.mean()) for part in by_image.chunk(4)]
+    gains = kernel_gains(convolution.weight, x0.shape[-1])
+    return {
+        "run": folder.name,
+        **{f"error, quarter {i} of the times": f"{value:.4f}" for i, value in enumerate(quarters, start=1)},
+        "gains of the last convolution": f"{float(gains[0]):.2f} to {float(gains[-1]):.2f}",
+        "correlation of gain and error": _correlation(error[len(error) // 2 :], convolution.weight),
+    }
+
+
+def _correlation(error: torch.Tensor, weight: torch.Tensor) -> str:
+    """Of the logarithms over frequencies, at high noise; for one channel, where a frequency has one gain."""
+    if weight.shape[:2] != (1, 1):
+        return "-"
+    spectrum = torch.fft.fft2(error).abs().square().mean((0, 1))
+    response = torch.fft.fft2(weight[0, 0], s=error.shape[2:]).abs()
+    return f"{float(torch.corrcoef(torch.stack([spectrum.flatten().log(), response.flatten().log()]))[0, 1]):.2f}"
+
+
+def main(folders: list[str]) -> int:
+    try:
+        print(text_table([error_row(Path(folder)) for folder in folders]))
+    except ScaleLongError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,124 @@
+"""What networks listen to before the first step, by the way that they start: `python -m scalelong.experiments.starts`.
+
+Needs no data: images are standard normal, which is what x_t is at the highest noise.
+"""
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import CancelledScalingWarning
+from ..models import UViT
+from ..skips import start_merges_
+from ..theory import skip_sensitivities
+from ..theory.table import text_table
+from .curves import mean
+
+SEEDS = range(3)
+BATCH, SIZE = 8, 16
+
+UVIT_STARTS: dict[str, dict[str, Any]] = {
+    "authors, width 64": {"dim": 64},
+    "authors, width 512": {"dim": 512, "heads": 8},
+    "init_std 0.0566, width 64": {"dim": 64, "init_std": 0.0566},
+    'init_std "unit", width 64': {"dim": 64, "init_std": "unit"},
+    "identity, width 64": {"dim": 64, "merge_start": "identity"},
+    "additive, width 64": {"dim": 64, "merge_start": "additive"},
+    "additive and unit, width 64": {"dim": 64, "merge_start": "additive", "init_std": "unit"},
+}
+
+
+def uvit(channels: int = 1, **options: Any) -> UViT:
+    return UViT(**{"image_size": SIZE, "patch_size": 4, "channels": channels, "depth": 8, "heads": 4, **options})
+
+
+def unet(start: str) -> nn.Module:
+    """Blocks as in DDPM: GroupNorm takes the concatenation, and only the shortcut sees it as it is."""
+    from diffusers import UNet2DModel  # pyright: ignore[reportPrivateImportUsage]
+
+    model = UNet2DModel(
+        sample_size=SIZE,
+        in_channels=1,
+        out_channels=1,
+        block_out_channels=(32, 32),
+        layers_per_block=1,
+        norm_num_groups=8,
+        down_block_types=("DownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "UpBlock2D"),
+    )
+    if start != "authors":
+        start_merges_(model, start)
+    return model
+
+
+def listening(build: Callable[[], nn.Module]) -> list[float]:
+    """√w_i / ‖out‖ of every skip: the relative change of the output for a relative change of the skip."""
+    found: list[list[float]] = []
+    for seed in SEEDS:
+        torch.manual_seed(seed)
+        model = build()
+        x, t = torch.randn(BATCH, 1, SIZE, SIZE), torch.full((BATCH,), 900.0)
+        with torch.no_grad():
+            output = model(x, t)
+            size = float(getattr(output, "sample", output).square().sum()) / BATCH
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CancelledScalingWarning)
+            found.append([math.sqrt(weight / size) for weight in skip_sensitivities(model, x, t)])
+    return [mean(values) for values in zip(*found, strict=True)]
+
+
+def listening_rows() -> list[dict[str, str]]:
+    rows: list[tuple[str, Callable[[], nn.Module]]] = [
+        (name, lambda options=options: uvit(**options)) for name, options in UVIT_STARTS.items()
+    ]
+    rows += [(f"UNet, {start}", lambda start=start: unet(start)) for start in ("authors", "additive")]
+    return [
+        {"start": name, **{f"skip {i}": f"{value:.2g}" for i, value in enumerate(listening(build), start=1)}}
+        for name, build in rows
+    ]
+
+
+@torch.no_grad()
+def kernel_gains(weight: Tensor, size: int = SIZE) -> Tensor:
+    """What a convolution multiplies each frequency of an image by: singular values, smallest first."""
+    response = torch.fft.fft2(weight, s=(size, size)).permute(2, 3, 0, 1)
+    return torch.linalg.svdvals(response).flatten().sort().values
+
+
+def kernel_rows() -> list[dict[str, str]]:
+    rows: list[dict[str, str]] = []
+    for channels in (1, 3):
+        for seed in range(5):
+            torch.manual_seed(seed)
+            layer = uvit(channels, dim=64).final_conv
+            assert isinstance(layer, nn.Conv2d)
+            gains = kernel_gains(layer.weight)
+            weak = float((gains < gains[-1] / 4).float().mean())
+            rows.append(
+                {
+                    "channels": str(channels),
+                    "seed": str(seed),
+                    "smallest": f"{float(gains[0]):.3f}",
+                    "median": f"{float(gains.median()):.2f}",
+                    "largest": f"{float(gains[-1]):.2f}",
+                    "below a quarter of the largest": f"{weak:.0%}",
+                }
+            )
+    return rows
+
+
+def main() -> None:
+    print("Relative change of the output for a relative change of each skip (outermost first), mean of 3 seeds:\n")
+    print(text_table(listening_rows()))
+    print(
+        "\nWhat the authors' last convolution multiplies the frequencies of its image by; the identity has 1 for all:\n"
+    )
+    print(text_table(kernel_rows()))
+
+
+if __name__ == "__main__":
+    main()
