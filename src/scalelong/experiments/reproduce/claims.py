@@ -1,0 +1,94 @@
+"""Claims: a number per seed, and where the paper says that it lies."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ..curves import steps_ratio
+from .methods import Method
+from .quantities import Quantity
+from .results import Results
+from .verdict import ABOVE_ZERO, BELOW_ZERO, Region, Verdict, interval, judge
+
+SPEED_UP = 1.5
+"""The paper's promise: this many times fewer steps."""
+
+
+def percent(value: float) -> str:
+    """Of the log of a ratio."""
+    return f"{100 * math.expm1(value):+.1f} %"
+
+
+def factor(value: float) -> str:
+    return f"× {math.exp(value):.2f}"
+
+
+@dataclass(frozen=True)
+class Claim:
+    text: str
+    setting: str
+    values: Sequence[float]
+    """One per seed; seeds without the number are left out."""
+    claimed: Region
+    opposite: tuple[Region, ...]
+    show: Callable[[float], str] = percent
+
+    @property
+    def verdict(self) -> Verdict:
+        return judge(self.values, self.claimed, self.opposite)
+
+    def interval_text(self) -> str:
+        found = interval(self.values)
+        return "-" if math.isinf(found.low) else f"{self.show(found.low)} to {self.show(found.high)}"
+
+
+def below(results: Results, setting: str, method: Method, other: Method, quantity: Quantity) -> Claim:
+    """The method's number is smaller than the other's, under equal seeds."""
+    return Claim(
+        f"{quantity.name}: {method.label} below {other.label}",
+        setting,
+        log_ratios(results, setting, method, other, quantity),
+        BELOW_ZERO,
+        (ABOVE_ZERO,),
+    )
+
+
+def alike(results: Results, setting: str, method: Method, other: Method, quantity: Quantity, margin: float) -> Claim:
+    """The two numbers differ by less than the margin, as a share."""
+    low, high = -math.log1p(margin), math.log1p(margin)
+    return Claim(
+        f"{quantity.name}: {method.label} within {100 * margin:.0f} % of {other.label}",
+        setting,
+        log_ratios(results, setting, method, other, quantity),
+        Region(low, high),
+        (Region(high=low), Region(low=high)),
+    )
+
+
+def faster(results: Results, setting: str, method: Method, other: Method) -> Claim:
+    """The method reaches the loss where the other ends in 1.5 times fewer steps. Never reaching it counts as × 1."""
+    values = []
+    for mine, theirs in pairs(results, setting, method, other):
+        ratio = None if mine.diverged else steps_ratio(mine.curve, theirs.curve)
+        # How much slower it is, the steps that were run do not say: at least not faster.
+        values.append(math.log(ratio) if ratio else 0.0)
+    return Claim(
+        f"steps to the loss of {other.label}: {method.label} needs 1/{SPEED_UP} or less",
+        setting,
+        values,
+        Region(high=-math.log(SPEED_UP)),
+        (Region(low=-1e-9),),
+        factor,
+    )
+
+
+def pairs(results: Results, setting: str, method: Method, other: Method):
+    """Runs of two methods under equal seeds."""
+    theirs = {run.seed: run for run in results.of(setting, other.label)}
+    mine = results.of(setting, method.label)
+    return [(run, theirs[run.seed]) for run in mine if run.seed in theirs]
+
+
+def log_ratios(results: Results, setting: str, method: Method, other: Method, quantity: Quantity) -> list[float]:
+    values = [(quantity.of(mine), quantity.of(theirs)) for mine, theirs in pairs(results, setting, method, other)]
+    return [math.log(mine / theirs) for mine, theirs in values if mine and theirs]

@@ -1,0 +1,94 @@
+"""Carry out items: train what is missing, measure, keep the raw results, and make pages of them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...errors import InvalidConfigError
+from ...training import TrainConfig
+from ...training.config_io import differences
+from ..pool import run_all
+from .arms import planned
+from .item import Item
+from .items import ITEMS
+from .page import write_index, write_item
+from .results import RESULTS, Results, record
+from .settings import Scale
+
+READINGS = 125
+"""How often features and gradients are read in a run: more than two windows of the oscillation scores."""
+
+
+def reproduce(
+    names: Sequence[str], scale: Scale, seeds: int, out: Path, jobs: int | None = None
+) -> list[Results] | None:
+    """Results and pages of the items in `out`, their runs in `out/runs`. None if it was interrupted."""
+    chosen = [_item(name) for name in names]
+    runs = planned([arm for item in chosen for arm in item.arms(scale)], seeds, out / "runs")
+    every = max(1, min(run.config.steps for run in runs) // READINGS)
+    if not run_all(runs, every, jobs):
+        return None
+    found = [collect(item, scale, seeds, out) for item in chosen]
+    for item, results in zip(chosen, found, strict=True):
+        results.write(out / item.name)
+        write_item(item, results, out)
+    write_index(out)
+    return found
+
+
+def collect(item: Item, scale: Scale, seeds: int, out: Path) -> Results:
+    """What the finished runs of an item say."""
+    arms = item.arms(scale)
+    records = []
+    for arm in arms:
+        for seed in range(seeds):
+            run = arm.run(seed, out / "runs")
+            diverged = run.divergence() is not None
+            measured = {} if item.measure is None or diverged else item.measure(run)
+            records.append(record(arm, run, traces=item.traces and seed == 0, measured=measured))
+    settings = {
+        arm.setting.name: {name: value for name, (_, value) in differences(TrainConfig(), arm.setting.config).items()}
+        for arm in arms
+    }
+    survey = item.survey(scale, seeds) if item.survey else {}
+    return Results(item.name, scale, seeds, settings, records, survey)
+
+
+def redraw(folder: Path) -> list[str]:
+    """Figures and pages from the raw results alone. The names of the items that were found."""
+    found = [item for item in ITEMS.values() if (folder / item.name / RESULTS).exists()]
+    if not found:
+        raise InvalidConfigError(
+            f"{folder} holds no results: looked for {', '.join(f'{name}/{RESULTS}' for name in ITEMS)}"
+        )
+    for item in found:
+        write_item(item, Results.read(folder / item.name), folder)
+    write_index(folder)
+    return [item.name for item in found]
+
+
+def describe(names: Sequence[str], scale: Scale, seeds: int, out: Path) -> str:
+    """What `reproduce` would do."""
+    lines, everything = [], []
+    for name in names:
+        item = _item(name)
+        arms = item.arms(scale)
+        everything += arms
+        lines += [f"{item.name}: {item.title}", f"  {len(arms)} arms with {seeds} seed(s) each"]
+        for setting in dict.fromkeys(arm.setting.name for arm in arms):
+            mine = [arm for arm in arms if arm.setting.name == setting]
+            config, followed = mine[0].setting.config, mine[0].setting.recipe
+            lines.append(
+                f"  {setting}: {config.data}, {config.model}, {config.steps} steps, batch {config.batch_size}: "
+                f"{'; '.join(arm.method.label for arm in mine)}" + (f" (recipe {followed})" if followed else "")
+            )
+    runs = planned(everything, seeds, out / "runs")
+    done = sum(run.finished for run in runs)
+    steps = sum(run.config.steps for run in runs if not run.finished)
+    lines.append(f"{len(runs)} different runs, {done} of them finished; {steps} steps to go; in {out / 'runs'}")
+    return "\n".join(lines)
+
+
+def _item(name: str) -> Item:
+    if name not in ITEMS:
+        raise InvalidConfigError(f"unknown figure or table {name!r}; known: {', '.join(ITEMS)}, all")
+    return ITEMS[name]
