@@ -28,7 +28,8 @@ class Item:
     quantities: tuple[Quantity, ...]
     """What the tables of the page show of every run."""
     claims: Callable[[Results], list[Claim]]
-    figures: Callable[[Results], "dict[str, Figure]"]
+    figures: "dict[str, Callable[[Results], Figure]]"
+    """By name of the file."""
     published: dict[str, str] = field(default_factory=dict)
     """The paper's own numbers by method, where it prints them."""
     measure: Callable[[PlannedRun], dict[str, Any]] | None = None

@@ -1,7 +1,7 @@
 """Pages of results, in Markdown: one per item, and an index with all verdicts. Made of the raw results alone."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,10 +36,9 @@ effect at all. Nobody edits verdicts: `scalelong reproduce --redraw` makes these
 def write_item(item: Item, results: Results, out: Path) -> None:
     folder = out / item.name
     folder.mkdir(parents=True, exist_ok=True)
-    figures = item.figures(results)
-    for name, figure in figures.items():
-        save(figure, folder / f"{name}.png")
-    write_text(folder / "README.md", page(item, results, list(figures)))
+    for name, draw in item.figures.items():
+        save(draw(results), folder / f"{name}.png")
+    write_text(folder / "README.md", page(item, results))
 
 
 def save(figure: "Figure", path: Path) -> None:
@@ -49,7 +48,7 @@ def save(figure: "Figure", path: Path) -> None:
     write_bytes(path, content.getvalue())
 
 
-def page(item: Item, results: Results, figures: Sequence[str]) -> str:
+def page(item: Item, results: Results) -> str:
     claims = item.claims(results)
     parts = [
         f"# {item.title}",
@@ -57,7 +56,7 @@ def page(item: Item, results: Results, figures: Sequence[str]) -> str:
         f"**The paper.** {item.paper}",
         f"**Here.** {item.here} Scale `{results.scale}`, {results.seeds} seeds, all of them shown.",
         f"```\n{command(results)}\n```",
-        *(f"![{name}]({name}.png)" for name in figures),
+        *(f"![{name}]({name}.png)" for name in item.figures),
         "## Claims",
         claims_table(claims, results.seeds),
         "The rule is on the [index page](../README.md).",
@@ -138,11 +137,14 @@ def settings_table(results: Results) -> str:
     return table(["setting", "data", "steps", "batch", "learning rate", "network"], rows)
 
 
-def write_index(out: Path) -> None:
-    from .items import ITEMS
+def write_index(out: Path, items: Iterable[Item]) -> None:
+    write_text(out / "README.md", index(out, items))
 
+
+def index(out: Path, items: Iterable[Item]) -> str:
+    """All verdicts, of the raw results that are in the folder."""
     rows = []
-    for item in ITEMS.values():
+    for item in items:
         if (out / item.name / RESULTS).exists():
             results = Results.read(out / item.name)
             claims = item.claims(results)
@@ -161,7 +163,7 @@ def write_index(out: Path) -> None:
     ]
     if (out / "kappa").is_dir():
         parts.append("Also here: [kappa](kappa), how well κ can be chosen, told in [theory.md](../theory.md).")
-    write_text(out / "README.md", "\n\n".join(parts) + "\n")
+    return "\n\n".join(parts) + "\n"
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -2,12 +2,13 @@
 
 from ..arms import Arm, arms
 from ..claims import Claim, below
+from ..dot_figure import dot_figure
 from ..item import Item
 from ..methods import CORE, CS, LS, NONE, UNIFORM
 from ..quantities import FEATURES, GRADIENTS, LOSS
 from ..results import Results
 from ..settings import Scale, base, deepest, unet
-from ..trace_figures import trace_figures
+from ..trace_figure import trace_figure
 
 
 def runs(scale: Scale) -> list[Arm]:
@@ -35,6 +36,6 @@ ITEM = Item(
     arms=runs,
     quantities=(FEATURES, GRADIENTS, LOSS),
     claims=claims,
-    figures=trace_figures,
+    figures={"traces": trace_figure, "oscillation": lambda results: dot_figure(results, FEATURES)},
     traces=True,
 )

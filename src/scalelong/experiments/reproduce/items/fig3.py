@@ -15,20 +15,19 @@ from ...runs import PlannedRun
 from ..arms import Arm, arms
 from ..claims import Claim, below
 from ..item import Item
-from ..methods import CS, LS, NONE, UNIFORM, Method
-from ..noise_figures import noise_figures
+from ..methods import CS, LS, NONE, PAPER, UNIFORM, Method
+from ..noise_figure import noise_figure
 from ..quantities import LOSS, Quantity
 from ..results import Results, rounded
 from ..settings import Scale, Setting, base, noises, other_data
 from ..verdict import ABOVE_ZERO, BELOW_ZERO, Region
 
-METHODS = (NONE, UNIFORM, CS, LS)
 PROBE, SIGMA, IMAGES, BINS = 32, 0.1, 2000, 60
 GAIN = Quantity(f"gain of noise of σ = {SIGMA}", lambda record: record.measured.get("gain"), "{:.3f}")
 
 
 def runs(scale: Scale) -> list[Arm]:
-    return arms([clean(scale), *noises(scale)], METHODS)
+    return arms([clean(scale), *noises(scale)], PAPER)
 
 
 def clean(scale: Scale) -> Setting:
@@ -138,7 +137,7 @@ ITEM = Item(
     arms=runs,
     quantities=(LOSS, GAIN),
     claims=claims,
-    figures=noise_figures,
+    figures={"noise": noise_figure},
     measure=measure,
     survey=survey,
 )

@@ -2,9 +2,9 @@
 
 from ..arms import Arm, arms
 from ..claims import Claim, faster
-from ..curve_figures import curve_figures
+from ..curve_figure import curve_figure
 from ..item import Item
-from ..methods import CORE, CS, LS, NONE
+from ..methods import CORE, CS, LS, NONE, PAPER
 from ..quantities import LOSS, Quantity
 from ..results import Results
 from ..settings import Scale, base, batch_sizes, deepest, other_data, unet
@@ -12,8 +12,10 @@ from ..settings import Scale, base, batch_sizes, deepest, other_data, unet
 
 def runs(scale: Scale) -> list[Arm]:
     smallest = batch_sizes(scale)[0]
-    settings = [base(scale), deepest(scale), smallest, *other_data(scale), unet(scale)]
-    return arms(settings, CORE)
+    return [
+        *arms([base(scale), deepest(scale), unet(scale)], CORE),
+        *arms([smallest, *other_data(scale)], PAPER),
+    ]
 
 
 def claims(results: Results) -> list[Claim]:
@@ -38,5 +40,5 @@ ITEM = Item(
     arms=runs,
     quantities=(LOSS, HALF_WAY),
     claims=claims,
-    figures=curve_figures,
+    figures={"curves": curve_figure},
 )

@@ -2,16 +2,16 @@
 
 from ..arms import Arm, arms
 from ..claims import Claim, below
-from ..dot_figures import dot_figure
+from ..dot_figure import dot_figure
 from ..item import Item
-from ..methods import CORE, CS, LS, NONE, UNIFORM
+from ..methods import CS, LS, NONE, PAPER, UNIFORM
 from ..quantities import FRECHET, LOSS, quality
 from ..results import Results
 from ..settings import Scale, batch_sizes, depths
 
 
 def runs(scale: Scale) -> list[Arm]:
-    return arms([*batch_sizes(scale), *depths(scale)], CORE)
+    return arms([*batch_sizes(scale), *depths(scale)], PAPER)
 
 
 def claims(results: Results) -> list[Claim]:
@@ -32,5 +32,5 @@ ITEM = Item(
     arms=runs,
     quantities=(LOSS, FRECHET),
     claims=claims,
-    figures=lambda results: {"quality": dot_figure(results, quality(results))},
+    figures={"quality": lambda results: dot_figure(results, quality(results))},
 )

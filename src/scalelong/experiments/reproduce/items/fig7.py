@@ -10,7 +10,7 @@ from ....training import load_run
 from ...runs import PlannedRun
 from ..arms import Arm, arms
 from ..claims import Claim
-from ..coefficient_figures import coefficient_figures
+from ..coefficient_figure import coefficient_figure
 from ..item import Item
 from ..methods import LS, LS_FROM_CS, Method
 from ..quantities import Quantity
@@ -26,7 +26,10 @@ TOLERANCE = 0.05
 
 
 def runs(scale: Scale) -> list[Arm]:
-    return arms([base(scale), deepest(scale), *other_data(scale), unet(scale), *other_unets(scale)], (LS, LS_FROM_CS))
+    return [
+        *arms([base(scale), deepest(scale), unet(scale)], (LS, LS_FROM_CS)),
+        *arms([*other_data(scale), *other_unets(scale)], (LS,)),
+    ]
 
 
 def measure(run: PlannedRun) -> dict[str, Any]:
@@ -99,6 +102,6 @@ ITEM = Item(
         Quantity("factor per skip", lambda record: math.exp(slope(record)), "{:.3f}"),
     ),
     claims=claims,
-    figures=coefficient_figures,
+    figures={"coefficients": coefficient_figure},
     measure=measure,
 )

@@ -2,7 +2,7 @@
 
 from ..arms import Arm, arms
 from ..claims import Claim, alike, below
-from ..dot_figures import dot_figure
+from ..dot_figure import dot_figure
 from ..item import Item
 from ..methods import LS, LS_ACTIVATIONS, LS_IE, LS_PER_SKIP, LS_RATIOS, LS_SCALAR, NONE
 from ..quantities import FRECHET, LOSS, quality
@@ -36,7 +36,7 @@ ITEM = Item(
     arms=runs,
     quantities=(LOSS, FRECHET),
     claims=claims,
-    figures=lambda results: {"quality": dot_figure(results, quality(results))},
+    figures={"quality": lambda results: dot_figure(results, quality(results))},
     published={
         LS.label: "3.01",
         "LS, ratio 4": "3.06",

@@ -2,7 +2,7 @@
 
 from ..arms import Arm, arms
 from ..claims import Claim, below
-from ..dot_figures import dot_figure
+from ..dot_figure import dot_figure
 from ..item import Item
 from ..methods import CS, LS, NONE, REZERO, STABLE
 from ..quantities import FRECHET, LOSS, quality
@@ -30,7 +30,7 @@ ITEM = Item(
     arms=runs,
     quantities=(LOSS, FRECHET),
     claims=claims,
-    figures=lambda results: {"quality": dot_figure(results, quality(results))},
+    figures={"quality": lambda results: dot_figure(results, quality(results))},
     published={
         CS.label: "2.98",
         LS.label: "3.01",

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ..arms import Arm, arms
 from ..claims import Claim, below
-from ..curve_figures import curve_figures
+from ..curve_figure import curve_figure
 from ..item import Item
 from ..methods import CS, NONE, REVERSED
 from ..quantities import loss_at
@@ -45,5 +45,5 @@ ITEM = Item(
     arms=runs,
     quantities=tuple(loss_at(step) for steps in STEPS.values() for step in steps),
     claims=claims,
-    figures=curve_figures,
+    figures={"curves": curve_figure},
 )

@@ -1,10 +1,8 @@
-"""Readings of a feature and of the gradient over steps, as in the paper's Figure 1, and their scores."""
+"""Readings of a feature and of the gradient over steps, as in the paper's Figure 1."""
 
 from typing import TYPE_CHECKING
 
-from .dot_figures import dot_figure
 from .drawing import by_method, colour, legend, panels
-from .quantities import FEATURES
 from .results import TRACES, Results
 
 if TYPE_CHECKING:
@@ -13,8 +11,8 @@ if TYPE_CHECKING:
 NAMES = {"features": "RMS behind the middle block", "gradient": "norm of the gradient"}
 
 
-def trace_figures(results: Results) -> "dict[str, Figure]":
-    """The first seed's readings; the scores of all seeds."""
+def trace_figure(results: Results) -> "Figure":
+    """The readings of the first seed."""
     figure, axes = panels(len(TRACES) * len(results.settings))
     places = [(name, setting) for name in TRACES for setting in results.settings]
     for axis, (name, setting) in zip(axes, places, strict=True):
@@ -25,4 +23,4 @@ def trace_figures(results: Results) -> "dict[str, Figure]":
         axis.set(title=setting, xlabel="reading", ylabel=NAMES[name], yscale="log")
         axis.tick_params(labelsize=7, which="both")
     legend(axes[0])
-    return {"traces": figure, "oscillation": dot_figure(results, FEATURES)}
+    return figure

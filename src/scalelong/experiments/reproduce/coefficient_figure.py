@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 BAND = (0.5, 0.95)
 
 
-def coefficient_figures(results: Results) -> "dict[str, Figure]":
+def coefficient_figure(results: Results) -> "Figure":
     figure, axes = panels(len(results.settings))
     for axis, setting in zip(axes, results.settings, strict=True):
         count = 0
@@ -27,4 +27,4 @@ def coefficient_figures(results: Results) -> "dict[str, Figure]":
         axis.xaxis.get_major_locator().set_params(integer=True)  # pyright: ignore[reportCallIssue]
         axis.tick_params(labelsize=7)
     legend(axes[0])
-    return {"coefficients": figure}
+    return figure

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 RANGES = {"norm": (0, 2, "‖x_t‖² / m"), "ratio": (0, 6, "‖ε‖² / ‖x_t‖²")}
 
 
-def noise_figures(results: Results) -> "dict[str, Figure]":
+def noise_figure(results: Results) -> "Figure":
     figure, (*histograms, losses) = panels(3)
     for axis, (name, (low, high, label)) in zip(histograms, RANGES.items(), strict=True):
         for data, values in results.survey.get("data", {}).items():
@@ -33,4 +33,4 @@ def noise_figures(results: Results) -> "dict[str, Figure]":
     losses.set(xlabel="extra noise in training", ylabel="held-out loss")
     losses.tick_params(labelsize=7)
     legend(losses)
-    return {"noise": figure}
+    return figure

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def curve_figures(results: Results) -> "dict[str, Figure]":
+def curve_figure(results: Results) -> "Figure":
     figure, axes = panels(len(results.settings))
     for axis, setting in zip(axes, results.settings, strict=True):
         ends = []
@@ -25,4 +25,4 @@ def curve_figures(results: Results) -> "dict[str, Figure]":
         axis.yaxis.set_minor_formatter("{x:.2g}")
         axis.tick_params(labelsize=7, which="both")
     legend(axes[0])
-    return {"curves": figure}
+    return figure
