@@ -184,7 +184,7 @@ def test_pages_of_made_up_results(name, scale):
     settings = {arm.setting.name: {"data": arm.setting.config.data} for arm in item.arms(scale)}
     text = page(item, Results(name, scale, 3, settings, runs))
     assert text.startswith(f"# {item.title}\n")
-    assert f"scalelong reproduce {name} --scale {scale} --seeds 3 --out docs/evidence" in text
+    assert f"scalelong reproduce {name} --scale {scale} --seeds 3" in text
     assert all(f"| {run.setting} | {run.method} |" in text for run in runs) or name == "table4"
     assert "reproduced" in text
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from ..curves import steps_ratio
 from .methods import Method
@@ -38,8 +39,11 @@ class Claim:
         return judge(self.values, self.claimed, self.opposite)
 
     def interval_text(self) -> str:
+        """The mean, and where it lies with 90 % confidence."""
         found = interval(self.values)
-        return "-" if math.isinf(found.low) else f"{self.show(found.low)} to {self.show(found.high)}"
+        if math.isinf(found.low):
+            return "-"
+        return f"{self.show(fmean(self.values))} ({self.show(found.low)} to {self.show(found.high)})"
 
 
 def below(results: Results, setting: str, method: Method, other: Method, quantity: Quantity) -> Claim:

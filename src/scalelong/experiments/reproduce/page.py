@@ -68,13 +68,17 @@ def page(item: Item, results: Results) -> str:
         ),
         "## Settings",
         settings_table(results),
-        f"Raw results: [{RESULTS}]({RESULTS}).",
+        f"Raw results: [{RESULTS}]({RESULTS}), made with {versions(results)}.",
     ]
     return "\n\n".join(parts) + "\n"
 
 
 def command(results: Results) -> str:
-    return f"scalelong reproduce {results.item} --scale {results.scale} --seeds {results.seeds} --out docs/evidence"
+    return f"scalelong reproduce {results.item} --scale {results.scale} --seeds {results.seeds}"
+
+
+def versions(results: Results) -> str:
+    return ", ".join(f"{name} {version}" for name, version in results.versions.items()) or "unknown versions"
 
 
 def verdict_of(claims: Sequence[Claim]) -> Verdict:
@@ -104,7 +108,7 @@ def claims_table(claims: Sequence[Claim], seeds: int) -> str:
         ]
         for claim in claims
     ]
-    return table(["claim", "setting", *_seeds(seeds), "mean, 90 % interval", "verdict"], rows)
+    return table(["claim", "setting", *_seeds(seeds), "mean (90 % interval)", "verdict"], rows)
 
 
 def measured_table(item: Item, results: Results, quantity: Quantity) -> str:

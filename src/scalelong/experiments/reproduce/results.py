@@ -54,6 +54,8 @@ class Results:
     settings: dict[str, dict[str, Any]]
     """By name: what defines the setting, as far as it differs from the defaults of a configuration."""
     runs: list[RunRecord]
+    versions: dict[str, str] = field(default_factory=dict)
+    """Of the packages that made them."""
     survey: dict[str, Any] = field(default_factory=dict)
 
     def of(self, setting: str, method: str) -> list[RunRecord]:

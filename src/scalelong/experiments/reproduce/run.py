@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
+from ..._version import __version__
 from ...errors import InvalidConfigError
 from ...training import TrainConfig
 from ...training.config_io import differences
@@ -65,7 +68,8 @@ def collect(item: Item, scale: Scale, seeds: int, out: Path) -> Results:
         for arm in arms
     }
     survey = item.survey(scale, seeds) if item.survey else {}
-    return Results(item.name, scale, seeds, settings, records, survey)
+    versions = {"scalelong": __version__, "torch": torch.__version__}
+    return Results(item.name, scale, seeds, settings, records, versions, survey)
 
 
 def redraw(folder: Path) -> list[str]:
