@@ -8,7 +8,7 @@ from statistics import fmean
 from ..curves import steps_ratio
 from .methods import Method
 from .quantities import Quantity
-from .results import Results
+from .results import Results, RunRecord
 from .verdict import ABOVE_ZERO, BELOW_ZERO, Region, Verdict, interval, judge
 
 SPEED_UP = 1.5
@@ -28,22 +28,29 @@ def factor(value: float) -> str:
 class Claim:
     text: str
     setting: str
-    values: Sequence[float]
-    """One per seed; seeds without the number are left out."""
+    values: Sequence[float | None]
+    """One per seed; None where a seed has no such number."""
     claimed: Region
     opposite: tuple[Region, ...]
     show: Callable[[float], str] = percent
 
     @property
     def verdict(self) -> Verdict:
-        return judge(self.values, self.claimed, self.opposite)
+        return judge(self.known, self.claimed, self.opposite)
+
+    @property
+    def known(self) -> list[float]:
+        return [value for value in self.values if value is not None]
+
+    def text_of(self, value: float | None) -> str:
+        return "-" if value is None else self.show(value)
 
     def interval_text(self) -> str:
         """The mean, and where it lies with 90 % confidence."""
-        found = interval(self.values)
+        found = interval(self.known)
         if math.isinf(found.low):
             return "-"
-        return f"{self.show(fmean(self.values))} ({self.show(found.low)} to {self.show(found.high)})"
+        return f"{self.show(fmean(self.known))} ({self.show(found.low)} to {self.show(found.high)})"
 
 
 def below(results: Results, setting: str, method: Method, other: Method, quantity: Quantity) -> Claim:
@@ -71,7 +78,7 @@ def alike(results: Results, setting: str, method: Method, other: Method, quantit
 
 def faster(results: Results, setting: str, method: Method, other: Method) -> Claim:
     """The method reaches the loss where the other ends in 1.5 times fewer steps. Never reaching it counts as × 1."""
-    values = []
+    values: list[float | None] = []
     for mine, theirs in pairs(results, setting, method, other):
         ratio = None if mine.diverged else steps_ratio(mine.curve, theirs.curve)
         # How much slower it is, the steps that were run do not say: at least not faster.
@@ -86,13 +93,13 @@ def faster(results: Results, setting: str, method: Method, other: Method) -> Cla
     )
 
 
-def pairs(results: Results, setting: str, method: Method, other: Method):
+def pairs(results: Results, setting: str, method: Method, other: Method) -> list[tuple[RunRecord, RunRecord]]:
     """Runs of two methods under equal seeds."""
     theirs = {run.seed: run for run in results.of(setting, other.label)}
     mine = results.of(setting, method.label)
     return [(run, theirs[run.seed]) for run in mine if run.seed in theirs]
 
 
-def log_ratios(results: Results, setting: str, method: Method, other: Method, quantity: Quantity) -> list[float]:
+def log_ratios(results: Results, setting: str, method: Method, other: Method, quantity: Quantity) -> list[float | None]:
     values = [(quantity.of(mine), quantity.of(theirs)) for mine, theirs in pairs(results, setting, method, other)]
-    return [math.log(mine / theirs) for mine, theirs in values if mine and theirs]
+    return [math.log(mine / theirs) if mine and theirs else None for mine, theirs in values]

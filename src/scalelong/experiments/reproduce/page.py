@@ -102,7 +102,7 @@ def claims_table(claims: Sequence[Claim], seeds: int) -> str:
         [
             claim.text,
             claim.setting,
-            *_padded([claim.show(value) for value in claim.values], seeds),
+            *_padded([claim.text_of(value) for value in claim.values], seeds),
             claim.interval_text(),
             f"**{claim.verdict}**" if claim.verdict is not Verdict.NOT else str(claim.verdict),
         ]

@@ -1,6 +1,5 @@
 """What is compared: numbers of one run."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -32,7 +31,7 @@ def loss_at(step: int) -> Quantity:
 
 def _if_counted(value: float | None, record: RunRecord) -> float | None:
     """Oscillation of a collapsed network is no oscillation score."""
-    return None if record.gate or value is None or math.isnan(value) else value
+    return None if record.gate else value
 
 
 LOSS = Quantity("held-out loss", final_loss)

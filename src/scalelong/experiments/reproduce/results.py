@@ -1,6 +1,7 @@
 """The raw results of an item: small JSON that pages and figures are made of, without the runs."""
 
 import json
+import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,8 +102,8 @@ def record(arm: Arm, run: PlannedRun, *, traces: bool, measured: dict[str, Any])
         run=run.name,
         held_out=[(step, rounded(value)) for step, value in held_out.points],
         kappas=[rounded(value) for value in kappas],
-        o1_features=rounded(features.o1),
-        o1_gradient=rounded(oscillation(gradient.values).o1) if gradient else None,
+        o1_features=_finite(features.o1),
+        o1_gradient=_finite(oscillation(gradient.values).o1) if gradient else None,
         gate=features.gate,
         frechet=rounded(scores.values[-1]) if scores else None,
         diverged=run.divergence() is not None,
@@ -111,6 +112,11 @@ def record(arm: Arm, run: PlannedRun, *, traces: bool, measured: dict[str, Any])
         else {},
         measured=measured,
     )
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no NaN."""
+    return rounded(value) if math.isfinite(value) else None
 
 
 def rounded(value: float) -> float:

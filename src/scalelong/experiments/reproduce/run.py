@@ -18,8 +18,8 @@ from .page import write_index, write_item
 from .results import RESULTS, Results, record
 from .settings import Scale
 
-READINGS = 100
-"""How often features and gradients of Figure 1 are read: two windows of the oscillation scores."""
+READINGS = 75
+"""How often features and gradients of Figure 1 are read: one and a half windows of the oscillation scores."""
 
 
 def reproduce(

@@ -4,7 +4,7 @@ from ..arms import Arm, arms
 from ..claims import Claim, below
 from ..dot_figure import dot_figure
 from ..item import Item
-from ..methods import CORE, CS, LS, NONE, UNIFORM
+from ..methods import CORE, CS, LS, NONE, PAPER, UNIFORM
 from ..quantities import FEATURES, GRADIENTS, LOSS
 from ..results import Results
 from ..settings import Scale, base, deepest, unet
@@ -12,7 +12,7 @@ from ..trace_figure import trace_figure
 
 
 def runs(scale: Scale) -> list[Arm]:
-    return arms([base(scale), deepest(scale), unet(scale)], CORE)
+    return [*arms([base(scale)], CORE), *arms([deepest(scale), unet(scale)], PAPER)]
 
 
 def claims(results: Results) -> list[Claim]:

@@ -118,7 +118,7 @@ def data_claims(results: Results) -> list[Claim]:
     return found
 
 
-def log_differences(results: Results, setting: str, other: str, method: Method) -> list[float]:
+def log_differences(results: Results, setting: str, other: str, method: Method) -> list[float | None]:
     """Of one method in two settings, under equal seeds."""
     theirs = {run.seed: run for run in results.of(other, method.label)}
     mine = [run for run in results.of(setting, method.label) if run.seed in theirs]

@@ -12,10 +12,8 @@ from ..settings import Scale, base, batch_sizes, deepest, other_data, unet
 
 def runs(scale: Scale) -> list[Arm]:
     smallest = batch_sizes(scale)[0]
-    return [
-        *arms([base(scale), deepest(scale), unet(scale)], CORE),
-        *arms([smallest, *other_data(scale)], PAPER),
-    ]
+    others = [deepest(scale), smallest, *other_data(scale), unet(scale)]
+    return [*arms([base(scale)], CORE), *arms(others, PAPER)]
 
 
 def claims(results: Results) -> list[Claim]:

@@ -26,10 +26,8 @@ TOLERANCE = 0.05
 
 
 def runs(scale: Scale) -> list[Arm]:
-    return [
-        *arms([base(scale), deepest(scale), unet(scale)], (LS, LS_FROM_CS)),
-        *arms([*other_data(scale), *other_unets(scale)], (LS,)),
-    ]
+    others = [deepest(scale), *other_data(scale), unet(scale), *other_unets(scale)]
+    return [*arms([base(scale)], (LS, LS_FROM_CS)), *arms(others, (LS,))]
 
 
 def measure(run: PlannedRun) -> dict[str, Any]:

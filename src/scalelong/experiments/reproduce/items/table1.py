@@ -11,11 +11,8 @@ from ..settings import Scale, base, other_data, other_unets, unet
 
 
 def runs(scale: Scale) -> list[Arm]:
-    return [
-        *arms([base(scale)], (*CORE, *KAPPAS)),
-        *arms([unet(scale)], CORE),
-        *arms([*other_data(scale), *other_unets(scale)], PAPER),
-    ]
+    others = [*other_data(scale), unet(scale), *other_unets(scale)]
+    return [*arms([base(scale)], (*CORE, *KAPPAS)), *arms(others, PAPER)]
 
 
 def claims(results: Results) -> list[Claim]:
