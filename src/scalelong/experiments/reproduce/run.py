@@ -25,16 +25,17 @@ READINGS = 75
 def reproduce(
     names: Sequence[str], scale: Scale, seeds: int, out: Path, jobs: int | None = None
 ) -> list[Results] | None:
-    """Results and pages of the items in `out`, their runs in `out/runs`. None if it was interrupted."""
-    chosen = [_item(name) for name in names]
-    runs = planned([arm for item in chosen for arm in item.arms(scale)], seeds, out / "runs")
-    if not train_all(runs, scale, out, jobs):
-        return None
-    found = [collect(item, scale, seeds, out) for item in chosen]
-    for item, results in zip(chosen, found, strict=True):
+    """Results and pages of the items in `out`, one after the other; their runs in `out/runs`. None if interrupted."""
+    found = []
+    for item in [_item(name) for name in names]:
+        print(item.title, flush=True)
+        if not train_all(planned(item.arms(scale), seeds, out / "runs"), scale, out, jobs):
+            return None
+        results = collect(item, scale, seeds, out)
         results.write(out / item.name)
         write_item(item, results, out)
-    write_index(out, ITEMS.values())
+        write_index(out, ITEMS.values())
+        found.append(results)
     return found
 
 
