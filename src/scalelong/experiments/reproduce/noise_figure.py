@@ -1,9 +1,8 @@
-"""Figure 3: histograms of the input, and the loss after training with extra noise."""
+"""Figure 3: histograms of the input, and the loss of trained networks under extra noise."""
 
 from typing import TYPE_CHECKING
 
 from .drawing import by_method, colour, draw_seeds, legend, panels
-from .quantities import LOSS
 from .results import Results
 
 if TYPE_CHECKING:
@@ -13,7 +12,8 @@ RANGES = {"norm": (0, 2, "‖x_t‖² / m"), "ratio": (0, 6, "‖ε‖² / ‖x_
 
 
 def noise_figure(results: Results) -> "Figure":
-    figure, (*histograms, losses) = panels(3)
+    figure, axes = panels(2 + len(results.settings))
+    histograms, losses = axes[:2], axes[2:]
     for axis, (name, (low, high, label)) in zip(histograms, RANGES.items(), strict=True):
         for data, values in results.survey.get("data", {}).items():
             counts = values["histograms"][name]
@@ -24,13 +24,12 @@ def noise_figure(results: Results) -> "Figure":
         axis.tick_params(labelsize=7)
     histograms[1].set_yscale("log")
     legend(histograms[0])
-    settings = list(results.settings)
-    for method, _ in by_method(results, settings[0]):
-        runs = [results.of(setting, method) for setting in settings]
-        lines = [(range(len(settings)), [LOSS.of(run) or 1.0 for run in seed]) for seed in zip(*runs, strict=True)]
-        draw_seeds(losses, lines, method, colour(results, method))
-    losses.set_xticks(range(len(settings)), settings)
-    losses.set(xlabel="extra noise in training", ylabel="held-out loss")
-    losses.tick_params(labelsize=7)
-    legend(losses)
+    for axis, setting in zip(losses, results.settings, strict=True):
+        for method, runs in by_method(results, setting):
+            measured = [run.measured["losses"] for run in runs if "losses" in run.measured]
+            lines = [([float(sigma) for sigma in one], list(one.values())) for one in measured]
+            draw_seeds(axis, lines, method, colour(results, method))
+        axis.set(title=setting, xlabel="σ of extra noise", ylabel="held-out loss")
+        axis.tick_params(labelsize=7)
+    legend(losses[0])
     return figure
