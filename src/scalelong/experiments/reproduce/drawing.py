@@ -16,8 +16,8 @@ COLUMNS = 3
 
 
 def panels(count: int, height: float = 2.7) -> "tuple[Figure, list[Axes]]":
-    """Axes in rows of three."""
-    columns = min(COLUMNS, max(1, count))
+    """Axes in rows of three, or of two where that leaves no gap."""
+    columns = 2 if count == 4 else min(COLUMNS, max(1, count))
     rows = -(-count // columns)
     figure = pyplot().figure(figsize=(3.4 * columns, height * rows), layout="constrained", dpi=90)
     found = figure.subplots(rows, columns, squeeze=False).flatten().tolist()

@@ -157,7 +157,7 @@ ITEM = Item(
     "more than 97 % of ‖ε‖²/‖x_t‖² are below 5. (c) Extra noise on the input hurts a standard network much; scaled "
     "long skips soften the blow.",
     here="(a, b) are measured on the data, with DDPM's schedule. (c) The trained networks are given x_t with extra "
-    "Gaussian noise of deviation σ, and the rise of their loss is compared; the gain is by how much they amplify noise.",
+    "Gaussian noise of deviation σ, and the rise of their loss is compared; the gain says how much they amplify it.",
     arms=runs,
     quantities=(*map(increase, SIGMAS), GAIN),
     claims=claims,

@@ -32,9 +32,9 @@ ITEM = Item(
     title="Figure 5: training curves",
     paper="CS and LS learn at least 1.5 times faster, in steps, than the unscaled network, over data sets, batch "
     "sizes, depths and architectures.",
-    here="The steps after which a method reaches the held-out loss where no scaling ends, divided by the steps that "
-    "no scaling needs for it, under the same seed. A method that does not get there within the run counts as × "
-    "1.",
+    here="The steps after which a method reaches the held-out loss where no scaling ends, divided by the steps that no "
+    "scaling needs for it, under the same seed. For a method that does not get there, the other way round: the steps "
+    "that it had, divided by those after which no scaling had passed the loss where the method ends.",
     arms=runs,
     quantities=(LOSS, HALF_WAY),
     claims=claims,
