@@ -86,7 +86,7 @@ def test_ratios_are_those_of_equal_seeds():
     claim = below(results_of(*runs), "s", CS, NONE, LOSS)
     assert list(claim.values) == pytest.approx([math.log(0.9)] * 3)
     assert claim.verdict is Verdict.REPRODUCED
-    assert claim.show(claim.values[0]) == "-10.0 %"
+    assert claim.text_of(claim.values[0]) == "-10.0 %"
     assert alike(results_of(*runs), "s", CS, NONE, LOSS, 0.03).verdict is Verdict.CONTRADICTED
     assert alike(results_of(*runs), "s", CS, NONE, LOSS, 0.15).verdict is Verdict.REPRODUCED
 

@@ -16,7 +16,11 @@ from .arms import Arm
 from .settings import Scale
 
 RESULTS = "results.json"
-TRACES = {"features": "probe_block_rms/middle", "gradient": "gradient_norm/all"}
+TRACES = {
+    "features": ("probe_block_rms/middle", "probe_block_rms/mid_block"),
+    "gradient": ("gradient_norm/all",),
+}
+"""What is drawn of single runs, with the names that U-ViT and diffusers' UNets give it."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,7 @@ def record(arm: Arm, run: PlannedRun, *, traces: bool, measured: dict[str, Any])
     """Read a finished run, rounded: four digits say all there is to say."""
     curves = read_curves(run.folder)
     held_out = curves.get("held_out_loss", Curve((), ()))
-    features, gradient = block_oscillation(curves), curves.get(TRACES["gradient"])
+    features, gradient = block_oscillation(curves), curves.get(*TRACES["gradient"])
     kappas = [curves[name].values[-1] for name in (f"kappa/{i}" for i in range(1, len(curves) + 1)) if name in curves]
     scores = curves.get("frechet")
     return RunRecord(
@@ -107,11 +111,14 @@ def record(arm: Arm, run: PlannedRun, *, traces: bool, measured: dict[str, Any])
         gate=features.gate,
         frechet=rounded(scores.values[-1]) if scores else None,
         diverged=run.divergence() is not None,
-        traces={name: [rounded(value) for value in curves[key].values] for name, key in TRACES.items() if key in curves}
-        if traces
-        else {},
+        traces=_traces(curves) if traces else {},
         measured=measured,
     )
+
+
+def _traces(curves: dict[str, Curve]) -> dict[str, list[float]]:
+    found = ((name, curves[key]) for name, keys in TRACES.items() for key in keys if key in curves)
+    return {name: [rounded(value) for value in curve.values] for name, curve in found}
 
 
 def _finite(value: float) -> float | None:

@@ -104,7 +104,7 @@ def increase(sigma: float) -> Quantity:
         losses = record.measured.get("losses", {})
         return losses[str(sigma)] / losses["0.0"] if losses else None
 
-    return Quantity(f"loss under extra noise of σ = {sigma}, relative to none", value, "{:.3f}")
+    return Quantity(f"rise of the loss under extra noise of σ = {sigma}", value, "{:.3f}")
 
 
 def claims(results: Results) -> list[Claim]:

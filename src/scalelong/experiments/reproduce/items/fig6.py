@@ -18,9 +18,17 @@ def claims(results: Results) -> list[Claim]:
     compared = ((CS, NONE), (LS, NONE), (CS, UNIFORM), (LS, UNIFORM))
     return [
         below(results, setting, method, other, quality(results))
-        for setting in results.settings
+        for setting in distinct(results)
         for method, other in compared
     ]
+
+
+def distinct(results: Results) -> list[str]:
+    """The usual batch and the usual depth are the same runs, which are judged once."""
+    found: dict[frozenset[str], str] = {}
+    for setting in results.settings:
+        found.setdefault(frozenset(run.run for run in results.runs if run.setting == setting), setting)
+    return list(found.values())
 
 
 ITEM = Item(
