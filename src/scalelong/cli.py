@@ -16,6 +16,7 @@ COMMANDS = {
     "find": "find the long skips of any model, and how each can be scaled",
     "train": "train a diffusion model on your images; the same command continues it",
     "compare": "train several methods with equal seeds and compare them",
+    "reproduce": "the figures and tables of the paper again, with a verdict on each",
     "diagnose": "one page about the long skips of a model, before training",
     "report": "write one HTML file about runs, to look at offline",
     "sample": "make images with a trained model",

@@ -23,7 +23,7 @@ def colour_of(position: int) -> str:
 
 def draw_comparison(runs: Sequence[PlannedRun], path: Path) -> None:
     """Held-out loss, coefficients, and the last samples of every method."""
-    plt = _pyplot()
+    plt = pyplot()
     methods = list(dict.fromkeys(run.method for run in runs))
     curves = {run.name: read_curves(run.folder) for run in runs}
     width = max(3, len(methods))
@@ -74,10 +74,10 @@ def _draw_samples(axes: "Axes", run: PlannedRun) -> None:
     grids = sorted((run.folder / "samples").glob("step-*.png"))
     axes.set_title(f"{run.method}, seed {run.seed}" if grids else f"{run.method}: no samples")
     if grids:
-        axes.imshow(_pyplot().imread(grids[-1]), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+        axes.imshow(pyplot().imread(grids[-1]), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
 
 
-def _pyplot() -> Any:
+def pyplot() -> Any:
     try:
         import matplotlib
     except ImportError as error:

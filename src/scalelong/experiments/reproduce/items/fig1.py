@@ -1,0 +1,41 @@
+"""Figure 1: features and gradients oscillate while a UNet is trained, less so with scaled long skips."""
+
+from ..arms import Arm, arms
+from ..claims import Claim, below
+from ..dot_figure import dot_figure
+from ..item import Item
+from ..methods import CORE, CS, LS, NONE, PAPER, UNIFORM
+from ..quantities import FEATURES, GRADIENTS, LOSS
+from ..results import Results
+from ..settings import Scale, base, deepest, unet
+from ..trace_figure import trace_figure
+
+
+def runs(scale: Scale) -> list[Arm]:
+    return [*arms([base(scale)], CORE), *arms([deepest(scale), unet(scale)], PAPER)]
+
+
+def claims(results: Results) -> list[Claim]:
+    compared = ((CS, NONE), (LS, NONE), (CS, UNIFORM), (LS, UNIFORM))
+    return [
+        below(results, setting, method, other, quantity)
+        for quantity in (FEATURES, GRADIENTS)
+        for setting in results.settings
+        for method, other in compared
+    ]
+
+
+ITEM = Item(
+    name="fig1",
+    title="Figure 1: oscillation of features and gradients",
+    paper="The outputs of hidden layers and the gradients oscillate during training, most in deep networks. 1/√2 "
+    "helps somewhat; CS and LS help clearly more.",
+    here="Oscillation in numbers: the RMS of every block's output on a fixed batch, and the norm of the gradient, "
+    "are read at equal distances; O1 is how far the readings lie from their own local trend, in logs "
+    "(docs/stability.md). Smaller is smoother.",
+    arms=runs,
+    quantities=(FEATURES, GRADIENTS, LOSS),
+    claims=claims,
+    figures={"traces": trace_figure, "oscillation": lambda results: dot_figure(results, FEATURES)},
+    traces=True,
+)

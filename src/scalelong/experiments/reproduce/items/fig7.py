@@ -1,0 +1,114 @@
+"""Figure 7: the coefficients that LS learns, against the band of CS."""
+
+import math
+from typing import Any
+
+import torch
+
+from ....skips import coefficients
+from ....training import load_run
+from ...runs import PlannedRun
+from ..arms import Arm, arms
+from ..claims import Claim
+from ..coefficient_figure import coefficient_figure
+from ..item import Item
+from ..methods import LS, LS_FROM_CS, Method
+from ..quantities import Quantity
+from ..results import Results, RunRecord, rounded
+from ..settings import Scale, base, deepest, other_data, other_unets, unet
+from ..verdict import Region
+
+NOISES = 30
+"""As many as the paper draws."""
+BAND = (0.5, 0.95)
+"""κ of CS, as Section 4.1 suggests it."""
+TOLERANCE = 0.05
+START, MOVED = 0.5, 0.1
+"""Where the authors' gates start, and how far at least one must have moved before they say anything."""
+
+
+def runs(scale: Scale) -> list[Arm]:
+    others = [deepest(scale), *other_data(scale), unet(scale), *other_unets(scale)]
+    return [*arms([base(scale)], (LS, LS_FROM_CS)), *arms(others, (LS,))]
+
+
+def measure(run: PlannedRun) -> dict[str, Any]:
+    """κ_i of the averaged weights on pure noise, at the time where x_t is that."""
+    trained = load_run(run.folder)
+    noise = torch.randn(NOISES, *trained.shape.image, generator=torch.Generator().manual_seed(0))
+    t = trained.process.times(torch.ones(NOISES))
+    labels = trained.shape.labels(run.config)
+    condition = torch.arange(NOISES) % labels if labels else trained.shape.example_condition(run.config, NOISES)
+    with torch.no_grad():
+        trained.network(noise, t, condition)
+    return {"kappas": [rounded(value) for value in coefficients(trained.model)]}
+
+
+def kappas(record: RunRecord) -> list[float]:
+    return record.measured.get("kappas") or record.kappas
+
+
+def slope(record: RunRecord) -> float:
+    """Of log κ_i over i - 1, through κ_1: CS has log κ everywhere."""
+    logs = [math.log(max(value, 1e-9)) for value in kappas(record)]
+    ahead = range(1, len(logs))
+    return sum(i * (logs[i] - logs[0]) for i in ahead) / sum(i * i for i in ahead)
+
+
+def outside(record: RunRecord) -> float:
+    """How far the worst coefficient lies outside of the band."""
+    low, high = BAND
+    return max(max(low**i - value, value - high**i, 0.0) for i, value in enumerate(kappas(record)))
+
+
+def has_learnt(record: RunRecord) -> bool:
+    return max(abs(value - START) for value in kappas(record)) >= MOVED
+
+
+def claims(results: Results) -> list[Claim]:
+    return [claim for setting in results.settings for claim in of_setting(results, setting, LS)]
+
+
+def of_setting(results: Results, setting: str, method: Method) -> list[Claim]:
+    # Gates that still stand where they were put have learnt nothing that could agree or disagree with the paper.
+    runs = [run if has_learnt(run) else None for run in results.of(setting, method.label)]
+    low, high = (math.log(kappa) for kappa in BAND)
+    return [
+        Claim(
+            f"{method.label}: all κ_i within {TOLERANCE} of the band of CS",
+            setting,
+            [None if run is None else outside(run) for run in runs],
+            Region(high=TOLERANCE),
+            (Region(low=TOLERANCE),),
+            "{:.2f}".format,
+        ),
+        Claim(
+            f"{method.label}: κ_i falls by a factor of {BAND[0]} to {BAND[1]} per skip",
+            setting,
+            [None if run is None else slope(run) for run in runs],
+            Region(low, high),
+            (Region(low=0.0),),
+            lambda value: f"× {math.exp(value):.2f}",
+        ),
+    ]
+
+
+ITEM = Item(
+    name="fig7",
+    title="Figure 7: what LS learns",
+    paper="The coefficients that LS predicts for Gaussian noise lie in the band that CS suggests (κ from 0.5 to "
+    "0.95), and fall with i along almost the same exponential curve.",
+    here=f"κ_i of the averaged weights, mean over {NOISES} draws of noise. The claims are about LS as its authors "
+    f"start it, at {START} for every skip: what falls there was learnt. Runs in which no coefficient has moved by "
+    f"{MOVED} have learnt too little to be judged. LS from CS begins on the curve and is shown beside it.",
+    arms=runs,
+    quantities=(
+        Quantity("distance from the band", outside, "{:.2f}"),
+        Quantity("largest κ_i", lambda record: max(kappas(record)), "{:.3f}"),
+        Quantity("smallest κ_i", lambda record: min(kappas(record)), "{:.3f}"),
+        Quantity("factor per skip", lambda record: math.exp(slope(record)), "{:.3f}"),
+    ),
+    claims=claims,
+    figures={"coefficients": coefficient_figure},
+    measure=measure,
+)

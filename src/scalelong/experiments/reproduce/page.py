@@ -1,0 +1,187 @@
+"""Pages of results, in Markdown: one per item, and an index with all verdicts. Made of the raw results alone."""
+
+import io
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...training import TrainConfig
+from ...training.atomic import write_bytes, write_text
+from ...training.config_io import flatten, to_dict
+from ..curves import mean
+from ..figures import pyplot
+from .claims import Claim
+from .item import Item
+from .quantities import Quantity
+from .results import RESULTS, Results
+from .verdict import Verdict, overall
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+RULE = """\
+Every claim is about one number per seed, mostly the ratio of two methods under equal seeds: equal initial weights,
+data, noise and times. From these numbers follows the interval that holds their mean with 90 % confidence (Student's t).
+A claim is
+
+- **reproduced** if the whole interval lies where the paper says,
+- **contradicted** if the whole interval lies on the opposite side,
+- **not reproduced at this scale** otherwise: what was seen may be chance.
+
+A figure or table is reproduced if all of its claims are, contradicted if at least half of them are, and otherwise not
+reproduced at this scale. Of many claims, some are judged by chance: one in twenty, in either direction, if there is no
+effect at all. Nobody edits verdicts: `scalelong reproduce --redraw` makes these pages of the raw results alone."""
+
+
+def write_item(item: Item, results: Results, out: Path) -> None:
+    folder = out / item.name
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, draw in item.figures.items():
+        save(draw(results), folder / f"{name}.png")
+    write_text(folder / "README.md", page(item, results))
+
+
+def save(figure: "Figure", path: Path) -> None:
+    content = io.BytesIO()
+    figure.savefig(content, format="png")
+    pyplot().close(figure)
+    write_bytes(path, content.getvalue())
+
+
+def page(item: Item, results: Results) -> str:
+    claims = item.claims(results)
+    parts = [
+        f"# {item.title}",
+        f"**{verdict_of(claims)}**: {counts(claims)}.",
+        f"**The paper.** {item.paper}",
+        f"**Here.** {item.here} Scale `{results.scale}`, {results.seeds} seeds, all of them shown.",
+        f"```\n{command(results)}\n```",
+        *(f"![{name}]({name}.png)" for name in item.figures),
+        "## Claims",
+        claims_table(claims, results.seeds),
+        "The rule is on the [index page](../README.md).",
+        "## Measured",
+        *(
+            measured_table(item, results, quantity)
+            for quantity in item.quantities
+            if any(quantity.of(run) is not None for run in results.runs)
+        ),
+        "## Settings",
+        settings_table(results),
+        f"Raw results: [{RESULTS}]({RESULTS}), made with {versions(results)}.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def command(results: Results) -> str:
+    return f"scalelong reproduce {results.item} --scale {results.scale} --seeds {results.seeds}"
+
+
+def versions(results: Results) -> str:
+    return ", ".join(f"{name} {version}" for name, version in results.versions.items()) or "unknown versions"
+
+
+def verdict_of(claims: Sequence[Claim]) -> Verdict:
+    return overall([claim.verdict for claim in claims])
+
+
+def counts(claims: Sequence[Claim]) -> str:
+    """How many claims got which verdict."""
+    verdicts = [claim.verdict for claim in claims]
+    reproduced, contradicted = verdicts.count(Verdict.REPRODUCED), verdicts.count(Verdict.CONTRADICTED)
+    return f"{reproduced} of {len(claims)} claims reproduced, {contradicted} contradicted"
+
+
+def summary(item: Item, results: Results) -> str:
+    claims = item.claims(results)
+    return f"{item.name}: {verdict_of(claims)} ({counts(claims)})"
+
+
+def claims_table(claims: Sequence[Claim], seeds: int) -> str:
+    rows = [
+        [
+            claim.text,
+            claim.setting,
+            *_padded([claim.text_of(value) for value in claim.values], seeds),
+            claim.interval_text(),
+            f"**{claim.verdict}**" if claim.verdict is not Verdict.NOT else str(claim.verdict),
+        ]
+        for claim in claims
+    ]
+    return table(["claim", "setting", *_seeds(seeds), "mean (90 % interval)", "verdict"], rows)
+
+
+def measured_table(item: Item, results: Results, quantity: Quantity) -> str:
+    """All seeds of all arms."""
+    paper = bool(item.published) and quantity is item.quantities[0]
+    rows = []
+    for setting in results.settings:
+        for method in results.methods(setting):
+            runs = results.of(setting, method)
+            values = [quantity.of(run) for run in runs]
+            known = [value for value in values if value is not None]
+            row = [setting, method, *_padded([quantity.text(value) for value in values], results.seeds)]
+            row.append(quantity.text(mean(known)) if known else "-")
+            rows.append(row + ([item.published.get(method, "")] if paper else []))
+    heads = ["setting", "method", *_seeds(results.seeds), "mean", *(["FID in the paper"] if paper else [])]
+    return f"### {quantity.name}\n\n{table(heads, rows)}"
+
+
+def settings_table(results: Results) -> str:
+    rows = []
+    for name, values in results.settings.items():
+        model = ", ".join(
+            f"{key.removeprefix('model_options.')} {_plain(value)}"
+            for key, value in values.items()
+            if key.startswith("model_options.")
+        )
+        told = {**flatten(to_dict(TrainConfig())), **values}
+        network = f"{told['model'].rpartition(':')[2]}{': ' if model else ''}{model}"
+        rows.append([name, *(str(told[key]) for key in ("data", "steps", "batch_size", "optimizer.lr")), network])
+    return table(["setting", "data", "steps", "batch", "learning rate", "network"], rows)
+
+
+def write_index(out: Path, items: Iterable[Item]) -> None:
+    write_text(out / "README.md", index(out, items))
+
+
+def index(out: Path, items: Iterable[Item]) -> str:
+    """All verdicts, of the raw results that are in the folder."""
+    rows = []
+    for item in items:
+        if (out / item.name / RESULTS).exists():
+            results = Results.read(out / item.name)
+            claims = item.claims(results)
+            link = f"[{item.title}]({item.name}/README.md)"
+            rows.append([link, str(results.scale), str(results.seeds), f"**{verdict_of(claims)}**", counts(claims)])
+    parts = [
+        "# Evidence",
+        "The paper's figures and tables again, by command. Each page has the command, all seeds and the claims.",
+        table(["figure or table", "scale", "seeds", "verdict", "claims"], rows),
+        "## The rule",
+        RULE,
+        "## To repeat it",
+        "```\nscalelong reproduce all --out docs/evidence         # trains; the same command continues\n"
+        "scalelong reproduce --redraw docs/evidence          # pages and figures from the raw results\n"
+        "scalelong reproduce all --scale paper --dry-run     # the plan for GPUs\n```",
+    ]
+    if (out / "kappa").is_dir():
+        parts.append("Also here: [kappa](kappa), how well κ can be chosen, told in [theory.md](../theory.md).")
+    return "\n\n".join(parts) + "\n"
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _seeds(count: int) -> list[str]:
+    return [f"seed {seed}" for seed in range(count)]
+
+
+def _padded(cells: list[str], count: int) -> list[str]:
+    return cells + ["-"] * (count - len(cells))
+
+
+def _plain(value: Any) -> str:
+    return "/".join(map(str, value)) if isinstance(value, list) else str(value)

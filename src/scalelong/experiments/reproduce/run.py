@@ -1,0 +1,114 @@
+"""Carry out items: train what is missing, measure, keep the raw results, and make pages of them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from ..._version import __version__
+from ...errors import InvalidConfigError
+from ...training import TrainConfig
+from ...training.config_io import differences
+from ..pool import run_all
+from ..runs import PlannedRun
+from .arms import planned
+from .item import Item
+from .items import ITEMS
+from .page import write_index, write_item
+from .results import RESULTS, Results, record
+from .settings import Scale
+
+READINGS = 75
+"""How often features and gradients of Figure 1 are read: one and a half windows of the oscillation scores."""
+
+
+def reproduce(
+    names: Sequence[str], scale: Scale, seeds: int, out: Path, jobs: int | None = None
+) -> list[Results] | None:
+    """Results and pages of the items in `out`, one after the other; their runs in `out/runs`. None if interrupted."""
+    found = []
+    for item in [_item(name) for name in names]:
+        print(item.title, flush=True)
+        if not train_all(planned(item.arms(scale), seeds, out / "runs"), scale, out, jobs):
+            return None
+        results = collect(item, scale, seeds, out)
+        results.write(out / item.name)
+        write_item(item, results, out)
+        write_index(out, ITEMS.values())
+        found.append(results)
+    return found
+
+
+def train_all(runs: Sequence[PlannedRun], scale: Scale, out: Path, jobs: int | None) -> bool:
+    """Train what is not finished. Figure 1 needs dense readings; of other runs one reading at the end says enough.
+
+    Which of the two a run gets is a matter of the run, not of who asks for it first: items share runs.
+    """
+    watched = {
+        run.folder for run in planned(ITEMS["fig1"].arms(scale), max(run.seed for run in runs) + 1, out / "runs")
+    }
+    groups: dict[int, list[PlannedRun]] = {}
+    for run in runs:
+        every = max(1, run.config.steps // READINGS) if run.folder in watched else run.config.steps
+        groups.setdefault(every, []).append(run)
+    return all(run_all(group, every, jobs) for every, group in groups.items())
+
+
+def collect(item: Item, scale: Scale, seeds: int, out: Path) -> Results:
+    """What the finished runs of an item say."""
+    arms = item.arms(scale)
+    records = []
+    for arm in arms:
+        for seed in range(seeds):
+            run = arm.run(seed, out / "runs")
+            diverged = run.divergence() is not None
+            measured = {} if item.measure is None or diverged else item.measure(run)
+            records.append(record(arm, run, traces=item.traces and seed == 0, measured=measured))
+    settings = {
+        arm.setting.name: {name: value for name, (_, value) in differences(TrainConfig(), arm.setting.config).items()}
+        for arm in arms
+    }
+    survey = item.survey(scale, seeds) if item.survey else {}
+    versions = {"scalelong": __version__, "torch": torch.__version__}
+    return Results(item.name, scale, seeds, settings, records, versions, survey)
+
+
+def redraw(folder: Path) -> list[str]:
+    """Figures and pages from the raw results alone. The names of the items that were found."""
+    found = [item for item in ITEMS.values() if (folder / item.name / RESULTS).exists()]
+    if not found:
+        raise InvalidConfigError(
+            f"{folder} holds no results: looked for {', '.join(f'{name}/{RESULTS}' for name in ITEMS)}"
+        )
+    for item in found:
+        write_item(item, Results.read(folder / item.name), folder)
+    write_index(folder, ITEMS.values())
+    return [item.name for item in found]
+
+
+def describe(names: Sequence[str], scale: Scale, seeds: int, out: Path) -> str:
+    """What `reproduce` would do."""
+    lines, everything = [], []
+    for name in names:
+        item = _item(name)
+        arms = item.arms(scale)
+        everything += arms
+        lines += [f"{item.name}: {item.title}", f"  {len(arms)} arms with {seeds} seed(s) each"]
+        for setting in dict.fromkeys(arm.setting.name for arm in arms):
+            mine = [arm for arm in arms if arm.setting.name == setting]
+            config, followed = mine[0].setting.config, mine[0].setting.recipe
+            lines.append(
+                f"  {setting}: {config.data}, {config.model}, {config.steps} steps, batch {config.batch_size}: "
+                f"{'; '.join(arm.method.label for arm in mine)}" + (f" (recipe {followed})" if followed else "")
+            )
+    runs = planned(everything, seeds, out / "runs")
+    done = sum(run.finished for run in runs)
+    steps = sum(run.config.steps for run in runs if not run.finished)
+    lines.append(f"{len(runs)} different runs, {done} of them finished; {steps} steps to go; in {out / 'runs'}")
+    return "\n".join(lines)
+
+
+def _item(name: str) -> Item:
+    if name not in ITEMS:
+        raise InvalidConfigError(f"unknown figure or table {name!r}; known: {', '.join(ITEMS)}, all")
+    return ITEMS[name]

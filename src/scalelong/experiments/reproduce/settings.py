@@ -1,0 +1,133 @@
+"""Where the methods are compared: data, network, depth, batch. `paper` for GPUs, `tiny` for two CPU cores."""
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from ...training import TrainConfig, recipe
+from ...training.config import (
+    CheckpointConfig,
+    DiffusionConfig,
+    ImagesConfig,
+    LoggingConfig,
+    OptimizerConfig,
+)
+
+Scale = Literal["tiny", "paper"]
+SCALES: tuple[Scale, ...] = ("tiny", "paper")
+
+TINY_STEPS = 300
+PRESET_DEPTH = 12
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A run's configuration but for the method and the seed, under the name that our pages call it by."""
+
+    name: str
+    config: TrainConfig
+    recipe: str = ""
+    """The recipe that it follows, if it has one."""
+
+
+def tiny_uvit(**changes: Any) -> TrainConfig:
+    """Fashion-MNIST at 16x16 and a narrow U-ViT with N = 4 long skips: some 6 s on one core.
+
+    The paper's objective without clipping of gradients, which would hide what scaling is for. The authors' deviation
+    of the initial weights is made for widths of 512; scaled to this width it is 0.06.
+    """
+    base = TrainConfig(
+        data="fashion-mnist",
+        model="uvit",
+        model_options={"patch_size": 4, "dim": 48, "depth": 8, "heads": 4, "init_std": 0.06},
+        steps=TINY_STEPS,
+        batch_size=8,
+        images=ImagesConfig(size=16, channels=1, flip=True, held_out=128),
+        diffusion=DiffusionConfig(schedule="vp", prediction="epsilon"),
+        optimizer=OptimizerConfig(
+            lr=2e-3, weight_decay=0.03, betas=(0.9, 0.99), warmup=50, ema_rate=0.99, ema_warmup=True
+        ),
+        checkpoints=CheckpointConfig(save_every=TINY_STEPS, keep_last=1),
+        logging=LoggingConfig(log_every=50, trackers=(), held_out_every=25, samples_every=0),
+    )
+    return replace(base, **changes)
+
+
+def tiny_unet() -> TrainConfig:
+    """DDPM's UNet with two narrow levels and one block in each: N = 4 as well."""
+    return tiny_uvit(
+        model="unet/cifar10",
+        model_options={
+            "block_out_channels": [8, 16],
+            "down_block_types": ["DownBlock2D"] * 2,
+            "up_block_types": ["UpBlock2D"] * 2,
+            "layers_per_block": 1,
+            "norm_num_groups": 4,
+            "add_attention": False,
+            "dropout": 0.0,
+        },
+    )
+
+
+def base(scale: Scale) -> Setting:
+    """U-ViT where the paper does most of its work."""
+    return Setting("U-ViT", tiny_uvit()) if scale == "tiny" else _of_recipe("U-ViT", "cifar10-uvit-s2")
+
+
+def depths(scale: Scale) -> list[Setting]:
+    """N = 4 and 6 here; the paper's network and deeper ones there."""
+    values = (8, 12) if scale == "tiny" else (12, 16, 20)
+    return [_deeper(base(scale), depth) for depth in values]
+
+
+def _deeper(start: Setting, depth: int) -> Setting:
+    # The usual depth of a preset needs no option, so that the run is that of the other items.
+    usual = start.config.model_options.get("depth", PRESET_DEPTH)
+    options = {**start.config.model_options, "depth": depth}
+    config = start.config if depth == usual else replace(start.config, model_options=options)
+    return replace(start, name=f"depth {depth}", config=config)
+
+
+def deepest(scale: Scale) -> Setting:
+    return depths(scale)[-1]
+
+
+def batch_sizes(scale: Scale) -> list[Setting]:
+    values = (2, 8) if scale == "tiny" else (32, 64, 128)
+    start = base(scale)
+    return [replace(start, name=f"batch {value}", config=replace(start.config, batch_size=value)) for value in values]
+
+
+def unet(scale: Scale) -> Setting:
+    return Setting("UNet", tiny_unet()) if scale == "tiny" else _of_recipe("UNet", "cifar10-unet")
+
+
+def other_data(scale: Scale) -> list[Setting]:
+    """U-ViT on other data than the base setting's; two cores have no time for them."""
+    if scale == "tiny":
+        return []
+    return [
+        _of_recipe("U-ViT-S/4, CelebA 64", "celeba64-uvit-s4"),
+        _of_recipe("U-ViT-M/4, ImageNet 64", "imagenet64-uvit-m4"),
+        _of_recipe("U-ViT-L/4, ImageNet 64", "imagenet64-uvit-l4"),
+        _of_recipe("U-ViT-S/2, MS-COCO 256", "mscoco256-uvit-s2"),
+    ]
+
+
+def other_unets(scale: Scale) -> list[Setting]:
+    if scale == "tiny":
+        return []
+    return [
+        _of_recipe("UNet, ImageNet 64", "imagenet64-unet"),
+        _of_recipe("UNet, MS-COCO 256", "mscoco256-unet"),
+    ]
+
+
+def _of_recipe(name: str, followed: str) -> Setting:
+    """A recipe of the paper as a comparison needs it: with a held-out loss, and scores of 10,000 images."""
+    config = recipe(followed)
+    judged = replace(
+        config,
+        images=replace(config.images, held_out=1280),
+        logging=replace(config.logging, trackers=(), held_out_every=5000, scores_every=50_000, scores_images=10_000),
+    )
+    return Setting(name, judged, followed)

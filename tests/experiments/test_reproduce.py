@@ -1,0 +1,346 @@
+"""Reproducing the paper: the rule of verdicts, the plans, small runs, and the pages that are committed."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from scipy import stats
+
+from scalelong.cli import main
+from scalelong.errors import InvalidConfigError
+from scalelong.experiments.reproduce import ITEMS, describe, redraw, reproduce
+from scalelong.experiments.reproduce.arms import planned, run_name
+from scalelong.experiments.reproduce.claims import alike, below, faster
+from scalelong.experiments.reproduce.items import fig3
+from scalelong.experiments.reproduce.methods import CS, LS, NONE
+from scalelong.experiments.reproduce.page import index, page
+from scalelong.experiments.reproduce.quantities import FEATURES, LOSS, quality
+from scalelong.experiments.reproduce.results import Results, RunRecord
+from scalelong.experiments.reproduce.settings import SCALES, tiny_uvit
+from scalelong.experiments.reproduce.verdict import ABOVE_ZERO, BELOW_ZERO, Region, Verdict, interval, judge, overall
+from scalelong.training import RECIPES, TrainConfig, recipe
+
+EVIDENCE = Path(__file__).parents[2] / "docs" / "evidence"
+
+
+# The rule
+
+
+@pytest.mark.parametrize("values", [[0.1, 0.3], [-1.0, 2.0, 4.0], [0.5, 0.6, 0.4, 0.55, 0.7]])
+def test_the_interval_is_students(values):
+    found = interval(values)
+    expected = stats.t.interval(0.9, len(values) - 1, loc=stats.tmean(values), scale=stats.sem(values))
+    assert (found.low, found.high) == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict"),
+    [
+        ([-0.10, -0.11, -0.12], Verdict.REPRODUCED),
+        ([0.10, 0.11, 0.12], Verdict.CONTRADICTED),
+        ([-0.30, -0.01, 0.05], Verdict.NOT),  # the mean is below zero, but so large a spread says nothing
+        ([-5.0], Verdict.NOT),  # one seed is no evidence
+        ([], Verdict.NOT),
+    ],
+)
+def test_verdicts_respect_the_spread(values, verdict):
+    assert judge(values, BELOW_ZERO, [ABOVE_ZERO]) is verdict
+
+
+def test_a_claim_of_equality_needs_a_narrow_interval():
+    equal, outside = Region(-0.03, 0.03), [Region(high=-0.03), Region(low=0.03)]
+    assert judge([0.01, 0.00, -0.01], equal, outside) is Verdict.REPRODUCED
+    assert judge([0.2, -0.2, 0.0], equal, outside) is Verdict.NOT
+    assert judge([-0.2, -0.21, -0.19], equal, outside) is Verdict.CONTRADICTED
+
+
+def test_the_verdict_of_an_item():
+    yes, no, opposite = Verdict.REPRODUCED, Verdict.NOT, Verdict.CONTRADICTED
+    assert overall([yes, yes]) is yes
+    assert overall([yes, no]) is no
+    assert overall([opposite, no, no]) is no
+    assert overall([opposite, yes]) is opposite
+    assert overall([]) is no
+
+
+# Claims
+
+
+def made_up(method: str, seed: int, losses: list[float], setting: str = "s", **more) -> RunRecord:
+    held_out = [(100 * (place + 1), value) for place, value in enumerate(losses)]
+    values = {"o1_features": 0.1 + 0.01 * seed, "o1_gradient": 0.2, "kappas": [1.0, 0.7, 0.5]} | more
+    return RunRecord(setting, method, seed, "run", held_out, **values)
+
+
+def results_of(*runs: RunRecord) -> Results:
+    return Results("table4", "tiny", 3, {"s": {}}, list(runs))
+
+
+def test_ratios_are_those_of_equal_seeds():
+    # Seeds differ by a factor of two, methods by a tenth: only pairs show it.
+    runs = [made_up(NONE.label, seed, [0.1 * 2**seed]) for seed in range(3)]
+    runs += [made_up(CS.label, seed, [0.09 * 2**seed]) for seed in (2, 0, 1)]
+    claim = below(results_of(*runs), "s", CS, NONE, LOSS)
+    assert list(claim.values) == pytest.approx([math.log(0.9)] * 3)
+    assert claim.verdict is Verdict.REPRODUCED
+    assert claim.text_of(claim.values[0]) == "-10.0 %"
+    assert alike(results_of(*runs), "s", CS, NONE, LOSS, 0.03).verdict is Verdict.CONTRADICTED
+    assert alike(results_of(*runs), "s", CS, NONE, LOSS, 0.15).verdict is Verdict.REPRODUCED
+
+
+def test_a_seed_without_the_number_keeps_its_column():
+    runs = [made_up(NONE.label, seed, [0.5]) for seed in range(3)]
+    runs += [made_up(CS.label, seed, [0.5], gate="collapsed" if seed == 1 else "") for seed in range(3)]
+    claim = below(results_of(*runs), "s", CS, NONE, FEATURES)
+    assert [claim.text_of(value) for value in claim.values] == ["+0.0 %", "-", "+0.0 %"]
+    assert claim.verdict is Verdict.NOT
+
+
+def test_a_speed_up_counts_steps_to_where_the_other_ends():
+    runs = [made_up(NONE.label, seed, [0.8, 0.6, 0.4, 0.2]) for seed in range(3)]
+    quick = [made_up(CS.label, seed, [0.2, 0.1, 0.1, 0.1]) for seed in range(3)]
+    slow = [made_up(LS.label, seed, [0.9, 0.8, 0.7, 0.6]) for seed in range(3)]
+    results = results_of(*runs, *quick, *slow)
+    assert list(faster(results, "s", CS, NONE).values) == pytest.approx([math.log(0.25)] * 3)
+    assert faster(results, "s", CS, NONE).verdict is Verdict.REPRODUCED
+    # LS ends at 0.6 after 400 steps, where no scaling was after 200.
+    assert list(faster(results, "s", LS, NONE).values) == pytest.approx([math.log(2)] * 3)
+    assert faster(results, "s", LS, NONE).verdict is Verdict.CONTRADICTED
+
+
+def test_a_run_that_diverged_counts_as_one_that_learnt_nothing():
+    record = made_up("none", 0, [0.5], diverged=True)
+    assert LOSS.of(record) == 1.0
+    claim = faster(results_of(made_up("none", 0, [0.5]), made_up(CS.label, 0, [0.1], diverged=True)), "s", CS, NONE)
+    assert list(claim.values) == [None]
+
+
+def test_a_collapsed_network_has_no_oscillation():
+    assert FEATURES.of(made_up("none", 0, [0.5])) == 0.1
+    assert FEATURES.of(made_up("none", 0, [0.5], gate="it fell below 0.0001: collapsed")) is None
+    assert FEATURES.of(made_up("none", 0, [0.5], o1_features=None)) is None
+
+
+def test_quality_is_the_frechet_distance_where_there_is_one():
+    assert quality(results_of(made_up("none", 0, [0.5]))).name == "held-out loss"
+    assert quality(results_of(made_up("none", 0, [0.5], frechet=3.0))).name == "Fréchet distance"
+
+
+# Plans
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_item_has_the_baselines_of_the_paper(scale):
+    methods = {name: {arm.method.label for arm in item.arms(scale)} for name, item in ITEMS.items()}
+    core = {"none", "1/√2", "CS(0.7)", "LS"}
+    assert all(core <= methods[name] for name in ("fig1", "fig3", "fig5", "fig6", "table1"))
+    assert {"CS(0.5)", "CS(0.9)"} <= methods["table1"]
+    designs = {"ratio 4", "ratio 8", "ELU", "Mish", "IE", "scalars", "per skip"}
+    assert {f"LS, {design}" for design in designs} <= methods["table2"]
+    assert {"stable τ = 0.1", "stable τ = 0.3", "ReZero", "CS(0.7)", "LS"} <= methods["table3"]
+    assert {"CS(0.7)", "CS(0.7) reversed"} <= methods["table4"]
+    networks = {arm.setting.config.model.partition("/")[0] for arm in ITEMS["table1"].arms(scale)}
+    assert networks == {"uvit", "unet"}
+
+
+def test_items_share_runs():
+    wanted = [arm for item in ITEMS.values() for arm in item.arms("tiny")]
+    runs = planned(wanted, 3, Path("runs"))
+    assert len({run.folder for run in runs}) == len(runs)
+    assert len(runs) < 3 * len(wanted)
+    baselines = [run for run in runs if run.config == replace(tiny_uvit(), seed=0)]
+    assert len(baselines) == 1
+    assert [run.seed for run in runs] == sorted(run.seed for run in runs)
+
+
+def test_the_name_of_a_run_is_its_configuration():
+    config = tiny_uvit()
+    assert run_name(config) == run_name(tiny_uvit())
+    others = [replace(config, seed=1), replace(config, steps=7), tiny_uvit(model_options={"depth": 4})]
+    assert len({run_name(config), *map(run_name, others)}) == 4
+
+
+def test_the_plan_of_the_paper_follows_the_recipes(capsys, tmp_path):
+    assert main(["reproduce", "all", "--scale", "paper", "--dry-run", "--out", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    for name in RECIPES:
+        if not name.endswith(("tiny", "deep")):
+            assert f"(recipe {name})" in out
+    assert "UNet: cifar10, unet/cifar10, 800000 steps, batch 128: none; 1/√2; CS(0.7); LS" in out
+    assert "U-ViT, batch 64: cifar10, uvit/cifar10-s2, 45000 steps, batch 64: none; CS(0.7); CS(0.7) reversed" in out
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_plan_counts_runs_and_steps(tmp_path):
+    plan = describe(["table3", "table4"], "tiny", 2, tmp_path)
+    assert "6 arms with 2 seed(s) each" in plan
+    steps = tiny_uvit().steps
+    # none and CS are in both tables.
+    assert plan.endswith(f"14 different runs, 0 of them finished; {14 * steps} steps to go; in {tmp_path / 'runs'}")
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", ITEMS)
+def test_pages_of_made_up_results(name, scale):
+    """Every item makes a page of any results, with every arm in it, whatever the scale."""
+    item = ITEMS[name]
+    runs = [
+        made_up(arm.method.label, seed, [0.5, 0.3 + 0.01 * seed], arm.setting.name)
+        for arm in item.arms(scale)
+        for seed in range(3)
+    ]
+    settings = {arm.setting.name: {"data": arm.setting.config.data} for arm in item.arms(scale)}
+    text = page(item, Results(name, scale, 3, settings, runs))
+    assert text.startswith(f"# {item.title}\n")
+    assert f"scalelong reproduce {name} --scale {scale} --seeds 3" in text
+    assert all(f"| {run.setting} | {run.method} |" in text for run in runs) or name == "table4"
+    assert "reproduced" in text
+
+
+# Small runs
+
+
+def small(**changes) -> TrainConfig:
+    base = recipe("digits-tiny")
+    config = replace(
+        base,
+        steps=4,
+        batch_size=4,
+        model_options={"patch_size": 4, "dim": 16, "depth": 4, "heads": 2},
+        images=replace(base.images, held_out=16),
+        logging=replace(base.logging, log_every=2, held_out_every=1, samples_every=0, trackers=()),
+        checkpoints=replace(base.checkpoints, save_every=2),
+    )
+    kept = {name: value for name, value in changes.items() if name in ("model", "model_options")}
+    return replace(config, **kept)
+
+
+@pytest.fixture
+def in_small(monkeypatch):
+    monkeypatch.setattr("scalelong.experiments.reproduce.settings.tiny_uvit", small)
+
+
+def test_a_table_from_runs_to_page_and_back(in_small, tmp_path, capsys):
+    command = ["reproduce", "table4", "--seeds", "2", "--jobs", "1", "--out", str(tmp_path)]
+    assert main(command) == 0
+    assert "table4: " in capsys.readouterr().out
+    results = Results.read(tmp_path / "table4")
+    assert [(run.method, run.seed) for run in results.runs] == [
+        (method, seed) for method in ("none", "CS(0.7)", "CS(0.7) reversed") for seed in (0, 1)
+    ]
+    assert results.of("U-ViT", "CS(0.7) reversed")[0].kappas == pytest.approx([0.49, 0.7])
+    written = json.loads((tmp_path / "table4" / "results.json").read_text())
+    assert written["settings"]["U-ViT"]["model_options.depth"] == 4
+    # Figure 1 looks at the baseline, so it is read densely whoever trains it; CS reversed is in Table 4 alone.
+    readings = {run.method: readings_of(tmp_path / "runs" / run.run) for run in results.runs}
+    assert readings == {"none": 4, "CS(0.7)": 4, "CS(0.7) reversed": 1}
+    text, first = (tmp_path / "table4" / "README.md").read_text(), (tmp_path / "README.md").read_text()
+    assert (tmp_path / "table4" / "curves.png").read_bytes().startswith(b"\x89PNG")
+    # The same command finds everything done, and the pages can be made again of the JSON alone.
+    assert main(command) == 0
+    assert "6 of 6 runs are finished already" in capsys.readouterr().out
+    for path in (tmp_path / "table4" / "README.md", tmp_path / "table4" / "curves.png", tmp_path / "README.md"):
+        path.unlink()
+    assert main(["reproduce", "--redraw", str(tmp_path)]) == 0
+    assert (tmp_path / "table4" / "README.md").read_text() == text
+    assert (tmp_path / "table4" / "curves.png").exists()
+    assert (tmp_path / "README.md").read_text() == first
+
+
+def readings_of(folder: Path) -> int:
+    return sum('"kappa/1"' in line for line in (folder / "metrics.jsonl").read_text().splitlines())
+
+
+def test_a_killed_command_continues(in_small, tmp_path, monkeypatch):
+    real, done = reproduce.__globals__["run_all"], []
+
+    def killed(runs, *rest):
+        done.extend(runs[:2])
+        assert real(runs[:2], *rest)
+        return False
+
+    monkeypatch.setitem(reproduce.__globals__, "run_all", killed)
+    assert reproduce(["table4"], "tiny", 1, tmp_path, 1) is None
+    assert not (tmp_path / "table4").exists()
+    monkeypatch.setitem(reproduce.__globals__, "run_all", real)
+    before = [(run.folder / "metrics.jsonl").stat().st_mtime_ns for run in done]
+    found = reproduce(["table4"], "tiny", 1, tmp_path, 1)
+    assert found is not None
+    assert len(found[0].runs) == 3
+    assert [(run.folder / "metrics.jsonl").stat().st_mtime_ns for run in done] == before
+
+
+def test_extra_noise_and_the_data(in_small, tmp_path, monkeypatch):
+    monkeypatch.setitem(fig3.DATA, "tiny", ("digits", "no-such-data"))
+    found = reproduce(["fig3"], "tiny", 1, tmp_path, 1)
+    assert found is not None
+    record = found[0].of("UNet", "none")[0]
+    assert set(record.measured["losses"]) == {"0.0", "0.1", "0.2", "0.4"}
+    assert record.measured["gain"] > 0
+    # Data that is not there is left out; noise is what the general form of Lemma 3.2 says.
+    (digits,) = found[0].survey["data"].values()
+    assert digits["norm"][0] == pytest.approx(digits["lemma_general"], rel=0.05)
+    assert sum(digits["histograms"]["ratio"]) == pytest.approx(1, rel=1e-2)
+
+
+def test_noise_is_added_to_the_input():
+    extra = torch.ones(2, 3)
+    assert torch.equal(fig3.noisily(lambda x, t: 2 * x + t, extra)(torch.zeros(2, 3), torch.ones(())), 2 * extra + 1)
+
+
+def test_learned_coefficients_are_measured(in_small, tmp_path):
+    found = reproduce(["fig7"], "tiny", 1, tmp_path, 1)
+    assert found is not None
+    results = found[0]
+    authors, ours = results.of("U-ViT", "LS")[0], results.of("U-ViT", "LS from CS")[0]
+    assert authors.measured["kappas"] == pytest.approx([0.5, 0.5], abs=0.1)
+    assert ours.measured["kappas"] == pytest.approx([1.0, 0.7], abs=0.02)
+    assert len(results.of("UNet", "LS")[0].measured["kappas"]) == 4
+
+
+def test_gates_that_have_not_moved_are_not_judged():
+    def verdicts(*kappas: list[float]) -> list[Verdict]:
+        runs = [made_up("LS", seed, [0.5], measured={"kappas": values}) for seed, values in enumerate(kappas)]
+        return [claim.verdict for claim in ITEMS["fig7"].claims(results_of(*runs))]
+
+    assert verdicts([0.5, 0.52], [0.51, 0.5], [0.48, 0.5]) == [Verdict.NOT, Verdict.NOT]
+    assert verdicts([0.98, 0.7], [0.99, 0.71], [0.97, 0.72]) == [Verdict.REPRODUCED, Verdict.REPRODUCED]
+    assert verdicts([0.2, 0.7], [0.21, 0.7], [0.22, 0.7]) == [Verdict.CONTRADICTED, Verdict.CONTRADICTED]
+
+
+def test_mistakes_are_named(tmp_path, capsys):
+    assert main(["reproduce"]) == 1
+    assert "say what to reproduce: fig1" in capsys.readouterr().err
+    assert main(["reproduce", "fig1", "--seeds", "0"]) == 1
+    assert "--seeds must be at least 1" in capsys.readouterr().err
+    assert main(["reproduce", "--redraw", str(tmp_path)]) == 1
+    assert "holds no results" in capsys.readouterr().err
+    with pytest.raises(InvalidConfigError, match="unknown figure or table 'fig2'"):
+        describe(["fig2"], "tiny", 1, tmp_path)
+    (tmp_path / "fig1").mkdir()
+    (tmp_path / "fig1" / "results.json").write_text('{"item": "fig1"}')
+    with pytest.raises(InvalidConfigError, match="cannot be read as results"):
+        redraw(tmp_path)
+
+
+# The evidence that is committed
+
+
+def test_every_figure_and_table_is_there():
+    assert [item.name for item in ITEMS.values() if (EVIDENCE / item.name / "results.json").exists()] == list(ITEMS)
+
+
+@pytest.mark.parametrize("name", ITEMS)
+def test_committed_pages_are_those_of_the_raw_results(name):
+    folder = EVIDENCE / name
+    assert (folder / "README.md").read_text() == page(ITEMS[name], Results.read(folder))
+    assert all((folder / f"{figure}.png").exists() for figure in ITEMS[name].figures)
+    assert (folder / "results.json").stat().st_size < 100_000
+
+
+def test_the_committed_index():
+    assert (EVIDENCE / "README.md").read_text() == index(EVIDENCE, ITEMS.values())
+    assert all(Results.read(EVIDENCE / name).seeds >= 3 for name in ITEMS)
