@@ -169,3 +169,18 @@ def test_one_size_is_changed_at_a_time():
     assert uvit_at("tokens", 12).tokens == 145
     assert uvit_at("width", 192).heads == 6
     assert uvit_at("batch", 64).depth == uvit_at("depth", 8).depth == 8
+
+
+def test_flops_of_a_step_do_not_depend_on_the_number_of_cores():
+    from scalelong.benchmark.contenders.trainer import training_step
+    from scalelong.benchmark.networks import TINY
+
+    before = torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            found.append(training_step(**TINY.ours()).flops())
+    finally:
+        torch.set_num_threads(before)
+    assert found[0] == found[1] > 0

@@ -41,7 +41,12 @@ class TrainingStep:
         self.trainer.guard.bad_step()
 
     def flops(self) -> float:
-        return count_flops(self)
+        # torch counts in its own thread alone, so that one core takes the whole batch here.
+        cores, self.trainer.cores = self.trainer.cores, None
+        try:
+            return count_flops(self)
+        finally:
+            self.trainer.cores = cores
 
     def profile(self) -> dict[str, float]:
         return profile_by_group(self.trainer, self)
