@@ -187,8 +187,9 @@ def test_the_plan_counts_runs_and_steps(tmp_path):
 def test_pages_of_made_up_results(name, scale):
     """Every item makes a page of any results, with every arm in it, whatever the scale."""
     item = ITEMS[name]
+    measured = {"gain": 1.0, "losses": {"0.0": 0.3, "0.1": 0.4, "0.2": 0.5, "0.4": 0.6}}
     runs = [
-        made_up(arm.method.label, seed, [0.5, 0.3 + 0.01 * seed], arm.setting.name)
+        made_up(arm.method.label, seed, [0.5, 0.3 + 0.01 * seed], arm.setting.name, measured=measured)
         for arm in item.arms(scale)
         for seed in range(3)
     ]
