@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         save_scaling,
         scale_skips_,
         scaling_of,
+        start_merges_,
         unscale_,
         unscaled,
     )
@@ -114,6 +115,7 @@ _HOMES = {
         "plan_of",
         "save_scaling",
         "scale_skips_",
+        "start_merges_",
         "scaling_of",
         "unscale_",
         "unscaled",
@@ -167,6 +169,7 @@ __all__ = [
     "save_scaling",
     "scale_skips_",
     "scaling_of",
+    "start_merges_",
     "unet",
     "unscale_",
     "unscaled",

@@ -1,6 +1,7 @@
 """How a U-ViT starts, against closed forms."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -79,7 +80,11 @@ def test_unit_gain_keeps_the_size_of_features(depth):
     names = [f"encoder.{i}" for i in range(depth // 2)] + ["middle"] + [f"decoder.{i}" for i in range(depth // 2)]
     for name in [*names, *(f"{name}.mlp" for name in names)]:
         module = model.get_submodule(name)
-        module.register_forward_hook(lambda _, __, out, name=name: sizes.update({name: float(out.square().mean())}))
+
+        def note(_: Any, __: Any, out: Any, name: str = name) -> None:
+            sizes[name] = float(out.square().mean())
+
+        module.register_forward_hook(note)
     with torch.no_grad():
         output = model(torch.randn(8, 3, 16, 16), torch.linspace(0, 999, 8))
     blocks, branches = [sizes[name] for name in names], [sizes[f"{name}.mlp"] for name in names]

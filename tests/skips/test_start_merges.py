@@ -1,5 +1,7 @@
 """Starting the merges of models that are not ours."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -38,8 +40,12 @@ def example() -> Tensor:
 def what_enters(model: nn.Module, name: str) -> tuple[Tensor, Tensor]:
     seen: list[tuple[Tensor, Tensor]] = []
     layer = model.get_submodule(name)
+
+    def note(_: Any, inputs: Any, output: Any) -> None:
+        seen.append((inputs[0], output))
+
+    handle = layer.register_forward_hook(note)
     with torch.no_grad():
-        handle = layer.register_forward_hook(lambda _, inputs, output: seen.append((inputs[0], output)))
         model(example())
     handle.remove()
     return seen[0]
