@@ -33,6 +33,18 @@ def gradients(function, x, modules):
 
 
 @pytest.mark.usefixtures("library")
+@pytest.mark.parametrize(("inputs", "outputs"), [(12, 40), (1024, 8), (1536, 512)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_linear_is_the_plain_one(inputs, outputs, bias):
+    layer = nn.Linear(inputs, outputs, bias=bias)
+    x = torch.randn(3, 5, inputs, requires_grad=True)
+    ours = gradients(lambda x: fused.linear(x, layer), x, (layer,))
+    plain = gradients(layer, x, (layer,))
+    torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
+    assert all(gradient.is_contiguous() for gradient in ours[1])
+
+
+@pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_normed_linear_is_the_plain_one(bias):
     norm, linear, _ = layers(bias)
@@ -55,6 +67,7 @@ def test_finite_differences(monkeypatch):
     monkeypatch.setattr(fused, "_onednn_is_faster", lambda: False)  # it knows no float64
     norm, expand, reduce = layers(dtype=torch.float64)
     x = torch.randn(2, 3, 12, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: fused.linear(x, expand), x)
     assert torch.autograd.gradcheck(lambda x: fused.normed_linear(x, norm, expand), x)
     assert torch.autograd.gradcheck(lambda x: fused.normed_mlp(x, norm, expand, reduce), x)
 
@@ -67,6 +80,11 @@ def test_the_gradient_can_be_differentiated():
         (first,) = torch.autograd.grad(function(x).square().sum(), x, create_graph=True)
         return torch.autograd.grad(first.square().sum(), [x, expand.weight, norm.weight])
 
+    def alone(function):
+        (first,) = torch.autograd.grad(function(x).square().sum(), x, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), [x, expand.weight])
+
+    torch.testing.assert_close(alone(lambda x: fused.linear(x, expand)), alone(expand), rtol=1e-4, atol=1e-3)
     ours = second(lambda x: fused.normed_mlp(x, norm, expand, reduce))
     torch.testing.assert_close(ours, second(lambda x: reduce(F.gelu(expand(norm(x))))), rtol=1e-4, atol=1e-3)
     ours = second(lambda x: fused.normed_linear(x, norm, expand))

@@ -1,6 +1,7 @@
 """Each core takes its own images: the same gradient as when all share every operation."""
 
 import copy
+import threading
 
 import pytest
 import torch
@@ -49,15 +50,61 @@ def test_the_gradient_is_that_of_the_whole_batch(count, images, scaling):
         torch.testing.assert_close(b.grad, a.grad, rtol=1e-4, atol=1e-6)
 
 
-def test_the_same_bits_every_time():
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_the_same_bits_every_time(count):
     x, t = torch.randn(64, 1, 8, 8), torch.rand(64) * 999
     found = []
     for _ in range(4):
         model = network("ls")
-        Cores(model, 2).backward(summed(x, t), 64, 1.0)
+        Cores(model, count).backward(summed(x, t), 64, 1.0)
         found.append([parameter.grad for parameter in model.parameters()])
     for other in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+
+def test_gradients_are_added_as_they_come_and_none_stays_with_a_copy():
+    model, most = network(), [0]
+    cores = Cores(model, 2)
+    copies = [meeting.same[1] for meeting in cores.meetings]
+
+    def look(_):
+        most[0] = max(most[0], sum(p.grad is not None for p in copies))
+
+    # The second core waits for the first, so each of its gradients can be added at once.
+    x, t = torch.randn(8, 1, 8, 8), torch.rand(8) * 999
+    for parameter in copies:
+        parameter.register_post_accumulate_grad_hook(look)
+    ready, loss = threading.Event(), summed(x, t)
+
+    def in_turn(call, part):
+        if part.start:
+            assert ready.wait(30)
+        return loss(call, part)
+
+    last = next(model.parameters())  # the position embedding or the first layer: its gradient comes late
+    last.register_post_accumulate_grad_hook(lambda _: ready.set())
+    cores.backward(in_turn, 8, 1.0)
+    assert most[0] <= 3
+    assert all(p.grad is None for p in copies)
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_a_parameter_that_only_some_images_use():
+    class Picky(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.always, self.rarely = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+            self.never = nn.Parameter(torch.ones(2))
+
+        def forward(self, x, t):
+            return x * self.always + (self.rarely.sum() if x.max() > 5 else 0)
+
+    x, model = torch.tensor([[1.0, 2], [3, 4], [5, 6], [7, 8]]), Picky()
+    for _ in range(2):
+        Cores(model, 2).backward(lambda call, part: call(x[part], x[part]).sum(), 4, 1.0)
+    torch.testing.assert_close(model.always.grad, 2 * x.mean(0))
+    torch.testing.assert_close(model.rarely.grad, torch.full((2,), 2.0))
+    assert model.never.grad is None
 
 
 def test_copies_see_the_weights_as_they_change():

@@ -15,6 +15,22 @@ from torch import Tensor, nn
 from torch.autograd.function import Function
 
 
+class _Linear(Function):
+    """W x + b."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None):
+        ctx.save_for_backward(x, weight, bias)
+        return _product(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        x, weight, bias = ctx.saved_tensors
+        if torch.is_grad_enabled():  # somebody wants the derivative of this gradient
+            return _by_autograd(F.linear, gradient, x, weight, bias)
+        return _product(gradient, weight.t()), _weight_gradient(gradient, x), _bias_gradient(gradient, bias)
+
+
 class _NormedLinear(Function):
     """W norm(x) + b, of which x is kept."""
 
@@ -28,7 +44,7 @@ class _NormedLinear(Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         x, scale, shift, weight, bias, mean, deviation = ctx.saved_tensors
-        if torch.is_grad_enabled():  # somebody wants the derivative of this gradient
+        if torch.is_grad_enabled():
             return _by_autograd(plain_normed_linear, gradient, x, scale, shift, ctx.eps, weight, bias)
         normed = torch.native_layer_norm(x, scale.shape, scale, shift, ctx.eps)[0]
         by_normed = _product(gradient, weight.t())
@@ -55,7 +71,8 @@ class _NormedMLP(Function):
         if torch.is_grad_enabled():
             return _by_autograd(plain_normed_mlp, gradient, x, scale, shift, ctx.eps, w1, b1, w2, b2)
         by_w2, by_b2 = _weight_gradient(gradient, F.gelu(hidden)), _bias_gradient(gradient, b2)
-        by_hidden = torch.ops.aten.gelu_backward(_product(gradient, w2.t()), hidden)
+        by_gelu = _product(gradient, w2.t())
+        by_hidden = torch.ops.aten.gelu_backward.grad_input(by_gelu, hidden, grad_input=by_gelu)
         normed = torch.native_layer_norm(x, scale.shape, scale, shift, ctx.eps)[0]
         by_w1, by_b1 = _weight_gradient(by_hidden, normed), _bias_gradient(by_hidden, b1)
         by_normed = _product(by_hidden, w1.t())
@@ -73,6 +90,10 @@ def plain_normed_mlp(
     return F.linear(F.gelu(plain_normed_linear(x, scale, shift, eps, w1, b1)), w2, b2)
 
 
+def linear(x: Tensor, layer: nn.Linear) -> Tensor:
+    return _Linear.apply(x, layer.weight, layer.bias)  # pyright: ignore[reportReturnType]
+
+
 def normed_linear(x: Tensor, norm: nn.LayerNorm, linear: nn.Linear) -> Tensor:
     return _NormedLinear.apply(x, norm.weight, norm.bias, norm.eps, linear.weight, linear.bias)  # pyright: ignore[reportReturnType]
 
@@ -83,7 +104,7 @@ def normed_mlp(x: Tensor, norm: nn.LayerNorm, expand: nn.Linear, reduce: nn.Line
     )
 
 
-def can_fuse(x: Tensor, norm: nn.LayerNorm, *layers: nn.Module) -> bool:
+def can_fuse(x: Tensor, *layers: nn.Module) -> bool:
     """Whether nobody would notice: ordinary float32 tensors in training, and no one who listens to the layers."""
     return (
         type(x) is Tensor
@@ -93,7 +114,7 @@ def can_fuse(x: Tensor, norm: nn.LayerNorm, *layers: nn.Module) -> bool:
         and not torch.compiler.is_compiling()
         and not torch.is_autocast_enabled("cpu")
         and not _is_transformed()
-        and all(_is_plain(layer) for layer in (norm, *layers))
+        and all(_is_plain(layer) for layer in layers)
     )
 
 
@@ -131,15 +152,18 @@ def _onednn_is_faster() -> bool:
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x Wᵀ + b."""
+    """x Wᵀ + b. Not for a slice of a matrix: oneDNN takes a thousand times as long for it."""
     if _onednn_is_faster():
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return F.linear(x, weight, bias)
 
 
 def _weight_gradient(gradient: Tensor, x: Tensor) -> Tensor:
-    # By MKL everywhere: oneDNN copies transposed operands.
-    return gradient.flatten(0, -2).t() @ x.flatten(0, -2)
+    gradient, x = gradient.flatten(0, -2).t(), x.flatten(0, -2)
+    # oneDNN copies transposed operands, which pays where the gradient is much smaller than x.
+    if _onednn_is_faster() and x.shape[1] >= max(1024, 4 * gradient.shape[0]):
+        return _product(gradient, x.t())
+    return gradient @ x
 
 
 def _bias_gradient(gradient: Tensor, bias: Tensor | None) -> Tensor | None:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from ..scaling.base import UNSCALED, Constants
 from ..scaling.merge import start_merge_
 from ..scaling.residual import ResidualBranch, ResidualSpec
-from .fused import can_fuse, normed_linear, normed_mlp
+from .fused import can_fuse, linear, normed_linear, normed_mlp
 
 
 class Attention(nn.Module):
@@ -23,7 +23,8 @@ class Attention(nn.Module):
         qkv = qkv.view(batch, length, 3, self.heads, dim // self.heads).permute(2, 0, 3, 1, 4)
         q, k, v = qkv.unbind(0)
         x = F.scaled_dot_product_attention(q, k, v)
-        return self.out(x.transpose(1, 2).reshape(batch, length, dim))
+        x = x.transpose(1, 2).reshape(batch, length, dim)
+        return linear(x, self.out) if can_fuse(x, self.out) else self.out(x)
 
 
 class MLP(nn.Module):

@@ -11,6 +11,7 @@ from torch import nn
 
 from ..errors import InvalidConfigError, MissingDependencyError
 from ..scaling.residual import ResidualSpec
+from .dropout import draw_fewer_
 from .residuals import scale_residuals_
 
 
@@ -89,4 +90,5 @@ def unet(name: str, *, residual_scaling: ResidualSpec = "none", **overrides: Any
         raise MissingDependencyError("diffusers", "train", f"the UNet preset {name!r}") from error
     preset = UNET_PRESETS[name]
     model: nn.Module = getattr(diffusers, preset.kind)(**{**preset.arguments, **overrides})
+    draw_fewer_(model)
     return scale_residuals_(model, residual_scaling) if residual_scaling != "none" else model

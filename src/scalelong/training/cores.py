@@ -6,8 +6,10 @@ and each goes through its images in chunks that stay in its cache; only one chun
 """
 
 import copy
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -36,13 +38,14 @@ class Cores:
         self.model, self.count = model, count
         copies = [sharing_copy(model) for _ in range(count - 1)]
         self.networks = [Network(each, each) for each in (model, *copies)]
-        self.parameters = list(model.parameters())
-        self.copied_parameters = [list(each.parameters()) for each in copies]
+        self.meetings = [Meeting(same) for same in zip(*(each.parameters() for each in (model, *copies)), strict=True)]
         self.pool = ThreadPoolExecutor(max(1, count - 1), "core", initializer=torch.set_num_threads, initargs=(1,))
 
     def backward(self, loss_of: LossOf, images: int, weight: float) -> Tensor:
         """The mean loss of a batch of so many images; its gradient is multiplied by `weight`."""
         slices = chunks(images, images_at_once(self.model, images, self.count), self.count)
+        for meeting in self.meetings:
+            meeting.expect([len(slices[core :: self.count]) for core in range(self.count)])
 
         def work(core: int) -> list[Tensor]:
             return [_one(loss_of, self.networks[core], part, weight / images) for part in slices[core :: self.count]]
@@ -61,27 +64,52 @@ class Cores:
                     raise error
         finally:
             torch.set_num_threads(threads)
-        self._collect()
+        for meeting in self.meetings:
+            meeting.close()
         return torch.stack([*sums, *(loss for other in others for loss in other.result())]).sum() / images
 
     def close(self) -> None:
         self.pool.shutdown()
 
+
+class Meeting:
+    """One parameter, as each core has it, where the gradients of all cores become that of the model.
+
+    Each is added as soon as it is complete and those of all cores before it are, so that most of them exist for a
+    moment only, and always in the same order.
+    """
+
+    def __init__(self, same: Sequence[nn.Parameter]) -> None:
+        self.same, self.lock = same, threading.Lock()
+        self.missing, self.added = [0] * len(same), len(same)
+        for core, parameter in enumerate(same):
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(partial(self._one_more, core))
+
+    def expect(self, chunks: list[int]) -> None:
+        """So many chunks of images from each core."""
+        self.missing, self.added = chunks, 0
+
+    def close(self) -> None:
+        """Add what is left: a parameter that does not take part in a chunk's loss has not been reported."""
+        self.missing = [0] * len(self.same)
+        self._add()
+
+    def _one_more(self, core: int, _: Tensor) -> None:
+        with self.lock:
+            self.missing[core] -= 1
+            self._add()
+
     @torch.no_grad()
-    def _collect(self) -> None:
-        """Add the gradients that are with the copies."""
-        for copied in self.copied_parameters:
-            sums: list[Tensor] = []
-            terms: list[Tensor] = []
-            for own, other in zip(self.parameters, copied, strict=True):
-                gradient, other.grad = other.grad, None
-                if own.grad is None:
-                    own.grad = gradient
-                elif gradient is not None:
-                    sums.append(own.grad)
-                    terms.append(gradient)
-            if sums:
-                torch._foreach_add_(sums, terms)  # pyright: ignore[reportPrivateImportUsage]
+    def _add(self) -> None:
+        own = self.same[0]
+        while self.added < len(self.same) and self.missing[self.added] <= 0:
+            other = self.same[self.added]
+            self.added += 1
+            if other is own or other.grad is None:
+                continue
+            gradient, other.grad = other.grad, None
+            own.grad = gradient if own.grad is None else own.grad.add_(gradient)
 
 
 def _one(loss_of: LossOf, network: Network, part: slice, factor: float) -> Tensor:
