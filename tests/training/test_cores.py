@@ -9,6 +9,7 @@ from torch import nn
 
 from scalelong.errors import InvalidConfigError
 from scalelong.models import UViT
+from scalelong.training import cores as cores_module
 from scalelong.training.config import HardwareConfig, TrainConfig
 from scalelong.training.cores import Cores, chunks, images_at_once, make_cores, sharing_copy
 
@@ -37,7 +38,9 @@ def summed(x, t):
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("images", [1, 2, 7, 150])
 @pytest.mark.parametrize("scaling", ["cs", "ls"])
-def test_the_gradient_is_that_of_the_whole_batch(count, images, scaling):
+@pytest.mark.parametrize("large", [1, 2**18])
+def test_the_gradient_is_that_of_the_whole_batch(count, images, scaling, large, monkeypatch):
+    monkeypatch.setattr(cores_module, "LARGE", large)
     plain = network(scaling)
     split = copy.deepcopy(plain)
     x, t = torch.randn(images, 1, 8, 8), torch.rand(images) * 999
@@ -51,7 +54,8 @@ def test_the_gradient_is_that_of_the_whole_batch(count, images, scaling):
 
 
 @pytest.mark.parametrize("count", [2, 3, 5])
-def test_the_same_bits_every_time(count):
+def test_the_same_bits_every_time(count, monkeypatch):
+    monkeypatch.setattr(cores_module, "LARGE", 1)
     x, t = torch.randn(64, 1, 8, 8), torch.rand(64) * 999
     found = []
     for _ in range(4):
@@ -62,7 +66,8 @@ def test_the_same_bits_every_time(count):
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 
 
-def test_gradients_are_added_as_they_come_and_none_stays_with_a_copy():
+def test_gradients_are_added_as_they_come_and_none_stays_with_a_copy(monkeypatch):
+    monkeypatch.setattr(cores_module, "LARGE", 1)
     model, most = network(), [0]
     cores = Cores(model, 2)
     copies = [meeting.same[1] for meeting in cores.meetings]

@@ -1,7 +1,6 @@
 """Dropout that draws fewer random numbers, for training on a CPU.
 
-torch draws one number there for each entry, which takes as long as the normalisations of a UNet together. Here one
-number decides about four entries.
+torch draws one number there for each entry, one after the other. Here one number decides about four entries.
 """
 
 import torch

@@ -23,6 +23,9 @@ from .model_factory import Network
 ROWS = 1024
 """Tokens of a chunk: fewer make thin matrix products, more do not fit a cache (`scalelong bench step`)."""
 
+LARGE = 2**18
+"""Entries of a parameter whose gradients do not wait for the end of the step: for fewer, being told costs more."""
+
 LossOf = Callable[[Network, slice], Tensor]
 """The sum of the losses of some images of a batch."""
 
@@ -83,7 +86,7 @@ class Meeting:
         self.same, self.lock = same, threading.Lock()
         self.missing, self.added = [0] * len(same), len(same)
         for core, parameter in enumerate(same):
-            if parameter.requires_grad:
+            if parameter.requires_grad and parameter.numel() >= LARGE:
                 parameter.register_post_accumulate_grad_hook(partial(self._one_more, core))
 
     def expect(self, chunks: list[int]) -> None:
@@ -91,7 +94,7 @@ class Meeting:
         self.missing, self.added = chunks, 0
 
     def close(self) -> None:
-        """Add what is left: a parameter that does not take part in a chunk's loss has not been reported."""
+        """Add what is left: of small parameters, and of those that did not take part in every chunk's loss."""
         self.missing = [0] * len(self.same)
         self._add()
 
