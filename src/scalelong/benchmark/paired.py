@@ -35,13 +35,13 @@ class Lockstepped:
     def time(self, name: str) -> Spread:
         return Spread.of(self.seconds[name])
 
-    def notes(self, baseline: str, again: str) -> list[str]:
-        """What the two columns of costs are."""
+    def notes(self, baseline: str, again: str, besides: str = "") -> list[str]:
+        """What the two columns of costs are. `besides` says where else the first one compares."""
         same = ", ".join(name for name in self.same if name not in (baseline, again))
         return [
-            f"Costs over {baseline!r} with 95 % intervals. First where any of them calls other operations than it, and "
-            f"at the optimiser ({100 * self.share:.0f} % of the time): the rest is the same calls on the same sizes. "
-            f"Then by the whole. {again!r} is the noise.",
+            f"Costs over {baseline!r} with 95 % intervals. First where any of them calls other operations than it"
+            f"{besides} ({100 * self.share:.0f} % of the time): the rest is the same calls on the same sizes. Then by "
+            f"the whole. {again!r} is the noise.",
             *([f"The same operations as {baseline!r} everywhere: {same}."] if same else []),
         ]
 

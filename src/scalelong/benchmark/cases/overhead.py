@@ -43,7 +43,8 @@ def training(size: UViTSize | UNetSize, methods: dict[str, str], rounds: int, se
         for name, method in methods.items()
         if name != AGAIN
     ]
-    return _result(f"Training step on one core, {size.describe()}", found, memory_of(contenders, settings))
+    notes = found.notes(NONE, AGAIN, besides=", and at the optimiser")
+    return _result(f"Training step on one core, {size.describe()}", found, memory_of(contenders, settings), notes)
 
 
 def inference(size: UViTSize | UNetSize, rounds: int, settings: Settings) -> Result:
@@ -65,7 +66,7 @@ def inference(size: UViTSize | UNetSize, rounds: int, settings: Settings) -> Res
         if name != AGAIN
     ]
     title = f"Forward without gradients on one core, {size.describe()}"
-    return _result(title, found, memory_of(contenders, settings))
+    return _result(title, found, memory_of(contenders, settings), found.notes(NONE, AGAIN))
 
 
 def _size(size: UViTSize | UNetSize, settings: Settings) -> UViTSize | UNetSize:
@@ -78,7 +79,7 @@ def _imports(size: UViTSize | UNetSize) -> tuple[str, ...]:
     return UNET_IMPORTS if isinstance(size, UNetSize) else ("accelerate",)
 
 
-def _result(title: str, found: Lockstepped, memory: dict[str, Memory]) -> Result:
+def _result(title: str, found: Lockstepped, memory: dict[str, Memory], notes: list[str]) -> Result:
     rows = [
         [
             name,
@@ -92,7 +93,7 @@ def _result(title: str, found: Lockstepped, memory: dict[str, Memory]) -> Result
         for name in found.seconds
     ]
     rounds = {"seconds": found.seconds, "memory": {name: vars(value) for name, value in memory.items()}}
-    return Result([Table(title, COLUMNS, rows, found.notes(NONE, AGAIN))], rounds)
+    return Result([Table(title, COLUMNS, rows, notes)], rounds)
 
 
 FEW = {"CS": "cs", "LS (se, token)": TOKEN_GATES["LS (se, token)"]}

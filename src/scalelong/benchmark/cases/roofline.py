@@ -61,5 +61,5 @@ def roofline(size: UViTSize, rounds: int, settings: Settings) -> Result:
 CASES = {
     "small": partial(roofline, SMALL, 15),
     "s2-batch8": partial(roofline, S2_8, 9),
-    "s2-batch32": partial(roofline, S2_32, 4),
+    "s2-batch32": partial(roofline, S2_32, 3),
 }

@@ -87,7 +87,7 @@ def _result(title: str, found: Race, notes: list[str]) -> Result:
 
 CASES = {
     "small": partial(uvit, SMALL, 15),
-    "s2-batch8": partial(uvit, S2_8, 7),
+    "s2-batch8": partial(uvit, S2_8, 5),
     "s2-batch32": partial(uvit, S2_32, 3),
     "unet": partial(unet, 9),
 }

@@ -128,5 +128,5 @@ CASES = {
     "parts": partial(parts, S2_32, 2),
     "monitor": partial(monitor, SMALL, 16),
     "start": partial(starting, 9),
-    "processes": partial(processes, S2_8, 9),
+    "processes": partial(processes, S2_8, 3),
 }
