@@ -223,6 +223,11 @@ def test_a_network_scaled_from_outside_by_one_is_left_as_it_is():
 @pytest.mark.usefixtures("one_thread")
 def test_a_monitor_reads_without_being_cut():
     found = switched.monitored(**TINY.ours(), readings={"without": None, "waiting": 10**9, "reading": 1})
+    # A monitor that waits adds up the loss at the end of the step, and does nothing else.
+    assert found.compare_operations() == ["without"]
+    without, waiting, reading = (operations(step, found.lockstep) for step in found.steps.values())
+    assert differing(without, waiting) == {len(without) - 1}
+    assert len(differing(without, reading)) > 1
     for _ in range(3):
         found()
     seconds = found.found()["seconds"]

@@ -47,16 +47,16 @@ class Lockstepped:
 
 
 def lockstep(
-    factory: str, arguments: dict[str, Any], rounds: int, settings: Settings, *, imports: tuple[str, ...], compare: bool
+    factory: str, arguments: dict[str, Any], rounds: int, settings: Settings, *, imports: tuple[str, ...]
 ) -> Lockstepped:
-    """Rounds of the contenders that the factory makes, on one core. `compare` looks for the slices that differ."""
+    """Rounds of the contenders that the factory makes, on one core."""
     contender = Contender("contenders in lockstep", factory, arguments, ONE_ARENA, imports)
     with ExitStack() as stack:
         worker = Worker(contender, threads=1)
         stack.callback(worker.close)
         worker.wait_until_built()
         worker.turn(1)
-        same = worker.ask("compare_operations") if compare else []
+        same = worker.ask("compare_operations")
         worker.ask("forget")
         total = settings.rounds_or(rounds)
         progress = Progress("rounds in lockstep", total)

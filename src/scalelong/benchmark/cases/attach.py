@@ -35,7 +35,7 @@ def forward(network: str, rounds: int, settings: Settings) -> Result:
     batch = 2 if settings.quick else BATCH
     methods: dict[str, str | None] = {NONE: None, AGAIN: None, **METHODS}
     arguments = {"network": network, "methods": methods, "batch": batch}
-    found = lockstep(SWITCHED_ATTACHED, arguments, rounds, settings, imports=UNET_IMPORTS, compare=True)
+    found = lockstep(SWITCHED_ATTACHED, arguments, rounds, settings, imports=UNET_IMPORTS)
     rows = [
         [name, found.time(name), *((None, None) if name == NONE else (found.parts[name], found.whole[name]))]
         for name in found.seconds

@@ -35,9 +35,7 @@ def training(size: UViTSize | UNetSize, methods: dict[str, str], rounds: int, se
     size = _size(size, settings)
     methods = {NONE: "none", AGAIN: "none", **methods}
     imports = _imports(size)
-    found = lockstep(
-        SWITCHED_TRAINING, {**size.ours(), "methods": methods}, rounds, settings, imports=imports, compare=True
-    )
+    found = lockstep(SWITCHED_TRAINING, {**size.ours(), "methods": methods}, rounds, settings, imports=imports)
     contenders = [
         Contender(name, TRAINER, {**size.ours(), "scaling": method}, imports=imports)
         for name, method in methods.items()
@@ -57,9 +55,7 @@ def inference(size: UViTSize | UNetSize, rounds: int, settings: Settings) -> Res
         "CS, folded into the weights": folded,
     }
     imports = _imports(size)
-    found = lockstep(
-        SWITCHED_INFERENCE, {**size.ours(), "methods": methods}, rounds, settings, imports=imports, compare=True
-    )
+    found = lockstep(SWITCHED_INFERENCE, {**size.ours(), "methods": methods}, rounds, settings, imports=imports)
     contenders = [
         Contender(name, INFERENCE, {**size.ours(), **method}, imports=imports)
         for name, method in methods.items()

@@ -59,24 +59,29 @@ def monitor(size: UViTSize, rounds: int, settings: Settings) -> Result:
     size = TINY if settings.quick else size
     readings = {WITHOUT: None, AGAIN: None, WAITING: NEVER, READING: 1}
     arguments = {**size.ours(), "readings": readings}
-    found = lockstep(SWITCHED_MONITOR, arguments, rounds, settings, imports=("accelerate",), compare=False)
+    found = lockstep(SWITCHED_MONITOR, arguments, rounds, settings, imports=("accelerate",))
     rows: list[list[Any]] = [
-        [name, found.time(name), None if name == WITHOUT else found.whole[name]] for name in found.seconds
+        [name, found.time(name), *((None, None) if name == WITHOUT else (found.parts[name], found.whole[name]))]
+        for name in found.seconds
     ]
-    waiting, reading = found.whole[WAITING], found.whole[READING]
-    together = Spread(*(_every(getattr(waiting, key), getattr(reading, key)) for key in ("median", "low", "high")))
-    rows.append([f"one reading every {MONITOR_EVERY} steps", None, together])
-    columns = {"": "text", "time per step": "seconds", "over without": "percent"}
-    note = (
-        f"Costs with 95 % intervals; the last row is one step with a reading and {MONITOR_EVERY - 1} between two "
-        f'readings, by {MONITOR_EVERY}. "{AGAIN}" is the noise.'
-    )
-    table = Table(f"The stability monitor on one core, U-ViT, {size.describe()}", columns, rows, [note])
+    rows.append([f"one reading every {MONITOR_EVERY} steps", None, _every(found.parts), _every(found.whole)])
+    columns = {"": "text", "time per step": "seconds", "over without": "percent", "by the whole": "percent"}
+    notes = found.notes(WITHOUT, AGAIN, besides=", and at the optimiser")
+    notes.append(f"The last row is one step with a reading and {MONITOR_EVERY - 1} between two, by {MONITOR_EVERY}.")
+    table = Table(f"The stability monitor on one core, U-ViT, {size.describe()}", columns, rows, notes)
     return Result([table], {"seconds": found.seconds})
 
 
-def _every(waiting: float, reading: float) -> float:
-    return ((MONITOR_EVERY - 1) * waiting + reading) / MONITOR_EVERY
+def _every(costs: dict[str, Spread]) -> Spread:
+    """Of one reading in so many steps."""
+    waiting, reading = costs[WAITING], costs[READING]
+
+    def mean(one: float, other: float) -> float:
+        return (one + (MONITOR_EVERY - 1) * other) / MONITOR_EVERY
+
+    return Spread(
+        mean(reading.median, waiting.median), mean(reading.low, waiting.low), mean(reading.high, waiting.high)
+    )
 
 
 def starting(rounds: int, settings: Settings) -> Result:

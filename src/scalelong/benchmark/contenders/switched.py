@@ -12,11 +12,15 @@ from ..estimate import cost, table_of
 from ..lockstep import Cut, Lockstep
 from ..operations import differing, operations
 from .attach import make_network
+from .parts import monitor_of
 from .sharing import networks_share, share_state_, share_weights_
 from .trainer import TrainingStep, configuration, inference_parts, make_trainer
 
 UNCUT = (nn.Linear, nn.LayerNorm)
 """Layers that a fused block takes for itself only if nobody listens to them."""
+OPTIMISER = (-3, -2, -1)
+"""The slices before, in and after the optimiser's step. They always count: operations on lists of tensors do not tell
+how many there are, and a learned gate adds some."""
 EMPTY = (nn.ModuleList, nn.ModuleDict, nn.Identity, nn.Dropout)
 
 
@@ -67,8 +71,7 @@ def training(*, methods: dict[str, str], **arguments: Any) -> Switched:
     lockstep = Lockstep({})
     trainers = sharing_trainers(list(methods.values()), arguments)
     steps = dict(zip(methods, (cut_step(trainer, trainers[0], lockstep) for trainer in trainers), strict=True))
-    # Operations on lists of tensors do not tell how many there are: a learned gate adds to those of the optimiser.
-    return Switched(steps, lockstep, always=(-3, -2, -1))
+    return Switched(steps, lockstep, always=OPTIMISER)
 
 
 def sharing_trainers(methods: Sequence[str], arguments: dict[str, Any]) -> list[Trainer]:
@@ -83,7 +86,7 @@ def sharing_trainers(methods: Sequence[str], arguments: dict[str, Any]) -> list[
 
 
 def cut_step(trainer: Trainer, base: Trainer, lockstep: Lockstep) -> TrainingStep:
-    """The last three slices are what is before, in and after the optimiser's step."""
+    """The last three slices are `OPTIMISER`."""
     cut_network(trainer.state.bare, base.state.bare, lockstep.cut)
     optimizer = trainer.state.prepared_optimizer
     step = optimizer.step
@@ -131,17 +134,14 @@ def monitored(*, readings: dict[str, int | None], **arguments: Any) -> Switched:
     trainers = sharing_trainers(["none"] * len(readings), arguments)
     steps: dict[str, Callable[[], object]] = {}
     for trainer, (name, every) in zip(trainers, readings.items(), strict=True):
+        # Before the cuts, so that what it reads at a module is in the slice that ends there.
+        monitor = None if every is None else monitor_of(trainer, every, arguments["shape"])
         step = cut_step(trainer, trainers[0], lockstep)
-        steps[name] = step if every is None else _with_monitor(step, every, arguments["shape"], lockstep)
-    return Switched(steps, lockstep)
+        steps[name] = step if monitor is None else _with_monitor(step, monitor, lockstep)
+    return Switched(steps, lockstep, always=OPTIMISER)
 
 
-def _with_monitor(step: TrainingStep, every: int, shape: list[int], lockstep: Lockstep) -> Callable[[], None]:
-    """It reads a probe batch as well, as `docs/stability.md` shows it."""
-    probe = (torch.randn(4, *shape), torch.full((4,), 500.0))
-    with lockstep.in_one_piece():
-        monitor = StabilityMonitor(step.trainer.state.bare, every=every, probe_batch=probe)
-
+def _with_monitor(step: TrainingStep, monitor: StabilityMonitor, lockstep: Lockstep) -> Callable[[], None]:
     def monitored() -> None:
         step()
         with lockstep.in_one_piece():
