@@ -93,10 +93,10 @@ def _result(title: str, found: Lockstepped, memory: dict[str, Memory], notes: li
 
 
 FEW = {"CS": "cs", "LS (se, token)": TOKEN_GATES["LS (se, token)"]}
-# As many images as a core takes at once, in training: more would be more of the same.
+# At most as many images as a core takes at once in training: more would be more of the same.
 CASES = {
     "uvit-small": partial(training, replace(SMALL, batch=16), {**CONSTANT, **TOKEN_GATES, **CHANNEL_GATES}, 18),
-    "uvit-s2": partial(training, replace(S2_8, batch=4), FEW, 6),
+    "uvit-s2": partial(training, replace(S2_8, batch=2), FEW, 8),
     "unet": partial(training, replace(SMALL_UNET, batch=8), {**CONSTANT, **CHANNEL_GATES}, 24),
     "folded-uvit": partial(inference, replace(SMALL, batch=16), 60),
     "folded-unet": partial(inference, replace(SMALL_UNET, batch=8), 60),
