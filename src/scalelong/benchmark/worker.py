@@ -73,10 +73,10 @@ def _answer(step: Callable[[], object], request: dict[str, Any], before: float) 
 
 
 def _tensors(build: Callable[[], Callable[[], object]]) -> int:
-    """Bytes of tensors at the peak of building the step anew and of doing it once."""
+    """Bytes of tensors at the peak of one step that is built anew."""
     from .live import peak_of_tensors
 
-    return peak_of_tensors(lambda: build()())
+    return peak_of_tensors(build)
 
 
 def current_memory() -> float:
