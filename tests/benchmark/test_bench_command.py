@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from scalelong.benchmark.checkout import checkout
 from scalelong.benchmark.contenders.official import definitions
 from scalelong.benchmark.errors import OfficialCheckoutError
 from scalelong.benchmark.flops import count_flops
-from scalelong.benchmark.profile import group_of
+from scalelong.benchmark.profile import REST, group_of, shares_of
 from scalelong.benchmark.record import Result
 from scalelong.benchmark.settings import Settings
 from scalelong.benchmark.tables import Table
@@ -137,8 +138,10 @@ def test_flops_of_a_product():
 
 
 class Event:
-    def __init__(self, name, parent=None):
-        self.name, self.cpu_parent = name, parent
+    def __init__(self, name, parent=None, thread=1, microseconds=0.0):
+        self.name, self.cpu_parent, self.thread = name, parent, thread
+        self.self_cpu_time_total = microseconds
+        self.time_range = SimpleNamespace(elapsed_us=lambda: microseconds)
 
 
 @pytest.mark.parametrize(
@@ -152,12 +155,44 @@ class Event:
         ("aten::copy_", "copies"),
         ("aten::convolution_backward", "convolutions"),
         ("aten::add_", "additions and products"),
-        ("AddmmBackward0", "rest (Python, autograd, allocation)"),
+        ("AddmmBackward0", REST),
     ],
 )
 def test_operations_belong_to_groups(name, group):
     assert group_of(Event(name)) == group
     assert group_of(Event(name, Event("x", Event("Optimizer.step#AdamW.step")))) == "optimiser"
+
+
+def test_a_profile_is_of_all_cores():
+    step = Event("bench::step", microseconds=100.0)
+    split = Event("bench::split", step, microseconds=5.0)
+    events = [
+        step,
+        split,
+        Event("aten::mm", split, microseconds=40.0),
+        Event("aten::mm", thread=2, microseconds=30.0),
+        Event("aten::gelu", thread=2, microseconds=10.0),
+        Event("Optimizer.step#AdamW.step", step, microseconds=20.0),  # both cores share it
+    ]
+    assert shares_of(events, cores=2) == pytest.approx(
+        {"matrix products": 0.35, "GELU": 0.05, "optimiser": 0.2, REST: 0.4}
+    )
+
+
+def test_a_profile_sees_what_the_other_core_does():
+    from scalelong.benchmark.contenders.trainer import training_step
+    from scalelong.benchmark.networks import TINY
+
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            found.append(training_step(**TINY.ours()).profile())
+    finally:
+        torch.set_num_threads(before)
+    assert all(sum(shares.values()) == pytest.approx(1.0) for shares in found)
+    assert all(share >= 0 for shares in found for share in shares.values())
+    assert {"matrix products", "attention", "optimiser", "moving average", "data and noise"} <= set(found[1])
 
 
 def test_an_exponent_is_found_again():

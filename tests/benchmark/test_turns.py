@@ -36,7 +36,7 @@ def test_seconds_per_step_are_those_of_the_clock():
 
 
 def test_every_round_holds_every_contender_and_the_order_turns_around():
-    machine = Machine({"a": 1.0, "b": 2.0, "c": 3.0})
+    machine = Machine({"a": 0.1, "b": 0.2, "c": 0.3})
     interleave(machine.turns(), 2, turn_seconds=0.0, warm_up=2, pause=no_pause)
     assert machine.log[:6] == ["a", "a", "b", "b", "c", "c"]  # the warm-up
     assert machine.log[6:] == ["a", "b", "c", "c", "b", "a"]
@@ -58,6 +58,12 @@ def test_contenders_of_like_speed_have_turns_of_as_many_steps():
 def test_the_first_step_does_not_count():
     machine = Machine({"a": 0.1}, slowness=lambda now: 100.0 if now == 0 else 1.0)
     assert interleave(machine.turns(), 2, turn_seconds=0.1, warm_up=2, pause=no_pause)["a"] == pytest.approx([0.1] * 2)
+
+
+def test_a_long_step_is_warm_after_the_first():
+    machine = Machine({"short": 1.0, "long": 3.0})
+    interleave(machine.turns(), 1, turn_seconds=0.0, warm_up=2, pause=no_pause)
+    assert machine.log == ["short", "short", "long", "short", "long"]
 
 
 def test_ratios_survive_a_machine_that_slows_down():

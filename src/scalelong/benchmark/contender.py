@@ -79,6 +79,11 @@ class Worker:
         self._send({"ask": question})
         return self._receive()["answer"]
 
+    def tensors(self) -> int:
+        """Bytes of tensors at the peak of one step, by one thread, of a second contender like this."""
+        self._send({"tensors": True})
+        return self._receive()["answer"]
+
     def close(self) -> None:
         assert self._process.stdin is not None
         try:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from .errors import BenchmarkError
+from .progress import Progress
 from .spread import Spread, ratios
 
 Turn = Callable[[int], float]
@@ -13,6 +14,8 @@ Turn = Callable[[int], float]
 
 PAUSE = 0.02
 """Seconds between two turns: threads of the last one that still wait actively for work should have gone to sleep."""
+LONG = 2.0
+"""Seconds of a step that is warm after the first time."""
 
 
 @dataclass
@@ -56,15 +59,26 @@ def interleave(
         raise BenchmarkError(f"there must be at least one round, got {rounds}")
     if not turns:
         return {}
-    warm = {name: min(turn(1) for _ in range(max(1, warm_up))) for name, turn in turns.items()}
+    warm = {name: _warm_up(turn, warm_up) for name, turn in turns.items()}
     steps = {name: steps_per_turn(_like(warm, name), turn_seconds) for name in turns}
     seconds: dict[str, list[float]] = {name: [] for name in turns}
+    progress = Progress("rounds", rounds)
     for number in range(rounds):
         # To and fro, so that a drift of the machine's speed falls on all alike.
         for name in list(turns) if number % 2 == 0 else reversed(list(turns)):
             pause(PAUSE)
             seconds[name].append(turns[name](steps[name]) / steps[name])
+        progress(number + 1)
     return seconds
+
+
+def _warm_up(turn: Turn, most: int) -> float:
+    shortest = turn(1)
+    for _ in range(1, most):
+        if shortest > LONG:
+            break
+        shortest = min(shortest, turn(1))
+    return shortest
 
 
 def _like(warm: Mapping[str, float], name: str) -> float:

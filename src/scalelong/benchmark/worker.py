@@ -14,6 +14,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, TextIO
 
 from ..errors import ScaleLongError
@@ -22,19 +23,23 @@ from ..errors import ScaleLongError
 def main() -> None:
     replies = _private_output()
     try:
-        step, before = _build(json.loads(sys.stdin.readline()))
+        build, before = _prepare(json.loads(sys.stdin.readline()))
+        step = build()
     except Exception as error:
         _reply(replies, _failure(error))
         return
     _reply(replies, {"ready": True})
     for line in sys.stdin:
         try:
-            _reply(replies, _answer(step, json.loads(line), before))
+            request = json.loads(line)
+            reply = {"answer": _tensors(build)} if "tensors" in request else _answer(step, request, before)
+            _reply(replies, reply)
         except Exception as error:
             _reply(replies, _failure(error))
 
 
-def _build(wish: dict[str, Any]) -> tuple[Callable[[], object], float]:
+def _prepare(wish: dict[str, Any]) -> tuple[Callable[[], Callable[[], object]], float]:
+    """What builds the step, and the memory of this process before it does."""
     warnings.simplefilter("ignore")  # they were shown to whoever trains such a model
     module, _, name = wish["factory"].partition(":")
     factory = getattr(importlib.import_module(module), name)
@@ -43,8 +48,7 @@ def _build(wish: dict[str, Any]) -> tuple[Callable[[], object], float]:
             importlib.import_module(package)
     if "torch" in sys.modules:
         _warm_torch(wish["threads"])
-    before = current_memory()
-    return factory(**wish["arguments"]), before
+    return partial(factory, **wish["arguments"]), current_memory()
 
 
 def _warm_torch(threads: int) -> None:
@@ -66,6 +70,13 @@ def _answer(step: Callable[[], object], request: dict[str, Any], before: float) 
     for _ in range(request["steps"]):
         step()
     return {"seconds": time.perf_counter() - start, "memory": peak_memory() - before}
+
+
+def _tensors(build: Callable[[], Callable[[], object]]) -> int:
+    """Bytes of tensors at the peak of one step that is built anew."""
+    from .live import peak_of_tensors
+
+    return peak_of_tensors(build)
 
 
 def current_memory() -> float:

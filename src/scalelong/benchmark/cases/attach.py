@@ -3,8 +3,9 @@
 from contextlib import ExitStack
 from functools import partial
 
-from ..contender import Contender, race, start
-from ..contenders.names import FORWARD, PLANNING, UNET_IMPORTS
+from ..contender import Contender, start
+from ..contenders.names import PLANNING, SWITCHED_ATTACHED, UNET_IMPORTS
+from ..paired import lockstep
 from ..record import Result
 from ..settings import Settings
 from ..spread import Spread
@@ -13,7 +14,6 @@ from ..turns import interleave
 
 NONE, AGAIN = "as it is", "as it is, again"
 METHODS = {"κ = 1": "uniform:1.0", "CS": "cs", "LS": "ls"}
-NOTE = f'"{AGAIN}" is the same network in another process: how far it is from zero is the noise of the measurement.'
 BATCH = 16
 
 
@@ -34,19 +34,19 @@ def planning(rounds: int, settings: Settings) -> Result:
 def forward(network: str, rounds: int, settings: Settings) -> Result:
     batch = 2 if settings.quick else BATCH
     methods: dict[str, str | None] = {NONE: None, AGAIN: None, **METHODS}
-    contenders = [
-        Contender(name, FORWARD, {"network": network, "scaling": method, "batch": batch}, imports=UNET_IMPORTS)
-        for name, method in methods.items()
+    arguments = {"network": network, "methods": methods, "batch": batch}
+    found = lockstep(SWITCHED_ATTACHED, arguments, rounds, settings, imports=UNET_IMPORTS)
+    rows = [
+        [name, found.time(name), *((None, None) if name == NONE else (found.parts[name], found.whole[name]))]
+        for name in found.seconds
     ]
-    found = race(contenders, settings, rounds)
-    rows = [[name, found.time(name), None if name == NONE else found.cost(name, NONE)] for name in found.seconds]
-    columns = {"": "text", "time": "seconds", "over the network as it is": "percent"}
-    title = f"Forward without gradients, {network} network, batch {batch}"
-    return Result([Table(title, columns, rows, [NOTE])], {"seconds": found.seconds})
+    columns = {"": "text", "time": "seconds", "over the network as it is": "percent", "by the whole": "percent"}
+    title = f"Forward without gradients on one core, {network} network, batch {batch}"
+    return Result([Table(title, columns, rows, found.notes(NONE, AGAIN))], {"seconds": found.seconds})
 
 
 CASES = {
     "planning": partial(planning, 5),
-    "forward-arguments": partial(forward, "unet/cifar10, narrow", 21),
-    "forward-concatenated": partial(forward, "concatenating", 21),
+    "forward-arguments": partial(forward, "unet/cifar10, narrow", 60),
+    "forward-concatenated": partial(forward, "concatenating", 60),
 }

@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from ...training import Run
 
 SWEEP = {
-    "dpm++": (5, 8, 12, 18, 25, 50),
-    "ddim": (8, 12, 25, 50, 100),
-    "euler": (8, 12, 25, 50),
-    "heun": (5, 8, 12, 25),
-    "ddpm": (50, 100, 250),
+    "dpm++": (5, 10, 20),
+    "ddim": (10, 25, 50),
+    "euler": (10, 25),
+    "heun": (5, 12),
+    "ddpm": (100,),
 }
 QUICK_SWEEP = {"dpm++": (2, 4), "ddim": (2,)}
 BATCH = 64
-TRAINING_STEPS = 1500
+TRAINING_STEPS = 600
 NEAR = 1.05
 """The target, if none is given, as a multiple of the best distance."""
 
@@ -37,7 +37,7 @@ def sweep(rounds: int, settings: Settings) -> Result:
     from ...sampling import SampleSettings, requests
 
     torch.set_num_threads(settings.threads)
-    count = 32 if settings.quick else 2000
+    count = 32 if settings.quick else 500
     ways = [(sampler, steps) for sampler, all_ in (QUICK_SWEEP if settings.quick else SWEEP).items() for steps in all_]
     with _run(settings) as run:
         data = reference_data(run.config)
@@ -109,4 +109,4 @@ def _run(settings: Settings) -> "Iterator[Run]":
 def _silent(_: str) -> None: ...
 
 
-CASES = {"sweep": partial(sweep, 5)}
+CASES = {"sweep": partial(sweep, 2)}

@@ -8,8 +8,9 @@ from functools import partial
 from typing import Any
 
 from ..contender import Contender, package_environment, race, start
-from ..contenders.names import MONITORED, PAIR, TRAINER, WATCHED
+from ..contenders.names import MONITORED, PAIR, SWITCHED_MONITOR, TRAINER, WATCHED
 from ..networks import S2_8, S2_32, SMALL, TINY, UViTSize
+from ..paired import lockstep
 from ..record import Result
 from ..settings import Settings
 from ..spread import Spread, ratios
@@ -18,6 +19,9 @@ from ..turns import interleave, turn_of
 
 MONITOR_EVERY = 10
 """Steps between two readings of the monitor, by default."""
+NEVER = 1_000_000_000
+WITHOUT, AGAIN = "without a monitor", "without, again"
+WAITING, READING = "between two readings", "with a reading"
 ONE, APART, DDP = "one process", "two processes on their own", "two processes together (DDP)"
 
 
@@ -51,33 +55,33 @@ def parts(size: UViTSize, rounds: int, settings: Settings) -> Result:
 
 
 def monitor(size: UViTSize, rounds: int, settings: Settings) -> Result:
+    """A step at which the monitor reads, and one at which it waits, against one without it."""
     size = TINY if settings.quick else size
-    contenders = [
-        Contender("without", TRAINER, size.ours()),
-        Contender("without, again", TRAINER, size.ours()),
-        Contender(f"every {MONITOR_EVERY} steps", MONITORED, {**size.ours(), "every": MONITOR_EVERY}),
-        Contender("every step", MONITORED, {**size.ours(), "every": 1}),
+    readings = {WITHOUT: None, AGAIN: None, WAITING: NEVER, READING: 1}
+    arguments = {**size.ours(), "readings": readings}
+    found = lockstep(SWITCHED_MONITOR, arguments, rounds, settings, imports=("accelerate",))
+    rows: list[list[Any]] = [
+        [name, found.time(name), *((None, None) if name == WITHOUT else (found.parts[name], found.whole[name]))]
+        for name in found.seconds
     ]
-    with ExitStack() as stack:
-        workers, _ = start(contenders, settings, stack)
-        # Every turn holds one reading of the monitor that reads every tenth step.
-        turns = {worker.contender.name: partial(_tens, worker.turn) for worker in workers}
-        seconds = interleave(turns, settings.rounds_or(rounds), turn_seconds=0.0, warm_up=1)
-    without = seconds["without"]
-    rows = [
-        [
-            name,
-            Spread.of([value / MONITOR_EVERY for value in values]),
-            None if name == "without" else Spread.of([ratio - 1 for ratio in ratios(values, without)]),
-        ]
-        for name, values in seconds.items()
-    ]
-    columns = {"monitor": "text", "time per step": "seconds", "over without": "percent"}
-    return Result([Table(f"The stability monitor, U-ViT, {size.describe()}", columns, rows)], {"seconds": seconds})
+    rows.append([f"one reading every {MONITOR_EVERY} steps", None, _every(found.parts), _every(found.whole)])
+    columns = {"": "text", "time per step": "seconds", "over without": "percent", "by the whole": "percent"}
+    notes = found.notes(WITHOUT, AGAIN, besides=", and at the optimiser")
+    notes.append(f"The last row is one step with a reading and {MONITOR_EVERY - 1} between two, by {MONITOR_EVERY}.")
+    table = Table(f"The stability monitor on one core, U-ViT, {size.describe()}", columns, rows, notes)
+    return Result([table], {"seconds": found.seconds})
 
 
-def _tens(turn: Any, steps: int) -> float:
-    return turn(MONITOR_EVERY * steps)
+def _every(costs: dict[str, Spread]) -> Spread:
+    """Of one reading in so many steps."""
+    waiting, reading = costs[WAITING], costs[READING]
+
+    def mean(one: float, other: float) -> float:
+        return (one + (MONITOR_EVERY - 1) * other) / MONITOR_EVERY
+
+    return Spread(
+        mean(reading.median, waiting.median), mean(reading.low, waiting.low), mean(reading.high, waiting.high)
+    )
 
 
 def starting(rounds: int, settings: Settings) -> Result:
@@ -126,8 +130,8 @@ def processes(size: UViTSize, rounds: int, settings: Settings) -> Result:
 
 
 CASES = {
-    "parts": partial(parts, S2_32, 5),
-    "monitor": partial(monitor, SMALL, 7),
+    "parts": partial(parts, S2_32, 2),
+    "monitor": partial(monitor, SMALL, 16),
     "start": partial(starting, 9),
-    "processes": partial(processes, S2_8, 9),
+    "processes": partial(processes, S2_8, 3),
 }

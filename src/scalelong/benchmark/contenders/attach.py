@@ -64,17 +64,12 @@ class Planning:
         return {"parameters": parameters, "skips": len(find_skips(self.model, self.inputs))}
 
 
-def forward(network: str, scaling: str | None, batch: int) -> Callable[[], object]:
-    """A forward without gradients of a network that is scaled from outside, or of the network as it is (None)."""
+def make_network(network: str, scaling: str | None, batch: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """A network that is scaled from outside, or as it is (None), and its inputs."""
     torch.manual_seed(0)
     model = NETWORKS[network]().eval()
     image = torch.randn(batch, 3, 32, 32)
     inputs = (image,) if network == "concatenating" else (image, torch.full((batch,), 500.0))
     if scaling is not None:
         scale_skips_(model, scaling, inputs)
-
-    def step() -> None:
-        with torch.inference_mode():
-            model(*inputs)
-
-    return step
+    return model, inputs

@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
 from ...data import Batch
 from ...stability import StabilityMonitor
 from ...training import loop
@@ -76,14 +78,17 @@ def watched_step(**arguments: Any) -> WatchedStep:
     return WatchedStep(trainer)
 
 
-def monitored_step(*, every: int, **arguments: Any) -> Callable[[], object]:
-    """Steps with a stability monitor that reads a probe batch as well, as `docs/stability.md` shows it."""
-    import torch
+def monitor_of(trainer: loop.Trainer, every: int, shape: list[int]) -> StabilityMonitor:
+    """A monitor that reads a probe batch as well, as `docs/stability.md` shows it."""
+    probe = (torch.randn(4, *shape), torch.full((4,), 500.0))
+    return StabilityMonitor(trainer.state.bare, every=every, probe_batch=probe)
 
+
+def monitored_step(*, every: int, **arguments: Any) -> Callable[[], object]:
+    """Steps with a stability monitor."""
     trainer = make_trainer(configuration(**arguments), arguments["shape"])
     trainer.begin_at(0)
-    probe = (torch.randn(4, *arguments["shape"]), torch.full((4,), 500.0))
-    monitor = StabilityMonitor(trainer.state.bare, every=every, probe_batch=probe)
+    monitor = monitor_of(trainer, every, arguments["shape"])
     step = TrainingStep(trainer)
 
     def monitored() -> None:

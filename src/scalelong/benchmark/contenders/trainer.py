@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from ...data import ImageData, MemoryData
 from ...training.config import (
@@ -102,8 +103,8 @@ def trainer_on(config: TrainConfig, data: ImageData) -> Trainer:
     return Trainer(config, RunFolder(folder), accelerator, data, None, Progress(config.steps, enabled=False))
 
 
-def inference_step(*, folded: bool = False, **arguments: Any) -> Callable[[], object]:
-    """A forward pass without gradients; `folded` has its constants multiplied into the weights first."""
+def inference_parts(*, folded: bool = False, **arguments: Any) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """A network and its inputs; `folded` has its constants multiplied into the weights."""
     shape, config = arguments["shape"], configuration(**arguments)
     model = build_model(config, DataShape(*shape)).eval()
     if folded:
@@ -114,10 +115,16 @@ def inference_step(*, folded: bool = False, **arguments: Any) -> Callable[[], ob
     if uses_channels_last(config, model):
         model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         x = x.contiguous(memory_format=torch.channels_last)
+    return model, (x, t)
+
+
+def inference_step(**arguments: Any) -> Callable[[], object]:
+    """A forward pass without gradients."""
+    model, inputs = inference_parts(**arguments)
 
     def step() -> None:
         with torch.inference_mode():
-            model(x, t)
+            model(*inputs)
 
     return step
 
