@@ -44,6 +44,35 @@ def test_a_linear_is_the_plain_one(inputs, outputs, bias):
     assert all(gradient.is_contiguous() for gradient in ours[1])
 
 
+@pytest.mark.parametrize("shape", [(3, 5, 1), (3, 1, 12)])
+def test_a_gated_addition_is_the_plain_one(shape):
+    torch.manual_seed(0)
+    inputs = [torch.randn(3, 5, 7), torch.randn(3, 5, 12), torch.rand(shape), torch.randn(7, 24)[:, :12]]
+    inputs = [value.double().requires_grad_() for value in inputs]
+    ours, plain = fused.gated_addition(*inputs), inputs[0] + (inputs[1] * inputs[2]) @ inputs[3].t()
+    torch.testing.assert_close(ours, plain)
+    assert torch.autograd.gradcheck(fused.gated_addition, inputs)
+    assert torch.autograd.gradgradcheck(fused.gated_addition, inputs)
+
+
+@pytest.mark.parametrize("method", ["ls", "ls:gate=channel", "ls:module=ie", "ls:module=scalar"])
+def test_a_gate_keeps_no_second_copy_of_the_skips(method):
+    def kept(scaling):
+        torch.manual_seed(0)
+        model = UViT(image_size=16, patch_size=2, channels=1, dim=64, depth=6, heads=2, scaling=scaling)
+        sizes: dict[int, int] = {}
+
+        def note(tensor):
+            sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            model(torch.randn(8, 1, 16, 16), torch.rand(8) * 999)
+        return sum(sizes.values())
+
+    assert kept(method) < 1.02 * kept("none")
+
+
 @pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_normed_linear_is_the_plain_one(bias):

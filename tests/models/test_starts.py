@@ -22,9 +22,8 @@ def uvit(**changes) -> sl.UViT:
 def merged(model: sl.UViT, index: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Main path, skip and result of merge i, of a call as the model makes it."""
     main, skip = torch.randn(2, 17, 32), torch.randn(2, 17, 32)
-    scaled, factors = model.skip_scaling.prepare(skip, index)
     merge = model.get_submodule(f"decoder.{3 - index}.merge")
-    return main, skip, merge(main, scaled, factors)
+    return main, skip, merge(main, *model.skip_scaling.prepare(skip, index))
 
 
 @pytest.mark.parametrize("method", ["none", "cs:0.7", "uniform", "ls", "custom:1,0.5,0"])

@@ -1,8 +1,8 @@
 """`scalelong bench [NAME ...]`: speed and memory on this machine, as ratios against what one would run instead.
 
 NAME is a benchmark, or one of its cases such as step/small; without a name everything is measured, which takes long.
-Contenders take turns, each in a process of its own; shown are medians and [quartiles] over the rounds. Costs of a percent
-or less are measured slice by slice in one process, with their [95 % intervals]. Let nothing else run meanwhile.
+Contenders take turns, each in a process of its own; shown are medians and [quartiles] over the rounds. Costs of a
+percent or less are measured slice by slice in one process, with their [95 % intervals]. Let nothing else run meanwhile.
 """
 
 import argparse

@@ -31,6 +31,25 @@ class _Linear(Function):
         return _product(gradient, weight.t()), _weight_gradient(gradient, x), _bias_gradient(gradient, bias)
 
 
+class _GatedAddition(Function):
+    """base + W (gate ⊙ x), of which x is kept, and not what the gate makes of it."""
+
+    @staticmethod
+    def forward(ctx: Any, base: Tensor, x: Tensor, gate: Tensor, weight: Tensor):
+        ctx.save_for_backward(x, gate, weight)
+        return plain_gated_addition(base, x, gate, weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        x, gate, weight = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return gradient, *_by_autograd(_gated_linear, gradient, x, gate, weight)
+        by_weight = gradient.flatten(0, -2).t() @ (x * gate).flatten(0, -2)
+        by_gated = gradient @ weight
+        by_gate = (by_gated * x).sum_to_size(gate.shape)
+        return gradient, by_gated.mul_(gate), by_gate, by_weight
+
+
 class _NormedLinear(Function):
     """W norm(x) + b, of which x is kept."""
 
@@ -80,6 +99,14 @@ class _NormedMLP(Function):
         return by_x, by_scale, by_shift, None, by_w1, by_b1, by_w2, by_b2
 
 
+def plain_gated_addition(base: Tensor, x: Tensor, gate: Tensor, weight: Tensor) -> Tensor:
+    return torch.addmm(base.flatten(0, -2), (x * gate).flatten(0, -2), weight.t()).view_as(base)
+
+
+def _gated_linear(x: Tensor, gate: Tensor, weight: Tensor) -> Tensor:
+    return F.linear(x * gate, weight)
+
+
 def plain_normed_linear(x: Tensor, scale: Tensor, shift: Tensor, eps: float, weight: Tensor, bias: Tensor | None):
     return F.linear(F.layer_norm(x, scale.shape, scale, shift, eps), weight, bias)
 
@@ -92,6 +119,10 @@ def plain_normed_mlp(
 
 def linear(x: Tensor, layer: nn.Linear) -> Tensor:
     return _Linear.apply(x, layer.weight, layer.bias)  # pyright: ignore[reportReturnType]
+
+
+def gated_addition(base: Tensor, x: Tensor, gate: Tensor, weight: Tensor) -> Tensor:
+    return _GatedAddition.apply(base, x, gate, weight)  # pyright: ignore[reportReturnType]
 
 
 def normed_linear(x: Tensor, norm: nn.LayerNorm, linear: nn.Linear) -> Tensor:

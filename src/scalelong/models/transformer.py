@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from ..scaling.base import UNSCALED, Constants
 from ..scaling.merge import start_merge_
 from ..scaling.residual import ResidualBranch, ResidualSpec
-from .fused import can_fuse, linear, normed_linear, normed_mlp
+from .fused import can_fuse, gated_addition, linear, normed_linear, normed_mlp
 
 
 class Attention(nn.Module):
@@ -40,22 +40,31 @@ class MLP(nn.Module):
 
 
 class SkipMerge(nn.Linear):
-    """W [main ⊕ κ skip] + b, as two products: the concatenation is never made, and κ goes into the weights.
+    """W [main ⊕ κ skip] + b, as two products: the concatenation is never made, and a number κ goes into the weights.
 
-    W has D x 2D entries and the features have B x L x D of them, so a constant κ costs no pass over the features.
+    W has D x 2D entries and the features have B x L x D of them, so that costs no pass over the features. A gate
+    has a κ for each token or channel.
     """
 
     def __init__(self, dim: int) -> None:
         super().__init__(2 * dim, dim)
         self.dim = dim
 
-    def forward(self, main: Tensor, skip: Tensor, factors: Constants) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, main: Tensor, skip: Tensor, factors: Constants, gate: Tensor | None = None
+    ) -> Tensor:
         main_weight, skip_weight = self.weight.split(self.dim, dim=1)
         if factors.main != 1.0:
             main_weight = main_weight * factors.main
         if factors.skip != 1.0:
             skip_weight = skip_weight * factors.skip
+        if gate is not None and gate.dim() == 0:
+            skip_weight, gate = skip_weight * gate, None
         merged = F.linear(main, main_weight, self.bias)
+        if gate is not None:
+            if can_fuse(skip) and type(self.weight) is nn.Parameter:
+                return gated_addition(merged, skip, gate, skip_weight)
+            skip = skip * gate.to(skip.dtype)
         return torch.addmm(merged.flatten(0, 1), skip.flatten(0, 1), skip_weight.t()).view_as(merged)
 
     def start(self, start: str, factors: Constants) -> None:
@@ -83,8 +92,10 @@ class Block(nn.Module):
         self.mlp = MLP(dim, int(dim * mlp_ratio))
         self.mlp_residual = ResidualBranch(residual_scaling)
 
-    def forward(self, x: Tensor, skip: Tensor | None = None, factors: Constants = UNSCALED) -> Tensor:
+    def forward(
+        self, x: Tensor, skip: Tensor | None = None, factors: Constants = UNSCALED, gate: Tensor | None = None
+    ) -> Tensor:
         if self.merge is not None and skip is not None:
-            x = self.merge(x, skip, factors)
+            x = self.merge(x, skip, factors, gate)
         x = self.attention_residual(x, self.attention(x, self.attention_norm))
         return self.mlp_residual(x, self.mlp(x, self.mlp_norm))

@@ -61,10 +61,13 @@ class SkipScaling(nn.Module, ABC):
     def scale(self, skip: Tensor, index: int) -> Tensor:
         """The skip as it enters merge i."""
 
-    def prepare(self, skip: Tensor, index: int) -> tuple[Tensor, Constants]:
-        """The skip, scaled if its coefficients depend on the data, and the constants that are left for the merge."""
+    def prepare(self, skip: Tensor, index: int) -> tuple[Tensor, Constants, Tensor | None]:
+        """The skip, and what is left for the merge to multiply it by: constants, and a gate that broadcasts against it.
+
+        What the merge multiplies by need not be kept as another tensor of the skip's size.
+        """
         constants = self.constants(index)
-        return (self.scale(skip, index), UNSCALED) if constants is None else (skip, constants)
+        return (self.scale(skip, index), UNSCALED, None) if constants is None else (skip, constants, None)
 
     @abstractmethod
     def coefficient(self, index: int) -> Tensor | float:

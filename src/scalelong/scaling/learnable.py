@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InvalidConfigError
-from .base import Scaling, SkipScaling, SkipSite, require, require_choice, require_kappa
+from .base import UNSCALED, Constants, Scaling, SkipScaling, SkipSite, require, require_choice, require_kappa
 from .constant import ConstantScaling
 from .gate import ACTIVATIONS, FullPrecisionModule, InstanceEnhance, SqueezeExcite
 from .norm import recent_coefficient
@@ -67,6 +67,9 @@ class ScalarSkipScaling(FullPrecisionModule, SkipScaling):
     def scale(self, skip: Tensor, index: int) -> Tensor:
         return skip * self.kappa[index - 1].to(skip.dtype)
 
+    def prepare(self, skip: Tensor, index: int) -> tuple[Tensor, Constants, Tensor]:
+        return skip, UNSCALED, self.kappa[index - 1]
+
     def coefficient(self, index: int) -> Tensor:
         return self.kappa[index - 1].detach()
 
@@ -92,7 +95,7 @@ class GatedSkipScaling(FullPrecisionModule, SkipScaling):
             self.offsets = nn.Parameter(_logits(ConstantScaling(config.kappa).curve(len(sites))))
         self._recent: list[Tensor | None] = [None] * len(sites)
 
-    def gate(self, skip: Tensor, index: int) -> Tensor:
+    def predict(self, skip: Tensor, index: int) -> Tensor:
         """κ_i, in fp32, in a shape that broadcasts against the skip."""
         position, site = index - 1, self.sites[index - 1]
         axis = skip.dim() - 1 if site.channel_axis == -1 else site.channel_axis
@@ -111,12 +114,15 @@ class GatedSkipScaling(FullPrecisionModule, SkipScaling):
             gate = torch.sigmoid(logits)
         shape = [1] * skip.dim()
         shape[0], shape[kept] = gate.shape
-        return gate.view(shape)
+        gate = gate.view(shape)
+        self._recent[position] = gate.detach()
+        return gate
 
     def scale(self, skip: Tensor, index: int) -> Tensor:
-        gate = self.gate(skip, index)
-        self._recent[index - 1] = gate.detach()
-        return skip * gate.to(skip.dtype)
+        return skip * self.predict(skip, index).to(skip.dtype)
+
+    def prepare(self, skip: Tensor, index: int) -> tuple[Tensor, Constants, Tensor]:
+        return skip, UNSCALED, self.predict(skip, index)
 
     def coefficient(self, index: int) -> Tensor:
         return recent_coefficient(self._recent[index - 1])
