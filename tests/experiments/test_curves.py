@@ -49,3 +49,10 @@ def test_texts_show_the_spread_and_what_is_missing():
     assert spread([None], "{:.1f}") == "-"
     assert ratio_text([0.5, None]) == "× 0.50, not reached by 1 of 2 seeds"
     assert ratio_text([None]) == "not reached"
+
+
+def test_recorded_values_are_given_back_to_the_last_bit():
+    """Or else a curve would not reach its own last value."""
+    found = Curve((250, 300), (0.32813, 0.22883))
+    assert found.at(300) == 0.22883
+    assert steps_to(found, found.at(300) or 0) == 300

@@ -100,13 +100,28 @@ def test_the_authors_deviation_shrinks_what_passes_the_merges_of_a_narrow_networ
     assert float(weight.detach()[:, :64].norm()) / math.sqrt(64) == pytest.approx(0.02 * math.sqrt(64), rel=0.05)
 
 
-def test_the_last_convolution_may_start_as_the_identity():
+def test_the_last_convolution_starts_as_the_identity_unless_the_authors_start_is_wanted():
     x = torch.randn(2, 3, 8, 8)
-    for options in ({"final_start": "identity"}, {"init_std": "unit"}):
+    for options in ({}, {"final_start": "identity"}, {"init_std": "unit"}):
         model = uvit(**options)
         torch.testing.assert_close(model.final_conv(x), x)
-    assert not torch.allclose(uvit().final_conv(x), x)
-    assert isinstance(uvit(final_start="identity", final_conv=False).final_conv, nn.Identity)
+    assert not torch.allclose(uvit(final_start="authors").final_conv(x), x)
+    assert isinstance(uvit(final_conv=False).final_conv, nn.Identity)
+
+
+def test_both_starts_of_the_last_convolution_share_the_rest():
+    ours, theirs = uvit().state_dict(), uvit(final_start="authors").state_dict()
+    assert {name for name, value in ours.items() if not torch.equal(value, theirs[name])} == {
+        "final_conv.weight",
+        "final_conv.bias",
+    }
+
+
+def test_presets_start_as_the_authors():
+    small = {"dim": 32, "depth": 2, "heads": 4}
+    kernel = sl.UViT.preset("cifar10-s2", **small).final_conv.weight
+    assert isinstance(kernel, torch.Tensor)
+    assert float(kernel.detach()[0, 1].abs().max()) > 0
 
 
 @pytest.mark.parametrize(

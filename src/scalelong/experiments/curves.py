@@ -22,7 +22,10 @@ class Curve:
         if not self.steps or not self.steps[0] <= step <= self.steps[-1]:
             return None
         for (left, low), (right, high) in zip(self.points, self.points[1:], strict=False):
-            if left <= step <= right:
+            if step == right:
+                # Interpolated, it may come out below by a rounding error, and then the curve itself never reaches it.
+                return high
+            if left <= step < right:
                 return low + (high - low) * (step - left) / (right - left)
         return self.values[0]
 

@@ -20,7 +20,9 @@ SIZE, DEPTH = 16, 12
 
 
 def small_uvit(channels: int) -> nn.Module:
-    return widen_(UViT(image_size=SIZE, patch_size=4, channels=channels, dim=32, depth=DEPTH, heads=4))
+    return widen_(
+        UViT(image_size=SIZE, patch_size=4, channels=channels, dim=32, depth=DEPTH, heads=4, final_start="authors")
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -4,9 +4,9 @@ import json
 import sys
 from pathlib import Path
 
-from ..errors import ScaleLongError
 from ..training.config_io import from_dict
 from .runs import PlannedRun, carry_out
+from .script import exit_code
 
 INTERRUPTED = 130
 
@@ -15,11 +15,7 @@ def main() -> int:
     given = json.load(sys.stdin)
     config = from_dict(given["config"])
     run = PlannedRun(config.scaling, config.seed, Path(given["folder"]), config)
-    try:
-        return 0 if carry_out(run, given["every"]) else INTERRUPTED
-    except ScaleLongError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 1
+    return exit_code(lambda: 0 if carry_out(run, given["every"]) else INTERRUPTED)
 
 
 if __name__ == "__main__":

@@ -7,13 +7,16 @@ import torch
 from torch import nn
 
 from ..data import to_float
-from ..errors import InvalidConfigError, ScaleLongError
+from ..errors import InvalidConfigError
 from ..theory.table import text_table
 from ..training import load_run
 from ..training.data_source import load_images
+from .script import exit_code
 from .starts import kernel_gains
 
 IMAGES = 256
+EQUAL = 1e-4
+"""Gains that are no further apart differ by rounding."""
 
 
 @torch.no_grad()
@@ -41,21 +44,22 @@ def error_row(folder: Path) -> dict[str, str]:
 
 
 def _correlation(error: torch.Tensor, weight: torch.Tensor) -> str:
-    """Of the logarithms over frequencies, at high noise; for one channel, where a frequency has one gain."""
+    """Of the logarithms over frequencies, at high noise; for one channel, where a frequency has one gain.
+
+    The identity has the same gain for all, and there is nothing to correlate.
+    """
     if weight.shape[:2] != (1, 1):
         return "-"
     spectrum = torch.fft.fft2(error).abs().square().mean((0, 1))
     response = torch.fft.fft2(weight[0, 0], s=error.shape[2:]).abs()
-    return f"{float(torch.corrcoef(torch.stack([spectrum.flatten().log(), response.flatten().log()]))[0, 1]):.2f}"
+    if float(response.max() - response.min()) < EQUAL:
+        return "-"
+    found = float(torch.corrcoef(torch.stack([spectrum.flatten().log(), response.flatten().log()]))[0, 1])
+    return f"{found:.2f}"
 
 
 def main(folders: list[str]) -> int:
-    try:
-        print(text_table([error_row(Path(folder)) for folder in folders]))
-    except ScaleLongError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return exit_code(lambda: print(text_table([error_row(Path(folder)) for folder in folders])))
 
 
 if __name__ == "__main__":

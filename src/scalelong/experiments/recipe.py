@@ -13,13 +13,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import InvalidConfigError, ScaleLongError
+from ..errors import InvalidConfigError
 from ..theory.table import text_table
 from ..training.atomic import write_bytes, write_text
 from ..training.config_io import flatten, load_config, to_dict
 from .curves import Curve, read_curves, steps_to
 from .figures import colour_of
 from .runs import DIVERGED
+from .script import exit_code
 from .summary import baseline_of, spread
 
 DIGITS = 5
@@ -43,15 +44,22 @@ def gather(folder: Path, title: str, command: str) -> dict[str, Any]:
 
 
 def _gathered(path: Path, differs: dict[str, Any], seed: int) -> dict[str, Any]:
-    curve = read_curves(path).get("held_out_loss", Curve((), ()))
+    curves = read_curves(path)
+    curve = curves.get("held_out_loss", Curve((), ()))
+    scores = {"frechet": _rounded(curves["frechet"])} if "frechet" in curves else {}
     return {
         "name": re.sub(r"-seed\d+$", "", path.name),
         "seed": seed,
         "differs": differs,
         "diverged": (path / DIVERGED).exists(),
         "steps": list(curve.steps),
-        "held_out_loss": [float(f"{value:.{DIGITS}g}") for value in curve.values],
+        "held_out_loss": _rounded(curve),
+        **scores,
     }
+
+
+def _rounded(curve: Curve) -> list[float]:
+    return [float(f"{value:.{DIGITS}g}") for value in curve.values]
 
 
 class Evidence:
@@ -63,6 +71,7 @@ class Evidence:
         self.common: dict[str, Any] = found["common"]
         self.differs = {run["name"]: run["differs"] for run in found["runs"]}
         self.diverged = {(run["name"], run["seed"]) for run in found["runs"] if run["diverged"]}
+        self.frechet = {(run["name"], run["seed"]): run["frechet"][-1] for run in found["runs"] if "frechet" in run}
         self.curves: dict[str, dict[int, Curve]] = {}
         for run in found["runs"]:
             curve = Curve(tuple(run["steps"]), tuple(run["held_out_loss"]))
@@ -93,6 +102,9 @@ class Evidence:
         found = self.speedups(name, share).values()
         return " ".join("not reached" if ratio is None else f"{ratio:.2f}" for ratio in found) or "-"
 
+    def _scores(self, name: str) -> str:
+        return " ".join(f"{score:.2f}" for (mine, _), score in self.frechet.items() if mine == name) or "-"
+
     def rows(self) -> list[dict[str, str]]:
         order = sorted(self.curves, key=lambda name: min(self.last(name), default=9.0))
         return [
@@ -104,6 +116,7 @@ class Evidence:
                     f"baseline's steps / own, {when}": self._ratios(name, share)
                     for when, share in (("at half of the run", 0.5), ("at its end", 1.0))
                 },
+                **({"Fréchet distance": self._scores(name)} if self.frechet else {}),
                 **({"diverged": str(sum(entry[0] == name for entry in self.diverged))} if self.diverged else {}),
             }
             for name in order
@@ -177,17 +190,16 @@ def main(arguments: Sequence[str]) -> int:
     gathering.add_argument("--command", required=True)
     commands.add_parser("redraw").add_argument("folder", type=Path)
     options = parser.parse_args(arguments)
-    try:
-        if options.command_name == "redraw":
-            redraw(options.folder)
-        else:
-            found = gather(options.runs, options.title, options.command)
-            options.out.parent.mkdir(parents=True, exist_ok=True)
-            write_text(options.out, json.dumps(found, indent=None, separators=(",", ":"), ensure_ascii=False) + "\n")
-    except ScaleLongError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return exit_code(lambda: carry_out(options))
+
+
+def carry_out(options: argparse.Namespace) -> None:
+    if options.command_name == "redraw":
+        redraw(options.folder)
+    else:
+        found = gather(options.runs, options.title, options.command)
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        write_text(options.out, json.dumps(found, indent=None, separators=(",", ":"), ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

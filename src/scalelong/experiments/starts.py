@@ -33,7 +33,9 @@ UVIT_STARTS: dict[str, dict[str, Any]] = {
 
 
 def uvit(channels: int = 1, **options: Any) -> UViT:
-    return UViT(**{"image_size": SIZE, "patch_size": 4, "channels": channels, "depth": 8, "heads": 4, **options})
+    """Starts differ from the authors' in what the options say alone."""
+    sizes = {"image_size": SIZE, "patch_size": 4, "channels": channels, "depth": 8, "heads": 4}
+    return UViT(**{**sizes, "final_start": "authors", **options})
 
 
 def unet(start: str) -> nn.Module:

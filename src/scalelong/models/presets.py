@@ -34,4 +34,5 @@ UVIT_PRESETS: dict[str, dict[str, Any]] = {
 def preset_arguments(name: str) -> dict[str, Any]:
     if name not in UVIT_PRESETS:
         raise InvalidConfigError(f"unknown U-ViT preset {name!r}; known: {', '.join(UVIT_PRESETS)}")
-    return dict(UVIT_PRESETS[name])
+    # The start is the authors' as well: reproductions begin where theirs began.
+    return {**UVIT_PRESETS[name], "final_start": "authors"}

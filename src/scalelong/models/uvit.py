@@ -32,7 +32,8 @@ class UViT(nn.Module):
     `init_std` is the deviation of the linear layers' weights at the start: the authors' 0.02 is made for widths of 512
     and more; in narrow networks it leaves the inner skips almost without effect. "unit" starts with unit-gain blocks.
     `merge_start` says how the merges start (see `MERGE_STARTS`): "authors" (random), "identity", "additive" or
-    "normalised". `final_start="identity"` lets the last convolution begin as the identity instead of a random blur.
+    "normalised". The last convolution begins as the identity; `final_start="authors"` gives it the authors' random
+    kernel, as presets have it, which all but removes some frequencies until it has been learned away (docs/recipe.md).
     `scaling` is any long-skip scaling (a configuration or a shorthand), `residual_scaling` one of Table 3's baselines.
     """
 
@@ -54,7 +55,7 @@ class UViT(nn.Module):
         final_conv: bool = True,
         init_std: InitStd = 0.02,
         merge_start: str = "authors",
-        final_start: str = "authors",
+        final_start: str = "identity",
         scaling: Scaling | str | dict[str, Any] | None = None,
         residual_scaling: ResidualSpec = "none",
         interpolate_positions: bool = False,
