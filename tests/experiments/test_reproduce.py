@@ -17,7 +17,7 @@ from scalelong.experiments.reproduce.claims import alike, below, faster
 from scalelong.experiments.reproduce.items import fig3
 from scalelong.experiments.reproduce.methods import CS, LS, NONE
 from scalelong.experiments.reproduce.page import index, page
-from scalelong.experiments.reproduce.quantities import FEATURES, LOSS, quality
+from scalelong.experiments.reproduce.quantities import FEATURES, LOSS, qualities
 from scalelong.experiments.reproduce.results import Results, RunRecord
 from scalelong.experiments.reproduce.settings import SCALES, tiny_uvit
 from scalelong.experiments.reproduce.verdict import ABOVE_ZERO, BELOW_ZERO, Region, Verdict, interval, judge, overall
@@ -124,9 +124,12 @@ def test_a_collapsed_network_has_no_oscillation():
     assert FEATURES.of(made_up("none", 0, [0.5], o1_features=None)) is None
 
 
-def test_quality_is_the_frechet_distance_where_there_is_one():
-    assert quality(results_of(made_up("none", 0, [0.5]))).name == "held-out loss"
-    assert quality(results_of(made_up("none", 0, [0.5], frechet=3.0))).name == "Fréchet distance"
+def test_quality_is_loss_and_frechet_distance_where_there_is_one():
+    def names(**more) -> list[str]:
+        return [quantity.name for quantity in qualities(results_of(made_up("none", 0, [0.5], **more)))]
+
+    assert names() == ["held-out loss"]
+    assert names(frechet=3.0) == ["held-out loss", "Fréchet distance"]
 
 
 # Plans
@@ -222,6 +225,7 @@ def small(**changes) -> TrainConfig:
 @pytest.fixture
 def in_small(monkeypatch):
     monkeypatch.setattr("scalelong.experiments.reproduce.settings.tiny_uvit", small)
+    monkeypatch.setattr("scalelong.experiments.reproduce.settings.tiny_cifar10", small)
 
 
 def test_a_table_from_runs_to_page_and_back(in_small, tmp_path, capsys):
