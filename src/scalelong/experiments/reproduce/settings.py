@@ -15,7 +15,7 @@ from ...training.config import (
 Scale = Literal["tiny", "paper"]
 SCALES: tuple[Scale, ...] = ("tiny", "paper")
 
-TINY_STEPS = 800
+TINY_STEPS = 600
 PRESET_DEPTH = 12
 
 
