@@ -250,7 +250,6 @@ def small(**changes) -> TrainConfig:
 @pytest.fixture
 def in_small(monkeypatch):
     monkeypatch.setattr("scalelong.experiments.reproduce.settings.tiny_uvit", small)
-    monkeypatch.setattr("scalelong.experiments.reproduce.settings.tiny_cifar10", small)
 
 
 def test_a_table_from_runs_to_page_and_back(in_small, tmp_path, capsys):
