@@ -145,6 +145,13 @@ def settings_table(results: Results) -> str:
     return table(["setting", "data", "steps", "batch", "learning rate", "network", "seconds of training"], rows)
 
 
+def steps(results: Results) -> str:
+    """Of its runs."""
+    return ", ".join(
+        map(str, sorted({values.get("steps", TrainConfig().steps) for values in results.settings.values()}))
+    )
+
+
 def seconds(results: Results, setting: str) -> str:
     """That a run of the setting took: the median, for machines have other things to do as well."""
     known = [run.seconds for run in results.runs if run.setting == setting and run.seconds is not None]
@@ -163,11 +170,12 @@ def index(out: Path, items: Iterable[Item]) -> str:
             results = Results.read(out / item.name)
             claims = item.claims(results)
             link = f"[{item.title}]({item.name}/README.md)"
-            rows.append([link, str(results.scale), str(results.seeds), f"**{verdict_of(claims)}**", counts(claims)])
+            told = [str(results.scale), str(results.seeds), steps(results)]
+            rows.append([link, *told, f"**{verdict_of(claims)}**", counts(claims)])
     parts = [
         "# Evidence",
         "The paper's figures and tables again, by command. Each page has the command, all seeds and the claims.",
-        table(["figure or table", "scale", "seeds", "verdict", "claims"], rows),
+        table(["figure or table", "scale", "seeds", "steps", "verdict", "claims"], rows),
         "## The rule",
         RULE,
         "## To repeat it",

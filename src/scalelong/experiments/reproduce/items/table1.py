@@ -35,7 +35,7 @@ ITEM = Item(
     "images). Other κ of CS are shown beside the one that is judged. The paper's FIDs are those of U-ViT and UNet on "
     "CIFAR-10; ours are in other features, and comparable among themselves alone.",
     arms=runs,
-    quantities=(LOSS, FRECHET),
+    quantities=(FRECHET, LOSS),
     claims=claims,
     figures={
         "loss": lambda results: dot_figure(results, LOSS),

@@ -35,7 +35,7 @@ ITEM = Item(
     here=f"Held-out loss and Fréchet distance, as in Table 1. “Hardly” is {100 * MARGIN:.0f} %, the paper's own "
     "spread. LS is the authors': SE, ratio 16, ReLU, shared.",
     arms=runs,
-    quantities=(LOSS, FRECHET),
+    quantities=(FRECHET, LOSS),
     claims=claims,
     figures={
         "loss": lambda results: dot_figure(results, LOSS),

@@ -31,7 +31,7 @@ ITEM = Item(
     "CIFAR-10.",
     here="Held-out loss and Fréchet distance, as in Table 1.",
     arms=runs,
-    quantities=(LOSS, FRECHET),
+    quantities=(FRECHET, LOSS),
     claims=claims,
     figures={
         "loss": lambda results: dot_figure(results, LOSS),
