@@ -17,11 +17,13 @@ from scalelong.experiments.reproduce.claims import alike, below, faster
 from scalelong.experiments.reproduce.items import fig3
 from scalelong.experiments.reproduce.methods import CS, LS, NONE
 from scalelong.experiments.reproduce.page import index, page
-from scalelong.experiments.reproduce.quantities import FEATURES, LOSS, quality
+from scalelong.experiments.reproduce.quantities import FEATURES, LOSS, qualities
 from scalelong.experiments.reproduce.results import Results, RunRecord
 from scalelong.experiments.reproduce.settings import SCALES, tiny_uvit
 from scalelong.experiments.reproduce.verdict import ABOVE_ZERO, BELOW_ZERO, Region, Verdict, interval, judge, overall
+from scalelong.skips import is_scaled
 from scalelong.training import RECIPES, TrainConfig, recipe
+from scalelong.training.model_factory import DataShape, build_model
 
 EVIDENCE = Path(__file__).parents[2] / "docs" / "evidence"
 
@@ -124,9 +126,12 @@ def test_a_collapsed_network_has_no_oscillation():
     assert FEATURES.of(made_up("none", 0, [0.5], o1_features=None)) is None
 
 
-def test_quality_is_the_frechet_distance_where_there_is_one():
-    assert quality(results_of(made_up("none", 0, [0.5]))).name == "held-out loss"
-    assert quality(results_of(made_up("none", 0, [0.5], frechet=3.0))).name == "Fréchet distance"
+def test_quality_is_loss_and_frechet_distance_where_there_is_one():
+    def names(**more) -> list[str]:
+        return [quantity.name for quantity in qualities(results_of(made_up("none", 0, [0.5], **more)))]
+
+    assert names() == ["held-out loss"]
+    assert names(frechet=3.0) == ["held-out loss", "Fréchet distance"]
 
 
 # Plans
@@ -172,6 +177,29 @@ def test_the_plan_of_the_paper_follows_the_recipes(capsys, tmp_path):
     assert "UNet: cifar10, unet/cifar10, 800000 steps, batch 128: none; 1/√2; CS(0.7); LS" in out
     assert "U-ViT, batch 64: cifar10, uvit/cifar10-s2, 45000 steps, batch 64: none; CS(0.7); CS(0.7) reversed" in out
     assert not list(tmp_path.iterdir())
+
+
+def shape_of(config: TrainConfig) -> DataShape:
+    """Of the data that the recipes ask for, which is not here; autoencoders of latents divide by eight."""
+    assert config.images.size is not None
+    if config.images.autoencoder:
+        return DataShape(4, config.images.size // 8, config.images.size // 8)
+    classes = tuple(map(str, range(1000))) if config.diffusion.condition == "class" else None
+    return DataShape(config.images.channels or 3, config.images.size, config.images.size, classes)
+
+
+@pytest.mark.filterwarnings("ignore::scalelong.errors.CancelledScalingWarning")
+def test_every_network_of_the_paper_can_be_built():
+    """With its scaling: on the meta device, where weights have shapes and no numbers."""
+    wanted = [arm.config(0) for item in ITEMS.values() for arm in item.arms("paper")]
+    distinct = {(config.model, str(config.model_options), config.scaling): config for config in wanted}
+    assert len(distinct) > 40
+    for config in distinct.values():
+        with torch.device("meta"):
+            model = build_model(config, shape_of(config))
+        assert all(parameter.is_meta for parameter in model.parameters())
+        assert sum(parameter.numel() for parameter in model.parameters()) > 3e7
+        assert is_scaled(model) == (config.scaling != "none")
 
 
 def test_the_plan_counts_runs_and_steps(tmp_path):

@@ -3,6 +3,7 @@
 import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ...training import TrainConfig
@@ -137,8 +138,24 @@ def settings_table(results: Results) -> str:
         )
         told = {**flatten(to_dict(TrainConfig())), **values}
         network = f"{told['model'].rpartition(':')[2]}{': ' if model else ''}{model}"
-        rows.append([name, *(str(told[key]) for key in ("data", "steps", "batch_size", "optimizer.lr")), network])
-    return table(["setting", "data", "steps", "batch", "learning rate", "network"], rows)
+        size = told["images.size"]
+        data = f"{told['data']}, {size}x{size}" if size else told["data"]
+        numbers = [str(told[key]) for key in ("steps", "batch_size", "optimizer.lr")]
+        rows.append([name, data, *numbers, network, seconds(results, name)])
+    return table(["setting", "data", "steps", "batch", "learning rate", "network", "seconds of training"], rows)
+
+
+def steps(results: Results) -> str:
+    """Of its runs."""
+    return ", ".join(
+        map(str, sorted({values.get("steps", TrainConfig().steps) for values in results.settings.values()}))
+    )
+
+
+def seconds(results: Results, setting: str) -> str:
+    """That a run of the setting took: the median, for machines have other things to do as well."""
+    known = [run.seconds for run in results.runs if run.setting == setting and run.seconds is not None]
+    return f"{median(known):.0f}" if known else "-"
 
 
 def write_index(out: Path, items: Iterable[Item]) -> None:
@@ -153,11 +170,12 @@ def index(out: Path, items: Iterable[Item]) -> str:
             results = Results.read(out / item.name)
             claims = item.claims(results)
             link = f"[{item.title}]({item.name}/README.md)"
-            rows.append([link, str(results.scale), str(results.seeds), f"**{verdict_of(claims)}**", counts(claims)])
+            told = [str(results.scale), str(results.seeds), steps(results)]
+            rows.append([link, *told, f"**{verdict_of(claims)}**", counts(claims)])
     parts = [
         "# Evidence",
         "The paper's figures and tables again, by command. Each page has the command, all seeds and the claims.",
-        table(["figure or table", "scale", "seeds", "verdict", "claims"], rows),
+        table(["figure or table", "scale", "seeds", "steps", "verdict", "claims"], rows),
         "## The rule",
         RULE,
         "## To repeat it",

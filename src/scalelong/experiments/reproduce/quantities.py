@@ -40,6 +40,10 @@ FEATURES = Quantity("O1 of the features", lambda record: _if_counted(record.o1_f
 GRADIENTS = Quantity("O1 of the gradient", lambda record: _if_counted(record.o1_gradient, record), "{:.3f}")
 
 
-def quality(results: Results) -> Quantity:
-    """What a trained network is judged by: the Fréchet distance where it was measured, otherwise the held-out loss."""
-    return FRECHET if any(run.frechet is not None for run in results.runs) else LOSS
+def qualities(results: Results) -> tuple[Quantity, ...]:
+    """What a trained network is judged by: the held-out loss, and the Fréchet distance where it was measured.
+
+    The paper speaks of FID alone. Of few images it is noisy; differences of the loss are seen much sooner. Neither is
+    chosen after the fact: both count.
+    """
+    return (LOSS, FRECHET) if any(run.frechet is not None for run in results.runs) else (LOSS,)

@@ -43,6 +43,8 @@ class RunRecord:
     """Why the oscillation does not count, if it does not."""
     frechet: float | None = None
     diverged: bool = False
+    seconds: float | None = None
+    """That training took, on whatever machine that was; without held-out losses and scores."""
     traces: dict[str, list[float]] = field(default_factory=dict)
     measured: dict[str, Any] = field(default_factory=dict)
 
@@ -111,6 +113,7 @@ def record(arm: Arm, run: PlannedRun, *, traces: bool, measured: dict[str, Any])
         gate=features.gate,
         frechet=rounded(scores.values[-1]) if scores else None,
         diverged=run.divergence() is not None,
+        seconds=rounded(curves["seconds"].values[-1]) if "seconds" in curves else None,
         traces=_traces(curves) if traces else {},
         measured=measured,
     )

@@ -5,7 +5,7 @@ from ..claims import Claim, below
 from ..dot_figure import dot_figure
 from ..item import Item
 from ..methods import CS, LS, NONE, PAPER, UNIFORM
-from ..quantities import FRECHET, LOSS, quality
+from ..quantities import FRECHET, LOSS, qualities
 from ..results import Results
 from ..settings import Scale, batch_sizes, depths
 
@@ -17,7 +17,8 @@ def runs(scale: Scale) -> list[Arm]:
 def claims(results: Results) -> list[Claim]:
     compared = ((CS, NONE), (LS, NONE), (CS, UNIFORM), (LS, UNIFORM))
     return [
-        below(results, setting, method, other, quality(results))
+        below(results, setting, method, other, quantity)
+        for quantity in qualities(results)
         for setting in distinct(results)
         for method, other in compared
     ]
@@ -35,10 +36,13 @@ ITEM = Item(
     name="fig6",
     title="Figure 6: batch sizes and depths",
     paper="CS and LS improve U-ViT much at every batch size and depth that was tried, over no scaling and over 1/√2.",
-    here="Held-out loss at the end of training in place of FID. The same number of steps at every batch size and "
-    "depth.",
+    here="Held-out loss and Fréchet distance at the end of training. The same number of steps, and the same rate, at "
+    "every batch size and depth.",
     arms=runs,
     quantities=(LOSS, FRECHET),
     claims=claims,
-    figures={"quality": lambda results: dot_figure(results, quality(results))},
+    figures={
+        "loss": lambda results: dot_figure(results, LOSS),
+        "frechet": lambda results: dot_figure(results, FRECHET),
+    },
 )

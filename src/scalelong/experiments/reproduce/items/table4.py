@@ -41,7 +41,7 @@ ITEM = Item(
     title="Table 4: direction of the decay",
     paper="κ_i = κ^(i-1), which fades inner skips, is better than the reverse, κ^(N-i+1), from 10,000 steps on; at "
     "the first look, at 5,000 steps, it is worse.",
-    here="Held-out loss in place of FID, at quarters of a short run; the first quarter is not judged.",
+    here="Held-out loss at quarters of a short run; the first quarter is not judged.",
     arms=runs,
     quantities=tuple(loss_at(step) for steps in STEPS.values() for step in steps),
     claims=claims,
