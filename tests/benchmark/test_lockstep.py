@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from scalelong.benchmark.contenders import switched
+from scalelong.benchmark.contenders.attach import make_network
 from scalelong.benchmark.contenders.sharing import share_weights_
 from scalelong.benchmark.errors import BenchmarkError
 from scalelong.benchmark.estimate import cost, table_of
@@ -219,10 +220,21 @@ def test_folded_constants_leave_the_operations_of_none():
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_a_network_scaled_from_outside_by_one_is_left_as_it_is():
-    methods = {"as it is": None, "κ = 1": "uniform:1.0", "LS": "ls"}
+def test_a_network_scaled_from_outside_by_one_or_folded_is_left_as_it_is():
+    methods = {
+        "as it is": {"scaling": None},
+        "κ = 1": {"scaling": "uniform:1.0"},
+        "CS, folded": {"scaling": "cs", "folded": True},
+        "LS": {"scaling": "ls"},
+    }
     found = switched.attached(network="concatenating", methods=methods, batch=1)
-    assert found.compare_operations() == ["as it is", "κ = 1"]
+    assert found.compare_operations() == ["as it is", "κ = 1", "CS, folded"]
+
+
+@pytest.mark.filterwarnings("ignore:GroupNorm")
+def test_constants_that_cannot_be_folded_are_not_measured_as_if_they_were():
+    with pytest.raises(BenchmarkError, match="cannot be folded"):
+        make_network("unet/cifar10, narrow", "cs", 1, folded=True)
 
 
 @pytest.mark.usefixtures("one_thread")

@@ -2,6 +2,7 @@
 
 from contextlib import ExitStack
 from functools import partial
+from typing import Any
 
 from ..contender import Contender, start
 from ..contenders.names import PLANNING, SWITCHED_ATTACHED, UNET_IMPORTS
@@ -13,7 +14,9 @@ from ..tables import Table
 from ..turns import interleave
 
 NONE, AGAIN = "as it is", "as it is, again"
-METHODS = {"κ = 1": "uniform:1.0", "CS": "cs", "LS": "ls"}
+METHODS = {"κ = 1": {"scaling": "uniform:1.0"}, "CS": {"scaling": "cs"}, "LS": {"scaling": "ls"}}
+FOLDED = {"CS, folded into the weights": {"scaling": "cs", "folded": True}}
+"""For networks without a norm behind the merge."""
 BATCH = 16
 
 
@@ -31,9 +34,10 @@ def planning(rounds: int, settings: Settings) -> Result:
     return Result([Table(title, columns, rows)], {"seconds": seconds})
 
 
-def forward(network: str, rounds: int, settings: Settings) -> Result:
+def forward(network: str, more: dict[str, dict[str, Any]], rounds: int, settings: Settings) -> Result:
     batch = 2 if settings.quick else BATCH
-    methods: dict[str, str | None] = {NONE: None, AGAIN: None, **METHODS}
+    none = {"scaling": None}
+    methods: dict[str, dict[str, Any]] = {NONE: none, AGAIN: none, **METHODS, **more}
     arguments = {"network": network, "methods": methods, "batch": batch}
     found = lockstep(SWITCHED_ATTACHED, arguments, rounds, settings, imports=UNET_IMPORTS)
     rows = [
@@ -47,6 +51,6 @@ def forward(network: str, rounds: int, settings: Settings) -> Result:
 
 CASES = {
     "planning": partial(planning, 5),
-    "forward-arguments": partial(forward, "unet/cifar10, narrow", 60),
-    "forward-concatenated": partial(forward, "concatenating", 60),
+    "forward-arguments": partial(forward, "unet/cifar10, narrow", {}, 60),
+    "forward-concatenated": partial(forward, "concatenating", FOLDED, 60),
 }

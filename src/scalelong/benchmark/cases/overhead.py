@@ -99,5 +99,4 @@ CASES = {
     "uvit-s2": partial(training, replace(S2_8, batch=2), FEW, 8),
     "unet": partial(training, replace(SMALL_UNET, batch=8), {**CONSTANT, **CHANNEL_GATES}, 24),
     "folded-uvit": partial(inference, replace(SMALL, batch=16), 60),
-    "folded-unet": partial(inference, replace(SMALL_UNET, batch=8), 60),
 }

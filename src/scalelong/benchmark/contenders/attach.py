@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...models.unet import unet
-from ...skips import find_skips, scale_skips_
+from ...skips import find_skips, fold_, scale_skips_
+from ..errors import BenchmarkError
 
 
 class ConcatenatingUNet(nn.Module):
@@ -64,7 +65,9 @@ class Planning:
         return {"parameters": parameters, "skips": len(find_skips(self.model, self.inputs))}
 
 
-def make_network(network: str, scaling: str | None, batch: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
+def make_network(
+    network: str, scaling: str | None, batch: int, *, folded: bool = False
+) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """A network that is scaled from outside, or as it is (None), and its inputs."""
     torch.manual_seed(0)
     model = NETWORKS[network]().eval()
@@ -72,4 +75,6 @@ def make_network(network: str, scaling: str | None, batch: int) -> tuple[nn.Modu
     inputs = (image,) if network == "concatenating" else (image, torch.full((batch,), 500.0))
     if scaling is not None:
         scale_skips_(model, scaling, inputs)
+    if folded and (kept := fold_(model).kept):
+        raise BenchmarkError(f"the constants of {network} cannot be folded: {kept}")
     return model, inputs

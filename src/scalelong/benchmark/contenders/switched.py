@@ -106,9 +106,9 @@ def inference(*, methods: dict[str, dict[str, Any]], **arguments: Any) -> Switch
     return _forwards(made)
 
 
-def attached(*, network: str, methods: dict[str, str | None], batch: int) -> Switched:
-    """Forwards of a network that is scaled from outside, or not (None)."""
-    return _forwards({name: make_network(network, method, batch) for name, method in methods.items()})
+def attached(*, network: str, methods: dict[str, dict[str, Any]], batch: int) -> Switched:
+    """Forwards of a network that is scaled from outside, or not: "scaling", and "folded" or not."""
+    return _forwards({name: make_network(network, batch=batch, **method) for name, method in methods.items()})
 
 
 def _forwards(made: Mapping[str, tuple[nn.Module, tuple[Tensor, ...]]]) -> Switched:
