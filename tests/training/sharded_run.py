@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from accelerate import Accelerator
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -41,3 +42,5 @@ Accelerator.prepare_model = lambda self, model, *_, **__: model  # pyright: igno
 train(config, folder / "straight")
 train(replace(config, steps=3), folder / "twice")
 train(config, folder / "twice")
+# As the command line does: a process that ends without it may be aborted by its communication threads.
+torch.distributed.destroy_process_group()

@@ -27,8 +27,14 @@ EMPTY = (nn.ModuleList, nn.ModuleDict, nn.Identity, nn.Dropout)
 class Switched:
     """The first contender is the baseline. A call is a round: one step of each, slice by slice."""
 
-    def __init__(self, steps: Mapping[str, Callable[[], object]], lockstep: Lockstep, always: Sequence[int] = ()):
-        self.steps, self.lockstep = dict(steps), lockstep
+    def __init__(
+        self,
+        steps: Mapping[str, Callable[[], object]],
+        lockstep: Lockstep,
+        always: Sequence[int] = (),
+        monitors: Sequence[StabilityMonitor] = (),
+    ) -> None:
+        self.steps, self.lockstep, self.monitors = dict(steps), lockstep, monitors
         lockstep.steps = self.steps
         self.always = always
         """Slices, counted from the end, that are compared even if they call the same operations."""
@@ -46,6 +52,11 @@ class Switched:
         found = {name: differing(baseline, slices) for name, slices in called.items()}
         self.parts = set[int]().union(*found.values(), (len(baseline) + number for number in self.always))
         return [name for name, slices in found.items() if not slices]
+
+    def close(self) -> None:
+        """Monitors listen to all optimisers of a process until they are closed."""
+        for monitor in self.monitors:
+            monitor.close()
 
     def forget(self) -> None:
         """What was measured so far was the warm-up."""
@@ -133,12 +144,14 @@ def monitored(*, readings: dict[str, int | None], **arguments: Any) -> Switched:
     lockstep = Lockstep({})
     trainers = sharing_trainers(["none"] * len(readings), arguments)
     steps: dict[str, Callable[[], object]] = {}
+    monitors: list[StabilityMonitor] = []
     for trainer, (name, every) in zip(trainers, readings.items(), strict=True):
         # Before the cuts, so that what it reads at a module is in the slice that ends there.
         monitor = None if every is None else monitor_of(trainer, every, arguments["shape"])
         step = cut_step(trainer, trainers[0], lockstep)
         steps[name] = step if monitor is None else _with_monitor(step, monitor, lockstep)
-    return Switched(steps, lockstep, always=OPTIMISER)
+        monitors += [] if monitor is None else [monitor]
+    return Switched(steps, lockstep, always=OPTIMISER, monitors=monitors)
 
 
 def _with_monitor(step: TrainingStep, monitor: StabilityMonitor, lockstep: Lockstep) -> Callable[[], None]:
