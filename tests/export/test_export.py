@@ -131,8 +131,9 @@ def test_an_unconditional_unet_needs_nothing_of_ours(unet_run: Path, tmp_path: P
     assert (images - run.sample(8, sampler="ddpm", steps=5).to(torch.int64)).abs().max() > 2
 
 
-def test_without_scaling_only_standard_classes_are_left(tmp_path: Path) -> None:
-    train(replace(BASE, scaling="none", steps=2), tmp_path / "run")
+@pytest.mark.parametrize("scaling", ["none", "cs:kappa=0.5,behind_norms=true"])
+def test_what_is_in_the_weights_needs_standard_classes_alone(scaling: str, tmp_path: Path) -> None:
+    train(replace(BASE, scaling=scaling, steps=2), tmp_path / "run")
     export_diffusers(load_run(tmp_path / "run"), tmp_path / "model")
     assert not list((tmp_path / "model").rglob("*.py"))
     kind, images = in_this_process(tmp_path / "model", trust=False, batch_size=8)

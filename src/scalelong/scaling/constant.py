@@ -17,17 +17,22 @@ class ConstantScaling(FixedScaling):
     `kappa="auto"` takes κ from the number of skips, by `scalelong.kappa` at the paper's assumptions about the data; use
     `choose_kappa(..., data=...)` where there is data. A built scaling holds the number that was chosen.
     `reverse=True` is the paper's ablation κ_i = κ^(N-i+1) (Table 4), which it found clearly worse.
+    `behind_norms=True` multiplies the skip where the convolutions read it, behind a normalisation that would divide κ
+    out again; where none comes right behind the merge, it changes nothing.
     """
 
     kappa: float | Literal["auto"] = 0.7
     reverse: bool = False
+    behind_norms: bool = False
 
     name = "cs"
 
     def validate(self) -> None:
         if self.kappa != AUTO:
             require_kappa(self.kappa)
-        require(isinstance(self.reverse, bool), f"reverse must be true or false, got {self.reverse!r}")
+        for name in ("reverse", "behind_norms"):
+            value = getattr(self, name)
+            require(isinstance(value, bool), f"{name} must be true or false, got {value!r}")
 
     def resolved(self, count: int) -> "ConstantScaling":
         """This configuration for N skips, with a number in place of "auto"."""

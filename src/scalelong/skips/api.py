@@ -18,7 +18,7 @@ from ..errors import (
 from ..scaling.base import Scaling, SkipScaling
 from ..scaling.none import NoScaling
 from ..scaling.registry import as_scaling
-from .attach import Attached, attach_, attached, detach_, forget_compiled, has_scaling
+from .attach import Attached, acts_behind_norm, attach_, attached, detach_, forget_compiled, has_scaling
 from .examples import ExampleInputs
 from .find import Patterns, find_skips
 from .host import SkipHost, unwrap
@@ -158,14 +158,21 @@ def _set_native(host: SkipHost, scaling: SkipScaling) -> None:
 
 def _warn_if_cancelled(plan: SkipPlan, scaling: SkipScaling) -> None:
     constants = {skip.index: scaling.constants(skip.index) for skip in plan}
-    scaled = [skip for skip in plan if (factors := constants[skip.index]) is not None and factors.skip != 1.0]
+    scaled = [
+        skip
+        for skip in plan
+        if (factors := constants[skip.index]) is not None
+        and factors.skip != 1.0
+        and not acts_behind_norm(skip, scaling)
+    ]
     cancelled = sum(skip.cancelled for skip in scaled) / len(scaled) if scaled else 0.0
     if cancelled > 0.5:
         only = " Only the shortcut convolutions still see it." if all(skip.bypass for skip in scaled) else ""
         warnings.warn(
             f"{scaled[0].norm} right behind the merges of this {plan.model} cancels a constant scaling of "
             f"{cancelled:.0%} of the skips' channels: groups that hold the skip alone divide it out.{only} See "
-            f'find_skips(model); a learnable scaling ("ls") is not cancelled as a whole',
+            f'find_skips(model); "cs:behind_norms=true" scales behind it, and a learnable scaling ("ls") is not '
+            f"cancelled as a whole",
             CancelledScalingWarning,
             stacklevel=3,
         )

@@ -46,7 +46,8 @@ def attached(host: nn.Module) -> Attached | None:
 
 def attach_(host: nn.Module, state: Attached) -> None:
     """Add hooks for all skips that are not folded. A constant 1 needs none. Raises before anything is changed."""
-    edits = [edit for skip in state.plan if skip.index not in state.folded for edit in _edits(skip, state.scaling)]
+    kept = [skip for skip in state.plan if skip.index not in state.folded]
+    edits = [edit for skip in kept for edit in _edits(host, skip, state.scaling)]
     for edit in edits:
         _require_module(host, edit.attachment.module)
     learned = next(iter(state.scaling.state_dict()), None) is not None
@@ -104,8 +105,16 @@ def forget_compiled() -> None:
         torch.compiler.reset()
 
 
-def _edits(skip: LongSkip, scaling: SkipScaling) -> Iterator[_Edit]:
+def acts_behind_norm(skip: LongSkip, scaling: SkipScaling) -> bool:
+    """Whether the skip is scaled where the layers behind a normalisation read it."""
+    return bool(skip.norm) and getattr(scaling.config, "behind_norms", False)
+
+
+def _edits(host: nn.Module, skip: LongSkip, scaling: SkipScaling) -> Iterator[_Edit]:
     constants = scaling.constants(skip.index)
+    if constants is not None and constants.skip != 1.0 and acts_behind_norm(skip, scaling):
+        yield from _edits_behind_norm(host, skip, constants.skip)
+        return
     wanted: list[tuple[str, Attachment | None, float | None]] = [("skip", skip.attachment, None)]
     if constants is not None:
         factors = (("skip", skip.attachment, constants.skip), ("main path", skip.main, constants.main))
@@ -119,6 +128,27 @@ def _edits(skip: LongSkip, scaling: SkipScaling) -> Iterator[_Edit]:
                 f"per forward, or leave this skip out with exclude={skip.location!r}"
             )
         yield _Edit(skip, attachment, factor)
+
+
+def _edits_behind_norm(host: nn.Module, skip: LongSkip, factor: float) -> Iterator[_Edit]:
+    if not skip.beyond:
+        raise UnreachableSkipError(
+            f"long skip {skip.index} ({skip.producer} to {skip.consumer or 'the model'}, merged at {skip.location}) "
+            f"cannot be scaled behind its {skip.norm}: other operations than convolutions, norms and activations read "
+            f"it. Use behind_norms=False, or leave this skip out with exclude={skip.location!r}"
+        )
+    for target in skip.beyond:
+        _require_module(host, target.module)
+        layer: Any = host.get_submodule(target.module)
+        place = Attachment(
+            kind="concat argument",
+            module=target.module,
+            path=(0, 0),
+            start=target.start,
+            length=target.length,
+            channels=layer.in_channels,
+        )
+        yield _Edit(skip, place, factor)
 
 
 def _require_module(host: nn.Module, name: str) -> None:

@@ -14,7 +14,7 @@ from .attach import paused
 from .candidates import Candidate, candidates
 from .examples import ExampleInputs, example_call
 from .families import planning_mode
-from .foldable import fold_targets, readers
+from .foldable import beyond_norms, fold_targets, readers
 from .host import native_plan, unwrap
 from .norms import cancellation
 from .plan import Attachment, LongSkip, SkipPlan
@@ -117,6 +117,7 @@ def _describe(trace: Trace, candidate: Candidate, index: int, repeats: int) -> L
         fold=fold,
         unfoldable=unfoldable,
         readers=readers(trace, candidate, repeats),
+        beyond=beyond_norms(trace, candidate, repeats) if behind.norm else (),
     )
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ..errors import InvalidConfigError, NotScaledError
 from ..scaling.base import Constants, SkipScaling
 from .api import is_scaled, scaling_of
-from .attach import attach_, attached, detach_
+from .attach import acts_behind_norm, attach_, attached, detach_
 from .host import SkipHost, unwrap
 from .plan import FoldTarget, LongSkip
 
@@ -85,9 +85,10 @@ def _obstacle(host: Any, scaling: SkipScaling, index: int) -> str | None:
     skip = state.plan[index]
     if constants == Constants(1.0, 1.0):
         return ""
-    if not skip.fold:
+    targets = _targets(skip, scaling)
+    if not targets:
         return skip.unfoldable
-    if constants.main != 1.0 and any(target.output for target in skip.fold):
+    if constants.main != 1.0 and any(target.output for target in targets):
         return "its main path cannot be folded"
     return ""
 
@@ -109,12 +110,12 @@ def _apply(host: Any, index: int, factors: Constants) -> None:
     state = attached(host)
     assert state is not None
     if factors != Constants(1.0, 1.0):
-        for target in _skip(state.plan, index).fold:
+        for target in _targets(state.plan[index], state.scaling):
             _multiply(host.get_submodule(target.module), target, factors)
 
 
-def _skip(plan: Any, index: int) -> LongSkip:
-    return plan[index]
+def _targets(skip: LongSkip, scaling: SkipScaling) -> tuple[FoldTarget, ...]:
+    return skip.beyond if acts_behind_norm(skip, scaling) else skip.fold
 
 
 def _remove(host: Any, folded: set[int], kept: dict[int, str]) -> None:

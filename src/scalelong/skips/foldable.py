@@ -1,5 +1,7 @@
 """Which layers can take a constant factor of a skip into their weights exactly."""
 
+from collections.abc import Callable
+
 from torch import nn
 
 from .axes import carry_forward
@@ -12,14 +14,24 @@ FOLDING = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.Co
 # f(κx) = κ f(x) for κ >= 0, channel by channel.
 _HOMOGENEOUS = COPIES | VIEWS | {"relu", "relu_", "leaky_relu", "leaky_relu_", "avg_pool1d", "avg_pool2d", "avg_pool3d"}
 
+# Each channel by itself, whatever the factor: behind one of these the channels of the skip are still its own.
+_ACTIVATIONS = {"silu", "gelu", "elu", "mish", "hardswish", "sigmoid", "tanh", "softplus", "native_dropout"}
+
 
 def fold_targets(trace: Trace, candidate: Candidate, repeats: int) -> tuple[tuple[FoldTarget, ...], str]:
     """All layers that see the skip behind the merge, or the one that makes it; otherwise why there are none."""
-    behind, reason = _behind(trace, candidate, repeats)
+    behind, reason = _behind(trace, candidate, repeats, _homogeneous)
     if behind:
         return behind, ""
     before = _before(trace, candidate, repeats)
     return (before, "") if before else ((), reason)
+
+
+def beyond_norms(trace: Trace, candidate: Candidate, repeats: int) -> tuple[FoldTarget, ...]:
+    """All convolutions that read the skip, also behind norms and activations. None if something else reads it too."""
+    found, _ = _behind(trace, candidate, repeats, _channelwise)
+    layers = [trace.model.get_submodule(target.module) for target in found]
+    return () if any(isinstance(layer, nn.Linear) for layer in layers) else found
 
 
 def readers(trace: Trace, candidate: Candidate, repeats: int) -> tuple[FoldTarget, ...]:
@@ -55,7 +67,9 @@ def _input_axis(trace: Trace, node: int, call: Call) -> int:
     return len(trace.nodes[node].shape) - 1 if isinstance(call.module, nn.Linear) else 1
 
 
-def _behind(trace: Trace, candidate: Candidate, repeats: int) -> tuple[tuple[FoldTarget, ...], str]:
+def _behind(
+    trace: Trace, candidate: Candidate, repeats: int, passes: Callable[[Node], bool]
+) -> tuple[tuple[FoldTarget, ...], str]:
     merge = candidate.merge
     if merge.axis is None:
         return (), "its merge is an addition"
@@ -68,12 +82,14 @@ def _behind(trace: Trace, candidate: Candidate, repeats: int) -> tuple[tuple[Fol
         for user in trace.users[node]:
             call = _layer_call(trace, node, user)
             step = trace.nodes[user]
+            if _unused(trace, step):
+                continue
             if call is not None:
                 obstacle = _obstacle(trace, call, repeats)
                 if obstacle or axis != _input_axis(trace, node, call):
                     return (), obstacle or f"{call.name} works on another axis"
                 targets[call.name] = _target(call, candidate)
-            elif _homogeneous(step) and (moved := carry_forward(trace, step, node, axis)) is not None:
+            elif passes(step) and (moved := carry_forward(trace, step, node, axis)) is not None:
                 front.append((user, moved))
             else:
                 where = step.call.name if step.call is not None else ""
@@ -126,3 +142,13 @@ def _homogeneous(step: Node) -> bool:
     if step.name == "constant_pad_nd":
         return not any(isinstance(option, int | float) and option != 0 for option in step.options)
     return step.name in _HOMOGENEOUS or step.name.startswith("upsample_")
+
+
+def _channelwise(step: Node) -> bool:
+    normalises = "group_norm" in step.name or "batch_norm" in step.name
+    return _homogeneous(step) or (len(step.inputs) == 1 and (normalises or step.name.rstrip("_") in _ACTIVATIONS))
+
+
+def _unused(trace: Trace, step: Node) -> bool:
+    """A further result of an operation that nothing looks at, such as the statistics of a norm."""
+    return step.name.endswith(" output") and not trace.users[step.index] and step.index not in trace.outputs

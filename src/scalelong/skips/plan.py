@@ -100,6 +100,8 @@ class LongSkip:
     """Why it cannot be folded."""
     readers: tuple[FoldTarget, ...] = ()
     """The linear layers and convolutions that take the merge as it is, such as the shortcut of a residual block."""
+    beyond: tuple[FoldTarget, ...] = ()
+    """The convolutions behind the normalisation as well: all that read the skip. Empty if something else does, too."""
 
     def replace(self, **changes: Any) -> "LongSkip":
         return replace(self, **changes)
@@ -227,7 +229,7 @@ def _skip(entry: dict[str, Any]) -> LongSkip:
     values["shape"] = tuple(values["shape"])
     values["attachment"] = _attachment(values["attachment"])
     values["main"] = _attachment(values["main"])
-    for name in ("fold", "readers"):
+    for name in ("fold", "readers", "beyond"):
         values[name] = tuple(FoldTarget(**target) for target in values.get(name, ()))
     return LongSkip(**values)
 
