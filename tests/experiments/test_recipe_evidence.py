@@ -5,15 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from scalelong.experiments.recipe import Evidence, main
+from scalelong.experiments.recipe.__main__ import main
+from scalelong.experiments.recipe.evidence import Evidence
 from scalelong.training import TrainConfig
 from scalelong.training.config_io import dump_config
 
 
 @pytest.fixture
 def runs(tmp_path):
-    """The baseline falls to 0.5 in 100 steps; "fast" gets there in 40, "slow" never."""
-    curves = {"none": {50: 0.75, 100: 0.5}, "fast": {20: 0.7, 60: 0.3, 100: 0.2}, "slow": {50: 0.9, 100: 0.8}}
+    """The baseline falls to 0.5 in 100 steps; "fast" gets there in 40 and collapses later, "slow" never."""
+    curves = {"none": {50: 0.75, 100: 0.5}, "fast": {20: 0.7, 60: 0.3, 100: 0.7}, "slow": {50: 0.9, 100: 0.8}}
     for name, curve in curves.items():
         for seed in (0, 1):
             folder = tmp_path / "runs" / f"{name}-seed{seed}"
@@ -23,6 +24,7 @@ def runs(tmp_path):
                 config = replace(config, optimizer=replace(config.optimizer, lr=0.5))
             (folder / "config.yaml").write_text(dump_config(config))
             lines = [json.dumps({"step": step, "held_out_loss": loss}) for step, loss in curve.items()]
+            lines += [json.dumps({"step": 100, "frechet": 7.25 + seed})] if name == "fast" else []
             (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     return tmp_path
 
@@ -40,6 +42,12 @@ def test_gather_and_redraw(runs):
     assert "scalelong compare x" in page
     assert "2.50 2.50" in page
     assert "not reached not reached" in page
+    assert "7.25 8.25" in page
+    assert [(row["variant"], row["collapsed"]) for row in evidence.rows()] == [
+        ("none", "0 of 2"),
+        ("fast", "2 of 2"),
+        ("slow", "0 of 2"),
+    ]
     assert (out.parent / "made-up.png").read_bytes().startswith(b"\x89PNG")
     before = page
     assert main(["redraw", str(out.parent)]) == 0
@@ -50,3 +58,14 @@ def test_nothing_to_gather(tmp_path, capsys):
     assert main(["gather", str(tmp_path), str(tmp_path / "x.json"), "--title", "t", "--command", "c"]) == 1
     assert "there are no runs" in capsys.readouterr().err
     assert main(["redraw", str(tmp_path)]) == 1
+
+
+def test_a_baseline_that_collapsed_counts_by_what_it_had_reached(runs):
+    for seed in (0, 1):
+        metrics = runs / "runs" / f"none-seed{seed}" / "metrics.jsonl"
+        metrics.write_text(metrics.read_text() + json.dumps({"step": 120, "held_out_loss": 1.2}) + "\n")
+    out = runs / "made-up.json"
+    assert main(["gather", str(runs / "runs"), str(out), "--title", "Made up", "--command", "x"]) == 0
+    evidence = Evidence(out)
+    assert evidence.collapsed("none") == 2
+    assert evidence.speedups("fast") == {0: pytest.approx(2.5), 1: pytest.approx(2.5)}

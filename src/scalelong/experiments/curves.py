@@ -29,6 +29,12 @@ class Curve:
                 return low + (high - low) * (step - left) / (right - left)
         return self.values[0]
 
+    def best(self, step: int) -> float | None:
+        """The smallest value up to a step, the interpolated one there included; None if there is nothing yet."""
+        last = self.at(step)
+        values = [value for at, value in self.points if at <= step] + ([] if last is None else [last])
+        return min(values, default=None)
+
     @property
     def points(self) -> list[tuple[int, float]]:
         return list(zip(self.steps, self.values, strict=True))

@@ -1,0 +1,48 @@
+"""From the folders of a comparison to one small file: the held-out curves, and in what the runs differ."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from ...errors import InvalidConfigError
+from ...training.config_io import flatten, load_config, to_dict
+from ..curves import Curve, read_curves
+from ..runs import DIVERGED
+
+DIGITS = 5
+LEFT_OUT = ("seed", "logging.", "checkpoints.", "guard.", "hardware.", "text.", "steps")
+
+
+def gather(folder: Path, title: str, command: str) -> dict[str, Any]:
+    """The held-out curves of all runs in a folder, and in what their configurations differ."""
+    paths = sorted(path.parent for path in folder.glob("*-seed*/config.yaml"))
+    if not paths:
+        raise InvalidConfigError(f"there are no runs in {folder}: looked for NAME-seedN/config.yaml")
+    configs = [flatten(to_dict(load_config(path / "config.yaml"))) for path in paths]
+    names = [name for name in {**{n: 0 for c in configs for n in c}} if not name.startswith(LEFT_OUT)]
+    apart = [name for name in names if len({repr(config.get(name)) for config in configs}) > 1]
+    common = {name: configs[0][name] for name in names if name not in apart and name in configs[0]}
+    runs = [
+        _gathered(path, {name: config[name] for name in apart if name in config}, config["seed"])
+        for path, config in zip(paths, configs, strict=True)
+    ]
+    return {"title": title, "command": command, "common": common, "runs": runs}
+
+
+def _gathered(path: Path, differs: dict[str, Any], seed: int) -> dict[str, Any]:
+    curves = read_curves(path)
+    curve = curves.get("held_out_loss", Curve((), ()))
+    scores = {"frechet": _rounded(curves["frechet"])} if "frechet" in curves else {}
+    return {
+        "name": re.sub(r"-seed\d+$", "", path.name),
+        "seed": seed,
+        "differs": differs,
+        "diverged": (path / DIVERGED).exists(),
+        "steps": list(curve.steps),
+        "held_out_loss": _rounded(curve),
+        **scores,
+    }
+
+
+def _rounded(curve: Curve) -> list[float]:
+    return [float(f"{value:.{DIGITS}g}") for value in curve.values]
