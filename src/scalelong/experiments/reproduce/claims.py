@@ -1,12 +1,12 @@
 """Claims: a number per seed, and where the paper says that it lies."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 from ..curves import steps_ratio
-from .methods import Method
+from .methods import CS, LS, NONE, UNIFORM, Method
 from .quantities import Quantity
 from .results import Results, RunRecord
 from .verdict import ABOVE_ZERO, BELOW_ZERO, Region, Verdict, interval, judge
@@ -62,6 +62,17 @@ def below(results: Results, setting: str, method: Method, other: Method, quantit
         BELOW_ZERO,
         (ABOVE_ZERO,),
     )
+
+
+def scaling_below(results: Results, settings: Iterable[str], quantities: Iterable[Quantity]) -> list[Claim]:
+    """CS and LS each below no scaling and below 1/√2."""
+    return [
+        below(results, setting, method, other, quantity)
+        for quantity in quantities
+        for setting in settings
+        for other in (NONE, UNIFORM)
+        for method in (CS, LS)
+    ]
 
 
 def alike(results: Results, setting: str, method: Method, other: Method, quantity: Quantity, margin: float) -> Claim:

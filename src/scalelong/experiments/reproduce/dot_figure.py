@@ -1,10 +1,11 @@
 """A number of every run as a dot, methods side by side, a panel per setting."""
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ..curves import mean
 from .drawing import by_method, colour, panels
-from .quantities import Quantity
+from .quantities import FRECHET, LOSS, Quantity
 from .results import Results
 
 if TYPE_CHECKING:
@@ -26,3 +27,6 @@ def dot_figure(results: Results, quantity: Quantity) -> "Figure":
         axis.tick_params(axis="y", labelsize=7)
         axis.set(title=setting, ylabel=quantity.name)
     return figure
+
+
+QUALITY_FIGURES = {"loss": partial(dot_figure, quantity=LOSS), "frechet": partial(dot_figure, quantity=FRECHET)}

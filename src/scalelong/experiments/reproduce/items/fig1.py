@@ -1,10 +1,10 @@
 """Figure 1: features and gradients oscillate while a UNet is trained, less so with scaled long skips."""
 
 from ..arms import Arm, arms
-from ..claims import Claim, below
+from ..claims import Claim, scaling_below
 from ..dot_figure import dot_figure
 from ..item import Item
-from ..methods import CORE, CS, LS, NONE, PAPER, UNIFORM
+from ..methods import CORE, PAPER
 from ..quantities import FEATURES, GRADIENTS, LOSS
 from ..results import Results
 from ..settings import Scale, base, deepest, unet
@@ -16,13 +16,7 @@ def runs(scale: Scale) -> list[Arm]:
 
 
 def claims(results: Results) -> list[Claim]:
-    compared = ((CS, NONE), (LS, NONE), (CS, UNIFORM), (LS, UNIFORM))
-    return [
-        below(results, setting, method, other, quantity)
-        for quantity in (FEATURES, GRADIENTS)
-        for setting in results.settings
-        for method, other in compared
-    ]
+    return scaling_below(results, results.settings, (FEATURES, GRADIENTS))
 
 
 ITEM = Item(

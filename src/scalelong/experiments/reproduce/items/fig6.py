@@ -1,10 +1,10 @@
 """Figure 6: small batches and deep networks."""
 
 from ..arms import Arm, arms
-from ..claims import Claim, below
-from ..dot_figure import dot_figure
+from ..claims import Claim, scaling_below
+from ..dot_figure import QUALITY_FIGURES
 from ..item import Item
-from ..methods import CS, LS, NONE, PAPER, UNIFORM
+from ..methods import PAPER
 from ..quantities import FRECHET, LOSS, qualities
 from ..results import Results
 from ..settings import Scale, batch_sizes, depths
@@ -15,13 +15,7 @@ def runs(scale: Scale) -> list[Arm]:
 
 
 def claims(results: Results) -> list[Claim]:
-    compared = ((CS, NONE), (LS, NONE), (CS, UNIFORM), (LS, UNIFORM))
-    return [
-        below(results, setting, method, other, quantity)
-        for quantity in qualities(results)
-        for setting in distinct(results)
-        for method, other in compared
-    ]
+    return scaling_below(results, distinct(results), qualities(results))
 
 
 def distinct(results: Results) -> list[str]:
@@ -41,8 +35,5 @@ ITEM = Item(
     arms=runs,
     quantities=(LOSS, FRECHET),
     claims=claims,
-    figures={
-        "loss": lambda results: dot_figure(results, LOSS),
-        "frechet": lambda results: dot_figure(results, FRECHET),
-    },
+    figures=QUALITY_FIGURES,
 )

@@ -1,8 +1,8 @@
 """Table 1: quality after training, by network and data."""
 
 from ..arms import Arm, arms
-from ..claims import Claim, below
-from ..dot_figure import dot_figure
+from ..claims import Claim, scaling_below
+from ..dot_figure import QUALITY_FIGURES
 from ..item import Item
 from ..methods import CORE, CS, KAPPAS, LS, NONE, PAPER, UNIFORM
 from ..quantities import FRECHET, LOSS, qualities
@@ -16,13 +16,7 @@ def runs(scale: Scale) -> list[Arm]:
 
 
 def claims(results: Results) -> list[Claim]:
-    compared = ((CS, NONE), (LS, NONE), (CS, UNIFORM), (LS, UNIFORM))
-    return [
-        below(results, setting, method, other, quantity)
-        for quantity in qualities(results)
-        for setting in results.settings
-        for method, other in compared
-    ]
+    return scaling_below(results, results.settings, qualities(results))
 
 
 ITEM = Item(
@@ -37,10 +31,7 @@ ITEM = Item(
     arms=runs,
     quantities=(FRECHET, LOSS),
     claims=claims,
-    figures={
-        "loss": lambda results: dot_figure(results, LOSS),
-        "frechet": lambda results: dot_figure(results, FRECHET),
-    },
+    figures=QUALITY_FIGURES,
     published={
         NONE.label: "3.11 / 3.17",
         UNIFORM.label: "3.11 / 3.14",

@@ -2,7 +2,7 @@
 
 from ..arms import Arm, arms
 from ..claims import Claim, alike, below
-from ..dot_figure import dot_figure
+from ..dot_figure import QUALITY_FIGURES
 from ..item import Item
 from ..methods import LS, LS_ACTIVATIONS, LS_IE, LS_PER_SKIP, LS_RATIOS, LS_SCALAR, NONE
 from ..quantities import FRECHET, LOSS, qualities
@@ -37,10 +37,7 @@ ITEM = Item(
     arms=runs,
     quantities=(FRECHET, LOSS),
     claims=claims,
-    figures={
-        "loss": lambda results: dot_figure(results, LOSS),
-        "frechet": lambda results: dot_figure(results, FRECHET),
-    },
+    figures=QUALITY_FIGURES,
     published={
         LS.label: "3.01",
         "LS, ratio 4": "3.06",

@@ -2,7 +2,7 @@
 
 from ..arms import Arm, arms
 from ..claims import Claim, below
-from ..dot_figure import dot_figure
+from ..dot_figure import QUALITY_FIGURES
 from ..item import Item
 from ..methods import CS, LS, NONE, REZERO, STABLE
 from ..quantities import FRECHET, LOSS, qualities
@@ -33,10 +33,7 @@ ITEM = Item(
     arms=runs,
     quantities=(FRECHET, LOSS),
     claims=claims,
-    figures={
-        "loss": lambda results: dot_figure(results, LOSS),
-        "frechet": lambda results: dot_figure(results, FRECHET),
-    },
+    figures=QUALITY_FIGURES,
     published={
         CS.label: "2.98",
         LS.label: "3.01",
