@@ -13,7 +13,7 @@ from scalelong.errors import InvalidConfigError
 from scalelong.experiments.compare import compare, conclude
 from scalelong.experiments.demo import demo_config
 from scalelong.experiments.runs import PlannedRun, plan_runs
-from scalelong.experiments.sweeps import at, noise_rows
+from scalelong.experiments.sweeps import at, noise_rows, sweep
 from scalelong.report import collect
 from scalelong.training import TrainConfig, TrainState, recipe, train
 
@@ -166,8 +166,15 @@ def test_input_noise(finished):
 def test_axes_of_sweeps():
     assert at(small(), "depth", 8).model_options["depth"] == 8
     assert at(small(), "batch", 3).batch_size == 3
-    with pytest.raises(InvalidConfigError, match="depth or batch"):
-        at(small(), "width", 3)
+    assert at(small(), "width", 32).model_options["dim"] == 32
+    assert at(small(), "rate", 0.5).optimizer.lr == 0.5
+    with pytest.raises(InvalidConfigError, match="depth, width, batch, rate"):
+        at(small(), "heads", 3)
+
+
+def test_a_variant_cannot_fix_what_is_swept(tmp_path):
+    with pytest.raises(InvalidConfigError, match="fast has a rate of its own"):
+        sweep(small(), ["none", "fast: lr=0.1"], [0], tmp_path, "rate", [1e-3, 2e-3])
 
 
 def test_the_command(tmp_path, capsys):
@@ -180,6 +187,11 @@ def test_the_command(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "depth" in out
     assert (tmp_path / "sweep" / "depth-4" / "none-seed0").is_dir()
+    assert main([*options, "--rates", "1e-3,5e-1", "--out", str(tmp_path / "rates")]) == 0
+    out = capsys.readouterr().out
+    assert "best rate" in out
+    assert "steps to none's loss at its best rate" in out
+    assert (tmp_path / "rates" / "rate-0.5" / "cs-0.5-seed0").is_dir()
     assert main([*options, "--control", "--out", str(tmp_path / "plain")]) == 0
     assert "O1 of the features is 0 (must be 0)" in capsys.readouterr().out
 

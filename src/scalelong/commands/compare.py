@@ -9,6 +9,7 @@ from typing import TypeVar
 from ..errors import InvalidConfigError
 from ..experiments.compare import compare
 from ..experiments.control import control_text
+from ..experiments.rates import best_rate_rows
 from ..experiments.sweeps import noise_rows, sweep, sweep_rows
 from ..theory.table import text_table
 from ..training import RECIPES, TrainConfig, load_config, recipe
@@ -22,13 +23,19 @@ def main(arguments: list[str]) -> int:
     methods, seeds = [*listed(options.methods, str, "--methods"), *options.variants], list(range(options.seeds))
     out = options.out or Path("runs") / f"compare-{options.recipe or 'custom'}"
     pace = {"every": options.every, "jobs": options.jobs}
-    for axis, text in (("depth", options.depths), ("batch", options.batch_sizes)):
+    axes = (("depth", options.depths), ("width", options.widths), ("batch", options.batch_sizes))
+    for axis, text in axes:
         if text:
             found = sweep(config, methods, seeds, out, axis, listed(text, int, f"--{axis}"), **pace)
             if found is None:
                 return interrupted()
             print(f"\n{text_table(sweep_rows(axis, found))}\n")
-    if options.depths or options.batch_sizes:
+    if options.rates:
+        rates = sweep(config, methods, seeds, out, "rate", listed(options.rates, float, "--rates"), **pace)
+        if rates is None:
+            return interrupted()
+        print(f"\n{text_table(sweep_rows('rate', rates))}\n\n{text_table(best_rate_rows(rates))}\n")
+    if options.rates or any(text for _, text in axes):
         return 0
     comparison = compare(config, methods, seeds, out, **pace)
     if comparison is None:
@@ -66,7 +73,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--every", type=int, help="steps between readings of features (default: about 300 per run)")
     made.add_argument("--jobs", type=int, help="runs at a time (default: one per core, or one on an accelerator)")
     made.add_argument("--depths", help="compare at several depths of the network, for example 4,8,12")
+    made.add_argument("--widths", help="compare at several widths of a U-ViT, for example 64,128")
     made.add_argument("--batch-sizes", help="compare at several batch sizes, for example 8,64")
+    made.add_argument("--rates", help="compare at several learning rates, and best rate with best rate: 2e-3,4e-3,8e-3")
     made.add_argument("--scores", type=int, default=500, help="samples for the Fréchet distance at the end; 0 for none")
     made.add_argument("--noise", help="gain of extra noise on the input of the trained networks, for example 0.05,0.2")
     made.add_argument(

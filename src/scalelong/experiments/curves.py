@@ -6,6 +6,9 @@ from pathlib import Path
 
 from ..training import read_metrics
 
+COLLAPSED = 2.0
+"""A loss that ends at more than so many times its smallest value has collapsed."""
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -34,6 +37,11 @@ class Curve:
         last = self.at(step)
         values = [value for at, value in self.points if at <= step] + ([] if last is None else [last])
         return min(values, default=None)
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether a loss went up again for good, though it stayed finite."""
+        return len(self) > 0 and self.values[-1] > COLLAPSED * min(self.values)
 
     @property
     def points(self) -> list[tuple[int, float]]:
@@ -68,11 +76,12 @@ def steps_to(curve: Curve, target: float) -> float | None:
 def steps_ratio(curve: Curve, baseline: Curve) -> float | None:
     """Steps that a method needs for the baseline's last loss, divided by the steps that the baseline needs for it.
 
-    Below 1 is faster than the baseline. None: the method does not get there in the steps that were run.
+    Of a baseline that collapsed it is the smallest loss. Below 1 is faster than the baseline. None: the method does not
+    get there in the steps that were run.
     """
     if not len(curve) or not len(baseline):
         return None
-    target = baseline.values[-1]
+    target = min(baseline.values) if baseline.collapsed else baseline.values[-1]
     mine, theirs = steps_to(curve, target), steps_to(baseline, target)
     return None if mine is None or not theirs else mine / theirs
 

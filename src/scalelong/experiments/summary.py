@@ -27,6 +27,8 @@ class MethodSummary:
     seconds_per_step: float | None
     diverged: list[int]
     """Seeds whose numbers stopped being finite."""
+    collapsed: list[int]
+    """Seeds whose loss went up again for good."""
     oscillation: list[Oscillation]
     """Of the features on the probe batch, over all blocks: mean O1, O2, O3 and the highest peak."""
     frechet: list[float | None] = field(default_factory=list)
@@ -61,6 +63,7 @@ def _summary(
         coefficients=_coefficients(mine),
         seconds_per_step=_average([found["seconds_per_step"].values for found in mine if "seconds_per_step" in found]),
         diverged=[run.seed for run in runs if run.divergence() is not None],
+        collapsed=[run.seed for run, curve in zip(runs, held_out, strict=True) if curve.collapsed],
         oscillation=[block_oscillation(found) for found in mine],
         frechet=[found["frechet"].values[-1] if "frechet" in found else None for found in mine],
     )
@@ -101,7 +104,6 @@ def _average(series: list[tuple[float, ...]]) -> float | None:
 
 
 def table_rows(summaries: Sequence[MethodSummary]) -> list[dict[str, str]]:
-    diverged = any(entry.diverged for entry in summaries)
     scored = any(score is not None for entry in summaries for score in entry.frechet)
     base = baseline_of([entry.method for entry in summaries])
     return [
@@ -113,10 +115,16 @@ def table_rows(summaries: Sequence[MethodSummary]) -> list[dict[str, str]]:
             "ms/step": "-" if entry.seconds_per_step is None else f"{1000 * entry.seconds_per_step:.0f}",
             "κ_1 ... κ_N": " ".join(f"{value:.2f}" for value in entry.coefficients) or "-",
             **_oscillation_cells(entry.oscillation),
-            **({"diverged": ", ".join(f"seed {seed}" for seed in entry.diverged) or "-"} if diverged else {}),
+            **_lost(entry, summaries),
         }
         for entry in summaries
     ]
+
+
+def _lost(entry: MethodSummary, summaries: Sequence[MethodSummary]) -> dict[str, str]:
+    """Seeds that diverged or collapsed, if there are any."""
+    kinds = [kind for kind in ("diverged", "collapsed") if any(getattr(other, kind) for other in summaries)]
+    return {kind: ", ".join(f"seed {seed}" for seed in getattr(entry, kind)) or "-" for kind in kinds}
 
 
 def _oscillation_cells(scores: Sequence[Oscillation]) -> dict[str, str]:

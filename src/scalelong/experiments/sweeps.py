@@ -1,8 +1,8 @@
-"""Comparisons along an axis: depth, batch size, and noise on the input of the trained networks."""
+"""Comparisons along an axis: depth, width, batch size, rate, and noise on the input of the trained networks."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from ..errors import InvalidConfigError
 from ..theory import noise_gain
@@ -12,19 +12,20 @@ from .curves import mean
 from .probing import noisy_probe
 from .runs import PlannedRun
 from .summary import baseline_of, ratio_text, spread
-from .variants import Variant
+from .variants import Variant, as_variant
 
-AXES = ("depth", "batch")
+Value = TypeVar("Value", int, float)
+
+AXES = {"depth": "model_options.depth", "width": "model_options.dim", "batch": "batch_size", "rate": "optimizer.lr"}
+"""What a sweep changes, and the field of the configuration that holds it."""
 PROBE = 32
 
 
-def at(config: TrainConfig, axis: str, value: int) -> TrainConfig:
-    """The configuration with another depth of the network or another batch size."""
-    if axis == "depth":
-        return replace(config, model_options={**config.model_options, "depth": value})
-    if axis == "batch":
-        return replace(config, batch_size=value)
-    raise InvalidConfigError(f"a sweep goes along {' or '.join(AXES)}, got {axis!r}")
+def at(config: TrainConfig, axis: str, value: float) -> TrainConfig:
+    """The configuration with another depth or width of the network, another batch size or another learning rate."""
+    if axis not in AXES:
+        raise InvalidConfigError(f"a sweep goes along {', '.join(AXES)}, got {axis!r}")
+    return Variant(axis, {AXES[axis]: value}).apply(config)
 
 
 def sweep(
@@ -33,32 +34,35 @@ def sweep(
     seeds: Sequence[int],
     out: Path,
     axis: str,
-    values: Sequence[int],
+    values: Sequence[Value],
     *,
     every: int | None = None,
     jobs: int | None = None,
-) -> dict[int, Comparison] | None:
+) -> dict[Value, Comparison] | None:
     """One comparison per value, each in a folder of its own. None if it was interrupted."""
-    found: dict[int, Comparison] = {}
+    for variant in map(as_variant, methods):
+        if AXES.get(axis) in variant.changes:
+            raise InvalidConfigError(f"{variant.name} has a {axis} of its own, so that a sweep of it changes nothing")
+    found: dict[Value, Comparison] = {}
     for value in values:
-        print(f"{axis} {value}", flush=True)
-        comparison = compare(at(config, axis, value), methods, seeds, out / f"{axis}-{value}", every=every, jobs=jobs)
+        print(f"{axis} {value:g}", flush=True)
+        comparison = compare(at(config, axis, value), methods, seeds, out / f"{axis}-{value:g}", every=every, jobs=jobs)
         if comparison is None:
             return None
         found[value] = comparison
     return found
 
 
-def sweep_rows(axis: str, found: dict[int, Comparison]) -> list[dict[str, str]]:
+def sweep_rows(axis: str, found: dict[Value, Comparison]) -> list[dict[str, str]]:
     base = baseline_of([entry.method for comparison in found.values() for entry in comparison.summaries])
     return [
         {
-            axis: str(value),
+            axis: f"{value:g}",
             "method": entry.method,
             "held-out loss": spread(entry.held_out_loss, "{:.4f}"),
             f"steps to {base}'s loss": "1 (baseline)" if entry.method == base else ratio_text(entry.steps_ratio),
             "O1": spread([score.o1 for score in entry.oscillation if score.valid], "{:.2g}"),
-            "diverged": str(len(entry.diverged)),
+            "collapsed or diverged": f"{len({*entry.collapsed, *entry.diverged})} of {len(entry.seeds)}",
         }
         for value, comparison in found.items()
         for entry in comparison.summaries

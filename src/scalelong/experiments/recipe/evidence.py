@@ -8,9 +8,6 @@ from typing import Any
 from ..curves import Curve, mean, steps_to
 from ..summary import baseline_of, spread
 
-COLLAPSED = 2.0
-"""A run has collapsed if its loss ends at so many times the best that it had."""
-
 
 class Evidence:
     """Curves by variant and seed."""
@@ -32,10 +29,7 @@ class Evidence:
         return [curve.values[-1] for curve in self.curves[name].values() if len(curve)]
 
     def collapsed(self, name: str) -> int:
-        """In how many seeds the loss went up again for good."""
-        return sum(
-            curve.values[-1] > COLLAPSED * min(curve.values) for curve in self.curves[name].values() if len(curve)
-        )
+        return sum(curve.collapsed for curve in self.curves[name].values())
 
     def speedups(self, name: str, share: float = 1.0) -> dict[int, float | None]:
         """By seed: the steps that the baseline needed for its best loss, divided by those that the variant needs.

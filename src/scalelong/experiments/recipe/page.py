@@ -8,8 +8,9 @@ from typing import Any
 from ...errors import InvalidConfigError
 from ...theory.table import text_table
 from ...training.atomic import write_bytes, write_text
+from ..curves import COLLAPSED
 from ..figures import colour_of
-from .evidence import COLLAPSED, Evidence
+from .evidence import Evidence
 
 
 def redraw(folder: Path) -> None:
