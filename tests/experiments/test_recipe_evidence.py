@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from scalelong.commands.compare import remember
 from scalelong.experiments.recipe.__main__ import main
 from scalelong.experiments.recipe.evidence import Evidence
 from scalelong.training import TrainConfig
@@ -52,6 +53,19 @@ def test_gather_and_redraw(runs):
     before = page
     assert main(["redraw", str(out.parent)]) == 0
     assert (out.parent / "README.md").read_text() == before
+
+
+def test_the_command_is_the_one_that_compare_noted(runs, capsys):
+    arguments = ["gather", str(runs / "runs"), str(runs / "x.json"), "--title", "t"]
+    assert main(arguments) == 1
+    assert "--command" in capsys.readouterr().err
+    for given in (["--seeds", "2", "--variants", "a: lr=1 clip=2"], ["--seeds", "3"], ["--seeds", "3"]):
+        remember([*given, "--out", "/somewhere"], runs / "runs")
+    assert main(arguments) == 0
+    assert Evidence(runs / "x.json").command.splitlines() == [
+        "scalelong compare --seeds 2 --variants 'a: lr=1 clip=2'",
+        "scalelong compare --seeds 3",
+    ]
 
 
 def test_nothing_to_gather(tmp_path, capsys):

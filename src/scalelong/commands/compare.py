@@ -1,18 +1,20 @@
 """scalelong compare: methods side by side, with equal data order, noise and initial weights."""
 
 import argparse
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 from ..errors import InvalidConfigError
-from ..experiments.compare import compare
+from ..experiments.compare import COMMANDS, compare
 from ..experiments.control import control_text
 from ..experiments.rates import best_rate_rows
 from ..experiments.sweeps import noise_rows, sweep, sweep_rows
 from ..theory.table import text_table
 from ..training import RECIPES, TrainConfig, load_config, recipe
+from ..training.atomic import write_text
 
 Value = TypeVar("Value", int, float, str)
 
@@ -22,6 +24,7 @@ def main(arguments: list[str]) -> int:
     config = configuration(options)
     methods, seeds = [*listed(options.methods, str, "--methods"), *options.variants], list(range(options.seeds))
     out = options.out or Path("runs") / f"compare-{options.recipe or 'custom'}"
+    remember(arguments, out)
     pace = {"every": options.every, "jobs": options.jobs}
     axes = (("depth", options.depths), ("width", options.widths), ("batch", options.batch_sizes))
     for axis, text in axes:
@@ -47,6 +50,29 @@ def main(arguments: list[str]) -> int:
         print(f"\n{text_table(noise_rows(comparison.runs, listed(options.noise, float, '--noise')))}\n")
     print(f"table, figure and runs: {out}; for a report: scalelong report {out}")
     return 0
+
+
+def remember(arguments: list[str], out: Path) -> None:
+    """Add the command to those that made the runs of the folder, for whoever wants to repeat them."""
+    path = out / COMMANDS
+    made = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    command = f"scalelong compare {shlex.join(without_place(arguments))}"
+    if command not in made:
+        out.mkdir(parents=True, exist_ok=True)
+        write_text(path, "\n".join([*made, command]) + "\n")
+
+
+def without_place(arguments: list[str]) -> list[str]:
+    """Where the results went is nobody's business but this machine's."""
+    kept, skip = [], False
+    for argument in arguments:
+        if skip:
+            skip = False
+        elif argument == "--out":
+            skip = True
+        elif not argument.startswith("--out="):
+            kept.append(argument)
+    return kept
 
 
 def parser() -> argparse.ArgumentParser:

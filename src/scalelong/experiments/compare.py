@@ -17,6 +17,8 @@ from .runs import PlannedRun, plan_runs
 from .summary import MethodSummary, summarise, table_rows
 from .variants import Variant
 
+COMMANDS = "commands.txt"
+"""The command lines that made the runs of a folder."""
 RECORDS = 250
 """Roughly how many readings of features and coefficients a run keeps."""
 

@@ -1,6 +1,6 @@
 """The evidence for the recipe: curves of comparisons as small JSON files, and a page with tables and figures from them.
 
-python -m scalelong.experiments.recipe gather RUNS docs/evidence/recipe/NAME.json --title TITLE --command COMMAND
+python -m scalelong.experiments.recipe gather RUNS docs/evidence/recipe/NAME.json --title TITLE
 python -m scalelong.experiments.recipe redraw docs/evidence/recipe
 """
 
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str]) -> int:
     gathering.add_argument("runs", type=Path)
     gathering.add_argument("out", type=Path)
     gathering.add_argument("--title", required=True)
-    gathering.add_argument("--command", required=True)
+    gathering.add_argument("--command", help="default: what `scalelong compare` noted beside the runs")
     commands.add_parser("redraw").add_argument("folder", type=Path)
     options = parser.parse_args(arguments)
     return exit_code(lambda: carry_out(options))

@@ -6,6 +6,7 @@ from typing import Any
 
 from ...errors import InvalidConfigError
 from ...training.config_io import flatten, load_config, to_dict
+from ..compare import COMMANDS
 from ..curves import Curve, read_curves
 from ..runs import DIVERGED
 
@@ -13,11 +14,15 @@ DIGITS = 5
 LEFT_OUT = ("seed", "logging.", "checkpoints.", "guard.", "hardware.", "text.", "steps")
 
 
-def gather(folder: Path, title: str, command: str) -> dict[str, Any]:
+def gather(folder: Path, title: str, command: str | None = None) -> dict[str, Any]:
     """The held-out curves of all runs in a folder, and in what their configurations differ."""
     paths = sorted(path.parent for path in folder.glob("*-seed*/config.yaml"))
     if not paths:
         raise InvalidConfigError(f"there are no runs in {folder}: looked for NAME-seedN/config.yaml")
+    if command is None:
+        if not (folder / COMMANDS).exists():
+            raise InvalidConfigError(f"{folder / COMMANDS} is missing: say with --command what made these runs")
+        command = (folder / COMMANDS).read_text(encoding="utf-8").strip()
     configs = [flatten(to_dict(load_config(path / "config.yaml"))) for path in paths]
     names = [name for name in {**{n: 0 for c in configs for n in c}} if not name.startswith(LEFT_OUT)]
     apart = [name for name in names if len({repr(config.get(name)) for config in configs}) > 1]
