@@ -206,6 +206,8 @@ def test_the_configuration_of_the_command():
 
 def test_methods_are_divided_at_commas():
     assert split("none, cs:0.7,ls") == ["none", "cs:0.7", "ls"]
+    found = split("none,cs:kappa=0.5,reverse=true,ls:module=ie, shared=false")
+    assert found == ["none", "cs:kappa=0.5,reverse=true", "ls:module=ie,shared=false"]
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ def listed(text: str, kind: Callable[[str], Value], name: str) -> list[Value]:
 
 
 def split(text: str) -> list[str]:
-    """At commas, but not at those inside of brackets: methods may have options."""
+    """At commas, but not at those between the options of one method, as in "none,cs:kappa=0.5,reverse=true,ls"."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter in "([{") - (letter in ")]}")
@@ -146,7 +146,13 @@ def split(text: str) -> list[str]:
             parts.append("")
         else:
             parts[-1] += letter
-    return [part.strip() for part in parts if part.strip()]
+    found: list[str] = []
+    for part in filter(None, map(str.strip, parts)):
+        if found and "=" in part and ":" not in part:
+            found[-1] += f",{part}"
+        else:
+            found.append(part)
+    return found
 
 
 def interrupted() -> int:
