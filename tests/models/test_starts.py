@@ -95,17 +95,18 @@ def test_unit_gain_keeps_the_size_of_features(depth):
 
 def test_the_authors_deviation_shrinks_what_passes_the_merges_of_a_narrow_network():
     """Why there is another start: the gain of a merge on the main path is 0.02 √D."""
-    weight = uvit(dim=64).get_submodule("decoder.0.merge").weight
+    weight = uvit(dim=64, init_std=0.02).get_submodule("decoder.0.merge").weight
     assert isinstance(weight, torch.Tensor)
     assert float(weight.detach()[:, :64].norm()) / math.sqrt(64) == pytest.approx(0.02 * math.sqrt(64), rel=0.05)
 
 
 def test_the_last_convolution_starts_as_the_identity_unless_the_authors_start_is_wanted():
     x = torch.randn(2, 3, 8, 8)
-    for options in ({}, {"final_start": "identity"}, {"init_std": "unit"}):
+    for options in ({}, {"final_start": "identity"}, {"init_std": 0.02}):
         model = uvit(**options)
         torch.testing.assert_close(model.final_conv(x), x)
-    assert not torch.allclose(uvit(final_start="authors").final_conv(x), x)
+    for options in ({}, {"init_std": 0.02}):
+        assert not torch.allclose(uvit(**options, final_start="authors").final_conv(x), x)
     assert isinstance(uvit(final_conv=False).final_conv, nn.Identity)
 
 
@@ -119,9 +120,12 @@ def test_both_starts_of_the_last_convolution_share_the_rest():
 
 def test_presets_start_as_the_authors():
     small = {"dim": 32, "depth": 2, "heads": 4}
-    kernel = sl.UViT.preset("cifar10-s2", **small).final_conv.weight
+    model = sl.UViT.preset("cifar10-s2", **small)
+    kernel, expand = model.final_conv.weight, model.get_submodule("middle.mlp.expand").weight
     assert isinstance(kernel, torch.Tensor)
+    assert isinstance(expand, torch.Tensor)
     assert float(kernel.detach()[0, 1].abs().max()) > 0
+    assert float(expand.detach().std()) == pytest.approx(0.02, rel=0.05)
 
 
 @pytest.mark.parametrize(

@@ -101,9 +101,9 @@ def test_low_precision(method, dtype):
     model = tiny(scaling=method).to(dtype)
     output, _ = gradients(model, x.to(dtype), t, y)
     assert output.dtype == dtype
-    torch.testing.assert_close(output.float(), expected, atol=0.02, rtol=0.05)
+    torch.testing.assert_close(output.float(), expected, atol=0.05, rtol=0.05)
     with torch.autocast("cpu", dtype):
-        torch.testing.assert_close(tiny(scaling=method)(x, t, y).float(), expected, atol=0.02, rtol=0.05)
+        torch.testing.assert_close(tiny(scaling=method)(x, t, y).float(), expected, atol=0.05, rtol=0.05)
 
 
 @pytest.mark.parametrize("depth", [2, 3, 4, 5, 7, 12])
@@ -170,8 +170,8 @@ def test_bad_arguments(changes, says):
 
 
 def test_initialisation():
-    """The authors' truncated normal by default; the position embedding and the biases do not follow `init_std`."""
-    for changes, std in (({}, 0.02), ({"init_std": 0.1}, 0.1)):
+    """Unit gain by default; the position embedding and the biases do not follow `init_std`."""
+    for changes, std in (({}, 64**-0.5), ({"init_std": 0.02}, 0.02), ({"init_std": 0.1}, 0.1)):
         model = tiny(dim=64, **changes)
         assert float(model.encoder[0].mlp.expand.weight.detach().std()) == pytest.approx(std, rel=0.05)  # pyright: ignore
         assert float(model.position_embedding.weight.detach().std()) == pytest.approx(0.02, rel=0.1)

@@ -2,6 +2,7 @@
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,7 +30,8 @@ def main(arguments: list[str]) -> int:
 
     torch.manual_seed(0)
     data = {"uniform": torch.rand(2000, 1, 16, 16) * 2 - 1, **{spec: load_images(spec) for spec in options.data}}
-    model = UViT(image_size=16, patch_size=4, channels=1, dim=128, depth=12, heads=4, final_start="authors")
+    sizes: Any = {"image_size": 16, "patch_size": 4, "channels": 1, "dim": 128, "depth": 12, "heads": 4}
+    model = UViT(**sizes, init_std=0.02, final_start="authors")
     batch = noisy_batch(torch.rand(4, 1, 16, 16) * 2 - 1)
 
     _show(

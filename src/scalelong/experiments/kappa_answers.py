@@ -6,6 +6,7 @@ python -m scalelong.experiments.kappa_answers --data fashion-mnist --data cifar1
 import argparse
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,9 +21,8 @@ SIZE, DEPTH = 16, 12
 
 
 def small_uvit(channels: int) -> nn.Module:
-    return widen_(
-        UViT(image_size=SIZE, patch_size=4, channels=channels, dim=32, depth=DEPTH, heads=4, final_start="authors")
-    )
+    sizes: Any = {"image_size": SIZE, "patch_size": 4, "channels": channels, "dim": 32, "depth": DEPTH, "heads": 4}
+    return widen_(UViT(**sizes, init_std=0.02, final_start="authors"))
 
 
 def main(arguments: list[str] | None = None) -> int:

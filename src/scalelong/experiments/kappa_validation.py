@@ -71,7 +71,8 @@ def build(architecture: str, depth: int) -> nn.Module:
     if architecture == "uvit":
         from ..models.uvit import UViT
 
-        return widen_(UViT(image_size=8, patch_size=2, channels=1, dim=32, depth=depth, heads=4, final_start="authors"))
+        sizes: Any = {"image_size": 8, "patch_size": 2, "channels": 1, "dim": 32, "depth": depth, "heads": 4}
+        return widen_(UViT(**sizes, init_std=0.02, final_start="authors"))
     from diffusers.models.unets.unet_2d import UNet2DModel
 
     return UNet2DModel(

@@ -21,21 +21,27 @@ from .curves import mean
 SEEDS = range(3)
 BATCH, SIZE = 8, 16
 
+AUTHORS = {"init_std": 0.02, "final_start": "authors"}
 UVIT_STARTS: dict[str, dict[str, Any]] = {
     "authors, width 64": {"dim": 64},
     "authors, width 512": {"dim": 512, "heads": 8},
     "init_std 0.0566, width 64": {"dim": 64, "init_std": 0.0566},
-    'init_std "unit", width 64': {"dim": 64, "init_std": "unit"},
+    'init_std "unit", width 64': {"dim": 64, "init_std": "unit", "final_start": "identity"},
     "identity, width 64": {"dim": 64, "merge_start": "identity"},
     "additive, width 64": {"dim": 64, "merge_start": "additive"},
-    "additive and unit, width 64": {"dim": 64, "merge_start": "additive", "init_std": "unit"},
+    "additive and unit, width 64": {
+        "dim": 64,
+        "merge_start": "additive",
+        "init_std": "unit",
+        "final_start": "identity",
+    },
 }
 
 
 def uvit(channels: int = 1, **options: Any) -> UViT:
     """Starts differ from the authors' in what the options say alone."""
     sizes = {"image_size": SIZE, "patch_size": 4, "channels": channels, "depth": 8, "heads": 4}
-    return UViT(**{**sizes, "final_start": "authors", **options})
+    return UViT(**{**sizes, **AUTHORS, **options})
 
 
 def unet(start: str) -> nn.Module:

@@ -35,4 +35,4 @@ def preset_arguments(name: str) -> dict[str, Any]:
     if name not in UVIT_PRESETS:
         raise InvalidConfigError(f"unknown U-ViT preset {name!r}; known: {', '.join(UVIT_PRESETS)}")
     # The start is the authors' as well: reproductions begin where theirs began.
-    return {**UVIT_PRESETS[name], "final_start": "authors"}
+    return {**UVIT_PRESETS[name], "init_std": 0.02, "final_start": "authors"}

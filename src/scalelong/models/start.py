@@ -48,18 +48,16 @@ def _unit_gain_(model: nn.Module) -> None:
     """Unit-gain blocks (g = 1 in the theory), for pre-norm blocks: x + f(norm(x)) has the size of x.
 
     The branches get gain 1 and are then divided by √(their number), so that all of them together add about as much as
-    the features have. The convolutions before and behind the blocks keep the size of the image too.
+    the features have. The convolution before the blocks keeps the size of the image too.
     """
     blocks = [module for module in model.modules() if isinstance(module, Block)]
     for block in blocks:
         block.attention.out.weight /= math.sqrt(2 * len(blocks))
         block.mlp.reduce.weight /= math.sqrt(2 * len(blocks) * GELU_MOMENT)
-    embedding, final = model.get_submodule("patch_embedding"), model.get_submodule("final_conv")
+    embedding = model.get_submodule("patch_embedding")
     assert isinstance(embedding, nn.Conv2d)
     # torch's default has a variance of 1 / (3 fan_in).
     embedding.weight *= math.sqrt(3)
-    if isinstance(final, nn.Conv2d):
-        start_as_identity_(final)
 
 
 @torch.no_grad()

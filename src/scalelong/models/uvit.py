@@ -29,8 +29,9 @@ class UViT(nn.Module):
 
     `t` has one entry per image, in the units of the network: 0 to 999, not necessarily whole. `classes` counts the
     labels including a null label, if there is one. `context_dim` and `context_length` describe text embeddings.
-    `init_std` is the deviation of the linear layers' weights at the start: the authors' 0.02 is made for widths of 512
-    and more; in narrow networks it leaves the inner skips almost without effect. "unit" starts with unit-gain blocks.
+    `init_std="unit"` starts with unit-gain blocks; a number is the deviation of all linear layers' weights. The
+    authors' 0.02, as presets have it, is made for widths of 512 and more: in narrow networks it leaves the inner skips
+    almost without effect.
     `merge_start` says how the merges start (see `MERGE_STARTS`): "authors" (random), "identity", "additive" or
     "normalised". The last convolution begins as the identity; `final_start="authors"` gives it the authors' random
     kernel, as presets have it, which all but removes some frequencies until it has been learned away (docs/recipe.md).
@@ -53,7 +54,7 @@ class UViT(nn.Module):
         context_dim: int | None = None,
         context_length: int | None = None,
         final_conv: bool = True,
-        init_std: InitStd = 0.02,
+        init_std: InitStd = "unit",
         merge_start: str = "authors",
         final_start: str = "identity",
         scaling: Scaling | str | dict[str, Any] | None = None,
