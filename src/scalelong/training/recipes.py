@@ -128,7 +128,7 @@ def _tiny(data: str, size: int, channels: int, patch_size: int, dim: int, steps:
     return TrainConfig(
         data=data,
         model="uvit",
-        # Branches at a third of their size learn faster, and so does the unit-gain start of new U-ViTs (docs/recipe.md).
+        # Branches at a third of their size learn faster, with the unit-gain start of new U-ViTs (docs/recipe.md).
         model_options={"patch_size": patch_size, "dim": dim, "depth": 6, "heads": 4, "residual_scaling": 0.3},
         steps=steps,
         batch_size=32,
