@@ -128,8 +128,7 @@ def _tiny(data: str, size: int, channels: int, patch_size: int, dim: int, steps:
     return TrainConfig(
         data=data,
         model="uvit",
-        # Branches at a third of their size learn faster, with the unit-gain start of new U-ViTs (docs/recipe.md).
-        model_options={"patch_size": patch_size, "dim": dim, "depth": 6, "heads": 4, "residual_scaling": 0.3},
+        model_options={"patch_size": patch_size, "dim": dim, "depth": 6, "heads": 4},
         steps=steps,
         batch_size=32,
         images=ImagesConfig(size=size, channels=channels),
@@ -181,7 +180,8 @@ def _tiny_photographs(data: str, channels: int, dim: int, steps: int) -> TrainCo
     base = _tiny(data, 16, channels, patch_size=2, dim=dim, steps=steps)
     return replace(
         base,
-        model_options={**base.model_options, "depth": 4},
+        # The authors' deviation of 0.02 is for widths of 512 and more.
+        model_options={**base.model_options, "depth": 4, "init_std": 0.06},
         images=replace(base.images, held_out=1000, flip=True),
     )
 
