@@ -1,6 +1,7 @@
 """The page with a table and a figure of every comparison."""
 
 import io
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from ...training.atomic import write_bytes, write_text
 from ..curves import COLLAPSED
 from ..figures import colour_of
 from .evidence import Evidence
+
+TITLE_WIDTH = 80
 
 
 def redraw(folder: Path) -> None:
@@ -64,7 +67,8 @@ def draw(entry: Evidence, path: Path) -> None:
                 alpha=0.8,
                 label=name if number == 0 else None,
             )
-    axes.set(xlabel="training step", ylabel="held-out loss", yscale="log", title=entry.title)
+    axes.set(xlabel="training step", ylabel="held-out loss", yscale="log")
+    axes.set_title(textwrap.fill(entry.title, TITLE_WIDTH), fontsize=10)
     axes.legend(frameon=False, fontsize=7)
     content = io.BytesIO()
     figure.savefig(content, format="png")
