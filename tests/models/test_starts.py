@@ -9,7 +9,7 @@ from torch import nn
 
 import scalelong as sl
 from scalelong.models.start import GELU_MOMENT
-from scalelong.scaling.merge import start_merge_
+from scalelong.scaling.baselines import start_merge_
 
 
 def uvit(**changes) -> sl.UViT:

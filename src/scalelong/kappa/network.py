@@ -9,8 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import ScaleLongError
-from ..scaling.balanced import BalancedScaling
-from ..scaling.constant import ConstantScaling
+from ..scaling.constant import BalancedScaling, ConstantScaling
 from ..theory.inputs import noisy_batch
 from ..theory.sensitivity import skip_sensitivities
 from .choice import KappaChoice

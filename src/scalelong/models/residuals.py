@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import AlreadyScaledError, InvalidConfigError
-from ..scaling.residual import ResidualBranch, ResidualSpec, validate_residual
+from ..scaling.baselines import ResidualBranch, ResidualSpec, validate_residual
 
 # The last layer of each residual branch in diffusers' blocks, by the class of the block.
 _LAST_LAYERS = {

@@ -5,8 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..scaling.base import UNSCALED, Constants
-from ..scaling.merge import start_merge_
-from ..scaling.residual import ResidualBranch, ResidualSpec
+from ..scaling.baselines import ResidualBranch, ResidualSpec, start_merge_
 from .fused import can_fuse, gated_addition, linear, normed_linear, normed_mlp
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import InvalidConfigError, MissingDependencyError
-from ..scaling.residual import ResidualSpec
+from ..scaling.baselines import ResidualSpec
 from .dropout import draw_fewer_
 from .residuals import scale_residuals_
 

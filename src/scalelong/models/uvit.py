@@ -13,10 +13,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ..errors import InvalidConfigError, InvalidInputError
-from ..scaling.base import UNSCALED, Constants, Scaling, SkipScaling, SkipSite
-from ..scaling.merge import require_merge_start
-from ..scaling.registry import as_scaling
-from ..scaling.residual import ResidualSpec, validate_residual
+from ..scaling.base import UNSCALED, Constants, Scaling, SkipScaling, SkipSite, as_scaling
+from ..scaling.baselines import ResidualSpec, require_merge_start, validate_residual
 from .embedding import PositionEmbedding, patch_grid, timestep_embedding, unpatchify
 from .official import load_official_, official_arguments
 from .presets import preset_arguments

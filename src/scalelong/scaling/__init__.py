@@ -1,16 +1,17 @@
 """How much: the scaling methods, one file each."""
 
-from .balanced import BalancedScaling
-from .base import Constants, Scaling, SkipScaling, SkipSite
-from .constant import ConstantScaling
-from .custom import CustomScaling
-from .fixed import FixedScaling, FixedSkipScaling
-from .learnable import LearnableScaling
-from .magnitude import MagnitudePreserving
-from .none import NoScaling
-from .norm import NormScaling
-from .registry import METHODS, as_scaling, register_scaling
-from .uniform import UniformScaling
+from .base import METHODS, Constants, Scaling, SkipScaling, SkipSite, as_scaling, register_scaling
+from .constant import (
+    BalancedScaling,
+    ConstantScaling,
+    CustomScaling,
+    FixedScaling,
+    FixedSkipScaling,
+    MagnitudePreserving,
+    NoScaling,
+    UniformScaling,
+)
+from .dynamic import LearnableScaling, NormScaling
 
 __all__ = [
     "METHODS",

@@ -1,10 +1,75 @@
+"""The constant methods, whose κ_i are numbers. They cost nothing and can be folded into weights."""
+
+import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from .base import SkipSite, require, require_kappa
-from .fixed import FixedScaling, FixedSkipScaling
-from .registry import register_scaling
+from torch import Tensor
+
+from ..errors import InvalidConfigError
+from .base import Constants, Scaling, SkipScaling, SkipSite, register_scaling, require, require_kappa, require_number
+
+# Scaling by constants: the part that all constant methods share. Such scaling costs nothing and can be folded.
+
+
+class FixedSkipScaling(SkipScaling):
+    """Multiplies the operands of each merge by constants. Has no parameters and adds nothing to a state_dict."""
+
+    def __init__(self, config: Scaling, sites: Sequence[SkipSite], constants: Sequence[Constants]) -> None:
+        super().__init__(config, sites)
+        self._constants = tuple(constants)
+
+    def constants(self, index: int) -> Constants:
+        return self._constants[index - 1]
+
+    def scale(self, skip: Tensor, index: int) -> Tensor:
+        kappa = self._constants[index - 1].skip
+        return skip if kappa == 1.0 else skip * kappa
+
+    def coefficient(self, index: int) -> float:
+        return self._constants[index - 1].skip
+
+
+@dataclass(frozen=True)
+class FixedScaling(Scaling):
+    """Base of the methods whose κ_i are numbers: a subclass only says its curve."""
+
+    @abstractmethod
+    def curve(self, count: int) -> tuple[float, ...]:
+        """κ_1 ... κ_N."""
+
+    def build(self, sites: Sequence[SkipSite]) -> FixedSkipScaling:
+        return FixedSkipScaling(self, sites, [Constants(1.0, kappa) for kappa in self.curve(len(sites))])
+
+
+@register_scaling
+@dataclass(frozen=True)
+class NoScaling(FixedScaling):
+    """The baseline, κ_i = 1 (Eq. 3 with its standard coefficients)."""
+
+    name = "none"
+
+    def curve(self, count: int) -> tuple[float, ...]:
+        return (1.0,) * count
+
+
+@register_scaling
+@dataclass(frozen=True)
+class UniformScaling(FixedScaling):
+    """κ_i = κ for every skip; with κ = 1/√2 the "1/√2-CS" of Imagen, SR3, score-SDE and StyleGAN (Section 1)."""
+
+    kappa: float = 2**-0.5
+
+    name = "uniform"
+
+    def validate(self) -> None:
+        require_kappa(self.kappa)
+
+    def curve(self, count: int) -> tuple[float, ...]:
+        return (self.kappa,) * count
+
 
 AUTO = "auto"
 
@@ -50,3 +115,98 @@ class ConstantScaling(FixedScaling):
     def build(self, sites: Sequence[SkipSite]) -> FixedSkipScaling:
         # What is saved with a model is the number, not the way that it was found.
         return FixedScaling.build(self.resolved(len(sites)), sites)
+
+
+@register_scaling
+@dataclass(frozen=True)
+class CustomScaling(FixedScaling):
+    """The κ_i given one by one, outermost first: `CustomScaling((1.0, 0.5, 0.5))`. Zero cuts a skip."""
+
+    kappas: tuple[float, ...]
+
+    name = "custom"
+
+    def __post_init__(self) -> None:
+        values = self.kappas if isinstance(self.kappas, Sequence) else (self.kappas,)
+        object.__setattr__(self, "kappas", tuple(values))
+        self.validate()
+
+    def validate(self) -> None:
+        numbers = all(isinstance(k, int | float) and math.isfinite(k) and k >= 0 for k in self.kappas)
+        require(numbers and len(self.kappas) > 0, f"kappas must be finite numbers >= 0, got {self.kappas!r}")
+
+    def curve(self, count: int) -> tuple[float, ...]:
+        if len(self.kappas) != count:
+            raise InvalidConfigError(f"{len(self.kappas)} coefficients were given for {count} long skips")
+        return self.kappas
+
+
+@register_scaling
+@dataclass(frozen=True)
+class BalancedScaling(FixedScaling):
+    """κ_i = min(1, κ^(i-1) / √(w_i/w_1)): what Eq. 8 wants the skips to contribute, on the network at hand.
+
+    Skip i contributes κ_i² w_i to the second moment of the output, where w_i = E‖∂out/∂κ_i‖². Eq. 8 was derived where
+    all w_i are equal; here they are measured (`scalelong.kappa.balanced_scaling` does it), so that the contributions,
+    not the coefficients, fall as κ^(2(i-1)). A skip that the network hardly listens to is left alone.
+    """
+
+    weights: tuple[float, ...]
+    kappa: float = 0.7
+
+    name = "balanced"
+
+    def __post_init__(self) -> None:
+        values = self.weights if isinstance(self.weights, Sequence) else (self.weights,)
+        object.__setattr__(self, "weights", tuple(values))
+        self.validate()
+
+    def validate(self) -> None:
+        require_kappa(self.kappa)
+        require(len(self.weights) > 0, "weights must be the sensitivities w_1 ... w_N, got none")
+        for weight in self.weights:
+            require_number("each of weights", weight, -1e-300, float("inf"), "[0, inf)")
+        require(self.weights[0] > 0, "the outermost skip must have a weight above 0")
+
+    def curve(self, count: int) -> tuple[float, ...]:
+        if len(self.weights) != count:
+            raise InvalidConfigError(f"{len(self.weights)} weights were given for {count} long skips")
+        # min(1, √(κ^(2(i-1)) w_1 / w_i)) without dividing by a w_i of zero.
+        wanted = [self.kappa ** (2 * i) * self.weights[0] for i in range(count)]
+        pairs = zip(wanted, self.weights, strict=True)
+        return tuple(1.0 if have <= want else (want / have) ** 0.5 for want, have in pairs)
+
+
+@register_scaling
+@dataclass(frozen=True)
+class MagnitudePreserving(Scaling):
+    """Weights the main path by 1-t and the skip by t such that the merge keeps their magnitude (EDM2).
+
+    For a concatenation of N_a main and N_b skip channels, EDM2's Eq. 103:
+
+        MP-Cat(a, b, t) = √((N_a + N_b) / ((1-t)² + t²)) · [ (1-t)/√N_a · a  ⊕  t/√N_b · b ]
+
+    and for an addition its Eq. 88: MP-Sum(a, b, t) = ((1-t) a + t b) / √((1-t)² + t²).
+    """
+
+    t: float = 0.5
+
+    name = "mp"
+
+    def validate(self) -> None:
+        number = isinstance(self.t, int | float) and not isinstance(self.t, bool)
+        require(number and 0 <= self.t <= 1, f"t must be a number in [0, 1], got {self.t!r}")
+
+    def build(self, sites: Sequence[SkipSite]) -> FixedSkipScaling:
+        return FixedSkipScaling(self, sites, [self._constants(site) for site in sites])
+
+    def _constants(self, site: SkipSite) -> Constants:
+        main, skip = 1 - self.t, self.t
+        size = math.hypot(main, skip)
+        if site.main_channels is None:
+            return Constants(main / size, skip / size)
+        width = site.main_channels + site.channels
+        return Constants(
+            main / size * math.sqrt(width / site.main_channels),
+            skip / size * math.sqrt(width / site.channels),
+        )

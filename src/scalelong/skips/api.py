@@ -15,9 +15,8 @@ from ..errors import (
     NotScaledError,
     UnsupportedModelError,
 )
-from ..scaling.base import Scaling, SkipScaling
-from ..scaling.none import NoScaling
-from ..scaling.registry import as_scaling
+from ..scaling.base import Scaling, SkipScaling, as_scaling
+from ..scaling.constant import NoScaling
 from .attach import Attached, acts_behind_norm, attach_, attached, detach_, forget_compiled, has_scaling
 from .examples import ExampleInputs
 from .find import Patterns, find_skips

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..errors import NotFreshError, UnsupportedModelError
 from ..scaling.base import UNSCALED, Constants
-from ..scaling.merge import MERGE_STARTS, require_merge_start, start_merge_
+from ..scaling.baselines import MERGE_STARTS, require_merge_start, start_merge_
 from .api import is_scaled, scaling_of
 from .examples import ExampleInputs
 from .find import find_skips

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import ScalingMismatchError
-from ..scaling.registry import as_scaling
+from ..scaling.base import as_scaling
 from .api import plan_of, scale_skips_, scaling_of
 from .attach import REGISTERED, attach_, attached, detach_
 from .host import native_plan, unwrap

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .callsite import CallSite
 
-Path = tuple[int | str, ...]
+TreePath = tuple[int | str, ...]
 
 
 @dataclass(slots=True)
@@ -43,11 +43,11 @@ class Call:
     module: nn.Module
     parent: "Call | None"
     start: int
-    inputs: list[tuple[Path, int]]
+    inputs: list[tuple[TreePath, int]]
     site: CallSite | None
     """The expression that made the call, if it stands in a method of a module."""
     end: int = 1 << 60
-    outputs: list[tuple[Path, int]] = field(default_factory=list)
+    outputs: list[tuple[TreePath, int]] = field(default_factory=list)
     emptied: bool = False
     """Whether the call took elements out of a list that it was given."""
 
@@ -73,7 +73,7 @@ class FunctionCall:
     start: int
     site: CallSite
     end: int = 1 << 60
-    outputs: list[tuple[Path, int]] = field(default_factory=list)
+    outputs: list[tuple[TreePath, int]] = field(default_factory=list)
 
     def contains(self, node: int) -> bool:
         return self.start <= node < self.end
@@ -141,7 +141,7 @@ def bits(value: int) -> Iterator[int]:
         value ^= low
 
 
-def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
+def leaves(value: Any, path: TreePath = ()) -> Iterator[tuple[TreePath, Tensor]]:
     """The tensors of nested tuples, lists and dictionaries, with the way to each."""
     if isinstance(value, Tensor):
         yield path, value

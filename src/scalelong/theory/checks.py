@@ -6,10 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..scaling.constant import ConstantScaling
-from ..scaling.fixed import FixedScaling
-from ..scaling.none import NoScaling
-from ..scaling.uniform import UniformScaling
+from ..scaling.constant import ConstantScaling, FixedScaling, NoScaling, UniformScaling
 from .features import check_features
 from .gradients import check_gradients
 from .inputs import PAPER_SECOND_MOMENT, expected_input_norm, fast_statistics, sampled_statistics, second_moment

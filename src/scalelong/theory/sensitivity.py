@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..scaling.base import Scaling, SkipScaling, SkipSite
-from ..scaling.fixed import FixedScaling
-from ..scaling.none import NoScaling
+from ..scaling.constant import FixedScaling, NoScaling
 from .derivative import directional_derivative
 from .jacobian import as_tensor, evaluating
 

@@ -1,16 +1,88 @@
+"""The methods whose κ_i depend on the data: LS with its gates (Eq. 9), and normalised skips."""
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import InvalidConfigError
-from .base import UNSCALED, Constants, Scaling, SkipScaling, SkipSite, require, require_choice, require_kappa
+from .base import (
+    UNSCALED,
+    Constants,
+    Scaling,
+    SkipScaling,
+    SkipSite,
+    register_scaling,
+    require,
+    require_choice,
+    require_kappa,
+)
 from .constant import ConstantScaling
-from .gate import ACTIVATIONS, FullPrecisionModule, InstanceEnhance, SqueezeExcite
-from .norm import recent_coefficient
-from .registry import register_scaling
+
+# The calibration networks ζ of learnable scaling (Eq. 9, Table 2), from pooled features to logits.
+
+ACTIVATIONS = {
+    "relu": F.relu,
+    "elu": F.elu,
+    "mish": F.mish,
+    "gelu": F.gelu,
+    "silu": F.silu,
+    "tanh": torch.tanh,
+}
+
+
+class FullPrecisionModule(nn.Module):
+    """Its parameters stay in fp32 when the model around it goes to half precision."""
+
+    def _apply(self, fn, recurse: bool = True):
+        def keep_precision(tensor: Tensor) -> Tensor:
+            changed = fn(tensor)
+            if changed.dtype in (torch.float16, torch.bfloat16) and tensor.dtype not in (
+                torch.float16,
+                torch.bfloat16,
+            ):
+                return tensor.to(changed.device)
+            return changed
+
+        return super()._apply(keep_precision, recurse)
+
+
+class SqueezeExcite(FullPrecisionModule):
+    """ζ(p) = W_2 act(W_1 p + b_1) + b_2 with a bottleneck of width/ratio, at least 1 (SE, the paper's choice)."""
+
+    def __init__(self, width: int, ratio: int, activation: str, start_flat: bool) -> None:
+        super().__init__()
+        hidden = max(width // ratio, 1)
+        self.reduce = nn.Linear(width, hidden)
+        self.expand = nn.Linear(hidden, width)
+        self.activation = activation
+        if start_flat:
+            nn.init.zeros_(self.expand.weight)
+            nn.init.zeros_(self.expand.bias)
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        return _linear(ACTIVATIONS[self.activation](_linear(pooled, self.reduce)), self.expand)
+
+
+class InstanceEnhance(FullPrecisionModule):
+    """ζ(p) = w ⊙ p + b, one weight and one bias per channel (IE). Both start at zero."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(width))
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        return torch.addcmul(self.bias.float(), self.weight.float(), pooled)
+
+
+def _linear(x: Tensor, layer: nn.Linear) -> Tensor:
+    # .float() is free for fp32 weights, and undoes what FSDP's mixed precision does to them.
+    return F.linear(x, layer.weight.float(), layer.bias.float())
+
 
 # A sigmoid never reaches κ_1 = 1; this is where it starts instead.
 LARGEST_START = 0.999
@@ -145,3 +217,58 @@ def _network(config: LearnableScaling, width: int) -> nn.Module:
 def _logits(curve: Sequence[float]) -> Tensor:
     clamped = [min(kappa, LARGEST_START) for kappa in curve]
     return torch.tensor([math.log(kappa) - math.log1p(-kappa) for kappa in clamped])
+
+
+EPSILON = 1e-6
+
+
+@register_scaling
+@dataclass(frozen=True)
+class NormScaling(Scaling):
+    """The skip is normalised over its channels at every position, then scaled by a CS curve κ^(i-1).
+
+    With `norm="layer"` and κ = 1 it is the LayerNorm on the skip that U-ViT users add by hand against instability;
+    `norm="rms"` divides by the root mean square only. There are no learned parameters.
+    """
+
+    kappa: float = 1.0
+    norm: str = "layer"
+
+    name = "norm"
+
+    def validate(self) -> None:
+        require_kappa(self.kappa)
+        require_choice("norm", self.norm, ("layer", "rms"))
+
+    def build(self, sites: Sequence[SkipSite]) -> "NormSkipScaling":
+        return NormSkipScaling(self, sites)
+
+
+class NormSkipScaling(SkipScaling):
+    def __init__(self, config: NormScaling, sites: Sequence[SkipSite]) -> None:
+        super().__init__(config, sites)
+        self._center = config.norm == "layer"
+        self._curve = ConstantScaling(config.kappa).curve(len(sites))
+        self._recent: list[Tensor | None] = [None] * len(sites)
+
+    def scale(self, skip: Tensor, index: int) -> Tensor:
+        axis = self.sites[index - 1].channel_axis
+        # Statistics in fp32: the square of a half-precision feature overflows beyond 256.
+        wide = skip.float() if skip.dtype in (torch.float16, torch.bfloat16) else skip
+        if self._center:
+            wide = wide - wide.mean(axis, keepdim=True)
+        factor = self._curve[index - 1] * torch.rsqrt(wide.square().mean(axis, keepdim=True) + EPSILON)
+        self._recent[index - 1] = factor.detach()
+        return (wide * factor).to(skip.dtype)
+
+    def coefficient(self, index: int) -> Tensor:
+        return recent_coefficient(self._recent[index - 1])
+
+
+def recent_coefficient(value: Tensor | None) -> Tensor:
+    """κ_i of the last forward, or an error where there was none."""
+    if value is None:
+        from ..errors import NotScaledError
+
+        raise NotScaledError("these coefficients depend on the data: run the model first, or pass it inputs")
+    return value
