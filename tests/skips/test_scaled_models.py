@@ -196,7 +196,7 @@ def test_fake_tensors_do_not_spoil_real_ones():
 
 
 def test_a_rewritten_class_whose_source_changed_is_refused(monkeypatch):
-    import scalelong.skips.rewrite as rewrite
+    import scalelong.skips.source as rewrite
 
     model = sl.scale_skips_(build(Family(zoo.Additive, image(), 3)), "cs", IMAGE)
     buffer = io.BytesIO()

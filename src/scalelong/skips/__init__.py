@@ -1,11 +1,20 @@
 """Where: the long skips of a model, and scaling them."""
 
-from .api import coefficients, is_scaled, plan_of, scale_skips_, scaling_of, unscale_, unscaled
+from .api import (
+    coefficients,
+    is_scaled,
+    load_scaling_,
+    plan_of,
+    save_scaling,
+    scale_skips_,
+    scaling_of,
+    unscale_,
+    unscaled,
+)
 from .find import find_skips
 from .fold import FoldReport, fold_
 from .plan import LongSkip, SkipPlan
 from .start import StartReport, start_merges_
-from .store import load_scaling_, save_scaling
 
 __all__ = [
     "FoldReport",

@@ -12,10 +12,9 @@ from torch import nn
 
 from ..errors import AlreadyScaledError, ScalingMismatchError, UnreachableSkipError
 from ..scaling.base import SkipScaling
-from .actions import Action, Gate, GateSlice, Multiply, MultiplySlices
-from .hooks import ArgumentHook, OutputHook
+from .actions import Action, ArgumentHook, Gate, GateSlice, Multiply, MultiplySlices, OutputHook
 from .plan import Attachment, LongSkip, SkipPlan
-from .rewrite import Spot, is_rewritten, require_restorable, require_same_source, restore_, rewrite_
+from .source import Spot, is_rewritten, require_restorable, require_same_source, restore_, rewrite_
 
 REGISTERED = "skip_scaling"
 _STATE = "_scalelong"

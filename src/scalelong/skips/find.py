@@ -11,17 +11,13 @@ from torch import nn
 from ..errors import AmbiguousSkipsError, ExampleInputsError, NoLongSkipsError, ScaleLongError, UnsupportedModelError
 from ..scaling.base import SkipSite
 from .attach import paused
-from .candidates import Candidate, candidates
-from .examples import ExampleInputs, example_call
-from .families import planning_mode
-from .foldable import beyond_norms, fold_targets, readers
+from .behind import beyond_norms, cancellation, fold_targets, readers
+from .examples import ExampleInputs, example_call, planning_mode
 from .host import native_plan, unwrap
-from .norms import cancellation
+from .nest import Candidate, Selection, candidates, select, select_all
 from .plan import Attachment, LongSkip, SkipPlan
 from .reach import merge_axis, obstacle, reach
-from .record import record
-from .selection import Selection, select, select_all
-from .trace import Trace
+from .trace import Trace, record
 
 Patterns = str | Sequence[str] | None
 
