@@ -29,10 +29,8 @@ if TYPE_CHECKING:
         KappaChoice,
         choose_kappa,
     )
-    from .models import (
-        UViT,
-        unet,
-    )
+    from .models import UViT
+    from .models import presets as unet
     from .scaling import (
         BalancedScaling,
         ConstantScaling,

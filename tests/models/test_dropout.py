@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from scalelong.models import unet
-from scalelong.models.dropout import FewerDraws
+from scalelong.models import presets as unet
+from scalelong.models.cpu import FewerDraws
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.93])

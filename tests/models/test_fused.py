@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from scalelong.models import UViT, fused
+from scalelong.models import UViT
+from scalelong.models import cpu as fused
 
 
 @pytest.fixture(params=["as here", "oneDNN", "MKL"])
@@ -179,5 +180,5 @@ def test_a_block_remembers_a_third_less(monkeypatch):
         return sum(sizes.values())
 
     lean = kept()
-    monkeypatch.setattr("scalelong.models.transformer.can_fuse", lambda *_: False)
+    monkeypatch.setattr("scalelong.models.uvit.can_fuse", lambda *_: False)
     assert lean < 0.7 * kept()

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import scalelong as sl
-from scalelong.models.start import GELU_MOMENT
+from scalelong.models.uvit import GELU_MOMENT
 from scalelong.scaling.baselines import start_merge_
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import scalelong as sl
-from scalelong.models.transformer import SkipMerge
+from scalelong.models.uvit import SkipMerge
 from scalelong.scaling.base import Constants
 
 METHODS = [
@@ -212,7 +212,7 @@ def test_residual_baselines():
     for block in rezero.decoder:
         stream = block.merge(stream, tokens, Constants(1.0, 1.0))  # pyright: ignore
     hidden = rezero.norm(stream)[:, 2:]
-    from scalelong.models.embedding import unpatchify
+    from scalelong.models.uvit import unpatchify
 
     expected = rezero.final_conv(unpatchify(rezero.to_patches(hidden), (4, 4), 2, 3))
     torch.testing.assert_close(rezero(x, t, y), expected)

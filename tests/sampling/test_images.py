@@ -13,7 +13,7 @@ from scalelong.cli import main
 from scalelong.conditions import ConditionError, Unconditional
 from scalelong.diffusion import SAMPLERS, NoiseProcess, guided
 from scalelong.errors import InvalidConfigError
-from scalelong.models import unet
+from scalelong.models import presets as unet
 from scalelong.sampling import SampleFolder, SampleSettings, requests
 from scalelong.sampling.folder import read_png
 from scalelong.sampling.images import ImageMaker, to_bytes

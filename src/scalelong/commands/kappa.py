@@ -49,7 +49,8 @@ def main(arguments: list[str]) -> int:
 
 
 def build_model(name: str) -> nn.Module:
-    from ..models import UNET_PRESETS, UVIT_PRESETS, UViT, unet
+    from ..models import UNET_PRESETS, UVIT_PRESETS, UViT
+    from ..models import presets as unet
 
     if name in UVIT_PRESETS:
         return UViT.preset(name)

@@ -1,25 +1,226 @@
-"""U-ViT: a vision transformer whose blocks are joined by long skip connections (Bao et al., CVPR 2023).
+"""From images and times to tokens, and back."""
 
-Everything is a token: time, class, context and image patches. The first half of the blocks sends its outputs over
-N = depth // 2 long skips to the second half.
-"""
-
+import math
 from collections.abc import Mapping
 from os import PathLike
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ..errors import InvalidConfigError, InvalidInputError
 from ..scaling.base import UNSCALED, Constants, Scaling, SkipScaling, SkipSite, as_scaling
-from ..scaling.baselines import ResidualSpec, require_merge_start, validate_residual
-from .embedding import PositionEmbedding, patch_grid, timestep_embedding, unpatchify
+from ..scaling.baselines import ResidualBranch, ResidualSpec, require_merge_start, start_merge_, validate_residual
+from .cpu import can_fuse, gated_addition, linear, normed_linear, normed_mlp
 from .official import load_official_, official_arguments
 from .presets import preset_arguments
-from .start import InitStd, initialise_, require_final_start, require_init_std, start_as_identity_
-from .transformer import Block, SkipMerge
+
+
+def timestep_embedding(t: Tensor, dim: int) -> Tensor:
+    """[cos(t ω_k) ⊕ sin(t ω_k)], ω_k = 10000^(-k/(dim/2)), in fp32."""
+    half = dim // 2
+    frequencies = torch.exp(torch.arange(half, device=t.device, dtype=torch.float32) * (-math.log(10000) / half))
+    angles = t.float()[:, None] * frequencies
+    return torch.cat([angles.cos(), angles.sin()], dim=-1)
+
+
+class PositionEmbedding(nn.Module):
+    """One learned vector per token: the extra tokens first, then the patches row by row."""
+
+    def __init__(self, extra_tokens: int, grid: tuple[int, int], dim: int) -> None:
+        super().__init__()
+        self.extra_tokens, self.grid = extra_tokens, grid
+        self.weight = nn.Parameter(torch.empty(1, extra_tokens + grid[0] * grid[1], dim))
+        nn.init.trunc_normal_(self.weight, std=0.02)
+
+    def forward(self, grid: tuple[int, int]) -> Tensor:
+        """For another grid than the one that was learned, the patches' part is interpolated."""
+        if grid == self.grid:
+            return self.weight
+        extra, patches = self.weight[:, : self.extra_tokens], self.weight[:, self.extra_tokens :]
+        image = patches.transpose(1, 2).unflatten(2, self.grid).float()
+        resized = F.interpolate(image, size=grid, mode="bicubic", align_corners=False)
+        return torch.cat([extra, resized.flatten(2).transpose(1, 2).to(extra.dtype)], dim=1)
+
+
+def patch_grid(x: Tensor, patch_size: int) -> tuple[int, int]:
+    height, width = x.shape[2:]
+    if height % patch_size or width % patch_size:
+        raise InvalidInputError(f"images of {height}x{width} cannot be cut into patches of {patch_size}x{patch_size}")
+    return height // patch_size, width // patch_size
+
+
+def unpatchify(tokens: Tensor, grid: tuple[int, int], patch_size: int, channels: int) -> Tensor:
+    """(B, rows·columns, p·p·C) to (B, C, H, W)."""
+    rows, columns = grid
+    x = tokens.reshape(-1, rows, columns, patch_size, patch_size, channels)
+    return x.permute(0, 5, 1, 3, 2, 4).reshape(-1, channels, rows * patch_size, columns * patch_size)
+
+
+# The blocks of U-ViT, and the merge of a long skip into the main path.
+
+
+class Attention(nn.Module):
+    def __init__(self, dim: int, heads: int, qkv_bias: bool) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
+        self.out = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor, norm: nn.LayerNorm) -> Tensor:
+        batch, length, dim = x.shape
+        qkv = normed_linear(x, norm, self.qkv) if can_fuse(x, norm, self.qkv) else self.qkv(norm(x))
+        qkv = qkv.view(batch, length, 3, self.heads, dim // self.heads).permute(2, 0, 3, 1, 4)
+        q, k, v = qkv.unbind(0)
+        x = F.scaled_dot_product_attention(q, k, v)
+        x = x.transpose(1, 2).reshape(batch, length, dim)
+        return linear(x, self.out) if can_fuse(x, self.out) else self.out(x)
+
+
+class MLP(nn.Module):
+    def __init__(self, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.expand = nn.Linear(dim, hidden)
+        self.reduce = nn.Linear(hidden, dim)
+
+    def forward(self, x: Tensor, norm: nn.LayerNorm) -> Tensor:
+        if can_fuse(x, norm, self.expand, self.reduce):
+            return normed_mlp(x, norm, self.expand, self.reduce)
+        return self.reduce(F.gelu(self.expand(norm(x))))
+
+
+class SkipMerge(nn.Linear):
+    """W [main ⊕ κ skip] + b, as two products: the concatenation is never made, and a number κ goes into the weights.
+
+    W has D x 2D entries and the features have B x L x D of them, so that costs no pass over the features. A gate
+    has a κ for each token or channel.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(2 * dim, dim)
+        self.dim = dim
+
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, main: Tensor, skip: Tensor, factors: Constants, gate: Tensor | None = None
+    ) -> Tensor:
+        main_weight, skip_weight = self.weight.split(self.dim, dim=1)
+        if factors.main != 1.0:
+            main_weight = main_weight * factors.main
+        if factors.skip != 1.0:
+            skip_weight = skip_weight * factors.skip
+        if gate is not None and gate.dim() == 0:
+            skip_weight, gate = skip_weight * gate, None
+        merged = F.linear(main, main_weight, self.bias)
+        if gate is not None:
+            if can_fuse(skip) and type(self.weight) is nn.Parameter:
+                return gated_addition(merged, skip, gate, skip_weight)
+            skip = skip * gate.to(skip.dtype)
+        return torch.addmm(merged.flatten(0, 1), skip.flatten(0, 1), skip_weight.t()).view_as(merged)
+
+    def start(self, start: str, factors: Constants) -> None:
+        main_weight, skip_weight = self.weight.split(self.dim, dim=1)
+        start_merge_(main_weight, skip_weight, start, factors)
+
+    @torch.no_grad()
+    def fold(self, factors: Constants) -> None:
+        self.weight[:, : self.dim] *= factors.main
+        self.weight[:, self.dim :] *= factors.skip
+
+
+class Block(nn.Module):
+    """A pre-norm transformer block. In the decoder, a long skip is merged in first."""
+
+    def __init__(
+        self, dim: int, heads: int, mlp_ratio: float, qkv_bias: bool, residual_scaling: ResidualSpec, *, merges: bool
+    ) -> None:
+        super().__init__()
+        self.merge = SkipMerge(dim) if merges else None
+        self.attention_norm = nn.LayerNorm(dim)
+        self.attention = Attention(dim, heads, qkv_bias)
+        self.attention_residual = ResidualBranch(residual_scaling)
+        self.mlp_norm = nn.LayerNorm(dim)
+        self.mlp = MLP(dim, int(dim * mlp_ratio))
+        self.mlp_residual = ResidualBranch(residual_scaling)
+
+    def forward(
+        self, x: Tensor, skip: Tensor | None = None, factors: Constants = UNSCALED, gate: Tensor | None = None
+    ) -> Tensor:
+        if self.merge is not None and skip is not None:
+            x = self.merge(x, skip, factors, gate)
+        x = self.attention_residual(x, self.attention(x, self.attention_norm))
+        return self.mlp_residual(x, self.mlp(x, self.mlp_norm))
+
+
+# The weights of a U-ViT before the first step of training.
+
+InitStd = float | Literal["unit"]
+
+FINAL_STARTS = ("authors", "identity")
+
+# E[gelu(z)²] for a standard normal z.
+GELU_MOMENT = 0.42522
+
+
+def require_init_std(std: Any) -> None:
+    number = isinstance(std, int | float) and not isinstance(std, bool) and math.isfinite(std) and std > 0
+    if not number and std != "unit":
+        raise InvalidConfigError(f'init_std must be a number above 0 or "unit", got {std!r}')
+
+
+def require_final_start(start: Any) -> None:
+    if start not in FINAL_STARTS:
+        raise InvalidConfigError(f"final_start must be one of {', '.join(FINAL_STARTS)}, got {start!r}")
+
+
+def initialise_(model: nn.Module, std: InitStd) -> None:
+    """Draw the weights of all linear layers; convolutions and the class embedding keep torch's defaults.
+
+    A number is the deviation of all weights, as in the authors' code. "unit" gives each layer a gain of 1.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            deviation = 1 / math.sqrt(module.in_features) if std == "unit" else std
+            nn.init.trunc_normal_(module.weight, std=deviation)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+    if std == "unit":
+        _unit_gain_(model)
+
+
+@torch.no_grad()
+def _unit_gain_(model: nn.Module) -> None:
+    """Unit-gain blocks (g = 1 in the theory), for pre-norm blocks: x + f(norm(x)) has the size of x.
+
+    The branches get gain 1 and are then divided by √(their number), so that all of them together add about as much as
+    the features have. The convolution before the blocks keeps the size of the image too.
+    """
+    blocks = [module for module in model.modules() if isinstance(module, Block)]
+    for block in blocks:
+        block.attention.out.weight /= math.sqrt(2 * len(blocks))
+        block.mlp.reduce.weight /= math.sqrt(2 * len(blocks) * GELU_MOMENT)
+    embedding = model.get_submodule("patch_embedding")
+    assert isinstance(embedding, nn.Conv2d)
+    # torch's default has a variance of 1 / (3 fan_in).
+    embedding.weight *= math.sqrt(3)
+
+
+@torch.no_grad()
+def start_as_identity_(layer: nn.Conv2d) -> None:
+    """A random 3x3 kernel all but removes some frequencies of the image, which the layers before cannot put back.
+
+    The network then learns its prediction as fast as it learns another kernel, and that depends on the seed.
+    """
+    nn.init.dirac_(layer.weight)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+
+
+# U-ViT: a vision transformer whose blocks are joined by long skip connections (Bao et al., CVPR 2023).
+#
+# Everything is a token: time, class, context and image patches. The first half of the blocks sends its outputs over
+# N = depth // 2 long skips to the second half.
 
 
 class UViT(nn.Module):

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InvalidConfigError
-from ..models import UViT, unet
+from ..models import UViT
+from ..models import presets as unet
 from ..models.presets import preset_arguments
 from ..scaling import NoScaling, as_scaling
 from ..skips import scale_skips_, start_merges_

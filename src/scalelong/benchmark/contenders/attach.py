@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...models.unet import unet
+from ...models.presets import unet
 from ...skips import find_skips, fold_, scale_skips_
 from ..errors import BenchmarkError
 

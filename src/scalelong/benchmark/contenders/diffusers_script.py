@@ -14,7 +14,7 @@ from diffusers.optimization import get_scheduler
 from diffusers.schedulers.scheduling_ddpm import DDPMScheduler
 from diffusers.training_utils import EMAModel
 
-from ...models.unet import UNET_PRESETS
+from ...models.presets import UNET_PRESETS
 
 TRAINING_STEPS = 100_000
 

@@ -212,3 +212,42 @@ def _by_autograd(function: Any, gradient: Tensor, *inputs: Any) -> tuple[Tensor 
     wanted = [value for value in inputs if isinstance(value, Tensor) and value.requires_grad]
     found = iter(torch.autograd.grad(function(*inputs), wanted, gradient, create_graph=True))
     return tuple(next(found) if isinstance(v, Tensor) and v.requires_grad else None for v in inputs)
+
+
+# Dropout that draws fewer random numbers, for training on a CPU.
+#
+# torch draws one number there for each entry, one after the other. Here one number decides about four entries.
+
+BITS = 16
+"""For each entry: a probability is rounded to a multiple of 1 / 65536."""
+
+
+class FewerDraws(nn.Dropout):
+    """nn.Dropout, but on a CPU with other random numbers."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (torch's name)
+        if not (self.training and 0 < self.p < 1 and _is_ordinary(input)):
+            return super().forward(input)
+        factors = draw_factors(input, self.p)
+        return input.mul_(factors) if self.inplace else input * factors
+
+
+def draw_factors(x: Tensor, p: float) -> Tensor:
+    """For each entry of x, 0 with probability p and 1 / (1 - p) otherwise; laid out in memory as x is."""
+    count, levels = x.numel(), 2**BITS
+    numbers = torch.empty(-(-count * BITS // 64), dtype=torch.int64).random_(-(2**63), None)
+    kept = numbers.view(torch.int16)[:count] >= round(p * levels) - levels // 2
+    return kept.to(x.dtype).div_(1 - p).as_strided(x.shape, x.stride())
+
+
+def draw_fewer_(model: nn.Module) -> None:
+    """Exchange the dropouts of a network."""
+    for module in model.modules():
+        for name, child in module.named_children():
+            if type(child) is nn.Dropout:
+                setattr(module, name, FewerDraws(child.p, child.inplace).train(child.training))
+
+
+def _is_ordinary(x: Tensor) -> bool:
+    dense = x.is_contiguous() or (x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last))
+    return type(x) is Tensor and x.device.type == "cpu" and dense and not torch.compiler.is_compiling()
