@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from scalelong import theory
-from scalelong.theory.gradients import _gradient_norms
+from scalelong.theory.moments import _gradient_norms
 from scalelong.theory.network import RandomLinear
 
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from scalelong import theory
 from scalelong.models import UViT
-from scalelong.theory.derivative import difference_derivative, directional_derivative, forward_derivative
+from scalelong.theory.sensitivity import difference_derivative, directional_derivative, forward_derivative
 
 
 def small_uvit(depth: int = 4) -> UViT:

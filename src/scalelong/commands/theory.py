@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidConfigError
-from ..theory import checks, counterexample, figures, noisy_batch
+from ..theory import checks, counterexample, noisy_batch
+from ..theory import checks as figures
 from ..theory.table import text_table
 
 

@@ -127,7 +127,7 @@ def grid_rows(evidence: dict[Key, Evidence]) -> list[dict[str, Any]]:
 
 def draw(evidence: dict[Key, Evidence], path: Path) -> None:
     """Final loss against κ, relative to the best mean: seeds thin, their mean thick, estimators as vertical lines."""
-    from ..theory.figures import new_figure, save
+    from ..theory.checks import new_figure, save
 
     figure, axes = new_figure(len(evidence))
     figure.set_size_inches(3.2 * len(evidence), 3.0)

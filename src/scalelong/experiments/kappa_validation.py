@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ..kappa import GRID, PilotRun, choose_kappa
 from ..scaling import BalancedScaling, ConstantScaling, NoScaling, Scaling, UniformScaling
 from ..skips import scale_skips_
-from ..theory.inputs import noisy_batch
+from ..theory.moments import noisy_batch
 from ..theory.sensitivity import skip_sensitivities
 
 SEEDS = (0, 1, 2)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InvalidConfigError
-from ..theory.inputs import image_moments
+from ..theory.moments import image_moments
 from ..theory.sensitivity import count_skips
 from .choice import KappaChoice
 from .moments import choose_from_moments

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidConfigError
-from ..theory.inputs import PAPER_SECOND_MOMENT, image_moments
+from ..theory.moments import PAPER_SECOND_MOMENT, image_moments
 from ..theory.schedules import alpha_bars
 from .choice import KappaChoice
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..errors import ScaleLongError
 from ..scaling.constant import BalancedScaling, ConstantScaling
-from ..theory.inputs import noisy_batch
+from ..theory.moments import noisy_batch
 from ..theory.sensitivity import skip_sensitivities
 from .choice import KappaChoice
 from .moments import PICK_REASON, noise_ratio_targets, solve

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..theory.jacobian import as_tensor
 from ..theory.schedules import alpha_bars
+from ..theory.sensitivity import as_tensor
 from .network import ModelInputs, default_inputs
 
 

@@ -12,7 +12,7 @@ from ..skips import find_skips, is_scaled, plan_of
 from ..skips.examples import ExampleInputs
 from ..skips.host import unwrap
 from ..skips.plan import SkipPlan
-from ..theory.jacobian import evaluating
+from ..theory.sensitivity import evaluating
 from .taps import Meter, listen
 
 

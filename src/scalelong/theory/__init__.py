@@ -1,29 +1,37 @@
 """Why: the paper's theory on the network of Eq. (3), in a form that can be run and checked."""
 
-from .features import check_features, expected_feature_norms, fit_paper_form, paper_regressor, sample_feature_norms
-from .gradients import check_gradients, expected_gradient_norms
-from .inputs import (
+from .bounds import (
+    NoBoundError,
+    RobustnessBound,
+    bound_from_constants,
+    convolution_bound,
+    counterexample,
+    gram_bound,
+    linear_bound,
+    lipschitz_bound,
+    literal_bound,
+    robustness_bound,
+    spectral_norm,
+)
+from .moments import (
     InputStatistics,
     NoisyBatch,
+    check_features,
+    check_gradients,
+    expected_feature_norms,
+    expected_gradient_norms,
     expected_input_norm,
     fast_statistics,
+    fit_paper_form,
     noisy_batch,
+    paper_regressor,
+    sample_feature_norms,
     sampled_statistics,
     second_moment,
 )
-from .jacobian import jacobian_norm, noise_gain
-from .lipschitz import NoBoundError, lipschitz_bound
 from .network import Equation3, random_block
-from .robustness import (
-    RobustnessBound,
-    bound_from_constants,
-    counterexample,
-    literal_bound,
-    robustness_bound,
-)
 from .schedules import SCHEDULES, alpha_bars
-from .sensitivity import count_skips, skip_sensitivities
-from .spectral import convolution_bound, gram_bound, linear_bound, spectral_norm
+from .sensitivity import count_skips, jacobian_norm, noise_gain, skip_sensitivities
 
 __all__ = [
     "SCHEDULES",

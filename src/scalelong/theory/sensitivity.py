@@ -1,8 +1,4 @@
-"""How much each long skip of a network matters: w_j = E‖∂out/∂κ_j‖².
-
-What it tells a user: which skips the output listens to. Theory (Eq. 3 with unit gain) says: to all equally. Real
-networks differ, and scaling a skip with a small w_j changes little.
-"""
+"""Directional derivatives of any network: exact where forward mode reaches, otherwise by differences."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -10,12 +6,113 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.autograd.forward_ad as forward_ad
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..scaling.base import Scaling, SkipScaling, SkipSite
 from ..scaling.constant import FixedScaling, NoScaling
-from .derivative import directional_derivative
-from .jacobian import as_tensor, evaluating
+from .bounds import power_iteration
+
+
+def directional_derivative(function: Callable[[Tensor], Tensor], point: Tensor, direction: Tensor) -> Tensor:
+    """d/ds function(point + s·direction) at s = 0."""
+    try:
+        return forward_derivative(function, point, direction)
+    except NotImplementedError:
+        # Custom autograd functions and some fused kernels have no forward mode.
+        return difference_derivative(function, point, direction)
+
+
+def forward_derivative(function: Callable[[Tensor], Tensor], point: Tensor, direction: Tensor) -> Tensor:
+    """Exact, in one forward with dual numbers."""
+    # The fused attention kernels know no forward mode; the plain one does.
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), forward_ad.dual_level():
+        output = function(forward_ad.make_dual(point.detach(), direction.to(point)))
+        tangent = forward_ad.unpack_dual(output).tangent
+        return torch.zeros_like(output) if tangent is None else tangent.clone()
+
+
+def difference_derivative(function: Callable[[Tensor], Tensor], point: Tensor, direction: Tensor) -> Tensor:
+    """Central differences with a step relative to the point; needs nothing of the function but its values."""
+    with torch.no_grad():
+        # The cube root of the precision of the values balances truncation against rounding.
+        precision = max(torch.finfo(point.dtype).eps, torch.finfo(function(point).dtype).eps)
+        length = direction.norm().clamp(min=torch.finfo(point.dtype).tiny)
+        step = float(precision ** (1 / 3) * point.norm().clamp(min=1.0) / length)
+        return (function(point + step * direction) - function(point - step * direction)) / (2 * step)
+
+
+# How sensitive a network is in fact: the norm of its Jacobian, and its response to noise on the input (Figure 3 c).
+#
+# What it tells a user: what the bounds of Theorem 3.4 only limit. Works for any model.
+
+Output = Callable[[Any], Tensor]
+
+
+def as_tensor(result: Any, output: Output | None = None) -> Tensor:
+    """The output as a tensor: a tensor as it is, of diffusers' outputs the sample, of a tuple the first entry."""
+    if output is not None:
+        return output(result)
+    return result if isinstance(result, Tensor) else getattr(result, "sample", result[0])
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode and a forked random state within the block; afterwards every module has its own mode again."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def jacobian_norm(
+    model: nn.Module, x: Tensor, *rest: Any, steps: int = 50, seed: int = 0, output: Output | None = None
+) -> float:
+    """‖∂ model(x, *rest) / ∂x‖, the spectral norm at this place, by power iteration: an estimate from below.
+
+    x is a batch of one, or the norm is that of the batch as a whole: the largest of its members.
+    """
+    start = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)).to(x)
+    with evaluating(model), sdpa_kernel(SDPBackend.MATH):
+
+        def function(inputs: Tensor) -> Tensor:
+            return as_tensor(model(inputs, *rest), output)
+
+        # One graph serves the transposed products of all steps.
+        with torch.enable_grad():
+            leaf = x.detach().requires_grad_()
+            result = function(leaf)
+
+        def transposed(image: Tensor) -> Tensor:
+            return torch.autograd.grad(result, leaf, image, retain_graph=True)[0]
+
+        return power_iteration(lambda v: directional_derivative(function, x, v), transposed, start, steps)
+
+
+def noise_gain(
+    model: nn.Module, x: Tensor, *rest: Any, sigma: float, draws: int = 8, seed: int = 0, output: Output | None = None
+) -> float:
+    """√(E‖model(x + σ n) - model(x)‖² / E‖σ n‖²), n normal: by how much extra input noise is amplified (Figure 3 c)."""
+    generator = torch.Generator().manual_seed(seed)
+    moved = sent = 0.0
+    with evaluating(model), torch.no_grad():
+        clean = as_tensor(model(x, *rest), output)
+        for _ in range(draws):
+            noise = sigma * torch.randn(x.shape, generator=generator).to(x)
+            moved += float((as_tensor(model(x + noise, *rest), output) - clean).double().square().sum())
+            sent += float(noise.double().square().sum())
+    return (moved / sent) ** 0.5
+
+
+# How much each long skip of a network matters: w_j = E‖∂out/∂κ_j‖².
+#
+# What it tells a user: which skips the output listens to. Theory (Eq. 3 with unit gain) says: to all equally. Real
+# networks differ, and scaling a skip with a small w_j changes little.
 
 
 class ProbeSkipScaling(SkipScaling):
