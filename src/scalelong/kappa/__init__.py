@@ -1,11 +1,15 @@
 """κ, chosen for you: from the data (A), from the network (B), or by pilot runs (C)."""
 
-from .choice import KappaChoice
-from .choose import choose_kappa
-from .moments import Solution, Targets, kappa_for_sum, noise_ratio_targets
-from .network import SilentSkipsError, balanced_scaling
-from .pilot import GRID
-from .run import PilotRun
+from .estimators import (
+    KappaChoice,
+    SilentSkipsError,
+    Solution,
+    Targets,
+    balanced_scaling,
+    kappa_for_sum,
+    noise_ratio_targets,
+)
+from .pilot import GRID, PilotRun, choose_kappa
 
 __all__ = [
     "GRID",

@@ -1,4 +1,4 @@
-"""Estimator C: short training runs over a grid of κ. The honest way, and the dearest; the answer says what it cost."""
+"""One short training run, with everything random under control."""
 
 import copy
 import math
@@ -11,10 +11,97 @@ from torch import Tensor, nn
 
 from ..errors import InvalidConfigError
 from ..scaling.constant import ConstantScaling
-from ..theory.sensitivity import count_skips
-from .choice import KappaChoice
-from .network import ModelInputs, default_inputs, example_arguments
-from .run import PilotRun
+from ..theory.moments import image_moments
+from ..theory.schedules import alpha_bars
+from ..theory.sensitivity import as_tensor, count_skips
+from .estimators import (
+    KappaChoice,
+    ModelInputs,
+    choose_from_moments,
+    choose_from_network,
+    default_inputs,
+    example_arguments,
+)
+
+
+class PilotRun:
+    """One short training run that can be advanced step by step: AdamW on Eq. (2), with a linear warm-up.
+
+    Everything random comes from `seed`, so that runs with equal seeds see equal images, times and noise, and their
+    losses differ by what is compared alone.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        images: Tensor,
+        held_out: Tensor,
+        *,
+        schedule: Any = "ddpm",
+        seed: int = 0,
+        batch_size: int = 32,
+        learning_rate: float = 1e-3,
+        warmup: int = 50,
+        inputs: ModelInputs = default_inputs,
+    ) -> None:
+        self.model, self.images, self.batch_size, self.warmup, self.inputs = model, images, batch_size, warmup, inputs
+        self.alpha_bars = alpha_bars(schedule).to(images.device, torch.float32)
+        self.learning_rate = learning_rate
+        self.optimizer = torch.optim.AdamW(model.parameters(), learning_rate)
+        self.seed, self.generator = seed, torch.Generator().manual_seed(seed)
+        # The held-out noise is the same in all runs, and its times cover the schedule evenly.
+        shared = torch.Generator().manual_seed(0)
+        self.held_out = held_out
+        self.held_out_noise = torch.randn(held_out.shape, generator=shared).to(held_out)
+        self.held_out_steps = _even_steps(len(held_out), len(self.alpha_bars)).to(held_out.device)
+        self.steps_done = 0
+
+    def advance(self, steps: int) -> None:
+        self.model.train()
+        with torch.random.fork_rng():
+            # For dropout: equal in runs with equal seeds, and nothing to the caller's own random numbers.
+            torch.manual_seed(self.seed + self.steps_done)
+            self._train(steps)
+
+    def _train(self, steps: int) -> None:
+        for _ in range(steps):
+            chosen = torch.randint(len(self.images), (self.batch_size,), generator=self.generator)
+            times = torch.randint(len(self.alpha_bars), (self.batch_size,), generator=self.generator)
+            clean = self.images[chosen.to(self.images.device)]
+            noise = torch.randn(clean.shape, generator=self.generator).to(clean)
+            loss = self._loss(clean, noise, times.to(clean.device))
+            self.optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            self.steps_done += 1
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.learning_rate * min(1.0, self.steps_done / max(self.warmup, 1))
+            self.optimizer.step()
+
+    @torch.no_grad()
+    def held_out_loss(self) -> float:
+        """Eq. (2) per dimension on images that were not trained on; infinite where the run has diverged."""
+        self.model.eval()
+        losses = [
+            self._loss(self.held_out[part], self.held_out_noise[part], self.held_out_steps[part]) * len(part)
+            for part in torch.arange(len(self.held_out), device=self.held_out.device).split(128)
+        ]
+        loss = float(sum(losses)) / len(self.held_out)
+        return loss if math.isfinite(loss) else math.inf
+
+    def _loss(self, clean: Tensor, noise: Tensor, times: Tensor) -> Tensor:
+        alpha_bar = self.alpha_bars[times].view(-1, *[1] * (clean.dim() - 1))
+        noisy = alpha_bar.sqrt() * clean + (1 - alpha_bar).sqrt() * noise
+        prediction = as_tensor(self.model(*self.inputs(noisy, times)))
+        return (prediction - noise).square().mean()
+
+
+def _even_steps(count: int, length: int) -> Tensor:
+    """`count` times spread evenly over the schedule, in an order that has nothing to do with the images."""
+    even = ((torch.arange(count) + 0.5) * length / count).long()
+    return even[torch.randperm(count, generator=torch.Generator().manual_seed(1))]
+
+
+# Estimator C: short training runs over a grid of κ. The honest way, and the dearest; the answer says what it cost.
 
 GRID = (1.0, 0.95, 0.85, 0.7, 0.5, 0.3)
 HELD_OUT = 256
@@ -131,3 +218,75 @@ def _scaled(
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
+
+
+# One door to the three estimators.
+
+METHODS = ("data", "network", "pilot")
+
+# This many images are gathered from a callable that gives batches.
+GATHERED = 2048
+
+Data = Tensor | Callable[[], Tensor] | Sequence[Tensor]
+
+
+def choose_kappa(
+    model: ModelSource | None = None,
+    data: Data | None = None,
+    schedule: Any = "ddpm",
+    method: str = "data",
+    *,
+    skips: int | None = None,
+    inputs: ModelInputs = default_inputs,
+    **pilot: Any,
+) -> KappaChoice:
+    """κ for constant scaling, κ_i = κ^(i-1) (Eq. 8), with its range and the reasons in words.
+
+    `method`: "data" needs the number of long skips (`skips`, or a model to count them in) and is best given `data`;
+    "network" needs a model and data; "pilot" trains, and needs a model (better: a function that builds one) and data.
+    `data`: images (n, C, H, W) as the network sees them, usually in [-1, 1], or a function that gives such batches.
+    `schedule`: "ddpm", "vp", "cosine", the values ᾱ_t, or a diffusers scheduler.
+    `inputs(x_t, t)` gives the arguments of the model, for models that are not called as model(x_t, t).
+    Other options (`grid`, `steps`, `seeds`, `learning_rate`, `batch_size`) go to the pilot.
+    """
+    if method not in METHODS:
+        raise InvalidConfigError(f"method must be one of {', '.join(map(repr, METHODS))}, got {method!r}")
+    if pilot and method != "pilot":
+        raise InvalidConfigError(f"the options {', '.join(sorted(pilot))} belong to method='pilot'")
+    images = None if data is None else _images(data)
+    if method == "data":
+        return choose_from_moments(_skips(skips, model, images, schedule, inputs), images, schedule)
+    if model is None or images is None:
+        raise InvalidConfigError(f"method={method!r} needs both a model and data")
+    if method == "network":
+        return choose_from_network(_built(model), images, schedule, inputs)
+    return choose_by_pilot(model, images, schedule, inputs=inputs, **pilot)
+
+
+def _images(data: Data) -> Tensor:
+    if callable(data):
+        batches = []
+        while sum(map(len, batches)) < GATHERED:
+            batches.append(data())
+        images = torch.cat(batches)
+    else:
+        images = data if isinstance(data, Tensor) else torch.stack(list(data))
+    image_moments(images[:1])  # says what is wrong with images that are not images
+    if not bool(torch.isfinite(images).all()):
+        raise InvalidConfigError("the data contains values that are not finite")
+    return images
+
+
+def _skips(
+    skips: int | None, model: ModelSource | None, images: Tensor | None, schedule: Any, inputs: ModelInputs
+) -> int:
+    if skips is not None:
+        return skips
+    if model is None:
+        raise InvalidConfigError("method='data' needs the number of long skips: pass skips=N, or a model")
+    arguments = () if images is None else example_arguments(images, schedule, inputs)
+    return count_skips(_built(model), arguments)
+
+
+def _built(model: ModelSource) -> nn.Module:
+    return model if isinstance(model, nn.Module) else model()
