@@ -6,7 +6,7 @@ import random
 import pytest
 
 from scalelong.errors import InvalidConfigError
-from scalelong.stability.oscillation import oscillation, residuals, second_difference_deviation
+from scalelong.stability.alarms import oscillation, residuals, second_difference_deviation
 
 
 def reference_residuals(y: list[float], window: int) -> list[float]:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from ..stability import oscillation
+from ..stability import alarms as oscillation
 from ..training import TrainConfig
 from .curves import mean, read_curves
 from .pool import run_all

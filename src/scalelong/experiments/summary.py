@@ -4,7 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..stability import Oscillation, oscillation
+from ..stability import Oscillation
+from ..stability import alarms as oscillation
 from .curves import Curve, mean, read_curves, steps_ratio
 from .runs import PlannedRun
 

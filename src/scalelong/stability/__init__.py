@@ -1,12 +1,10 @@
 """What happens: sizes of features and gradients at the long skips, oscillation scores, alarms, and a diagnosis."""
 
-from .alarms import Alarm, AlarmRules
+from .alarms import Alarm, AlarmRules, JsonLines, Oscillation, TensorBoard, oscillation, read_json_lines
 from .callbacks import AccelerateMonitor, lightning_callback
 from .diagnosis import Diagnosis, diagnose
 from .monitor import StabilityMonitor
-from .oscillation import Oscillation, oscillation
 from .probe import Features, probe
-from .writers import JsonLines, TensorBoard, read_json_lines
 
 __all__ = [
     "AccelerateMonitor",

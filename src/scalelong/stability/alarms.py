@@ -1,10 +1,110 @@
-"""Alarms: what in a series of readings means that a run is in trouble, in words that say what to try."""
+"""How much a training run oscillates, in numbers: the paper's Figure 1, quantified.
 
+A series is the RMS of a hidden feature on a fixed probe batch, or a gradient norm, read at equal distances in steps.
+Scores of series with different distances cannot be compared. Three views of y = log(series):
+
+    r_t = y_t - (local linear fit around t)       full windows of 51 readings only
+    O1 = RMS of r                                  how far readings lie from their trend
+    O2 = sd of second differences / √6             the same without a window; equals O1 for white noise
+    O3 = share of r above log 1.5, exp(max r)      how often, and how high, it peaks
+
+A collapsed network looks perfectly stable. So a score counts only if the loss is below that of a predictor that always
+answers zero, and the feature is above a floor; otherwise `gate` says why it does not.
+"""
+
+import json
 import math
+import os
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from os import PathLike
+from pathlib import Path
+from statistics import fmean, median, stdev
+from typing import Any, Protocol, TextIO
+
+from ..errors import InvalidConfigError, MissingDependencyError
+
+WINDOW = 51
+PEAK = math.log(1.5)
+FLOOR = 1e-4
+
+
+@dataclass(frozen=True)
+class Oscillation:
+    """O1, O2 and O3 with the highest peak; `gate` is empty where they count, otherwise it says why they do not."""
+
+    o1: float
+    o2: float
+    o3: float
+    peak: float
+    """exp(max r): 1.5 means one and a half times its trend."""
+    readings: int
+    gate: str = ""
+
+    @property
+    def valid(self) -> bool:
+        return not self.gate
+
+
+def residuals(y: Sequence[float], window: int = WINDOW) -> list[float]:
+    """y_t minus its local linear fit at t, for every t that has a full window around it.
+
+    At the middle of an odd window of equal distances a linear fit equals the mean, because its slope drops out.
+    """
+    if window < 3 or window % 2 == 0:
+        raise InvalidConfigError(f"window must be odd and at least 3, got {window}")
+    half = window // 2
+    return [y[t] - fmean(y[t - half : t + half + 1]) for t in range(half, len(y) - half)]
+
+
+def second_difference_deviation(y: Sequence[float]) -> float:
+    """The standard deviation of y_{t+1} - 2 y_t + y_{t-1}, over √6: white noise keeps its own deviation."""
+    differences = [after - 2 * here + before for before, here, after in zip(y, y[1:], y[2:], strict=False)]
+    return stdev(differences) / math.sqrt(6) if len(differences) > 1 else math.nan
+
+
+def oscillation(
+    series: Sequence[float],
+    *,
+    window: int = WINDOW,
+    loss: float | None = None,
+    zero_loss: float = 1.0,
+    floor: float = FLOOR,
+) -> Oscillation:
+    """The scores of a series of positive readings.
+
+    `loss` is the loss at the end of the run and `zero_loss` that of the predictor that always answers zero (1 for the
+    mean squared error of ε); without a loss that gate is open. `floor` is the smallest reading that counts.
+    """
+    gate = _gate(series, window, loss, zero_loss, floor)
+    if not series or not all(math.isfinite(value) and value > 0 for value in series):
+        return Oscillation(math.nan, math.nan, math.nan, math.nan, len(series), gate)
+    y = [math.log(value) for value in series]
+    r = residuals(y, window)
+    return Oscillation(
+        o1=math.sqrt(fmean(value * value for value in r)) if r else math.nan,
+        o2=second_difference_deviation(y),
+        o3=fmean(value > PEAK for value in r) if r else math.nan,
+        peak=math.exp(max(r)) if r else math.nan,
+        readings=len(series),
+        gate=gate,
+    )
+
+
+def _gate(series: Sequence[float], window: int, loss: float | None, zero_loss: float, floor: float) -> str:
+    if not all(math.isfinite(value) for value in series):
+        return "it became infinite or NaN"
+    if any(value < floor for value in series):
+        return f"it fell below {floor:g}: collapsed"
+    if len(series) < window:
+        return f"{len(series)} readings are less than a window of {window}"
+    if loss is not None and not loss < zero_loss:
+        return f"the loss {loss:.3g} is not below {zero_loss:.3g}, that of a predictor of zero"
+    return ""
+
+
+# Alarms: what in a series of readings means that a run is in trouble, in words that say what to try.
 
 REMEDIES = {
     "non-finite": "Stop and go back to the last good checkpoint. Try a lower learning rate, a longer warm-up, gradient "
@@ -156,3 +256,75 @@ def _features(reading: Iterable[str]) -> list[str]:
     """The features of the fixed probe batch, or where there is none those of the live batches."""
     probed = [name for name in reading if name.startswith("probe_block_rms/")]
     return probed or [name for name in reading if name.startswith("block_rms/")]
+
+
+# Where readings go.
+
+
+class Writer(Protocol):
+    def write(self, step: int, reading: Mapping[str, float], alarms: Sequence[Alarm]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class JsonLines:
+    """One JSON object per reading. A run that goes on from an earlier step replaces what was written after it."""
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        self.path = Path(path)
+        self._file: TextIO | None = None
+
+    def write(self, step: int, reading: Mapping[str, float], alarms: Sequence[Alarm]) -> None:
+        file = self._file = self._file or self._opened(step)
+        # JSON knows no NaN: a number that is not finite is written as null.
+        values = {name: value if math.isfinite(value) else None for name, value in reading.items()}
+        line: dict[str, Any] = {"step": step, **values}
+        if alarms:
+            line["alarms"] = [{"kind": alarm.kind, "where": alarm.where, "message": str(alarm)} for alarm in alarms]
+        file.write(json.dumps(line) + "\n")
+        file.flush()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _opened(self, step: int) -> TextIO:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.path.exists():
+            kept = [line for line in read_json_lines(self.path) if line["step"] < step]
+            temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
+            temporary.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+            os.replace(temporary, self.path)
+        return open(self.path, "a", encoding="utf-8")
+
+
+def read_json_lines(path: str | PathLike[str]) -> list[dict[str, Any]]:
+    """The readings of a file; a line that a kill cut off is left out."""
+    found = []
+    for line in Path(path).read_text(encoding="utf-8").splitlines():
+        try:
+            found.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return found
+
+
+class TensorBoard:
+    """Readings as scalars, alarms as text."""
+
+    def __init__(self, folder: str | PathLike[str]) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise MissingDependencyError("tensorboard", "train", "writing readings for TensorBoard") from error
+        self._writer = SummaryWriter(str(folder))
+
+    def write(self, step: int, reading: Mapping[str, float], alarms: Sequence[Alarm]) -> None:
+        for name, value in reading.items():
+            self._writer.add_scalar(f"stability/{name}", value, step)
+        for alarm in alarms:
+            self._writer.add_text("stability/alarms", str(alarm), step)
+
+    def close(self) -> None:
+        self._writer.close()

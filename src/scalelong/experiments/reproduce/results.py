@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InvalidConfigError
-from ...stability import oscillation
+from ...stability import alarms as oscillation
 from ...training.atomic import write_text
 from ..curves import Curve, read_curves
 from ..runs import PlannedRun
