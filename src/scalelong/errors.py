@@ -74,3 +74,95 @@ class NotFreshError(ScaleLongError, RuntimeError):
 
 class CancelledScalingWarning(UserWarning):
     """A normalisation right behind the merges cancels most of a constant scaling."""
+
+
+# What can be wrong with data, by name. Each error says what was looked for, what was found, and what to do.
+
+
+class DataError(ScaleLongError):
+    """Base of the errors about data."""
+
+
+class DataNotFoundError(DataError, FileNotFoundError):
+    """No data set is at the place, or goes by the name, that was given."""
+
+
+class UnknownSplitError(DataError, ValueError):
+    """The data set does not have the part ("train", "test", ...) that was asked for."""
+
+
+class NoImagesError(DataError, ValueError):
+    """The place exists, but holds no images."""
+
+
+class UnreadableDataError(DataError, ValueError):
+    """A file is damaged, of an unknown format, or lacks the columns or arrays that are needed."""
+
+
+class MixedSizesError(DataError, ValueError):
+    """The images differ in size and no common size was asked for."""
+
+
+class BrokenImagesError(DataError, ValueError):
+    """More images are broken than allowed."""
+
+
+class LabelError(DataError, ValueError):
+    """Labels are missing, too many, or not what labels can be."""
+
+
+class MetadataError(DataError, ValueError):
+    """Captions or labels beside the images do not fit the images."""
+
+
+class DuplicateNameError(DataError, ValueError):
+    """The same image is named twice."""
+
+
+class UnsafeArchiveError(DataError, ValueError):
+    """An archive holds paths that leave it, links, or more data than its size can honestly hold."""
+
+
+# What can be wrong with scores, by name.
+
+
+class EvaluationError(ScaleLongError, ValueError):
+    """Base of the errors about evaluation."""
+
+
+class InvalidSamplesError(EvaluationError):
+    """The images cannot be scored: too few, of another size, not finite, or out of range."""
+
+
+class ProtocolMismatchError(EvaluationError):
+    """Two scores were made in different ways, so they cannot be compared."""
+
+
+class FeatureError(EvaluationError):
+    """The features cannot be computed: weights are missing, damaged or do not fit."""
+
+
+# Why a model cannot be exported.
+
+
+class ExportError(ScaleLongError, ValueError):
+    """The model cannot be written in this format, or not at this place; the message says why."""
+
+
+# What can go wrong in a run, by name.
+
+
+class RunFolderError(ScaleLongError, ValueError):
+    """The run folder holds something else, or a run with another configuration or other data."""
+
+
+class RunLockedError(ScaleLongError, RuntimeError):
+    """Another process works on the run folder."""
+
+
+class CheckpointError(ScaleLongError, RuntimeError):
+    """A checkpoint cannot be written or read."""
+
+
+class NonFiniteError(ScaleLongError, ArithmeticError):
+    """The loss or the gradient became infinite or NaN. The message says where."""

@@ -12,9 +12,9 @@ import pytest
 import torch
 from PIL import Image
 
-from scalelong.data import DATASETS, Batch, DataError, MemoryData, batches, load_data, to_float
+from scalelong.data import DATASETS, Batch, MemoryData, batches, load_data, to_float
 from scalelong.data.dataset import Annotations
-from scalelong.errors import InvalidConfigError, ScaleLongError
+from scalelong.errors import DataError, InvalidConfigError, ScaleLongError
 
 
 @pytest.fixture(scope="module")

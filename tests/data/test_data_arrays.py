@@ -14,17 +14,17 @@ import numpy as np
 import pytest
 import torch
 
-from scalelong.data import (
+from scalelong.data import load_data
+from scalelong.data.arrays import convert_channels
+from scalelong.errors import (
     DataNotFoundError,
+    InvalidConfigError,
     LabelError,
     MetadataError,
     NoImagesError,
     UnknownSplitError,
     UnreadableDataError,
-    load_data,
 )
-from scalelong.data.arrays import convert_channels
-from scalelong.errors import InvalidConfigError
 
 RNG = np.random.default_rng(0)
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from scalelong.data import MixedSizesError, load_data
+from scalelong.data import load_data
 from scalelong.data.decode import UndecodableError, decode, look
+from scalelong.errors import MixedSizesError
 
 RNG = np.random.default_rng(0)
 COLOUR = RNG.integers(0, 256, (6, 8, 3), dtype=np.uint8)

@@ -10,7 +10,8 @@ import zipfile
 import pytest
 from PIL import Image
 
-from scalelong.data import (
+from scalelong.data import load_data
+from scalelong.errors import (
     BrokenImagesError,
     DataError,
     DuplicateNameError,
@@ -19,7 +20,6 @@ from scalelong.data import (
     UnknownSplitError,
     UnreadableDataError,
     UnsafeArchiveError,
-    load_data,
 )
 
 SIZE = (5, 4)

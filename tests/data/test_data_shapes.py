@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from scalelong.data import load_data
-from scalelong.data.errors import UnknownSplitError
 from scalelong.data.shapes import BACKGROUND, CLASSES, COLOURS, PLACES, SHAPES, caption, draw_shape, shape_mask
-from scalelong.errors import InvalidConfigError
+from scalelong.errors import InvalidConfigError, UnknownSplitError
 
 
 @pytest.fixture(scope="module")

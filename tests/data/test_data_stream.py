@@ -11,7 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
-from scalelong.data import BrokenImagesError, batches, load_data
+from scalelong.data import batches, load_data
+from scalelong.errors import BrokenImagesError
 
 
 @pytest.fixture(scope="module")

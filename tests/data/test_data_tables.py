@@ -13,14 +13,14 @@ import pytest
 import torch
 from PIL import Image
 
-from scalelong.data import (
+from scalelong.data import load_data
+from scalelong.errors import (
     BrokenImagesError,
     DataNotFoundError,
     LabelError,
     MetadataError,
     UnknownSplitError,
     UnreadableDataError,
-    load_data,
 )
 
 datasets = pytest.importorskip("datasets")

@@ -10,8 +10,8 @@ import torch
 
 from scalelong.cache import cache_folder
 from scalelong.data import ImageData, MemoryData, load_data
-from scalelong.errors import MissingDependencyError
-from scalelong.evaluation import FeatureError, InceptionFeatures, load_extractor, train_classifier
+from scalelong.errors import FeatureError, MissingDependencyError
+from scalelong.evaluation import InceptionFeatures, load_extractor, train_classifier
 from scalelong.evaluation.features import classifier as classifier_module
 from scalelong.evaluation.features.classifier import Classifier
 

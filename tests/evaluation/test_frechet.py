@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import linalg
 
-from scalelong.evaluation import EvaluationError, Moments, MomentsSum, frechet_distance
+from scalelong.errors import EvaluationError
+from scalelong.evaluation import Moments, MomentsSum, frechet_distance
 
 
 def by_scipy(a: Moments, b: Moments) -> float:

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from scalelong.evaluation import EvaluationError, precision_recall
+from scalelong.errors import EvaluationError
+from scalelong.evaluation import precision_recall
 
 
 def slowly(points: torch.Tensor, centres: torch.Tensor, k: int) -> list[bool]:

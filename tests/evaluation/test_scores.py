@@ -13,16 +13,8 @@ from scalelong.cache import cache_folder
 from scalelong.cli import main
 from scalelong.data import ImageData, load_data
 from scalelong.data.shapes import draw_shape
-from scalelong.evaluation import (
-    InvalidSamplesError,
-    Moments,
-    ProtocolMismatchError,
-    Scores,
-    comparison,
-    reference_of,
-    score_images,
-    validate_samples,
-)
+from scalelong.errors import InvalidSamplesError, ProtocolMismatchError
+from scalelong.evaluation import Moments, Scores, comparison, reference_of, score_images, validate_samples
 from scalelong.evaluation import reference as reference_module
 from scalelong.evaluation.features.base import features_of
 from scalelong.evaluation.features.classifier import Classifier

@@ -13,9 +13,10 @@ import torch
 from safetensors import safe_open
 
 from scalelong.cli import main
+from scalelong.errors import ExportError
 from scalelong.evaluation import Protocol, Score, Scores
 from scalelong.evaluation.subjects import SCORES, store
-from scalelong.export import ExportError, export_diffusers, export_safetensors, push_to_hub
+from scalelong.export import export_diffusers, export_safetensors, push_to_hub
 from scalelong.skips import unscale_
 from scalelong.training import (
     DiffusionConfig,

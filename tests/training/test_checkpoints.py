@@ -9,7 +9,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from scalelong.training import CheckpointConfig, CheckpointError
+from scalelong.errors import CheckpointError
+from scalelong.training import CheckpointConfig
 from scalelong.training import checkpoint as module
 from scalelong.training.checkpoint import (
     Snapshot,

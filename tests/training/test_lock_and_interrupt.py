@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from scalelong.training import RunLockedError
+from scalelong.errors import RunLockedError
 from scalelong.training import interrupt as interrupt_module
 from scalelong.training.interrupt import Interrupt
 from scalelong.training.lock import FolderLock

@@ -11,17 +11,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from scalelong.data import load_data
-from scalelong.errors import InvalidConfigError
-from scalelong.training import (
-    GuardConfig,
-    HardwareConfig,
-    NonFiniteError,
-    RunFolderError,
-    RunLockedError,
-    load_run,
-    read_metrics,
-    train,
-)
+from scalelong.errors import InvalidConfigError, NonFiniteError, RunFolderError, RunLockedError
+from scalelong.training import GuardConfig, HardwareConfig, load_run, read_metrics, train
 from scalelong.training import checkpoint as checkpoint_module
 from scalelong.training.checkpoint import saved_steps
 from scalelong.training.lock import FolderLock

@@ -8,7 +8,8 @@ import argparse
 from pathlib import Path
 
 from ..data import load_data
-from ..evaluation import EvaluationError, Scores, comparison, score_folder, score_run
+from ..errors import EvaluationError
+from ..evaluation import Scores, comparison, score_folder, score_run
 from ..sampling import SampleSettings
 from ..sampling.fill import processes
 from ..training import load_run

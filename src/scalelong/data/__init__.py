@@ -1,9 +1,6 @@
 """Images for training: folders, archives, tables, arrays, and two sets that come with the package."""
 
-from .batching import batches, to_float
-from .broken import BrokenImage
-from .dataset import Batch, ImageData, MemoryData
-from .errors import (
+from ..errors import (
     BrokenImagesError,
     DataError,
     DataNotFoundError,
@@ -16,6 +13,9 @@ from .errors import (
     UnreadableDataError,
     UnsafeArchiveError,
 )
+from .batching import batches, to_float
+from .broken import BrokenImage
+from .dataset import Batch, ImageData, MemoryData
 from .load import DATASETS, load_data
 
 __all__ = [

@@ -10,9 +10,9 @@ import zlib
 from collections import Counter
 from pathlib import Path, PurePosixPath
 
+from ..errors import DuplicateNameError, UnreadableDataError, UnsafeArchiveError
 from .broken import listed
 from .decode import UndecodableError
-from .errors import DuplicateNameError, UnreadableDataError, UnsafeArchiveError
 from .tree import FileTree, hidden
 
 # Images are compressed already, so honest archives stay near 1; deflate can reach 1032.

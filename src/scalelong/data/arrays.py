@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..errors import InvalidConfigError
+from ..errors import InvalidConfigError, NoImagesError
 from .broken import Tally
 from .dataset import Annotations, ImageData, MemoryData
-from .errors import NoImagesError
 from .options import Options
 
 CHUNK = 1024  # images converted at a time, to bound the memory

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from ..errors import DataError
 from .broken import BrokenImage
 from .dataset import Batch, ImageData
-from .errors import DataError
 
 
 def batches(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 
-from .errors import BrokenImagesError
+from ..errors import BrokenImagesError
 
 SHOWN = 10  # names in a message
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from ..errors import LabelError, UnknownSplitError, UnreadableDataError
 from .arrays import from_array
 from .dataset import Annotations, ImageData
-from .errors import LabelError, UnknownSplitError, UnreadableDataError
 from .labels import number_labels
 from .options import Options, needs
 from .splits import canonical

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .errors import MetadataError, UnreadableDataError
+from ..errors import MetadataError, UnreadableDataError
 
 IMAGES = ("image", "img", "images", "jpg", "png", "picture", "photo")
 LABELS = ("label", "labels", "class", "class_name", "fine_label", "target")

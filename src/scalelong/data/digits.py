@@ -6,9 +6,9 @@ from importlib.resources import files
 
 import torch
 
+from ..errors import UnknownSplitError
 from .arrays import from_array
 from .dataset import Annotations, ImageData
-from .errors import UnknownSplitError
 from .options import Options, needs
 
 CLASSES = tuple("0123456789")

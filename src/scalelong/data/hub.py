@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ..errors import DataNotFoundError, UnknownSplitError
 from .columns import CAPTIONS, LABELS, check_captions, first_of, image_column
 from .dataset import Annotations, ImageData
-from .errors import DataNotFoundError, UnknownSplitError
 from .labels import number_labels
 from .options import Options, needs
 from .parquet import encoded_bytes

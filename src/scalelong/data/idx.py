@@ -11,9 +11,9 @@ from typing import BinaryIO, cast
 import torch
 from torch import Tensor
 
+from ..errors import DataNotFoundError, LabelError, UnreadableDataError
 from .arrays import from_array
 from .dataset import Annotations, ImageData
-from .errors import DataNotFoundError, LabelError, UnreadableDataError
 from .labels import number_tensor
 from .options import Options
 from .splits import by_file

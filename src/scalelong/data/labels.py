@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .errors import LabelError
+from ..errors import LabelError
 
 Numbered = tuple[Tensor, tuple[str, ...]] | tuple[None, None]  # numbers and class names, or unlabelled
 MOST_CLASSES = 1_000_000  # beyond this they are identifiers, not classes

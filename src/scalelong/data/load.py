@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from ..errors import DataNotFoundError, UnknownSplitError, UnreadableDataError
 from .archive import ZipTree
 from .cifar import find_cifar, load_cifar
 from .dataset import Annotations, ImageData
 from .decode import SUFFIXES
 from .digits import load_digits
-from .errors import DataNotFoundError, UnknownSplitError, UnreadableDataError
 from .hub import HubSource, choose_part, is_saved, load_hub, load_saved
 from .idx import find_idx, is_idx, load_idx
 from .metadata import annotate

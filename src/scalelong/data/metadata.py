@@ -13,10 +13,10 @@ import json
 from pathlib import PurePosixPath
 from typing import Any
 
+from ..errors import DuplicateNameError, MetadataError
 from .broken import listed
 from .columns import CAPTIONS, LABELS, check_captions
 from .dataset import Annotations
-from .errors import DuplicateNameError, MetadataError
 from .labels import Numbered, number_labels
 from .splits import inside
 from .tree import FileTree

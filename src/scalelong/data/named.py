@@ -6,8 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..errors import DataNotFoundError
 from .cifar import CLASSES as CIFAR10_CLASSES
-from .errors import DataNotFoundError
 
 VARIABLE = "SCALELONG_DATA"  # folders to search first, separated as in PATH
 

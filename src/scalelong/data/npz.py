@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..errors import LabelError, MetadataError, UnknownSplitError, UnreadableDataError
 from .arrays import from_array
 from .dataset import Annotations, ImageData
-from .errors import LabelError, MetadataError, UnknownSplitError, UnreadableDataError
 from .labels import Numbered, number_labels, number_tensor
 from .options import Options, needs
 from .splits import canonical

@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..errors import UnreadableDataError
 from .columns import CAPTIONS, LABELS, check_captions, first_of, image_column
 from .dataset import Annotations, ImageData
 from .decode import UndecodableError
-from .errors import UnreadableDataError
 from .labels import Numbered, number_labels
 from .options import Options, needs
 from .source import Source, from_source

@@ -12,11 +12,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..errors import InvalidConfigError
+from ..errors import InvalidConfigError, UnknownSplitError
 from .arrays import convert_channels
 from .broken import Tally
 from .dataset import Annotations, ImageData, MemoryData
-from .errors import UnknownSplitError
 from .options import Options
 from .splits import canonical
 

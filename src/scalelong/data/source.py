@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import Tensor
 
-from ..errors import InvalidConfigError
+from ..errors import BrokenImagesError, InvalidConfigError
 from .broken import BrokenImage, Tally, log
 from .dataset import Annotations, ImageData, MemoryData
 from .decode import Look, UndecodableError, decode, look, prepare
-from .errors import BrokenImagesError
 from .options import Options, Progress
 from .survey import Survey
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import PurePosixPath
 
-from .errors import UnknownSplitError
+from ..errors import UnknownSplitError
 
 WORDS = {
     "train": "train",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from ..errors import BrokenImagesError, MixedSizesError
 from .broken import Tally
 from .decode import Look
-from .errors import BrokenImagesError, MixedSizesError
 from .options import Options
 
 LISTED = 8  # sizes in a message

@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
+from ..errors import NoImagesError
 from .dataset import Annotations
 from .decode import SUFFIXES
-from .errors import NoImagesError
 from .source import Source
 
 HEAD = 64 * 1024  # bytes

@@ -1,7 +1,7 @@
 """Scores that can be trusted: Fréchet distance, precision and recall, with intervals and with their protocol."""
 
+from ..errors import EvaluationError, FeatureError, InvalidSamplesError, ProtocolMismatchError
 from .bootstrap import Score, frechet_score, share_score
-from .errors import EvaluationError, FeatureError, InvalidSamplesError, ProtocolMismatchError
 from .features import FeatureExtractor, InceptionFeatures, load_extractor, train_classifier
 from .frechet import Moments, MomentsSum, frechet_distance
 from .judge import score_images

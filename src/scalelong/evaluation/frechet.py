@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .errors import EvaluationError
+from ..errors import EvaluationError
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from ..data import ImageData
+from ..errors import InvalidSamplesError
 from .bootstrap import frechet_score, share_score
-from .errors import InvalidSamplesError
 from .features.base import FeatureExtractor, features_of
 from .neighbours import precision_recall
 from .protocol import Protocol, Scores

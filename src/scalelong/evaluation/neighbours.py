@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .errors import EvaluationError
+from ..errors import EvaluationError
 
 CHUNK = 1024
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from ..errors import ProtocolMismatchError
 from .bootstrap import Score
-from .errors import ProtocolMismatchError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..data.shapes import BACKGROUND, COLOURS, JITTER, PLACES, RADIUS, SHAPES, shape_mask
-from .errors import InvalidSamplesError
+from ..errors import InvalidSamplesError
 
 
 def shapes_in(images: Tensor) -> list[tuple[str, str, str]]:

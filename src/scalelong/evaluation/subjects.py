@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..data import ImageData, load_data
+from ..errors import InvalidSamplesError
 from ..sampling import SampleFolder, SampleSettings, fill_folder, folder_name, requests
 from ..sampling.fill import processes
 from ..sampling.folder import NOTE
 from ..training.atomic import write_text
 from .agreement import agreement
-from .errors import InvalidSamplesError
 from .features.base import load_extractor
 from .judge import score_images
 from .protocol import Scores

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .errors import InvalidSamplesError
+from ..errors import InvalidSamplesError
 
 TOLERANCE = 1e-3
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..errors import InvalidConfigError
-from ..training import NonFiniteError, TrainConfig, train
+from ..errors import InvalidConfigError, NonFiniteError
+from ..training import TrainConfig, train
 from ..training.atomic import write_text
 from ..training.checkpoint import saved_steps
 from .recording import Recording

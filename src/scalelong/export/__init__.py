@@ -1,8 +1,8 @@
 """A trained model for others: a folder that diffusers loads, or one safetensors file, each with a model card."""
 
+from ..errors import ExportError
 from .card import model_card
 from .diffusers_folder import export_diffusers
-from .errors import ExportError
 from .hub import push_to_hub
 from .weights import export_safetensors
 

@@ -13,12 +13,12 @@ from typing import Any
 
 from ..diffusion.process import diffusers
 from ..diffusion.sample import scheduler
+from ..errors import ExportError
 from ..scaling import as_scaling
 from ..training import Run
 from ..training.model_factory import is_uvit, uvit_arguments
 from .about import describe_run
 from .card import model_card
-from .errors import ExportError
 from .place import copy_code, new_folder
 from .unet import write_unet
 

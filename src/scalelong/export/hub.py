@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..errors import MissingDependencyError
-from .errors import ExportError
+from ..errors import ExportError, MissingDependencyError
 
 
 def push_to_hub(folder: str | Path, repository: str, *, private: bool = True) -> str:

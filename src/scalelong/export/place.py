@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 
-from .errors import ExportError
+from ..errors import ExportError
 
 
 def copy_code(name: str, folder: Path) -> None:

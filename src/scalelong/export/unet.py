@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from ..diffusion.process import diffusers
+from ..errors import ExportError
 from ..skips import fold_
 from ..skips.api import scaling_of
 from ..training import Run
-from .errors import ExportError
 from .place import copy_code
 
 

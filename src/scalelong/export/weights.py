@@ -7,10 +7,10 @@ from pathlib import Path
 
 from safetensors.torch import save
 
+from ..errors import ExportError
 from ..training import Run
 from ..training.atomic import write_bytes
 from .about import describe_run
-from .errors import ExportError
 
 
 def export_safetensors(run: Run, target: str | Path) -> Path:

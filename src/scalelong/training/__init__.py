@@ -1,5 +1,6 @@
 """Training: `train(recipe("digits-tiny"), "runs/x")`, and back from a run folder with `load_run`."""
 
+from ..errors import CheckpointError, NonFiniteError, RunFolderError, RunLockedError
 from .api import TrainResult, train
 from .config import (
     CheckpointConfig,
@@ -14,7 +15,6 @@ from .config import (
 )
 from .config_io import load_config
 from .ema import Ema
-from .errors import CheckpointError, NonFiniteError, RunFolderError, RunLockedError
 from .load import Run, load_run
 from .loop import Hook
 from .recipes import RECIPES, recipe

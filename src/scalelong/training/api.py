@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 
+from ..errors import RunFolderError
 from .config import TrainConfig
 from .data_source import load_images
-from .errors import RunFolderError
 from .interrupt import Interrupt
 from .loop import Hook, Trainer
 from .naming import default_folder

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from .._version import __version__
+from ..errors import CheckpointError
 from .atomic import sync, write_text
 from .config import CheckpointConfig
-from .errors import CheckpointError
 
 MODEL, EMA, TRAINING, MANIFEST = "model.safetensors", "ema.safetensors", "training.pt", "manifest.json"
 FORMAT = 1

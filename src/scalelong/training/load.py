@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from ..conditions import Conditions
 from ..diffusion import NoiseProcess
+from ..errors import CheckpointError, RunFolderError
 from ..latents import Autoencoder
 from .checkpoint import EMA, MODEL, newest_good, step_folder, verify
 from .conditioning import make_conditions
 from .config import TrainConfig
 from .config_io import load_config
-from .errors import CheckpointError, RunFolderError
 from .model_factory import DataShape, Network, build_model
 from .run_folder import CONFIG, RunFolder
 

@@ -5,7 +5,7 @@ import os
 import socket
 from pathlib import Path
 
-from .errors import RunLockedError
+from ..errors import RunLockedError
 
 _HELD: set[Path] = set()
 """Folders locked by this process; the kernel's locks do not see a second attempt from within."""

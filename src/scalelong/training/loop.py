@@ -11,12 +11,12 @@ from torch import Tensor
 
 from ..data import Batch, ImageData, batches
 from ..diffusion import NoiseProcess, losses
+from ..errors import NonFiniteError
 from .allocator import keep_freed_memory
 from .checkpoint import newest_good, prune, read_checkpoint, set_aside, write_checkpoint
 from .conditioning import make_conditions
 from .config import TrainConfig
 from .cores import make_cores
-from .errors import NonFiniteError
 from .examples import ExampleMaker, Examples
 from .guard import READ_EVERY, make_guard
 from .inspection import Inspector

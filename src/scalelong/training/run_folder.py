@@ -17,11 +17,11 @@ import torch
 from .._version import __version__
 from ..conditions.words import words_of
 from ..data import ImageData
+from ..errors import RunFolderError
 from .atomic import write_text
 from .checkpoint import saved_steps
 from .config import TrainConfig
 from .config_io import differences, dump_config, harmful_differences, load_config
-from .errors import RunFolderError
 from .lock import FolderLock
 from .model_factory import DataShape
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...data import ImageData
-from ..errors import FeatureError
+from ...errors import FeatureError
 
 BATCH = 256
 

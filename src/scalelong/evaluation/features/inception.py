@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from ...cache import file_digest
-from ...errors import MissingDependencyError
-from ..errors import FeatureError
+from ...errors import FeatureError, MissingDependencyError
 
 SHA256 = "6726825d"
 """The first digits of the sha256 of weights-inception-2015-12-05-6726825d.pth, which torch-fidelity publishes."""
