@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from scalelong.cache import cache_folder, cached_array
 from scalelong.conditions import (
     ClassCondition,
     ConditionError,
@@ -20,6 +19,7 @@ from scalelong.conditions import (
 )
 from scalelong.data import Batch, load_data
 from scalelong.data.shapes import COLOURS, PLACES, SHAPES, caption
+from scalelong.files import cache_folder, cached_array
 
 
 @pytest.fixture(autouse=True)

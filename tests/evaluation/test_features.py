@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from scalelong.cache import cache_folder
 from scalelong.data import ImageData, MemoryData, load_data
 from scalelong.errors import FeatureError, MissingDependencyError
 from scalelong.evaluation import InceptionFeatures, load_extractor, train_classifier
 from scalelong.evaluation.features import classifier as classifier_module
 from scalelong.evaluation.features.classifier import Classifier
+from scalelong.files import cache_folder
 
 
 def test_the_classifier_is_good_and_its_accuracy_is_true(classifier: Classifier, digits: ImageData) -> None:

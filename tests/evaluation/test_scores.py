@@ -9,7 +9,6 @@ import pytest
 import torch
 from PIL import Image
 
-from scalelong.cache import cache_folder
 from scalelong.cli import main
 from scalelong.data import ImageData, load_data
 from scalelong.data.shapes import draw_shape
@@ -20,6 +19,7 @@ from scalelong.evaluation.features.base import features_of
 from scalelong.evaluation.features.classifier import Classifier
 from scalelong.evaluation.shapes_rule import shapes_in, shows_colour_and_shape
 from scalelong.evaluation.subjects import stored_scores
+from scalelong.files import cache_folder
 
 SHAPE = (1, 8, 8)
 

@@ -9,14 +9,14 @@ import time
 import pytest
 
 from scalelong.errors import RunLockedError
+from scalelong.files import FolderLock
 from scalelong.training import interrupt as interrupt_module
 from scalelong.training.interrupt import Interrupt
-from scalelong.training.lock import FolderLock
 
 HOLD = """
 import sys, time, pathlib
 sys.path.insert(0, "src")
-from scalelong.training.lock import FolderLock
+from scalelong.files import FolderLock
 with FolderLock(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)

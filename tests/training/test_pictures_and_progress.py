@@ -4,9 +4,9 @@ import pytest
 import torch
 from PIL import Image
 
+from scalelong.console import Progress, StopWatch, duration
 from scalelong.training.grid import image_grid, save_png
 from scalelong.training.metrics import Window
-from scalelong.training.progress import Progress, StopWatch, duration
 
 
 def test_a_grid_puts_images_row_by_row():

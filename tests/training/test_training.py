@@ -12,10 +12,10 @@ from torch import nn
 
 from scalelong.data import load_data
 from scalelong.errors import InvalidConfigError, NonFiniteError, RunFolderError, RunLockedError
+from scalelong.files import FolderLock
 from scalelong.training import GuardConfig, HardwareConfig, load_run, read_metrics, train
 from scalelong.training import checkpoint as checkpoint_module
 from scalelong.training.checkpoint import saved_steps
-from scalelong.training.lock import FolderLock
 
 
 class Dropout(nn.Module):

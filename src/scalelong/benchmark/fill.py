@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..training.atomic import write_text
+from ..files import write_text
 from .errors import BenchmarkError
 
 PLACE = re.compile(r"(<!-- bench: (?P<case>[\w/-]+) -->\n).*?(?=<!-- end -->)", re.DOTALL)

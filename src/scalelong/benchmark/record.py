@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ..training.atomic import write_text
+from ..files import write_text
 from .errors import BenchmarkError
 from .machine import machine_line
 from .tables import Table

@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from ..console import text_table
 from ..errors import InvalidConfigError
 from ..experiments.compare import COMMANDS, compare
 from ..experiments.control import control_text
 from ..experiments.rates import best_rate_rows
 from ..experiments.sweeps import noise_rows, sweep, sweep_rows
-from ..theory.table import text_table
+from ..files import write_text
 from ..training import RECIPES, TrainConfig, load_config, recipe
-from ..training.atomic import write_text
 
 Value = TypeVar("Value", int, float, str)
 

@@ -4,8 +4,8 @@ import argparse
 from pathlib import Path
 
 from ..export import export_diffusers, export_safetensors, model_card, push_to_hub
+from ..files import write_text
 from ..training import load_run
-from ..training.atomic import write_text
 
 
 def main(arguments: list[str]) -> int:

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..console import text_table
 from ..errors import InvalidConfigError
 from ..theory import checks, counterexample, noisy_batch
 from ..theory import checks as figures
-from ..theory.table import text_table
 
 
 def main(arguments: list[str]) -> int:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cache import file_digest
 from ..errors import MissingDependencyError
+from ..files import file_digest
 from .base import ConditionError
 
 

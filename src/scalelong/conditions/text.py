@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from ..cache import cached_array
 from ..data import Batch
+from ..files import cached_array
 from .base import ConditionError, Conditions
 
 if TYPE_CHECKING:

@@ -13,9 +13,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from ..cache import cache_folder, key_of, locked
 from ..data import ImageData
-from ..training.atomic import write_bytes
+from ..files import cache_folder, key_of, locked, write_bytes
 from .features.base import BATCH, FeatureExtractor, features_of
 from .frechet import Moments, MomentsSum
 

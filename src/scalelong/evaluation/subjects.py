@@ -12,10 +12,10 @@ import torch
 
 from ..data import ImageData, load_data
 from ..errors import InvalidSamplesError
+from ..files import write_text
 from ..sampling import SampleFolder, SampleSettings, fill_folder, folder_name, requests
 from ..sampling.fill import processes
 from ..sampling.folder import NOTE
-from ..training.atomic import write_text
 from .agreement import agreement
 from .features.base import load_extractor
 from .judge import score_images

@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass
 from os import PathLike
 from pathlib import Path
 
+from ..console import text_table
 from ..errors import InvalidConfigError
-from ..theory.table import text_table
+from ..files import write_text
 from ..training import TrainConfig
-from ..training.atomic import write_text
 from .diagnosing import DIAGNOSIS, diagnose_config, write_diagnosis
 from .figures import draw_comparison
 from .pool import run_all

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from ..data import to_float
+from ..files import write_text
 from ..stability.diagnosis import Diagnosis, diagnose
 from ..training import Run, TrainConfig
-from ..training.atomic import write_text
 from ..training.data_source import load_images
 from ..training.model_factory import build_model
 from ..training.run_folder import shape_of

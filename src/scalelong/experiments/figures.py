@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MissingDependencyError
-from ..training.atomic import write_bytes
+from ..files import write_bytes
 from .curves import Curve, mean, read_curves
 from .runs import PlannedRun
 

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from ..commands.theory import load_images
+from ..console import text_table
 from ..kappa import choose_kappa
 from ..models import UViT
-from ..theory.table import text_table
 from .kappa_validation import widen_, write_records
 
 SIZE, DEPTH = 16, 12

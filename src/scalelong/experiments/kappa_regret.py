@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..theory.table import text_table
+from ..console import text_table
 
 Key = tuple[str, int]
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from ..console import text_table
 from ..data import to_float
 from ..errors import InvalidConfigError
-from ..theory.table import text_table
 from ..training import load_run
 from ..training.data_source import load_images
 from .script import exit_code

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from ..data import to_float
 from ..diffusion import NoiseProcess
+from ..randomness import generator
 from ..training import TrainConfig
 from ..training.data_source import load_images
-from ..training.randomness import generator
 
 
 class ProbeBatch(NamedTuple):

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..errors import InvalidConfigError, NonFiniteError
+from ..files import write_text
 from ..training import TrainConfig, train
-from ..training.atomic import write_text
 from ..training.checkpoint import saved_steps
 from .recording import Recording
 from .variants import Variant, as_variant

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..console import text_table
 from ..errors import CancelledScalingWarning
 from ..models import UViT
 from ..skips import start_merges_
 from ..theory import skip_sensitivities
-from ..theory.table import text_table
 from .curves import mean
 
 SEEDS = range(3)

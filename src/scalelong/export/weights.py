@@ -8,8 +8,8 @@ from pathlib import Path
 from safetensors.torch import save
 
 from ..errors import ExportError
+from ..files import write_bytes
 from ..training import Run
-from ..training.atomic import write_bytes
 from .about import describe_run
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cache import file_digest
 from ..errors import MissingDependencyError, ScaleLongError
+from ..files import file_digest
 
 
 class AutoencoderError(ScaleLongError, ValueError):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..cache import cached_array
 from ..data import ImageData, to_float
+from ..files import cached_array
 from .autoencoder import Autoencoder, AutoencoderError
 
 if TYPE_CHECKING:

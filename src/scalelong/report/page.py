@@ -7,7 +7,7 @@ from os import PathLike
 from pathlib import Path
 
 from .._version import __version__
-from ..training.atomic import write_text
+from ..files import write_text
 from .collect import collect
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..cache import file_digest
 from ..errors import MissingDependencyError
+from ..files import file_digest
 from ..training.checkpoint import EMA, MODEL, step_folder
 from ..training.processes import on_main
 from .folder import SampleFolder

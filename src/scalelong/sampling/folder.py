@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..data import to_float
 from ..errors import ScaleLongError
-from ..training.atomic import write_text
+from ..files import write_text
 from ..training.grid import image_grid, save_png
 from .images import Request
 

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..console import text_table
 from ..errors import InvalidInputError
 from ..kappa import KappaChoice, choose_kappa
 from ..scaling import ConstantScaling, LearnableScaling, NoScaling, Scaling
 from ..skips.examples import ExampleInputs, example_call
 from ..skips.host import unwrap
 from ..theory import jacobian_norm, skip_sensitivities
-from ..theory.table import text_table
 from .probe import plan_for, probe
 
 FP16_LIMIT = torch.finfo(torch.float16).max

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..console import data_frame
 from ..errors import InvalidConfigError
 from .network import Equation3, RandomLinear, block_gain
 from .schedules import alpha_bars
-from .table import data_frame
 
 if TYPE_CHECKING:
     from pandas import DataFrame

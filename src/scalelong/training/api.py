@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 
+from ..console import Progress
 from ..errors import RunFolderError
 from .config import TrainConfig
 from .data_source import load_images
@@ -14,7 +15,6 @@ from .interrupt import Interrupt
 from .loop import Hook, Trainer
 from .naming import default_folder
 from .processes import check_batch_size, describe, make_accelerator, on_main
-from .progress import Progress
 from .run_folder import RunFolder
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)

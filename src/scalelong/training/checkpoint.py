@@ -23,7 +23,7 @@ from torch import Tensor
 
 from .._version import __version__
 from ..errors import CheckpointError
-from .atomic import sync, write_text
+from ..files import sync, write_text
 from .config import CheckpointConfig
 
 MODEL, EMA, TRAINING, MANIFEST = "model.safetensors", "ema.safetensors", "training.pt", "manifest.json"

@@ -10,9 +10,9 @@ from ..conditions import Conditions
 from ..data import Batch, to_float
 from ..diffusion import NoiseProcess
 from ..latents import sample_latents
+from ..randomness import noise, uniform
 from .config import TrainConfig
 from .model_factory import DataShape
-from .randomness import noise, uniform
 
 
 class Examples(NamedTuple):

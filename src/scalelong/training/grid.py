@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MissingDependencyError
-from .atomic import write_bytes
+from ..files import write_bytes
 
 GAP = 2
 SMALLEST_SIDE = 32

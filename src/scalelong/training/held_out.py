@@ -7,8 +7,8 @@ from ..conditions import Conditions
 from ..data import ImageData, to_float
 from ..diffusion import NoiseProcess, Prediction, epsilon_losses
 from ..latents import sample_latents
+from ..randomness import generator
 from .model_factory import Network
-from .randomness import generator
 
 BATCH = 128
 

@@ -12,13 +12,13 @@ from torch import Tensor
 from ..conditions import Conditions
 from ..data import ImageData, to_float
 from ..diffusion import NoiseProcess
+from ..files import write_text
 from ..latents import Autoencoder
-from .atomic import write_text
+from ..randomness import derived_seed, global_state, restore_global_state
 from .config import TrainConfig
 from .grid import image_grid, save_png
 from .held_out import held_out_loss
 from .model_factory import DataShape
-from .randomness import derived_seed, global_state, restore_global_state
 from .run_folder import RunFolder
 from .state import TrainState
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..console import Progress, StopWatch
 from ..data import Batch, ImageData, batches
 from ..diffusion import NoiseProcess, losses
 from ..errors import NonFiniteError
@@ -26,7 +27,6 @@ from .model_factory import Network, build_model
 from .optimizer import clip_gradient, rate, set_rate
 from .order import DataOrder, split_batch
 from .processes import average, on_main
-from .progress import Progress, StopWatch
 from .recovery import diagnose, roll_back
 from .run_folder import RunFolder, shape_of
 from .state import TrainState, create, restore, snapshot

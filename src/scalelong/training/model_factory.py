@@ -15,10 +15,10 @@ from ..errors import InvalidConfigError
 from ..models import UViT
 from ..models import presets as unet
 from ..models.presets import preset_arguments
+from ..randomness import seed_global
 from ..scaling import NoScaling, as_scaling
 from ..skips import scale_skips_, start_merges_
 from .config import TrainConfig
-from .randomness import seed_global
 
 LABEL_ARGUMENTS = ("y", "class_labels", "labels")
 """Names under which networks take labels."""

@@ -6,7 +6,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from .randomness import generator
+from ..randomness import generator
 
 
 class DataOrder:

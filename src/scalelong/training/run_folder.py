@@ -18,11 +18,10 @@ from .._version import __version__
 from ..conditions.words import words_of
 from ..data import ImageData
 from ..errors import RunFolderError
-from .atomic import write_text
+from ..files import FolderLock, write_text
 from .checkpoint import saved_steps
 from .config import TrainConfig
 from .config_io import differences, dump_config, harmful_differences, load_config
-from .lock import FolderLock
 from .model_factory import DataShape
 
 CONFIG, DATA, METRICS, ROLLBACKS = "config.yaml", "data.json", "metrics.jsonl", "rollbacks.json"

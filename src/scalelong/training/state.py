@@ -15,13 +15,13 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ..errors import CheckpointError
+from ..randomness import global_state, restore_global_state, seed_global
 from .checkpoint import Snapshot
 from .config import TrainConfig
 from .ema import Ema
 from .model_factory import Network, uses_channels_last
 from .optimizer import create_state, make_optimizer
 from .processes import gather_objects, whole
-from .randomness import global_state, restore_global_state, seed_global
 
 
 @dataclass

@@ -4,11 +4,11 @@ from typing import Any
 
 from torch import Tensor
 
+from ..console import Progress, StopWatch
 from ..errors import InvalidConfigError
 from .config import TrainConfig
 from .config_io import flatten, to_dict
 from .metrics import Window
-from .progress import Progress, StopWatch
 from .run_folder import RunFolder
 from .state import TrainState
 

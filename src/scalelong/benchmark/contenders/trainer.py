@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...console import Progress
 from ...data import ImageData, MemoryData
 from ...training.config import (
     DiffusionConfig,
@@ -21,7 +22,6 @@ from ...training.config import (
 from ...training.loop import Trainer
 from ...training.model_factory import DataShape, build_model, uses_channels_last
 from ...training.processes import make_accelerator
-from ...training.progress import Progress
 from ...training.run_folder import RunFolder
 from ..flops import count_flops
 from ..profile import profile_by_group

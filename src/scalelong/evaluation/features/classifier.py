@@ -16,9 +16,8 @@ import torch.nn.functional as F
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from ...cache import cache_folder, key_of, locked
 from ...data import ImageData, to_float
-from ...training.atomic import write_bytes, write_text
+from ...files import cache_folder, key_of, locked, write_bytes, write_text
 
 VERSION = 1
 DIM = 64

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...cache import file_digest
 from ...errors import FeatureError, MissingDependencyError
+from ...files import file_digest
 
 SHA256 = "6726825d"
 """The first digits of the sha256 of weights-inception-2015-12-05-6726825d.pth, which torch-fidelity publishes."""

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...training.atomic import write_text
+from ...files import write_text
 from ..script import exit_code
 from .gather import gather
 from .page import redraw

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ...console import text_table
 from ...errors import InvalidConfigError
-from ...theory.table import text_table
-from ...training.atomic import write_bytes, write_text
+from ...files import write_bytes, write_text
 from ..curves import COLLAPSED
 from ..figures import colour_of
 from .evidence import Evidence

@@ -6,8 +6,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from ...files import write_bytes, write_text
 from ...training import TrainConfig
-from ...training.atomic import write_bytes, write_text
 from ...training.config_io import flatten, to_dict
 from ..curves import mean
 from ..figures import pyplot

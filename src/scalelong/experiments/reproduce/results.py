@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InvalidConfigError
+from ...files import write_text
 from ...stability import alarms as oscillation
-from ...training.atomic import write_text
 from ..curves import Curve, read_curves
 from ..runs import PlannedRun
 from ..summary import block_oscillation
