@@ -94,7 +94,7 @@ def test_known_sets_by_environment(tmp_path, monkeypatch):
 
 
 def test_missing_fashion_mnist_names_the_debian_package(tmp_path, monkeypatch):
-    monkeypatch.setattr("scalelong.data.named._roots", lambda: [tmp_path])
+    monkeypatch.setattr("scalelong.data.load._roots", lambda: [tmp_path])
     with pytest.raises(DataNotFoundError, match="apt-get install dataset-fashion-mnist"):
         load_data("fashion-mnist")
 

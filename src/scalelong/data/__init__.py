@@ -13,9 +13,7 @@ from ..errors import (
     UnreadableDataError,
     UnsafeArchiveError,
 )
-from .batching import batches, to_float
-from .broken import BrokenImage
-from .dataset import Batch, ImageData, MemoryData
+from .dataset import Batch, BrokenImage, ImageData, MemoryData, batches, to_float
 from .load import DATASETS, load_data
 
 __all__ = [

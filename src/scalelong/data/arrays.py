@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import pickle
+import zipfile
+import zlib
+from importlib.resources import files
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..errors import InvalidConfigError, NoImagesError
-from .broken import Tally
-from .dataset import Annotations, ImageData, MemoryData
-from .options import Options
+from ..errors import (
+    DataNotFoundError,
+    InvalidConfigError,
+    LabelError,
+    MetadataError,
+    NoImagesError,
+    UnknownSplitError,
+    UnreadableDataError,
+)
+from .dataset import Annotations, ImageData, MemoryData, Options, Tally, needs
+from .files import Numbered, by_file, canonical, number_labels, number_tensor
+
+if TYPE_CHECKING:
+    import numpy as np
+
 
 CHUNK = 1024  # images converted at a time, to bound the memory
 
@@ -107,3 +126,329 @@ def resize(images: Tensor, height: int, width: int) -> Tensor:
     part = images[:, :, top : top + crop_height, left : left + crop_width]
     # On bytes torch works as Pillow does, so that arrays and files come out alike.
     return F.interpolate(part, (height, width), mode="bicubic", antialias=True, align_corners=False)
+
+
+# IDX files, the format of MNIST and Fashion-MNIST: a short header with the dimensions, then the bytes.
+
+UNSIGNED_BYTE = 0x08
+
+
+def is_idx(name: str) -> bool:
+    """Whether a file name says IDX: train-images-idx3-ubyte, t10k-labels.idx1-ubyte.gz, ..."""
+    name = name.lower().removesuffix(".gz")
+    return name.endswith(("-ubyte", ".idx", ".idx1", ".idx3", ".idx4"))
+
+
+def find_idx(folder: Path, split: str) -> Path:
+    """The file with the images of this part."""
+    names = sorted(path.name for path in folder.iterdir() if is_idx(path.name) and "images" in path.name.lower())
+    if not names:
+        found = sorted(path.name for path in folder.iterdir() if is_idx(path.name))
+        raise DataNotFoundError(f"{folder} has IDX files but none of images (…images-idx3-ubyte); found {found}")
+    chosen = by_file(names, split, str(folder))
+    if len({name.removesuffix(".gz") for name in chosen}) > 1:
+        raise UnreadableDataError(f"{folder} has several IDX files of {split!r} images: {chosen}; give one by its path")
+    return folder / chosen[0]
+
+
+def load_idx(name: str, path: Path, options: Options, classes: tuple[str, ...] | None = None) -> ImageData:
+    """Images from `path`, labels from its neighbour if there is one."""
+    images = read_idx(path, options.memory_limit)
+    if images.dim() not in (3, 4):
+        raise UnreadableDataError(f"{path} has the shape {tuple(images.shape)}; images need (N, H, W) or (N, H, W, C)")
+    images = images[:, None] if images.dim() == 3 else images.permute(0, 3, 1, 2).contiguous()
+    labels_path = _labels_beside(path)
+    if labels_path is None:
+        return from_array(name, images, Annotations(), options)
+    labels = read_idx(labels_path, options.memory_limit)
+    if labels.shape != (len(images),):
+        raise LabelError(f"{labels_path} has the shape {tuple(labels.shape)} for the {len(images)} images of {path}")
+    return from_array(name, images, Annotations(*number_tensor(labels, str(labels_path), classes)), options)
+
+
+def read_idx(path: Path, memory_limit: int) -> Tensor:
+    """The whole array, uint8. Its size is known from the header, so nothing larger is ever unpacked."""
+    try:
+        with _opened(path) as file:
+            header = file.read(4)
+            if len(header) < 4 or header[:2] != b"\0\0" or header[3] == 0:
+                raise UnreadableDataError(f"{path} is not an IDX file: it begins with {header.hex(' ') or 'nothing'}")
+            if header[2] != UNSIGNED_BYTE:
+                raise UnreadableDataError(
+                    f"{path} holds IDX type 0x{header[2]:02x}; only unsigned bytes (0x08) are images"
+                )
+            sizes = file.read(4 * header[3])
+            shape = [int.from_bytes(sizes[at : at + 4], "big") for at in range(0, len(sizes), 4)]
+            if prod(shape) > memory_limit:
+                raise UnreadableDataError(f"{path} holds {prod(shape)} bytes, more than memory_limit={memory_limit}")
+            content = file.read(prod(shape) + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise UnreadableDataError(f"{path} cannot be read: {error}") from error
+    if len(sizes) < 4 * header[3] or len(content) != prod(shape):
+        raise UnreadableDataError(
+            f"{path} is cut off or has more than its header says: {shape} needs {prod(shape)} bytes"
+        )
+    if not content:  # which torch.frombuffer refuses
+        return torch.empty(shape, dtype=torch.uint8)
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8).view(shape)
+
+
+def _opened(path: Path) -> BinaryIO:
+    with path.open("rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+    return cast(BinaryIO, gzip.open(path) if packed else path.open("rb"))
+
+
+def _labels_beside(path: Path) -> Path | None:
+    base = path.name.removesuffix(".gz").replace("images", "labels").replace("idx3", "idx1").replace("idx4", "idx1")
+    if base == path.name.removesuffix(".gz"):
+        return None
+    return next((found for name in (base, base + ".gz") if (found := path.with_name(name)).is_file()), None)
+
+
+# Arrays in an .npz: `images` and, if there are any, `labels`, `captions` and `classes`.
+
+IMAGES = ("images", "image", "imgs", "x", "data", "arr_0")
+LABELS = ("labels", "label", "targets", "y", "arr_1")
+CAPTIONS = ("captions", "caption", "texts", "text")
+CLASS_NAMES = ("classes", "class_names", "label_names")
+PARTS = {"train": ("train",), "test": ("test",), "validation": ("validation", "val", "valid")}
+
+
+def load_npz(name: str, path: Path, options: Options) -> ImageData:
+    arrays = _read_npz(path, options)
+    found = _find(arrays, IMAGES)
+    if found is None:
+        raise UnreadableDataError(f"{path} has the arrays {sorted(arrays)}; images were looked for in {list(IMAGES)}")
+    images = _images(found, path)
+    labels, classes = _npz_labels(arrays, len(images), path)
+    captions = _texts(_find(arrays, CAPTIONS), path)
+    if captions is not None and len(captions) != len(images):
+        raise MetadataError(f"{path} has {len(captions)} captions for {len(images)} images")
+    return from_array(name, images, Annotations(labels, classes, captions), options)
+
+
+def _read_npz(path: Path, options: Options) -> dict[str, np.ndarray]:
+    """All arrays of the asked part, under lower-case names without the part: x_train becomes x."""
+    np = needs("numpy", "reading .npz files")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            unpacked = sum(info.file_size for info in archive.infolist())
+        if unpacked > options.memory_limit:
+            raise UnreadableDataError(
+                f"{path} unpacks to {unpacked} bytes, more than memory_limit={options.memory_limit}. "
+                "Raise it, or store the images as a folder or as parquet, which can be streamed"
+            )
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {key.lower(): file[key] for key in file.files}
+    except (zipfile.BadZipFile, zlib.error, OSError, ValueError, EOFError) as error:
+        if isinstance(error, UnreadableDataError):
+            raise
+        raise UnreadableDataError(f"{path} cannot be read: {error}") from error
+    return _part(arrays, options.split, path)
+
+
+def _part(arrays: dict[str, np.ndarray], split: str, path: Path) -> dict[str, np.ndarray]:
+    wanted = canonical(split) or split
+    parts: dict[str, dict[str, np.ndarray]] = {}
+    for key, array in arrays.items():
+        owner, base = "", key
+        for part, words in PARTS.items():
+            for word in words:
+                base = base.removesuffix(f"_{word}").removeprefix(f"{word}_")
+            if not owner and base != key:
+                owner = part
+        parts.setdefault(owner, {})[base] = array
+    shared = parts.pop("", {})
+    if not parts and wanted == "train":
+        return shared
+    if wanted not in parts:
+        raise UnknownSplitError(f"{path} has no part {split!r}; its arrays are {sorted(arrays)}")
+    return {**shared, **parts[wanted]}
+
+
+def _find(arrays: dict[str, np.ndarray], names: tuple[str, ...]) -> Any:
+    return next((arrays[name] for name in names if name in arrays), None)
+
+
+def _images(array: np.ndarray, path: Path) -> Tensor:
+    array = _as_bytes(array, path)
+    if array.ndim == 3:
+        return torch.from_numpy(array)[:, None]
+    if array.ndim != 4:
+        raise UnreadableDataError(f"{path}: images have the shape {array.shape}; needed are (N, H, W) or (N, H, W, C)")
+    _, first, middle, last = array.shape
+    channels_last, channels_first = last <= 4, first <= 4
+    if channels_last and channels_first:  # tiny images: the two equal sides are height and width
+        channels_last, channels_first = first == middle != last, middle == last != first
+    if channels_last == channels_first:
+        raise UnreadableDataError(
+            f"{path}: in images of the shape {array.shape} it is not clear which are the channels; "
+            "needed are (N, H, W, C) or (N, C, H, W) with up to 4 channels"
+        )
+    images = torch.from_numpy(array)
+    return images if channels_first else images.permute(0, 3, 1, 2).contiguous()
+
+
+def _as_bytes(array: np.ndarray, path: Path) -> np.ndarray:
+    """Bytes as they are; 16 bits and floats in [0, 1] or [-1, 1] scaled; other whole numbers if they fit."""
+    np = needs("numpy", "reading .npz files")
+    if array.dtype == np.uint8:
+        return np.ascontiguousarray(array)
+    if array.dtype == bool:
+        return array.astype(np.uint8) * 255
+    if array.dtype.kind not in "uif" or array.size == 0:
+        raise UnreadableDataError(f"{path}: images are {array.dtype} {array.shape}; needed are numbers, best uint8")
+    least, most = array.min(), array.max()
+    if array.dtype == np.uint16:
+        return ((array.astype(np.uint32) * 255 + 32767) // 65535).astype(np.uint8)
+    if array.dtype.kind == "f" and least >= -1 and most <= 1:
+        shifted = array if least >= 0 else (array + 1) / 2
+        return np.round(shifted * 255).astype(np.uint8)
+    if least >= 0 and most <= 255 and (array.dtype.kind != "f" or bool((array == np.round(array)).all())):
+        return array.astype(np.uint8)
+    raise UnreadableDataError(
+        f"{path}: images are {array.dtype} from {least} to {most}; needed are bytes, or floats in [0, 1] or [-1, 1]"
+    )
+
+
+def _npz_labels(arrays: dict[str, np.ndarray], count: int, path: Path) -> Numbered:
+    labels = _find(arrays, LABELS)
+    if labels is None:
+        return None, None
+    if labels.shape == (count, 1):
+        labels = labels[:, 0]
+    if labels.shape != (count,):
+        raise LabelError(f"{path} has labels of the shape {labels.shape} for {count} images; needed is ({count},)")
+    classes = _texts(_find(arrays, CLASS_NAMES), path)
+    if labels.dtype.kind == "U":
+        return number_labels(labels.tolist(), str(path), classes)
+    if labels.dtype.kind not in "iu":
+        raise LabelError(f"{path} has labels of the type {labels.dtype}; needed are whole numbers or names")
+    return number_tensor(torch.from_numpy(labels.astype("int64")), str(path), classes)
+
+
+def _texts(array: Any, path: Path) -> list[str] | None:
+    if array is None:
+        return None
+    if array.ndim != 1 or array.dtype.kind != "U":
+        raise MetadataError(f"{path}: texts must be an array of strings, found {array.dtype} {array.shape}")
+    return array.tolist()
+
+
+# CIFAR-10 as its authors (and torchvision) store it: pickles. They are read without running what they contain.
+
+CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+FILES = {"train": [f"data_batch_{number}" for number in range(1, 6)], "test": ["test_batch"]}
+
+
+def find_cifar(folder: Path) -> Path | None:
+    """The folder of the batches: this one, or `cifar-10-batches-py` in it."""
+    for place in (folder, folder / "cifar-10-batches-py"):
+        if (place / "data_batch_1").is_file() or (place / "test_batch").is_file():
+            return place
+    return None
+
+
+def load_cifar(name: str, folder: Path, options: Options) -> ImageData:
+    part = canonical(options.split) or options.split
+    if part not in FILES:
+        raise UnknownSplitError(f"{folder} has no part {options.split!r}; CIFAR-10 has 'train' and 'test'")
+    pixels, labels = [], []
+    for file in FILES[part]:
+        batch = _read_batch(folder / file)
+        pixels.append(_pixels(batch, folder / file))
+        labels.extend(_cifar_labels(batch, folder / file, len(pixels[-1])))
+    meta = _read_batch(folder / "batches.meta") if (folder / "batches.meta").is_file() else {}
+    names = [_text(word) for word in meta.get("label_names", CIFAR10_CLASSES)]
+    images = torch.cat(pixels).view(-1, 3, 32, 32)
+    return from_array(name, images, Annotations(*number_labels(labels, str(folder), names)), options)
+
+
+def _pixels(batch: dict[str, Any], path: Path) -> torch.Tensor:
+    np = needs("numpy", "reading CIFAR-10")
+    data: Any = batch.get("data")
+    if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3072:
+        found = f"{data.dtype} {data.shape}" if isinstance(data, np.ndarray) else type(data).__name__
+        raise UnreadableDataError(f"{path}: 'data' must be uint8 (N, 3072), found {found}")
+    return torch.from_numpy(np.array(data))
+
+
+def _cifar_labels(batch: dict[str, Any], path: Path, count: int) -> list[int]:
+    labels = batch.get("labels")
+    if not isinstance(labels, list) or len(labels) != count:
+        found = (
+            f"{len(labels)} of them" if isinstance(labels, list) else f"no list of them; its keys are {sorted(batch)}"
+        )
+        raise LabelError(f"{path} needs {count} 'labels', found {found}")
+    return labels
+
+
+def _read_batch(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            content = _Unpickler(file, encoding="bytes").load()
+    except UnreadableDataError as error:
+        raise UnreadableDataError(f"{path} is refused: {error}") from error
+    # A damaged pickle can fail in any of these ways.
+    except (
+        OSError,
+        pickle.UnpicklingError,
+        EOFError,
+        ValueError,
+        TypeError,
+        KeyError,
+        IndexError,
+        AttributeError,
+    ) as error:
+        raise UnreadableDataError(f"{path} cannot be read as a CIFAR-10 batch: {error}") from error
+    if not isinstance(content, dict):
+        raise UnreadableDataError(f"{path} holds a {type(content).__name__}, not the dictionary of a CIFAR-10 batch")
+    return {_text(key): value for key, value in content.items()}
+
+
+class _Unpickler(pickle.Unpickler):
+    """Builds lists, dictionaries, texts and numpy arrays. Every other name is refused, so nothing foreign can run."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        np = needs("numpy", "reading CIFAR-10")
+        multiarray = np._core.multiarray if hasattr(np, "_core") else np.core.multiarray
+        allowed = {
+            ("numpy.core.multiarray", "_reconstruct"): multiarray._reconstruct,
+            ("numpy._core.multiarray", "_reconstruct"): multiarray._reconstruct,
+            ("numpy", "ndarray"): np.ndarray,
+            ("numpy", "dtype"): np.dtype,
+            ("_codecs", "encode"): _encode,
+        }
+        if (module, name) not in allowed:
+            raise UnreadableDataError(f"it asks for {module}.{name}, which a CIFAR-10 batch does not need")
+        return allowed[module, name]
+
+
+def _encode(text: str, encoding: str) -> bytes:
+    """How Python 3 writes bytes in old pickles."""
+    if encoding != "latin1":
+        raise UnreadableDataError(f"it asks for the encoding {encoding!r}, which a CIFAR-10 batch does not need")
+    return text.encode("latin1")
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+# Real handwritten digits that come with the package (see digits.md): something true to train on anywhere.
+
+DIGITS = tuple("0123456789")
+
+
+def load_digits(name: str, options: Options) -> ImageData:
+    """1797 digits, 8×8, grayscale."""
+    if options.split != "train":
+        raise UnknownSplitError(
+            f"{name!r} has no part {options.split!r}: all 1797 digits are 'train'. "
+            "Use data.split(held_out=...) to keep some apart"
+        )
+    np = needs("numpy", "reading the embedded digits")
+    with files("scalelong.data").joinpath("digits.npz").open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        images, labels = torch.from_numpy(arrays["images"]), torch.from_numpy(arrays["labels"])
+    return from_array(name, images[:, None], Annotations(labels.to(torch.int64), DIGITS), options)

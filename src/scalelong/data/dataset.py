@@ -1,21 +1,140 @@
-"""What training sees of a data set: images by number, as bytes.
-
-Access is random, not sequential, so that the order of training can be a pure function of seed and step, and a run
-resumes without going through the data that it has seen.
-"""
+"""What a user may ask of any source, checked once."""
 
 from __future__ import annotations
 
 import hashlib
+import logging
+import math
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..errors import InvalidConfigError
-from .broken import BrokenImage, Tally
+from ..errors import BrokenImagesError, DataError, InvalidConfigError, MissingDependencyError
+
+Progress = Callable[[int, int], None]  # (done, total)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    size: int | tuple[int, int] | None = None  # side, or (height, width)
+    channels: int | None = None
+    split: str = "train"
+    memory_limit: int = 2 * 1024**3
+    max_broken: int | float = 0.01  # a number, or a share if a float
+    limit: int | None = None
+    progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        sides = tuple(self.size) if isinstance(self.size, Sequence) else () if self.size is None else (self.size,)
+        if not all(_whole(side, 1) for side in sides) or (isinstance(self.size, Sequence) and len(sides) != 2):
+            raise InvalidConfigError(f"size must be a side or (height, width) in pixels, got {self.size!r}")
+        for field, least in (("channels", 1), ("limit", 1), ("memory_limit", 0)):
+            value = getattr(self, field)
+            if value is not None and not _whole(value, least):
+                raise InvalidConfigError(f"{field} must be a whole number of at least {least}, got {value!r}")
+        share = isinstance(self.max_broken, float) and 0 <= self.max_broken <= 1
+        if not share and not _whole(self.max_broken, 0):
+            raise InvalidConfigError(f"max_broken must be a number or a share from 0.0 to 1.0, got {self.max_broken!r}")
+        if not isinstance(self.split, str) or not self.split:
+            raise InvalidConfigError(f"split must be a name such as 'train' or 'test', got {self.split!r}")
+
+    @property
+    def shape(self) -> tuple[int, int] | None:
+        """(height, width), or None if the images decide."""
+        if self.size is None:
+            return None
+        height, width = (self.size, self.size) if isinstance(self.size, int) else self.size
+        return height, width
+
+    def allowed_broken(self, total: int) -> int:
+        """A share is rounded up, so that one damaged file does not stop a small folder."""
+        return math.ceil(self.max_broken * total) if isinstance(self.max_broken, float) else self.max_broken
+
+    def fits(self, count: int, channels: int, height: int, width: int) -> bool:
+        return count * channels * height * width <= self.memory_limit
+
+    def chosen(self, total: int) -> Tensor:
+        """`limit` rows, evenly spread: the first rows of a sorted set would all be of one class."""
+        if self.limit is None or self.limit >= total:
+            return torch.arange(total)
+        return torch.arange(self.limit) * total // self.limit
+
+
+@cache
+def needs(package: str, purpose: str) -> Any:
+    """An optional package, imported when it is used."""
+    try:
+        return import_module(package)
+    except ImportError as error:
+        raise MissingDependencyError(package.partition(".")[0], "train", purpose) from error
+
+
+def _whole(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+# Which images could not be read, and when that is too many.
+
+SHOWN = 10  # names in a message
+
+log = logging.getLogger("scalelong.data")
+
+
+@dataclass(frozen=True)
+class BrokenImage:
+    name: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.reason})"
+
+
+@dataclass
+class Tally:
+    """Counts broken images by name and stops at the first one beyond the allowed number."""
+
+    where: str
+    total: int
+    allowed: int
+    found: dict[str, BrokenImage] = field(default_factory=dict)
+
+    def add(self, broken: BrokenImage) -> None:
+        if broken.name in self.found:
+            return
+        self.found[broken.name] = broken
+        if len(self.found) > self.allowed:
+            raise BrokenImagesError(
+                f"{self.where}: at least {len(self.found)} of {self.total} images cannot be read, "
+                f"{self.allowed} are allowed (max_broken): {self.names()}. Repair or remove them, or raise max_broken"
+            )
+
+    def names(self) -> str:
+        return listed([str(broken) for broken in self.found.values()])
+
+    def warn(self) -> None:
+        if self.found:
+            log.warning(
+                "%s: %d of %d images are broken, skipped: %s", self.where, len(self.found), self.total, self.names()
+            )
+
+
+def listed(names: list[str]) -> str:
+    """The first few names, and how many more there are."""
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
+
+
+# What training sees of a data set: images by number, as bytes.
+#
+# Access is random, not sequential, so that the order of training can be a pure function of seed and step, and a run
+# resumes without going through the data that it has seen.
 
 
 @dataclass(frozen=True)
@@ -178,3 +297,62 @@ class MemoryData(ImageData):
         for rows in torch.arange(len(self)).split(4096):
             sha.update(self._read(rows)[0].numpy().data)
         return sha.hexdigest()
+
+
+# From a data set and an order to batches, and from bytes to what a network takes.
+
+
+def batches(
+    data: ImageData, order: Iterable[Tensor | Sequence[int]], workers: int = 0, prefetch: int = 4
+) -> Iterator[Batch]:
+    """The batches of `order`, an iterable (also an endless one) of index lists.
+
+    Sets in memory are indexed here and now. Others are decoded by `workers` processes, each `prefetch` batches ahead.
+    The global random state is never touched, so that the number of workers does not change a training run.
+    """
+    if data.in_memory or workers == 0:
+        for indices in order:
+            yield data.fetch(indices)
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="This DataLoader will create")  # more workers than cores: as asked
+        loader = torch.utils.data.DataLoader(
+            _Fetch(data),
+            batch_size=None,
+            sampler=order,
+            num_workers=workers,
+            prefetch_factor=prefetch,
+            collate_fn=_unchanged,
+            generator=torch.Generator(),  # a DataLoader without its own draws from the global one
+        )
+        results = iter(loader)
+    for batch, broken in results:
+        for image in broken:  # each worker counts its own; the limit is for all
+            data.tally.add(image)
+        if isinstance(batch, DataError):
+            raise batch
+        yield batch
+
+
+def to_float(images: Tensor, flip: Tensor | None = None) -> Tensor:
+    """uint8 to float32 in [-1, 1]; images whose entry in the bool mask `flip` is True are mirrored left to right."""
+    if flip is not None:
+        images = torch.where(flip.to(images.device)[:, None, None, None], images.flip(-1), images)
+    return images.to(torch.float32).div_(127.5).sub_(1)
+
+
+class _Fetch(torch.utils.data.Dataset):
+    """A data set whose items are whole batches. Errors travel as values: a DataLoader would bury their message."""
+
+    def __init__(self, data: ImageData) -> None:
+        self.data = data
+
+    def __getitem__(self, indices: Tensor | Sequence[int]) -> tuple[Batch | DataError, tuple[BrokenImage, ...]]:
+        try:
+            return self.data.fetch(indices), self.data.broken
+        except DataError as error:
+            return error, ()
+
+
+def _unchanged(item: object) -> object:
+    return item

@@ -11,11 +11,12 @@ from functools import cache
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from .options import needs
+from .dataset import needs
 
 if TYPE_CHECKING:
     import numpy as np
     from PIL.Image import Image
+
 
 GRAY_MODES = {"1", "L", "LA", "La", "I", "I;16", "I;16L", "I;16B", "I;16N"}
 # An explicit list: Pillow's other readers include one that starts Ghostscript.

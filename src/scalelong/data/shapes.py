@@ -14,10 +14,8 @@ from torch import Tensor
 
 from ..errors import InvalidConfigError, UnknownSplitError
 from .arrays import convert_channels
-from .broken import Tally
-from .dataset import Annotations, ImageData, MemoryData
-from .options import Options
-from .splits import canonical
+from .dataset import Annotations, ImageData, MemoryData, Options, Tally
+from .files import canonical
 
 COLOURS: dict[str, tuple[int, int, int]] = {
     "red": (220, 30, 30),

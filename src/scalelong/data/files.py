@@ -1,0 +1,530 @@
+"""Which part of a data set is meant: "train", "test" or "validation", read from the names of folders and files."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import os
+import re
+import stat
+import zipfile
+import zlib
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import (
+    DuplicateNameError,
+    LabelError,
+    MetadataError,
+    NoImagesError,
+    UnknownSplitError,
+    UnreadableDataError,
+    UnsafeArchiveError,
+)
+from .dataset import Annotations, listed
+from .decode import SUFFIXES, UndecodableError
+from .source import Source
+
+WORDS = {
+    "train": "train",
+    "training": "train",
+    "test": "test",
+    "testing": "test",
+    "t10k": "test",
+    "val": "validation",
+    "valid": "validation",
+    "validation": "validation",
+    "dev": "validation",
+}
+
+
+def canonical(word: str) -> str | None:
+    """The part that a word names, None if it names none."""
+    return WORDS.get(word.lower())
+
+
+def split_in(name: str) -> str | None:
+    """The part that a file name mentions, as in train-00000-of-00002.parquet."""
+    words = re.split(r"[^a-z0-9]+", PurePosixPath(name).name.lower())
+    return next((part for word in words if (part := canonical(word) or canonical(word.rstrip("0123456789")))), None)
+
+
+def by_folder(names: list[str], split: str, where: str) -> list[str]:
+    """The names below the folder of this part. Without such folders everything is "train"."""
+    parts: dict[str, list[str]] = {}
+    for name, part in zip(names, _part_folders(names), strict=True):
+        parts.setdefault(part or "train", []).append(name)
+    return _chosen(parts, split, where)
+
+
+def inside(names: list[str]) -> list[str]:
+    """The names without the folders that all of them share and without the folders of the parts."""
+    depth = len(common_parts(names))
+    in_common = any(canonical(part) for part in common_parts(names))
+    if not in_common and all(_part_folders(names)):
+        depth += 1
+    inner = ["/".join(PurePosixPath(name).parts[depth:]) for name in names]
+    depth = len(common_parts(inner))
+    return ["/".join(PurePosixPath(name).parts[depth:]) for name in inner]
+
+
+def _part_folders(names: list[str]) -> list[str | None]:
+    """The part of each name, or None for all: a class may be called "train" too, unless all folders are parts."""
+    common = common_parts(names)
+    declared = [part for folder in common if (part := canonical(folder))]
+    if declared:
+        return [declared[-1]] * len(names)
+    inner = [PurePosixPath(name).parts[len(common) :] for name in names]
+    parts = [canonical(path[0]) if len(path) > 1 else None for path in inner]
+    return parts if all(parts) else [None] * len(names)
+
+
+def by_file(names: list[str], split: str, where: str) -> list[str]:
+    """The files that mention this part in their name. If none mentions any, everything is "train"."""
+    parts: dict[str, list[str]] = {}
+    for name in names:
+        parts.setdefault(split_in(name) or "", []).append(name)
+    return _chosen({"train": names} if set(parts) == {""} else parts, split, where)
+
+
+def common_parts(names: list[str]) -> tuple[str, ...]:
+    """The folders that all names share."""
+    folders = [PurePosixPath(name).parts[:-1] for name in names]
+    shared: list[str] = []
+    for level in zip(*folders, strict=False):
+        if len(set(level)) > 1:
+            break
+        shared.append(level[0])
+    return tuple(shared)
+
+
+def _chosen(parts: dict[str, list[str]], split: str, where: str) -> list[str]:
+    wanted = canonical(split) or split
+    if wanted not in parts:
+        found = ", ".join(repr(part) for part in parts if part)
+        raise UnknownSplitError(
+            f"{where} has no part {split!r}; found: {found}. Ask for one of these, or use data.split(held_out=...)"
+        )
+    return parts[wanted]
+
+
+# Files with names, in a folder or in an archive, and the images among them as a source.
+
+HEAD = 64 * 1024  # bytes
+
+
+class FileTree(ABC):
+    """Names are relative, with forward slashes, sorted, without hidden files."""
+
+    where: str  # for messages
+    names: list[str]
+
+    @abstractmethod
+    def read(self, name: str) -> bytes: ...
+
+    def head(self, name: str) -> bytes:
+        """Enough of the file for most headers."""
+        return self.read(name)
+
+    @abstractmethod
+    def stamp(self, name: str) -> str:
+        """Changes when the file does, without reading it."""
+
+    def images(self) -> list[str]:
+        found = [name for name in self.names if PurePosixPath(name).suffix.lower() in SUFFIXES]
+        if not found:
+            kinds = Counter(PurePosixPath(name).suffix.lower() or "no suffix" for name in self.names)
+            inside = ", ".join(f"{count} × {kind}" for kind, count in kinds.most_common(8)) or "nothing"
+            raise NoImagesError(
+                f"no images in {self.where}: found {inside}; looked for {' '.join(sorted(SUFFIXES))} "
+                "in it and its sub-folders"
+            )
+        return found
+
+
+class Folder(FileTree):
+    def __init__(self, path: Path) -> None:
+        self.where = str(path)
+        self.path = path
+        self.names = sorted(_walk(path))
+
+    def read(self, name: str) -> bytes:
+        return (self.path / name).read_bytes()
+
+    def head(self, name: str) -> bytes:
+        with (self.path / name).open("rb") as file:
+            return file.read(HEAD)
+
+    def stamp(self, name: str) -> str:
+        try:
+            return str((self.path / name).stat().st_size)
+        except OSError:  # a dangling link: broken, as reading it will show
+            return "unreadable"
+
+
+class TreeSource(Source):
+    """The images of a tree."""
+
+    def __init__(self, tree: FileTree, names: list[str], annotations: Annotations) -> None:
+        self.tree, self.names, self.annotations = tree, names, annotations
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def name(self, row: int) -> str:
+        return self.names[row]
+
+    def read(self, row: int) -> bytes:
+        return self.tree.read(self.names[row])
+
+    def head(self, row: int) -> bytes:
+        return self.tree.head(self.names[row])
+
+    def version(self) -> str:
+        sha = hashlib.sha256()
+        for name in self.names:
+            sha.update(f"{name}\0{self.tree.stamp(name)}\0".encode("utf-8", "surrogateescape"))
+        return sha.hexdigest()
+
+
+def hidden(name: str) -> bool:
+    """What systems leave behind: dot files, and the folder that macOS adds to archives."""
+    return any(part.startswith(".") or part == "__MACOSX" for part in PurePosixPath(name).parts)
+
+
+def _walk(root: Path) -> Iterable[str]:
+    """All files below. Linked folders are followed, each real folder once, so that a circle of links ends."""
+    seen: set[str] = set()
+    for folder, inner, files in os.walk(root, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in seen:
+            inner.clear()
+            continue
+        seen.add(real)
+        inner[:] = sorted(name for name in inner if not hidden(name))
+        base = Path(folder).relative_to(root)
+        yield from ((base / name).as_posix() for name in files if not hidden(name))
+
+
+# A zip of images, read in place. Nothing is unpacked, and an archive that looks unsafe is refused as a whole.
+
+# Images are compressed already, so honest archives stay near 1; deflate can reach 1032.
+MAX_RATIO = 100
+RATIO_FROM = 1024**2  # bytes below which a ratio does no harm (a small flat BMP may well exceed it)
+MAX_MEMBER = 512 * 1024**2
+MAX_TOTAL = 1024**4
+
+
+class ZipTree(FileTree):
+    """Opened once in each process: a file handle must not be shared with forked workers."""
+
+    def __init__(self, path: Path) -> None:
+        self.where = str(path)
+        self.path = path
+        self._opened: tuple[int, zipfile.ZipFile] | None = None
+        members = self._zip().infolist()
+        check_safe(members, path)
+        self._stamps = {info.filename: f"{info.file_size}:{info.CRC:08x}" for info in members if not info.is_dir()}
+        self.names = sorted(name for name in self._stamps if not hidden(name))
+
+    def read(self, name: str) -> bytes:
+        try:
+            return self._zip().read(name)
+        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+            raise UndecodableError(f"damaged in the archive: {error}") from error
+
+    def stamp(self, name: str) -> str:
+        return self._stamps[name]
+
+    def _zip(self) -> zipfile.ZipFile:
+        if self._opened is None or self._opened[0] != os.getpid():
+            try:
+                self._opened = os.getpid(), zipfile.ZipFile(self.path)
+            except (zipfile.BadZipFile, OSError) as error:
+                raise UnreadableDataError(f"{self.path} cannot be read as a zip archive: {error}") from error
+        return self._opened[1]
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_opened": None}
+
+
+def check_safe(members: list[zipfile.ZipInfo], path: Path) -> None:
+    """Refuses paths that leave the archive, links, encrypted members, bombs, and names that occur twice."""
+    for info in members:
+        reason = _unsafe_name(info) or _unsafe_size(info)
+        if reason:
+            raise UnsafeArchiveError(f"{path} is refused: {info.filename!r} {reason}")
+        if info.flag_bits & 1:
+            raise UnreadableDataError(f"{path} is encrypted ({info.filename!r}); give an archive without a password")
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # the others unpack without bounds
+            raise UnreadableDataError(f"{path}: {info.filename!r} is packed by other means than deflate; pack it anew")
+    total, stored = sum(info.file_size for info in members), sum(info.compress_size for info in members)
+    on_disk = path.stat().st_size
+    if stored > on_disk:
+        raise UnsafeArchiveError(f"{path} is refused: its members overlap ({stored} bytes in a file of {on_disk})")
+    if total > MAX_TOTAL or (total > 16 * RATIO_FROM and total > MAX_RATIO * on_disk):
+        raise UnsafeArchiveError(f"{path} is refused: {on_disk} bytes would unpack to {total}")
+    twice = [name for name, times in Counter(info.filename for info in members).items() if times > 1]
+    if twice:
+        raise DuplicateNameError(f"{path} holds these names more than once: {listed(twice)}")
+
+
+def _unsafe_name(info: zipfile.ZipInfo) -> str | None:
+    name = info.orig_filename.replace("\\", "/")
+    if name.startswith("/") or re.match(r"^[A-Za-z]:", name):
+        return "is an absolute path"
+    if ".." in PurePosixPath(name).parts:
+        return "leaves the archive"
+    if "\0" in info.orig_filename:
+        return "has a zero byte in its name"
+    kind = stat.S_IFMT(info.external_attr >> 16)
+    if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+        return "is a link or a special file"
+    return None
+
+
+def _unsafe_size(info: zipfile.ZipInfo) -> str | None:
+    if info.file_size > MAX_MEMBER:
+        return f"would unpack to {info.file_size} bytes"
+    if info.file_size > RATIO_FROM and info.file_size > MAX_RATIO * max(info.compress_size, 1):
+        return f"would unpack from {info.compress_size} to {info.file_size} bytes"
+    return None
+
+
+# From what files call labels (numbers, names) to int64 numbers and the names of the classes.
+
+Numbered = tuple[Tensor, tuple[str, ...]] | tuple[None, None]  # numbers and class names, or unlabelled
+MOST_CLASSES = 1_000_000  # beyond this they are identifiers, not classes
+
+
+def number_labels(values: Sequence[object], where: str, classes: Sequence[str] | None = None) -> Numbered:
+    """Labels as numbers, and the class names: those given, or the distinct names sorted, or "0", "1", ...
+
+    All labels -1 means unlabelled: it is how hidden test labels are published.
+    """
+    missing = [row for row, value in enumerate(values) if value is None]
+    if missing:
+        raise LabelError(f"{where}: {len(missing)} of {len(values)} labels are missing, the first in row {missing[0]}")
+    if all(isinstance(value, str) for value in values):
+        names = tuple(classes) if classes else tuple(sorted(set(map(str, values))))
+        unknown = sorted(set(map(str, values)) - set(names))
+        if unknown:
+            raise LabelError(f"{where}: labels {unknown[:5]} are not among the classes {list(names)[:20]}")
+        number = {name: index for index, name in enumerate(names)}
+        return torch.tensor([number[str(value)] for value in values], dtype=torch.int64), names
+    if not all(isinstance(value, int) for value in values):
+        kinds = sorted({type(value).__name__ for value in values})
+        raise LabelError(f"{where}: labels must be all whole numbers or all names, found {', '.join(kinds)}")
+    return number_tensor(torch.tensor(list(values), dtype=torch.int64), where, classes)
+
+
+def number_tensor(labels: Tensor, where: str, classes: Sequence[str] | None = None) -> Numbered:
+    """The same for numbers that are a tensor already."""
+    labels = labels.to(torch.int64)
+    if len(labels) and bool((labels == -1).all()):
+        return None, None
+    least, most = (int(labels.min()), int(labels.max())) if len(labels) else (0, 0)
+    if least < 0 or most >= MOST_CLASSES:
+        raise LabelError(f"{where}: labels must lie between 0 and {MOST_CLASSES - 1}, found {least} to {most}")
+    if classes and most >= len(classes):
+        raise LabelError(f"{where}: label {most} has no name; there are {len(classes)} classes: {list(classes)[:20]}")
+    return labels, tuple(classes) if classes else tuple(str(label) for label in range(most + 1))
+
+
+# Which column of a table holds the images, which the labels and which the captions.
+
+IMAGES = ("image", "img", "images", "jpg", "png", "picture", "photo")
+LABELS = ("label", "labels", "class", "class_name", "fine_label", "target")
+CAPTIONS = ("text", "caption", "captions", "prompt", "description")
+
+
+def image_column(candidates: list[str], columns: Sequence[str], where: str) -> str:
+    """The column with encoded images: by its name, or because it is the only one that can be."""
+    for name in IMAGES:
+        if name in candidates:
+            return name
+    if len(candidates) == 1:
+        return candidates[0]
+    found = f"several that could be: {candidates}" if candidates else "none"
+    raise UnreadableDataError(
+        f"{where}: looked for a column of encoded images (bytes, or a struct with 'bytes'), by preference "
+        f"{list(IMAGES)}; found {found}. The columns are {list(columns)}"
+    )
+
+
+def first_of(names: tuple[str, ...], columns: Sequence[str]) -> str | None:
+    return next((name for name in names if name in columns), None)
+
+
+def check_captions(values: Sequence[Any], where: str) -> list[str]:
+    """One line of text for each image; of several captions the first."""
+    captions = []
+    for row, value in enumerate(values):
+        text = value[0] if isinstance(value, list) and value else value
+        if not isinstance(text, str):
+            raise MetadataError(f"{where}: the caption of image {row} must be a text, found {value!r}")
+        captions.append(" ".join(text.split()))
+    return captions
+
+
+# Labels and captions that stand beside image files.
+#
+# Labels are the names of sub-folders. Captions and labels come from `metadata.jsonl` or `metadata.csv` as Hugging
+# Face's
+# imagefolder has them (a column `file_name`, relative to the metadata file), captions also from `cat.txt` beside
+# `cat.png`.
+
+METADATA_FILES = ("metadata.jsonl", "metadata.csv")
+
+
+def annotate(tree: FileTree, images: list[str]) -> Annotations:
+    """What the tree says about these images."""
+    where = f"the metadata of {tree.where}"
+    rows = _metadata_rows(tree, images)
+    if rows is None:
+        return Annotations(*_folder_labels(tree, images), _text_files(tree, images))
+    _check_rows_fit(tree, images, rows)
+    labels = _column(rows, images, LABELS, where)
+    captions = _column(rows, images, CAPTIONS, where)
+    if labels is None and captions is None:
+        columns = sorted({column for row in rows.values() for column in row})
+        raise MetadataError(
+            f"{where} has neither captions nor labels: its columns are {columns}; looked for captions in "
+            f"{list(CAPTIONS)}, for labels in {list(LABELS)}"
+        )
+    captions = _text_files(tree, images) if captions is None else check_captions(captions, where)
+    numbered = _folder_labels(tree, images) if labels is None else number_labels(labels, where)
+    return Annotations(*numbered, captions)
+
+
+def _folder_labels(tree: FileTree, images: list[str]) -> Numbered:
+    """The first folder below the one that all share is the class. One folder alone is a place, not a class.
+
+    Classes are counted over the whole tree: the same name must have the same number in "train" and in "test".
+    """
+    everything = tree.images()
+    paths = {name: PurePosixPath(path).parts for name, path in zip(everything, inside(everything), strict=True)}
+    if any(len(path) < 2 for path in paths.values()):
+        return None, None
+    return number_labels(
+        [paths[image][0] for image in images], "sub-folders", sorted({path[0] for path in paths.values()})
+    )
+
+
+def _text_files(tree: FileTree, images: list[str]) -> list[str] | None:
+    present = set(tree.names)
+    texts = [str(PurePosixPath(image).with_suffix(".txt")) for image in images]
+    missing = [text for text in texts if text not in present]
+    if len(missing) == len(texts):
+        return None
+    if missing:
+        raise MetadataError(
+            f"{tree.where}: {len(missing)} of {len(texts)} images have no caption file beside them: {listed(missing)}. "
+            "Add them, or remove all of them to train without captions"
+        )
+    return check_captions([_text(tree, text) for text in texts], tree.where)
+
+
+def _metadata_rows(tree: FileTree, images: list[str]) -> dict[str, dict[str, Any]] | None:
+    """Rows by image name, from all metadata files in folders above these images; None if there are none."""
+    above = {str(folder) for image in images for folder in PurePosixPath(image).parents}
+    files = [name for name in tree.names if PurePosixPath(name).name.lower() in METADATA_FILES]
+    files = [name for name in files if str(PurePosixPath(name).parent) in above]
+    if not files:
+        return None
+    folders = [str(PurePosixPath(name).parent) for name in files]
+    if len(set(folders)) < len(folders):
+        raise MetadataError(f"{tree.where} has both metadata.jsonl and metadata.csv in one folder; remove one of them")
+    rows: dict[str, dict[str, Any]] = {}
+    for file, folder in zip(files, folders, strict=True):
+        for line, row in _parsed(tree, file):
+            image = _image_name(row, f"{file} of {tree.where}, line {line}", folder)
+            if image in rows:
+                raise DuplicateNameError(
+                    f"{file} of {tree.where} names {image!r} twice, the second time in line {line}; "
+                    "keep one row for each image"
+                )
+            rows[image] = row
+    return rows
+
+
+def _parsed(tree: FileTree, file: str) -> list[tuple[int, dict[str, Any]]]:
+    text = _text(tree, file)
+    where = f"{file} of {tree.where}"
+    if file.lower().endswith(".csv"):
+        reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+        rows = []
+        try:
+            for row in reader:
+                if None in row or None in row.values():
+                    raise MetadataError(f"{where}, line {reader.line_num}: needs {len(reader.fieldnames or ())} fields")
+                rows.append((reader.line_num, row))
+        except csv.Error as error:
+            raise MetadataError(f"{where}, line {reader.line_num}: {error}") from error
+        return rows
+    rows = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise MetadataError(f"{where}, line {number}: not JSON: {error}") from error
+            if not isinstance(row, dict):
+                raise MetadataError(f"{where}, line {number}: needs an object with 'file_name', found {line[:60]!r}")
+            rows.append((number, row))
+    return rows
+
+
+def _image_name(row: dict[str, Any], where: str, folder: str) -> str:
+    name = row.get("file_name")
+    if not isinstance(name, str) or not name:
+        raise MetadataError(f"{where}: no 'file_name'; its columns are {sorted(row)}")
+    path = PurePosixPath(name.replace("\\", "/"))
+    if path.is_absolute() or ".." in path.parts:
+        raise MetadataError(f"{where}: file_name {name!r} must be relative and stay below the metadata file")
+    return (PurePosixPath(folder) / path).as_posix()
+
+
+def _check_rows_fit(tree: FileTree, images: list[str], rows: dict[str, dict[str, Any]]) -> None:
+    present = set(tree.images())
+    absent = [name for name in rows if name not in present]
+    if absent:
+        raise MetadataError(
+            f"the metadata of {tree.where} names {len(absent)} images that are not there: {listed(absent)}"
+        )
+    silent = [name for name in images if name not in rows]
+    if silent:
+        raise MetadataError(
+            f"the metadata of {tree.where} has no row for {len(silent)} of {len(images)} images: {listed(silent)}. "
+            "Add rows for them or move them away"
+        )
+
+
+def _column(rows: dict[str, dict[str, Any]], images: list[str], columns: tuple[str, ...], where: str) -> Any:
+    """The first of these columns that the rows have, for these images."""
+    column = next((column for column in columns if any(column in rows[image] for image in images)), None)
+    if column is None:
+        return None
+    empty = (None, "") if columns is LABELS else (None,)  # a caption may be empty, a label may not
+    without = [image for image in images if rows[image].get(column) in empty]
+    if without:
+        raise MetadataError(f"{where} has no {column!r} for {len(without)} of {len(images)} images: {listed(without)}")
+    values = [rows[image][column] for image in images]
+    if columns is LABELS and all(isinstance(value, str) and value.isdecimal() for value in values):
+        return [int(value) for value in values]  # CSV knows no numbers
+    return values
+
+
+def _text(tree: FileTree, file: str) -> str:
+    try:
+        return tree.read(file).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise MetadataError(f"{file} of {tree.where} is not UTF-8: {error}") from error
