@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from scalelong.conditions import ConditionError
 from scalelong.data import load_data, to_float
+from scalelong.diffusion.conditions import ConditionError
+from scalelong.diffusion.latents import Autoencoder, AutoencoderError, encode_data, sample_latents
 from scalelong.errors import InvalidConfigError
-from scalelong.latents import Autoencoder, AutoencoderError, encode_data, sample_latents
 from scalelong.training import (
     DiffusionConfig,
     ImagesConfig,

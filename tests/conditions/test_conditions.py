@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from scalelong.conditions import (
+from scalelong.data import Batch, load_data
+from scalelong.data.shapes import COLOURS, PLACES, SHAPES, caption
+from scalelong.diffusion.conditions import (
     ClassCondition,
     ConditionError,
     PretrainedTextEncoder,
@@ -17,8 +19,6 @@ from scalelong.conditions import (
     WordEncoder,
     cache_captions,
 )
-from scalelong.data import Batch, load_data
-from scalelong.data.shapes import COLOURS, PLACES, SHAPES, caption
 from scalelong.files import cache_folder, cached_array
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from diffusers.schedulers.scheduling_ddpm import DDPMScheduler
 
-from scalelong.diffusion import NoiseProcess, as_epsilon, epsilon_losses, losses, target
 from scalelong.errors import InvalidConfigError
+from scalelong.noise import NoiseProcess, as_epsilon, epsilon_losses, losses, target
 
 SCHEDULES = ("vp", "ddpm", "cosine", "sd")
 PREDICTIONS = ("epsilon", "v", "x0")

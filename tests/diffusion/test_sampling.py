@@ -5,9 +5,10 @@ import random
 import pytest
 import torch
 
-from scalelong.diffusion import SAMPLERS, NoiseProcess, sample
-from scalelong.diffusion.objective import as_epsilon
+from scalelong.diffusion import SAMPLERS
+from scalelong.diffusion import solvers as sample
 from scalelong.errors import InvalidConfigError
+from scalelong.noise import NoiseProcess, as_epsilon
 
 SPREAD = 0.2
 

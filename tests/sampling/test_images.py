@@ -10,13 +10,15 @@ import pytest
 import torch
 
 from scalelong.cli import main
-from scalelong.conditions import ConditionError, Unconditional
-from scalelong.diffusion import SAMPLERS, NoiseProcess, guided
+from scalelong.diffusion import SAMPLERS, guided
+from scalelong.diffusion.conditions import ConditionError, Unconditional
+from scalelong.diffusion.images import ImageMaker, requests, to_bytes
+from scalelong.diffusion.solvers import SampleSettings
 from scalelong.errors import InvalidConfigError
 from scalelong.models import presets as unet
-from scalelong.sampling import SampleFolder, SampleSettings, requests
+from scalelong.noise import NoiseProcess
+from scalelong.sampling import SampleFolder
 from scalelong.sampling.folder import read_png
-from scalelong.sampling.images import ImageMaker, to_bytes
 from scalelong.training import load_run
 from scalelong.training.model_factory import Network
 

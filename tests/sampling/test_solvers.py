@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from scalelong.diffusion import NoiseProcess, sample
-from scalelong.diffusion.process import BETA_MAX, BETA_MIN
+from scalelong.diffusion import solvers as sample
+from scalelong.noise import BETA_MAX, BETA_MIN, NoiseProcess
 
 MEAN, SPREAD = 0.3, 0.4
 COUNT = 3000

@@ -8,9 +8,9 @@ import argparse
 from pathlib import Path
 
 from ..data import load_data
+from ..diffusion.solvers import SampleSettings
 from ..errors import EvaluationError
 from ..evaluation import Scores, comparison, score_folder, score_run
-from ..sampling import SampleSettings
 from ..sampling.fill import processes
 from ..training import load_run
 from ..training.run_folder import CONFIG

@@ -10,7 +10,9 @@ import argparse
 from pathlib import Path
 
 from ..diffusion import SAMPLERS
-from ..sampling import SampleSettings, fill_folder, folder_name, requests
+from ..diffusion.images import requests
+from ..diffusion.solvers import SampleSettings
+from ..sampling import fill_folder, folder_name
 from ..training import load_run
 
 

@@ -1,9 +1,7 @@
 """The noise process, the objective, and sampling."""
 
-from .guidance import guided
-from .objective import Predict, Prediction, as_epsilon, epsilon_losses, losses, target
-from .process import NoiseProcess, Schedule
-from .sample import SAMPLERS, sample
+from ..noise import NoiseProcess, Predict, Prediction, Schedule, as_epsilon, epsilon_losses, losses, target
+from .solvers import SAMPLERS, guided, sample
 
 __all__ = [
     "SAMPLERS",

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..data import ImageData
-from ..sampling import ImageMaker, SampleSettings, requests
+from ..diffusion.images import ImageMaker, requests
+from ..diffusion.solvers import SampleSettings
 from .agreement import agreement
 from .features.classifier import Classifier, train_classifier
 from .judge import score_images

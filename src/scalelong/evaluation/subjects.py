@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..data import ImageData, load_data
+from ..diffusion.images import requests
+from ..diffusion.solvers import SampleSettings
 from ..errors import InvalidSamplesError
 from ..files import write_text
-from ..sampling import SampleFolder, SampleSettings, fill_folder, folder_name, requests
+from ..sampling import SampleFolder, fill_folder, folder_name
 from ..sampling.fill import processes
 from ..sampling.folder import NOTE
 from .agreement import agreement

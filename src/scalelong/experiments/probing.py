@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..data import to_float
-from ..diffusion import NoiseProcess
+from ..noise import NoiseProcess
 from ..randomness import generator
 from ..training import TrainConfig
 from ..training.data_source import load_images

@@ -11,9 +11,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..diffusion.process import diffusers
-from ..diffusion.sample import scheduler
+from ..diffusion.solvers import scheduler
 from ..errors import ExportError
+from ..noise import diffusers
 from ..scaling import as_scaling
 from ..training import Run
 from ..training.model_factory import is_uvit, uvit_arguments

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..diffusion.process import diffusers
 from ..errors import ExportError
+from ..noise import diffusers
 from ..skips import fold_
 from ..skips.api import scaling_of
 from ..training import Run

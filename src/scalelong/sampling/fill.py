@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..diffusion.images import Request
+from ..diffusion.solvers import SampleSettings
 from ..errors import MissingDependencyError
 from ..files import file_digest
 from ..training.checkpoint import EMA, MODEL, step_folder
 from ..training.processes import on_main
 from .folder import SampleFolder
-from .images import Request
-from .settings import SampleSettings
 
 if TYPE_CHECKING:
     from ..training import Run

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from ..data import to_float
+from ..diffusion.images import Request
 from ..errors import ScaleLongError
 from ..files import write_text
 from ..training.grid import image_grid, save_png
-from .images import Request
 
 NOTE = "samples.json"
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from ..conditions import (
+from ..diffusion.conditions import (
     ClassCondition,
     Conditions,
     PretrainedTextEncoder,

@@ -4,10 +4,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from ..diffusion.objective import Prediction, require_prediction
-from ..diffusion.process import NoiseProcess, Schedule
-from ..diffusion.sample import SAMPLERS
+from ..diffusion.solvers import SAMPLERS
 from ..errors import InvalidConfigError
+from ..noise import NoiseProcess, Prediction, Schedule, require_prediction
 from ..scaling import as_scaling
 
 Decay = Literal["constant", "linear", "cosine"]

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from ..data import ImageData, load_data
+from ..diffusion.latents import Autoencoder, encode_data
 from ..errors import InvalidConfigError
-from ..latents import Autoencoder, encode_data
 from .config import TrainConfig
 
 

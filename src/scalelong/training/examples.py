@@ -6,10 +6,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..conditions import Conditions
 from ..data import Batch, to_float
-from ..diffusion import NoiseProcess
-from ..latents import sample_latents
+from ..diffusion.conditions import Conditions
+from ..diffusion.latents import sample_latents
+from ..noise import NoiseProcess
 from ..randomness import noise, uniform
 from .config import TrainConfig
 from .model_factory import DataShape

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from ..conditions import Conditions
 from ..data import ImageData, to_float
-from ..diffusion import NoiseProcess, Prediction, epsilon_losses
-from ..latents import sample_latents
+from ..diffusion.conditions import Conditions
+from ..diffusion.latents import sample_latents
+from ..noise import NoiseProcess, Prediction, epsilon_losses
 from ..randomness import generator
 from .model_factory import Network
 

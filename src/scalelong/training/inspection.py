@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from ..conditions import Conditions
 from ..data import ImageData, to_float
-from ..diffusion import NoiseProcess
+from ..diffusion.conditions import Conditions
+from ..diffusion.latents import Autoencoder
 from ..files import write_text
-from ..latents import Autoencoder
+from ..noise import NoiseProcess
 from ..randomness import derived_seed, global_state, restore_global_state
 from .config import TrainConfig
 from .grid import image_grid, save_png
@@ -23,8 +23,8 @@ from .run_folder import RunFolder
 from .state import TrainState
 
 if TYPE_CHECKING:
+    from ..diffusion.images import ImageMaker
     from ..evaluation.during_training import Scorer
-    from ..sampling import ImageMaker
 
 
 @dataclass
@@ -57,7 +57,8 @@ class Inspector:
 
     def sample_grid(self) -> Tensor:
         """Samples with the same seeds every time, so that grids of different steps can be compared."""
-        from ..sampling import Request, SampleSettings
+        from ..diffusion.images import Request
+        from ..diffusion.solvers import SampleSettings
 
         options, wishes = self.config.logging, self._wishes()
         wanted = [
@@ -96,7 +97,7 @@ class Inspector:
 
     @cached_property
     def _maker(self) -> "ImageMaker":
-        from ..sampling import ImageMaker
+        from ..diffusion.images import ImageMaker
 
         folder = self.config.images.autoencoder
         return ImageMaker(

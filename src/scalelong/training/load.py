@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
-from ..conditions import Conditions
-from ..diffusion import NoiseProcess
+from ..diffusion.conditions import Conditions
+from ..diffusion.latents import Autoencoder
 from ..errors import CheckpointError, RunFolderError
-from ..latents import Autoencoder
+from ..noise import NoiseProcess
 from .checkpoint import EMA, MODEL, newest_good, step_folder, verify
 from .conditioning import make_conditions
 from .config import TrainConfig
@@ -22,7 +22,7 @@ from .model_factory import DataShape, Network, build_model
 from .run_folder import CONFIG, RunFolder
 
 if TYPE_CHECKING:
-    from ..sampling import ImageMaker
+    from ..diffusion.images import ImageMaker
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Run:
 
     @property
     def maker(self) -> "ImageMaker":
-        from ..sampling import ImageMaker
+        from ..diffusion.images import ImageMaker
 
         return ImageMaker(
             model=self.model,
@@ -91,7 +91,8 @@ class Run:
 
         `wishes` are classes or texts, which take turns; a class-conditional model without wishes shows all classes.
         """
-        from ..sampling import SampleSettings, requests
+        from ..diffusion.images import requests
+        from ..diffusion.solvers import SampleSettings
 
         wanted = requests(n, seed, wishes or self.default_wishes)
         settings = SampleSettings(sampler=sampler, steps=steps, guidance=guidance)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ..console import Progress, StopWatch
 from ..data import Batch, ImageData, batches
-from ..diffusion import NoiseProcess, losses
 from ..errors import NonFiniteError
+from ..noise import NoiseProcess, losses
 from .allocator import keep_freed_memory
 from .checkpoint import newest_good, prune, read_checkpoint, set_aside, write_checkpoint
 from .conditioning import make_conditions

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from ..data import ImageData
-from ..diffusion import NoiseProcess, losses
 from ..errors import ScaleLongError
 from ..models import UViT
+from ..noise import NoiseProcess, losses
 from ..skips import coefficients, find_skips, is_scaled
 from .config import TrainConfig
 from .cores import images_at_once, splits

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from .._version import __version__
-from ..conditions.words import words_of
 from ..data import ImageData
+from ..diffusion.conditions import words_of
 from ..errors import RunFolderError
 from ..files import FolderLock, write_text
 from .checkpoint import saved_steps

@@ -32,9 +32,10 @@ NEAR = 1.05
 def sweep(rounds: int, settings: Settings) -> Result:
     import torch
 
+    from ...diffusion.images import requests
+    from ...diffusion.solvers import SampleSettings
     from ...evaluation import load_extractor, reference_of, score_images
     from ...evaluation.subjects import evaluation_wishes, reference_data
-    from ...sampling import SampleSettings, requests
 
     torch.set_num_threads(settings.threads)
     count = 32 if settings.quick else 500

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ....data import load_data, to_float
-from ....diffusion import epsilon_losses
 from ....errors import ScaleLongError
+from ....noise import epsilon_losses
 from ....theory import expected_input_norm, noise_gain, sampled_statistics, second_moment
 from ....training import load_run
 from ....training.data_source import load_images

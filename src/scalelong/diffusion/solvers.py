@@ -1,14 +1,42 @@
-"""From noise to images, with diffusers' schedulers. Each image has its own seed, so it does not depend on the batch."""
+"""Classifier-free guidance (Ho & Salimans, 2022)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from ..errors import InvalidConfigError
-from .objective import Predict, Prediction, require_prediction
-from .process import STEPS, NoiseProcess, diffusers
+from ..noise import STEPS, NoiseProcess, Predict, Prediction, diffusers, require_prediction
+
+Conditional = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""A network that takes x_t, the times and the condition."""
+
+
+def guided(network: Conditional, condition: Tensor | None, null: Tensor | None, scale: float) -> Predict:
+    """F(x, ∅) + w (F(x, c) - F(x, ∅)). With w = 1 the condition alone is used, with w = 0 it is ignored.
+
+    The U-ViT authors count from there: their scale s is w = 1 + s.
+    """
+    if condition is None or scale == 1:
+        return lambda x, t: network(x, t, condition)
+    if null is None:
+        raise InvalidConfigError(
+            f"guidance {scale:g} needs a model that also knows the hidden condition; this one was trained with "
+            f"condition_dropout 0, so only guidance 1 is possible"
+        )
+    hidden = null.to(condition.device).expand_as(condition)
+
+    def predict(x: Tensor, t: Tensor) -> Tensor:
+        both = network(torch.cat([x, x]), torch.cat([t, t]), torch.cat([condition, hidden]))
+        told, untold = both.chunk(2)
+        return untold + scale * (told - untold)
+
+    return predict
+
+
+# From noise to images, with diffusers' schedulers. Each image has its own seed, so it does not depend on the batch.
 
 SAMPLERS: dict[str, tuple[str, dict[str, Any]]] = {
     "ddpm": ("DDPMScheduler", {}),
@@ -85,3 +113,19 @@ def sample(
         output = predict(solver.scale_model_input(x, step), times)
         x = solver.step(output, step, x, **options).prev_sample
     return x.clamp(-1, 1) if clip else x
+
+
+# How images are made.
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleSettings:
+    sampler: str = "dpm++"
+    steps: int = 50
+    guidance: float = 1.0
+    """Classifier-free guidance: 1 uses the condition as it is, more exaggerates it."""
+
+    def __post_init__(self) -> None:
+        require_sampler(self.sampler, self.steps)
+        if not 0 <= self.guidance <= 1000:
+            raise InvalidConfigError(f"guidance must be a number from 0 to 1000, got {self.guidance}")

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ..conditions import Conditions, Unconditional
-from ..diffusion import NoiseProcess, Prediction, guided, sample
-from ..diffusion.guidance import Conditional
 from ..errors import InvalidConfigError
-from .settings import SampleSettings
+from ..noise import NoiseProcess, Prediction
+from . import guided
+from . import solvers as sample
+from .conditions import Conditions, Unconditional
+from .solvers import Conditional, SampleSettings
 
 if TYPE_CHECKING:
-    from ..latents import Autoencoder
+    from .latents import Autoencoder
+
 
 CPU_MULTIPLE = 8
 """Batches on a CPU are filled up to a multiple of this: the kernels for matrices then treat every row alike, and an

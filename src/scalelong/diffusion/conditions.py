@@ -1,0 +1,297 @@
+"""The one view that training and sampling have of conditions: tensors with one row per image."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ..data import Batch
+from ..errors import MissingDependencyError, ScaleLongError
+from ..files import cached_array, file_digest
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class ConditionError(ScaleLongError, ValueError):
+    """A class or a text was asked for that the model cannot be told."""
+
+
+class Conditions(ABC):
+    """Whole numbers (B,) are labels, floating-point tensors (B, length, dim) are the tokens of a text."""
+
+    @abstractmethod
+    def of(self, batch: Batch) -> Tensor | None:
+        """The conditions of the images of a batch."""
+
+    @abstractmethod
+    def ask(self, requests: Sequence[str]) -> Tensor | None:
+        """The conditions that a person names: classes or texts."""
+
+    def check(self, requests: Sequence[str]) -> None:
+        """Raises ConditionError if one of them cannot be asked for."""
+        self.ask(requests)
+
+    @abstractmethod
+    def null(self) -> Tensor | None:
+        """The hidden condition, which broadcasts over the batch; None if the model does not know one."""
+
+    def hide(self, values: Tensor | None, hidden: Tensor) -> Tensor | None:
+        """The null condition where `hidden` (B,) says so."""
+        null = self.null()
+        if values is None or null is None:
+            return values
+        return torch.where(hidden.view(-1, *[1] * (values.dim() - 1)), null, values)
+
+
+class Unconditional(Conditions):
+    def of(self, batch: Batch) -> None:  # noqa: ARG002
+        return None
+
+    def ask(self, requests: Sequence[str]) -> None:
+        if requests:
+            raise ConditionError(
+                f"{requests[0]!r} was asked for, but this model was trained without conditions; leave the request "
+                f"out, or train with --condition class or text"
+            )
+
+    def null(self) -> None:
+        return None
+
+
+# Conditions that are classes, by name or by number.
+
+
+class ClassCondition(Conditions):
+    def __init__(self, classes: Sequence[str], guided: bool) -> None:
+        """`guided`: some labels were hidden in training, so that there is a null label, the last one."""
+        self.classes, self.guided = tuple(classes), guided
+
+    def of(self, batch: Batch) -> Tensor:
+        if batch.labels is None:
+            raise ConditionError("condition 'class' needs labels, and these images have none")
+        return batch.labels
+
+    def ask(self, requests: Sequence[str]) -> Tensor:
+        return torch.tensor([self._number(request) for request in requests], dtype=torch.long)
+
+    def null(self) -> Tensor | None:
+        return torch.tensor(len(self.classes)) if self.guided else None
+
+    def _number(self, request: str) -> int:
+        if request in self.classes:
+            return self.classes.index(request)
+        if request.isdecimal() and int(request) < len(self.classes):
+            return int(request)
+        shown = ", ".join(self.classes[:20]) + (", ..." if len(self.classes) > 20 else "")
+        raise ConditionError(
+            f"there is no class {request!r}; there are {len(self.classes)}: {shown} (or numbers from 0)"
+        )
+
+
+# A text encoder without weights: each word is a token with a fixed vector of ±1 that comes from its hash.
+#
+# Different words are nearly orthogonal, so the network's first linear layer learns what they mean. It needs no
+# vocabulary and no download, and is enough for captions like "a red circle at the top left".
+
+
+class WordEncoder:
+    def __init__(self, length: int, dim: int, vocabulary: Iterable[str] | None = None) -> None:
+        """`vocabulary`: the words that the network has seen; None if that is not known."""
+        self.length, self.dim = length, dim
+        self.vocabulary = None if vocabulary is None else frozenset(vocabulary)
+        self._vectors: dict[str, Tensor] = {}
+
+    def fingerprint(self) -> str:
+        return f"words {self.length}x{self.dim}"
+
+    def encode(self, captions: Sequence[str]) -> Tensor:
+        """(B, length, dim); places without a word are zero."""
+        tokens = torch.zeros(len(captions), self.length, self.dim)
+        for row, caption in zip(tokens, captions, strict=True):
+            words = words_of(caption)
+            if len(words) > self.length:
+                raise ConditionError(
+                    f"{caption!r} has {len(words)} words and the model was made for {self.length}; shorten it, or "
+                    f"train with a larger text_length"
+                )
+            for place, word in enumerate(words):
+                row[place] = self._vector(word)
+        return tokens
+
+    def check(self, texts: Sequence[str]) -> None:
+        unknown = {word for text in texts for word in words_of(text)} - (self.vocabulary or set())
+        if self.vocabulary is not None and unknown:
+            raise ConditionError(
+                f"no caption that the model was trained on has the word {', '.join(sorted(unknown))}; it knows "
+                f"{', '.join(sorted(self.vocabulary)[:50])}"
+            )
+        self.encode(texts)
+
+    def _vector(self, word: str) -> Tensor:
+        if word not in self._vectors:
+            digest = hashlib.shake_128(word.encode()).digest(-(-self.dim // 8))
+            bits = [byte >> shift & 1 for byte in digest for shift in range(8)]
+            self._vectors[word] = torch.tensor(bits[: self.dim], dtype=torch.float32) * 2 - 1
+        return self._vectors[word]
+
+
+def words_of(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())
+
+
+# Conditions that are texts. Captions are encoded once and kept on disk; other texts when they are asked for.
+
+CHUNK = 64
+
+
+class TextEncoder(Protocol):
+    length: int
+    dim: int
+
+    def fingerprint(self) -> str:
+        """A hash of all that decides the tokens."""
+        ...
+
+    def encode(self, captions: Sequence[str]) -> Tensor:
+        """(B, length, dim), float32. The empty text is the hidden condition."""
+        ...
+
+    def check(self, texts: Sequence[str]) -> None:
+        """Raises ConditionError for texts that a model with this encoder cannot be asked for."""
+        ...
+
+
+class TextCondition(Conditions):
+    def __init__(self, encoder: TextEncoder, guided: bool) -> None:
+        """`guided`: some texts were hidden in training."""
+        self.encoder, self.guided = encoder, guided
+        self._null: Tensor | None = None
+
+    def of(self, batch: Batch) -> Tensor:
+        if batch.captions is None:
+            raise ConditionError("condition 'text' needs captions, and these images have none")
+        return self.encoder.encode(batch.captions)
+
+    def ask(self, requests: Sequence[str]) -> Tensor:
+        self.check(requests)
+        return self.encoder.encode(requests)
+
+    def check(self, requests: Sequence[str]) -> None:
+        self.encoder.check(requests)
+
+    def null(self) -> Tensor | None:
+        if self.guided and self._null is None:
+            self._null = self.encoder.encode([""])
+        return self._null
+
+
+class CachedCaptions:
+    """A text encoder that finds the captions of a data set on disk."""
+
+    def __init__(self, encoder: TextEncoder, rows: dict[str, int], tokens: np.ndarray) -> None:
+        self.length, self.dim = encoder.length, encoder.dim
+        self._encoder, self._rows, self._tokens = encoder, rows, tokens
+
+    def fingerprint(self) -> str:
+        return self._encoder.fingerprint()
+
+    def check(self, texts: Sequence[str]) -> None:
+        self._encoder.check(texts)
+
+    def encode(self, captions: Sequence[str]) -> Tensor:
+        if not all(caption in self._rows for caption in captions):
+            return self._encoder.encode(captions)
+        return torch.from_numpy(self._tokens[[self._rows[caption] for caption in captions]]).float()
+
+
+def cache_captions(encoder: TextEncoder, captions: Sequence[str], say: Callable[[str], None] = print) -> CachedCaptions:
+    """Encode every different caption once, and the empty one, in half precision: N x length x dim x 2 bytes."""
+    texts = sorted({*captions, ""})
+    about = {
+        "encoder": encoder.fingerprint(),
+        "captions": hashlib.sha256("\0".join(texts).encode()).hexdigest(),
+    }
+
+    def compute() -> Iterator[np.ndarray]:
+        for start in range(0, len(texts), CHUNK):
+            yield encoder.encode(texts[start : start + CHUNK]).half().numpy()
+
+    shape = (len(texts), encoder.length, encoder.dim)
+    tokens = cached_array("captions", about, shape, "float16", compute, say)
+    return CachedCaptions(encoder, {text: row for row, text in enumerate(texts)}, tokens)
+
+
+# A text encoder of transformers (CLIP, T5, BERT, ...) from a local folder.
+
+
+class PretrainedTextEncoder:
+    """`folder` holds model and tokenizer, or has them in `text_encoder` and `tokenizer`, as in diffusers' pipelines.
+
+    The weights are read when a text is encoded for the first time: a run with cached captions never needs them.
+    """
+
+    def __init__(self, folder: str | Path, length: int, dim: int) -> None:
+        self.folder, self.length, self.dim = Path(folder).expanduser(), length, dim
+        nested = (self.folder / "text_encoder").is_dir()
+        self._model_folder = self.folder / "text_encoder" if nested else self.folder
+        self._tokenizer_folder = self.folder / "tokenizer" if nested else self.folder
+        if not (self._model_folder / "config.json").is_file():
+            raise ConditionError(
+                f"no text encoder in {self.folder}: {self._model_folder / 'config.json'} is not there. Put a text "
+                f"encoder of transformers into this folder, for example openai/clip-vit-large-patch14"
+            )
+
+    def fingerprint(self) -> str:
+        """A hash of all files of model and tokenizer."""
+        sha = hashlib.sha256()
+        for folder in (self._model_folder, self._tokenizer_folder):
+            for path in sorted(folder.iterdir()):
+                if path.is_file():
+                    sha.update(f"{path.name} {file_digest(path)}\n".encode())
+        return f"{sha.hexdigest()} {self.length}x{self.dim}"
+
+    def check(self, texts: Sequence[str]) -> None:
+        """It has tokens for every text."""
+
+    @torch.no_grad()
+    def encode(self, captions: Sequence[str]) -> Tensor:
+        """The last hidden states, (B, length, dim). Longer texts are cut off, as CLIP was trained."""
+        tokenizer, model = self._loaded
+        tokens = tokenizer(
+            list(captions), padding="max_length", max_length=self.length, truncation=True, return_tensors="pt"
+        )
+        # CLIP was trained without a mask over the padding, and the authors' features are made without one.
+        output = model(input_ids=tokens["input_ids"]).last_hidden_state
+        if output.shape[1:] != (self.length, self.dim):
+            raise ConditionError(
+                f"{self.folder} gives tokens of {tuple(output.shape[1:])} (length, dim), and the configuration says "
+                f"text_length {self.length} and text_dim {self.dim}"
+            )
+        return output.float()
+
+    @cached_property
+    def _loaded(self) -> tuple[Any, Any]:
+        try:
+            import transformers
+        except ImportError as error:
+            raise MissingDependencyError("transformers", "train", "encoding texts") from error
+        try:
+            kind = transformers.AutoConfig.from_pretrained(self._model_folder, local_files_only=True).model_type
+            tokenizer = transformers.AutoTokenizer.from_pretrained(self._tokenizer_folder, local_files_only=True)
+            # Of models with two towers or a decoder, the part that reads the text.
+            name = {"clip": "CLIPTextModel", "clip_text_model": "CLIPTextModel", "t5": "T5EncoderModel"}.get(kind)
+            model = getattr(transformers, name or "AutoModel").from_pretrained(
+                self._model_folder, local_files_only=True
+            )
+        except (OSError, ValueError, KeyError) as error:
+            raise ConditionError(f"the text encoder in {self.folder} cannot be loaded: {error}") from error
+        return tokenizer, model.eval()
