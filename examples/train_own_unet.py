@@ -10,7 +10,10 @@ import sys
 
 from diffusers import UNet2DModel  # pyright: ignore[reportPrivateImportUsage]
 
-from scalelong.training import LoggingConfig, OptimizerConfig, TrainConfig, load_run, read_metrics, train
+from scalelong.runs.config import LoggingConfig, OptimizerConfig, TrainConfig
+from scalelong.runs.folder import read_metrics
+from scalelong.runs.load import load_run
+from scalelong.training import train
 
 
 def small_unet(image_size: int = 8, channels: int = 1, width: int = 32) -> UNet2DModel:

@@ -3,8 +3,8 @@
 import torch
 
 from scalelong.models import UViT
-from scalelong.training import recipe
-from scalelong.training.model_factory import DataShape, Network, build_model
+from scalelong.runs.model import DataShape, Network, build_model
+from scalelong.runs.recipes import recipe
 
 
 def millions(name: str, shape: DataShape) -> float:

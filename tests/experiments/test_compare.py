@@ -15,7 +15,9 @@ from scalelong.experiments.demo import demo_config
 from scalelong.experiments.runs import PlannedRun, plan_runs
 from scalelong.experiments.sweeps import at, noise_rows, sweep
 from scalelong.report import collect
-from scalelong.training import TrainConfig, TrainState, recipe, train
+from scalelong.runs.config import TrainConfig
+from scalelong.runs.recipes import recipe
+from scalelong.training import TrainState, train
 
 METHODS = ("none", "cs:0.7", "ls")
 
@@ -73,9 +75,8 @@ def digest(*tensors: torch.Tensor) -> str:
 
 
 def test_initial_weights_are_equal_and_other_seeds_differ():
-    from scalelong.training.data_source import load_images
-    from scalelong.training.model_factory import build_model
-    from scalelong.training.run_folder import shape_of
+    from scalelong.runs.folder import shape_of
+    from scalelong.runs.model import build_model, load_images
 
     data, _ = load_images(small(), lambda _: None)
 
@@ -178,7 +179,7 @@ def test_a_variant_cannot_fix_what_is_swept(tmp_path):
 
 
 def test_the_command(tmp_path, capsys):
-    from scalelong.training.config_io import dump_config
+    from scalelong.runs.config import dump_config
 
     path = tmp_path / "small.yaml"
     path.write_text(dump_config(small(2)))

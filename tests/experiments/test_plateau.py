@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from scalelong.experiments.plateau import error_row, main
-from scalelong.training import recipe, train
+from scalelong.runs.recipes import recipe
+from scalelong.training import train
 
 
 def run(folder, **changes):

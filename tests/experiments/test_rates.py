@@ -8,7 +8,7 @@ from scalelong.experiments.compare import Comparison
 from scalelong.experiments.rates import best_rate_rows
 from scalelong.experiments.runs import DIVERGED, PlannedRun
 from scalelong.experiments.summary import summarise, table_rows
-from scalelong.training import TrainConfig
+from scalelong.runs.config import TrainConfig
 
 CURVES = {
     ("none", 0.1): {50: 0.9, 100: 0.5},

@@ -8,8 +8,7 @@ import pytest
 from scalelong.commands.compare import remember
 from scalelong.experiments.recipe.__main__ import main
 from scalelong.experiments.recipe.evidence import Evidence
-from scalelong.training import TrainConfig
-from scalelong.training.config_io import dump_config
+from scalelong.runs.config import TrainConfig, dump_config
 
 
 @pytest.fixture

@@ -21,9 +21,10 @@ from scalelong.experiments.reproduce.quantities import FEATURES, LOSS, qualities
 from scalelong.experiments.reproduce.results import Results, RunRecord
 from scalelong.experiments.reproduce.settings import SCALES, tiny_uvit
 from scalelong.experiments.reproduce.verdict import ABOVE_ZERO, BELOW_ZERO, Region, Verdict, interval, judge, overall
+from scalelong.runs.config import TrainConfig
+from scalelong.runs.model import DataShape, build_model
+from scalelong.runs.recipes import RECIPES, recipe
 from scalelong.skips import is_scaled
-from scalelong.training import RECIPES, TrainConfig, recipe
-from scalelong.training.model_factory import DataShape, build_model
 
 EVIDENCE = Path(__file__).parents[2] / "docs" / "evidence"
 

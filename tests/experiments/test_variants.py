@@ -9,8 +9,8 @@ from scalelong.errors import InvalidConfigError
 from scalelong.experiments.runs import plan_runs
 from scalelong.experiments.summary import baseline_of
 from scalelong.experiments.variants import Variant, as_variant
-from scalelong.training import TrainConfig
-from scalelong.training.model_factory import DataShape, build_model
+from scalelong.runs.config import TrainConfig
+from scalelong.runs.model import DataShape, build_model
 
 
 def test_a_method_is_a_variant():

@@ -17,16 +17,10 @@ from scalelong.errors import ExportError
 from scalelong.evaluation import Protocol, Score, Scores
 from scalelong.evaluation.subjects import SCORES, store
 from scalelong.export import export_diffusers, export_safetensors, push_to_hub
+from scalelong.runs.config import DiffusionConfig, ImagesConfig, LoggingConfig, OptimizerConfig, TrainConfig
+from scalelong.runs.load import load_run
 from scalelong.skips import unscale_
-from scalelong.training import (
-    DiffusionConfig,
-    ImagesConfig,
-    LoggingConfig,
-    OptimizerConfig,
-    TrainConfig,
-    load_run,
-    train,
-)
+from scalelong.training import train
 
 UNET = {
     "block_out_channels": (8, 16),

@@ -8,7 +8,7 @@ import pytest
 from report.made_up import make_run
 from scalelong.cli import main
 from scalelong.report import NoRunsError, collect, write_report
-from scalelong.training import recipe
+from scalelong.runs.recipes import recipe
 
 
 @pytest.fixture

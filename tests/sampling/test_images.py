@@ -17,10 +17,9 @@ from scalelong.diffusion.solvers import SampleSettings
 from scalelong.errors import InvalidConfigError
 from scalelong.models import presets as unet
 from scalelong.noise import NoiseProcess
-from scalelong.sampling import SampleFolder
-from scalelong.sampling.folder import read_png
-from scalelong.training import load_run
-from scalelong.training.model_factory import Network
+from scalelong.runs.load import load_run
+from scalelong.runs.model import Network
+from scalelong.runs.samples import SampleFolder, read_png
 
 
 @pytest.mark.parametrize("sampler", list(SAMPLERS))

@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from scalelong.training import (
+from scalelong.runs.checkpoint import read_checkpoint
+from scalelong.runs.config import (
     CheckpointConfig,
     DiffusionConfig,
     ImagesConfig,
     LoggingConfig,
     OptimizerConfig,
     TrainConfig,
-    train,
 )
-from scalelong.training.checkpoint import read_checkpoint
+from scalelong.training import train
 
 TINY = TrainConfig(
     data="digits",

@@ -13,7 +13,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from scalelong.models import UViT
-from scalelong.training import CheckpointConfig, LoggingConfig, loop, recipe, train
+from scalelong.runs.config import CheckpointConfig, LoggingConfig
+from scalelong.runs.recipes import recipe
+from scalelong.training import loop, train
 
 unsharded = loop.build_model
 

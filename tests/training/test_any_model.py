@@ -12,9 +12,11 @@ from diffusers.models.unets.unet_2d import UNet2DModel
 from torch import nn
 
 from scalelong.errors import InvalidConfigError, NoLongSkipsError
+from scalelong.runs.config import DiffusionConfig, HardwareConfig, TrainConfig
+from scalelong.runs.load import load_run
+from scalelong.runs.model import DataShape, Network, build_model, uses_channels_last
 from scalelong.skips import coefficients
-from scalelong.training import DiffusionConfig, HardwareConfig, TrainConfig, load_run, train
-from scalelong.training.model_factory import DataShape, Network, build_model, uses_channels_last
+from scalelong.training import train
 from scalelong.training.plan import activation_bytes
 
 # GroupNorm right behind the merges of small UNets divides most of a constant κ out, and a warning says so.

@@ -10,9 +10,8 @@ import torch
 from safetensors import safe_open
 
 from scalelong.errors import CheckpointError
-from scalelong.training import CheckpointConfig
-from scalelong.training import checkpoint as module
-from scalelong.training.checkpoint import (
+from scalelong.runs import checkpoint as module
+from scalelong.runs.checkpoint import (
     Snapshot,
     newest_good,
     prune,
@@ -23,6 +22,7 @@ from scalelong.training.checkpoint import (
     verify,
     write_checkpoint,
 )
+from scalelong.runs.config import CheckpointConfig
 
 
 def snapshot(step):

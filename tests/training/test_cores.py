@@ -9,8 +9,8 @@ from torch import nn
 
 from scalelong.errors import InvalidConfigError
 from scalelong.models import UViT
+from scalelong.runs.config import HardwareConfig, TrainConfig
 from scalelong.training import cores as cores_module
-from scalelong.training.config import HardwareConfig, TrainConfig
 from scalelong.training.cores import Cores, chunks, images_at_once, make_cores, sharing_copy
 
 

@@ -6,8 +6,8 @@ from diffusers.models.unets.unet_2d import UNet2DModel
 from torch import nn
 
 from scalelong.models import UViT
+from scalelong.runs.config import OptimizerConfig
 from scalelong.skips import scale_skips_
-from scalelong.training import OptimizerConfig
 from scalelong.training.diagnosis import diagnose_step, merge_blocks
 from scalelong.training.guard import ScaledGuard, make_guard
 from scalelong.training.optimizer import create_state, make_optimizer

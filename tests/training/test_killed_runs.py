@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from scalelong.training import read_metrics
-from scalelong.training.checkpoint import saved_steps
+from scalelong.runs.checkpoint import saved_steps
+from scalelong.runs.folder import read_metrics
 
 FLAGS = {
     "--recipe": "digits-tiny",

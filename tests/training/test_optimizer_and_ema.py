@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from scalelong.training import Ema, OptimizerConfig
+from scalelong.runs.config import OptimizerConfig
+from scalelong.training import Ema
 from scalelong.training.optimizer import clip_gradient, create_state, make_optimizer, rate
 
 

@@ -5,7 +5,7 @@ import torch
 from PIL import Image
 
 from scalelong.console import Progress, StopWatch, duration
-from scalelong.training.grid import image_grid, save_png
+from scalelong.runs.samples import image_grid, save_png
 from scalelong.training.metrics import Window
 
 

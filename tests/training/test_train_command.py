@@ -4,8 +4,8 @@ import pytest
 
 from scalelong.cli import main
 from scalelong.commands.train import parse
-from scalelong.training import TrainConfig, recipe
-from scalelong.training.config_io import dump_config
+from scalelong.runs.config import TrainConfig, dump_config
+from scalelong.runs.recipes import recipe
 
 TINY = [
     *("--recipe", "digits-tiny", "--model-options", "dim=16", "depth=2", "--steps", "3", "--batch-size", "4"),

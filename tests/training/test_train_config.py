@@ -6,9 +6,16 @@ from dataclasses import replace
 import pytest
 
 from scalelong.errors import InvalidConfigError
-from scalelong.training import RECIPES, OptimizerConfig, TrainConfig, load_config, recipe
-from scalelong.training.config_io import differences, dump_config, from_dict, harmful_differences
-from scalelong.training.naming import default_folder
+from scalelong.runs.config import (
+    OptimizerConfig,
+    TrainConfig,
+    differences,
+    dump_config,
+    from_dict,
+    harmful_differences,
+    load_config,
+)
+from scalelong.runs.recipes import RECIPES, default_folder, recipe
 
 
 def field_names(config):

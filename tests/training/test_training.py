@@ -13,9 +13,12 @@ from torch import nn
 from scalelong.data import load_data
 from scalelong.errors import InvalidConfigError, NonFiniteError, RunFolderError, RunLockedError
 from scalelong.files import FolderLock
-from scalelong.training import GuardConfig, HardwareConfig, load_run, read_metrics, train
-from scalelong.training import checkpoint as checkpoint_module
-from scalelong.training.checkpoint import saved_steps
+from scalelong.runs import checkpoint as checkpoint_module
+from scalelong.runs.checkpoint import saved_steps
+from scalelong.runs.config import GuardConfig, HardwareConfig
+from scalelong.runs.folder import read_metrics
+from scalelong.runs.load import load_run
+from scalelong.training import train
 
 
 class Dropout(nn.Module):

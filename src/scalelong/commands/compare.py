@@ -14,7 +14,8 @@ from ..experiments.control import control_text
 from ..experiments.rates import best_rate_rows
 from ..experiments.sweeps import noise_rows, sweep, sweep_rows
 from ..files import write_text
-from ..training import RECIPES, TrainConfig, load_config, recipe
+from ..runs.config import TrainConfig, load_config
+from ..runs.recipes import RECIPES, recipe
 
 Value = TypeVar("Value", int, float, str)
 

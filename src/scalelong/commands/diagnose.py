@@ -5,7 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..experiments.diagnosing import diagnose_config, diagnose_run, write_diagnosis
-from ..training import RECIPES, load_config, load_run, recipe
+from ..runs.config import load_config
+from ..runs.load import load_run
+from ..runs.recipes import RECIPES, recipe
 
 
 def main(arguments: list[str]) -> int:

@@ -11,9 +11,9 @@ from ..data import load_data
 from ..diffusion.solvers import SampleSettings
 from ..errors import EvaluationError
 from ..evaluation import Scores, comparison, score_folder, score_run
-from ..sampling.fill import processes
-from ..training import load_run
-from ..training.run_folder import CONFIG
+from ..runs.folder import CONFIG
+from ..runs.load import load_run
+from ..runs.samples import processes
 from .sample import add_sampling_options
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ..export import export_diffusers, export_safetensors, model_card, push_to_hub
 from ..files import write_text
-from ..training import load_run
+from ..runs.load import load_run
 
 
 def main(arguments: list[str]) -> int:

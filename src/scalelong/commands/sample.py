@@ -12,8 +12,8 @@ from pathlib import Path
 from ..diffusion import SAMPLERS
 from ..diffusion.images import requests
 from ..diffusion.solvers import SampleSettings
-from ..sampling import fill_folder, folder_name
-from ..training import load_run
+from ..runs.load import load_run
+from ..runs.samples import fill_folder, folder_name
 
 
 def parser() -> argparse.ArgumentParser:

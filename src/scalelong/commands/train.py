@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidConfigError, MissingDependencyError
-from ..training import RECIPES, TrainConfig, load_config, recipe, train
+from ..runs.config import TrainConfig, load_config
+from ..runs.recipes import RECIPES, recipe
+from ..training import train
 
 DESCRIPTION = f"""\
 Train a diffusion model: `scalelong train IMAGES` or `scalelong train --recipe NAME`. To continue a run, give the same \
@@ -115,8 +117,8 @@ def _option(text: str) -> tuple[str, Any]:
 
 
 def dry_run(command: Command) -> str:
-    from ..training.data_source import load_images
-    from ..training.naming import default_folder
+    from ..runs.model import load_images
+    from ..runs.recipes import default_folder
     from ..training.plan import describe_run
 
     config = command.train

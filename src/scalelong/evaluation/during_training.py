@@ -19,7 +19,7 @@ from .reference import Reference, reference_of
 from .subjects import evaluation_wishes, reference_data
 
 if TYPE_CHECKING:
-    from ..training import TrainConfig
+    from ..runs.config import TrainConfig
 
 
 class Scorer:

@@ -15,9 +15,7 @@ from ..diffusion.images import requests
 from ..diffusion.solvers import SampleSettings
 from ..errors import InvalidSamplesError
 from ..files import write_text
-from ..sampling import SampleFolder, fill_folder, folder_name
-from ..sampling.fill import processes
-from ..sampling.folder import NOTE
+from ..runs.samples import NOTE, SampleFolder, fill_folder, folder_name, processes
 from .agreement import agreement
 from .features.base import load_extractor
 from .judge import score_images
@@ -25,7 +23,8 @@ from .protocol import Scores
 from .reference import reference_of
 
 if TYPE_CHECKING:
-    from ..training import Run, TrainConfig
+    from ..runs.config import TrainConfig
+    from ..runs.load import Run
 
 SCORES = "scores.jsonl"
 
@@ -127,7 +126,7 @@ def score_folder(
 def _folder_images(path: Path, data: ImageData) -> torch.Tensor:
     found = sorted(file for file in path.glob("*.png") if file.name != "grid.png") if (path / NOTE).exists() else None
     if found is not None:
-        from ..sampling.folder import read_png
+        from ..runs.samples import read_png
 
         return torch.stack([read_png(file) for file in found]) if found else torch.empty(0, 0, 0, 0)
     # No resizing: images of another size are another set of images.

@@ -9,7 +9,7 @@ from pathlib import Path
 from ..console import text_table
 from ..errors import InvalidConfigError
 from ..files import write_text
-from ..training import TrainConfig
+from ..runs.config import TrainConfig
 from .diagnosing import DIAGNOSIS, diagnose_config, write_diagnosis
 from .figures import draw_comparison
 from .pool import run_all

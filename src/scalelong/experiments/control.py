@@ -3,8 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
+from ..runs.config import TrainConfig
 from ..stability import alarms as oscillation
-from ..training import TrainConfig
 from .curves import mean, read_curves
 from .pool import run_all
 from .runs import PlannedRun

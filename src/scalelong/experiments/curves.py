@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..training import read_metrics
+from ..runs.folder import read_metrics
 
 COLLAPSED = 2.0
 """A loss that ends at more than so many times its smallest value has collapsed."""

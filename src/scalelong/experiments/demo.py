@@ -5,7 +5,8 @@ from pathlib import Path
 
 import torch
 
-from ..training import TrainConfig, recipe
+from ..runs.config import TrainConfig
+from ..runs.recipes import recipe
 from .compare import Comparison, compare
 
 METHODS = ("none", "cs:0.7", "ls")

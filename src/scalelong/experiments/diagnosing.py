@@ -8,11 +8,11 @@ from torch import nn
 
 from ..data import to_float
 from ..files import write_text
+from ..runs.config import TrainConfig
+from ..runs.folder import shape_of
+from ..runs.load import Run
+from ..runs.model import build_model, load_images
 from ..stability.diagnosis import Diagnosis, diagnose
-from ..training import Run, TrainConfig
-from ..training.data_source import load_images
-from ..training.model_factory import build_model
-from ..training.run_folder import shape_of
 from .probing import noisy_probe
 
 DIAGNOSIS = "diagnosis.json"

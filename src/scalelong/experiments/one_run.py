@@ -4,7 +4,7 @@ import json
 import sys
 from pathlib import Path
 
-from ..training.config_io import from_dict
+from ..runs.config import from_dict
 from .runs import PlannedRun, carry_out
 from .script import exit_code
 

@@ -9,8 +9,8 @@ from torch import nn
 from ..console import text_table
 from ..data import to_float
 from ..errors import InvalidConfigError
-from ..training import load_run
-from ..training.data_source import load_images
+from ..runs.load import load_run
+from ..runs.model import load_images
 from .script import exit_code
 from .starts import kernel_gains
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from ..errors import ScaleLongError
-from ..training import read_metrics
-from ..training.config_io import to_dict
+from ..runs.config import to_dict
+from ..runs.folder import read_metrics
 from ..training.interrupt import Interrupt
 from .one_run import INTERRUPTED
 from .runs import PlannedRun, carry_out

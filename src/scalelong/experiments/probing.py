@@ -8,8 +8,8 @@ from torch import Tensor
 from ..data import to_float
 from ..noise import NoiseProcess
 from ..randomness import generator
-from ..training import TrainConfig
-from ..training.data_source import load_images
+from ..runs.config import TrainConfig
+from ..runs.model import load_images
 
 
 class ProbeBatch(NamedTuple):

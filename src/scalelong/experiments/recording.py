@@ -5,8 +5,9 @@ from typing import Self
 
 from torch import Tensor
 
+from ..runs.config import TrainConfig
 from ..stability import Alarm, StabilityMonitor
-from ..training import TrainConfig, TrainState
+from ..training import TrainState
 from .probing import noisy_probe
 
 PROBE = 16

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from ..errors import InvalidConfigError, NonFiniteError
 from ..files import write_text
-from ..training import TrainConfig, train
-from ..training.checkpoint import saved_steps
+from ..runs.checkpoint import saved_steps
+from ..runs.config import TrainConfig
+from ..training import train
 from .recording import Recording
 from .variants import Variant, as_variant
 

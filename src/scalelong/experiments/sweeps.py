@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..errors import InvalidConfigError
+from ..runs.config import TrainConfig
+from ..runs.load import load_run
 from ..theory import noise_gain
-from ..training import TrainConfig, load_run
 from .compare import Comparison, compare
 from .curves import mean
 from .probing import noisy_probe

@@ -5,9 +5,8 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from ..errors import InvalidConfigError
+from ..runs.config import TrainConfig, from_dict, to_dict
 from ..scaling import as_scaling
-from ..training import TrainConfig
-from ..training.config_io import from_dict, to_dict
 
 OPTIONS = "model_options"
 

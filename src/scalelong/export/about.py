@@ -11,11 +11,11 @@ from .._version import __version__
 from ..errors import ScaleLongError
 from ..evaluation.protocol import Scores
 from ..evaluation.subjects import stored_scores
+from ..runs.config import to_dict
+from ..runs.folder import DATA
+from ..runs.load import Run
 from ..scaling import as_scaling
 from ..skips import coefficients
-from ..training import Run
-from ..training.config_io import to_dict
-from ..training.run_folder import DATA
 
 WEIGHTS = {"ema": "exponential moving average (EMA)", "raw": "raw, not averaged"}
 

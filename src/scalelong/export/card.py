@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ..runs.load import Run
 from ..scaling import as_scaling
-from ..training import Run
 from .about import WEIGHTS, describe_run, scores_of, skip_coefficients
 
 USE = {

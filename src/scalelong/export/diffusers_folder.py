@@ -14,9 +14,9 @@ from typing import Any
 from ..diffusion.solvers import scheduler
 from ..errors import ExportError
 from ..noise import diffusers
+from ..runs.load import Run
+from ..runs.model import is_uvit, uvit_arguments
 from ..scaling import as_scaling
-from ..training import Run
-from ..training.model_factory import is_uvit, uvit_arguments
 from .about import describe_run
 from .card import model_card
 from .place import copy_code, new_folder

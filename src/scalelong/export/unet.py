@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from ..errors import ExportError
 from ..noise import diffusers
+from ..runs.load import Run
 from ..skips import fold_
 from ..skips.api import scaling_of
-from ..training import Run
 from .place import copy_code
 
 

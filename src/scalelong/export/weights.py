@@ -9,7 +9,7 @@ from safetensors.torch import save
 
 from ..errors import ExportError
 from ..files import write_bytes
-from ..training import Run
+from ..runs.load import Run
 from .about import describe_run
 
 

@@ -13,9 +13,8 @@ from ..experiments.curves import Curve, read_curves
 from ..experiments.diagnosing import DIAGNOSIS
 from ..experiments.runs import PlannedRun
 from ..experiments.summary import BASELINE, MethodSummary, summarise, table_rows
-from ..training import TrainConfig, load_config
-from ..training.config_io import flatten, to_dict
-from ..training.run_folder import CONFIG
+from ..runs.config import TrainConfig, flatten, load_config, to_dict
+from ..runs.folder import CONFIG
 
 MOST_POINTS = 600
 """Longer curves are thinned: more points than pixels cannot be seen."""

@@ -1,8 +1,7 @@
 """Training: `train(recipe("digits-tiny"), "runs/x")`, and back from a run folder with `load_run`."""
 
 from ..errors import CheckpointError, NonFiniteError, RunFolderError, RunLockedError
-from .api import TrainResult, train
-from .config import (
+from ..runs.config import (
     CheckpointConfig,
     DiffusionConfig,
     GuardConfig,
@@ -12,13 +11,14 @@ from .config import (
     OptimizerConfig,
     TextConfig,
     TrainConfig,
+    load_config,
 )
-from .config_io import load_config
+from ..runs.folder import read_metrics
+from ..runs.load import Run, load_run
+from ..runs.recipes import RECIPES, recipe
+from .api import TrainResult, train
 from .ema import Ema
-from .load import Run, load_run
 from .loop import Hook
-from .recipes import RECIPES, recipe
-from .run_folder import read_metrics
 from .state import TrainState
 
 __all__ = [

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from ..console import Progress
 from ..errors import RunFolderError
-from .config import TrainConfig
-from .data_source import load_images
+from ..runs.config import TrainConfig
+from ..runs.folder import RunFolder
+from ..runs.model import load_images
+from ..runs.processes import check_batch_size, describe, make_accelerator, on_main
+from ..runs.recipes import default_folder
 from .interrupt import Interrupt
 from .loop import Hook, Trainer
-from .naming import default_folder
-from .processes import check_batch_size, describe, make_accelerator, on_main
-from .run_folder import RunFolder
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from ..models import UViT
-from .config import TrainConfig, require
-from .model_factory import Network
+from ..runs.config import TrainConfig, require
+from ..runs.model import Network
 
 ROWS = 1024
 """Tokens of a chunk: fewer make thin matrix products, more do not fit a cache (`scalelong bench step`)."""

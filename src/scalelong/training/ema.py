@@ -7,8 +7,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from .config import OptimizerConfig
-from .processes import whole
+from ..runs.config import OptimizerConfig
+from ..runs.processes import whole
 
 
 class Ema:

@@ -11,8 +11,8 @@ from ..diffusion.conditions import Conditions
 from ..diffusion.latents import sample_latents
 from ..noise import NoiseProcess
 from ..randomness import noise, uniform
-from .config import TrainConfig
-from .model_factory import DataShape
+from ..runs.config import TrainConfig
+from ..runs.model import DataShape
 
 
 class Examples(NamedTuple):

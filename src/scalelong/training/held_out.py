@@ -8,7 +8,7 @@ from ..diffusion.conditions import Conditions
 from ..diffusion.latents import sample_latents
 from ..noise import NoiseProcess, Prediction, epsilon_losses
 from ..randomness import generator
-from .model_factory import Network
+from ..runs.model import Network
 
 BATCH = 128
 

@@ -15,11 +15,11 @@ from ..diffusion.latents import Autoencoder
 from ..files import write_text
 from ..noise import NoiseProcess
 from ..randomness import derived_seed, global_state, restore_global_state
-from .config import TrainConfig
-from .grid import image_grid, save_png
+from ..runs.config import TrainConfig
+from ..runs.folder import RunFolder
+from ..runs.model import DataShape
+from ..runs.samples import image_grid, save_png
 from .held_out import held_out_loss
-from .model_factory import DataShape
-from .run_folder import RunFolder
 from .state import TrainState
 
 if TYPE_CHECKING:

@@ -13,22 +13,21 @@ from ..console import Progress, StopWatch
 from ..data import Batch, ImageData, batches
 from ..errors import NonFiniteError
 from ..noise import NoiseProcess, losses
+from ..runs.checkpoint import newest_good, prune, read_checkpoint, set_aside, write_checkpoint
+from ..runs.config import TrainConfig
+from ..runs.folder import RunFolder, shape_of
+from ..runs.model import Network, build_model, make_conditions
+from ..runs.processes import average, on_main
 from .allocator import keep_freed_memory
-from .checkpoint import newest_good, prune, read_checkpoint, set_aside, write_checkpoint
-from .conditioning import make_conditions
-from .config import TrainConfig
 from .cores import make_cores
 from .examples import ExampleMaker, Examples
 from .guard import READ_EVERY, make_guard
 from .inspection import Inspector
 from .interrupt import Interrupt
 from .metrics import Window
-from .model_factory import Network, build_model
 from .optimizer import clip_gradient, rate, set_rate
 from .order import DataOrder, split_batch
-from .processes import average, on_main
 from .recovery import diagnose, roll_back
-from .run_folder import RunFolder, shape_of
 from .state import TrainState, create, restore, snapshot
 from .tracking import Recorder
 

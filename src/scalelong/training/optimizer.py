@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from .config import OptimizerConfig
-from .processes import whole
+from ..runs.config import OptimizerConfig
+from ..runs.processes import whole
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:

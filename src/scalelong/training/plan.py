@@ -9,11 +9,11 @@ from ..data import ImageData
 from ..errors import ScaleLongError
 from ..models import UViT
 from ..noise import NoiseProcess, losses
+from ..runs.config import TrainConfig
+from ..runs.folder import shape_of
+from ..runs.model import DataShape, Network, build_model, example_call
 from ..skips import coefficients, find_skips, is_scaled
-from .config import TrainConfig
 from .cores import images_at_once, splits
-from .model_factory import DataShape, Network, build_model, example_call
-from .run_folder import shape_of
 
 BYTES_PER_PARAMETER = {"weights": 4, "gradients": 4, "AdamW": 8, "moving average": 4}
 PROBE = 2

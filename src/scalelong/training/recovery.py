@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..data import batches
-from .checkpoint import newest_good, saved_steps
-from .config import TrainConfig
+from ..runs.checkpoint import newest_good, saved_steps
+from ..runs.config import TrainConfig
+from ..runs.folder import RunFolder
+from ..runs.processes import gather_objects
 from .diagnosis import diagnose_step
-from .processes import gather_objects
-from .run_folder import RunFolder
 
 if TYPE_CHECKING:
     from .loop import Trainer

@@ -16,12 +16,12 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ..errors import CheckpointError
 from ..randomness import global_state, restore_global_state, seed_global
-from .checkpoint import Snapshot
-from .config import TrainConfig
+from ..runs.checkpoint import Snapshot
+from ..runs.config import TrainConfig
+from ..runs.model import Network, uses_channels_last
+from ..runs.processes import gather_objects, whole
 from .ema import Ema
-from .model_factory import Network, uses_channels_last
 from .optimizer import create_state, make_optimizer
-from .processes import gather_objects, whole
 
 
 @dataclass

@@ -6,10 +6,9 @@ from torch import Tensor
 
 from ..console import Progress, StopWatch
 from ..errors import InvalidConfigError
-from .config import TrainConfig
-from .config_io import flatten, to_dict
+from ..runs.config import TrainConfig, flatten, to_dict
+from ..runs.folder import RunFolder
 from .metrics import Window
-from .run_folder import RunFolder
 from .state import TrainState
 
 

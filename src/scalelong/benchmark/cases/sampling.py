@@ -13,7 +13,7 @@ from ..tables import Table
 from ..turns import interleave, turn_of
 
 if TYPE_CHECKING:
-    from ...training import Run
+    from ...runs.load import Run
 
 SWEEP = {
     "dpm++": (5, 10, 20),
@@ -89,8 +89,9 @@ def _run(settings: Settings) -> "Iterator[Run]":
     """The given run, or a short one on digits."""
     from dataclasses import replace
 
-    from ...training import load_run, train
-    from ...training.recipes import recipe
+    from ...runs.load import load_run
+    from ...runs.recipes import recipe
+    from ...training import train
 
     if settings.run is not None:
         yield load_run(settings.run)

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from ...runs.config import TrainConfig
+from ...runs.model import DataShape
 from ...training import loop
-from ...training.config import TrainConfig
 from ...training.loop import Trainer
-from ...training.model_factory import DataShape
 
 
 @torch.no_grad()

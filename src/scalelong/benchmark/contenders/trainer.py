@@ -11,18 +11,11 @@ from torch import Tensor, nn
 
 from ...console import Progress
 from ...data import ImageData, MemoryData
-from ...training.config import (
-    DiffusionConfig,
-    HardwareConfig,
-    ImagesConfig,
-    LoggingConfig,
-    OptimizerConfig,
-    TrainConfig,
-)
+from ...runs.config import DiffusionConfig, HardwareConfig, ImagesConfig, LoggingConfig, OptimizerConfig, TrainConfig
+from ...runs.folder import RunFolder
+from ...runs.model import DataShape, build_model, uses_channels_last
+from ...runs.processes import make_accelerator
 from ...training.loop import Trainer
-from ...training.model_factory import DataShape, build_model, uses_channels_last
-from ...training.processes import make_accelerator
-from ...training.run_folder import RunFolder
 from ..flops import count_flops
 from ..profile import profile_by_group
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InvalidConfigError
-from ...training.config_io import flatten, load_config, to_dict
+from ...runs.config import flatten, load_config, to_dict
 from ..compare import COMMANDS
 from ..curves import Curve, read_curves
 from ..runs import DIVERGED

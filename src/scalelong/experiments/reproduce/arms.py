@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ...training import TrainConfig
-from ...training.config_io import differences
+from ...runs.config import TrainConfig, differences
 from ..runs import PlannedRun, slug
 from .methods import Method
 from .settings import Setting

@@ -7,8 +7,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ...files import write_bytes, write_text
-from ...training import TrainConfig
-from ...training.config_io import flatten, to_dict
+from ...runs.config import TrainConfig, flatten, to_dict
 from ..curves import mean
 from ..figures import pyplot
 from .claims import Claim

@@ -7,8 +7,7 @@ import torch
 
 from ..._version import __version__
 from ...errors import InvalidConfigError
-from ...training import TrainConfig
-from ...training.config_io import differences
+from ...runs.config import TrainConfig, differences
 from ..pool import run_all
 from ..runs import PlannedRun
 from .arms import planned

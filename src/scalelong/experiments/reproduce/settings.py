@@ -3,14 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ...training import TrainConfig, recipe
-from ...training.config import (
-    CheckpointConfig,
-    DiffusionConfig,
-    ImagesConfig,
-    LoggingConfig,
-    OptimizerConfig,
-)
+from ...runs.config import CheckpointConfig, DiffusionConfig, ImagesConfig, LoggingConfig, OptimizerConfig, TrainConfig
+from ...runs.recipes import recipe
 
 Scale = Literal["tiny", "paper"]
 SCALES: tuple[Scale, ...] = ("tiny", "paper")

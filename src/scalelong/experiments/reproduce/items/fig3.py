@@ -10,9 +10,9 @@ from torch import Tensor
 from ....data import load_data, to_float
 from ....errors import ScaleLongError
 from ....noise import epsilon_losses
+from ....runs.load import load_run
+from ....runs.model import load_images
 from ....theory import expected_input_norm, noise_gain, sampled_statistics, second_moment
-from ....training import load_run
-from ....training.data_source import load_images
 from ...probing import noisy_probe
 from ...runs import PlannedRun
 from ..arms import Arm, arms

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
+from ....runs.load import load_run
 from ....skips import coefficients
-from ....training import load_run
 from ...runs import PlannedRun
 from ..arms import Arm, arms
 from ..claims import Claim
