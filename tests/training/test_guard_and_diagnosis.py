@@ -8,9 +8,8 @@ from torch import nn
 from scalelong.models import UViT
 from scalelong.runs.config import OptimizerConfig
 from scalelong.skips import scale_skips_
-from scalelong.training.diagnosis import diagnose_step, merge_blocks
-from scalelong.training.guard import ScaledGuard, make_guard
-from scalelong.training.optimizer import create_state, make_optimizer
+from scalelong.stability.nonfinite import diagnose_step, merge_blocks
+from scalelong.training.state import ScaledGuard, create_state, make_guard, make_optimizer
 
 CPU = torch.device("cpu")
 

@@ -10,8 +10,8 @@ import pytest
 
 from scalelong.errors import RunLockedError
 from scalelong.files import FolderLock
-from scalelong.training import interrupt as interrupt_module
-from scalelong.training.interrupt import Interrupt
+from scalelong.training import loop as interrupt_module
+from scalelong.training.loop import Interrupt
 
 HOLD = """
 import sys, time, pathlib

@@ -8,7 +8,7 @@ from torch import nn
 
 from scalelong.runs.config import OptimizerConfig
 from scalelong.training import Ema
-from scalelong.training.optimizer import clip_gradient, create_state, make_optimizer, rate
+from scalelong.training.state import clip_gradient, create_state, make_optimizer, rate
 
 
 def test_rates():

@@ -6,7 +6,7 @@ from PIL import Image
 
 from scalelong.console import Progress, StopWatch, duration
 from scalelong.runs.samples import image_grid, save_png
-from scalelong.training.metrics import Window
+from scalelong.training.tracking import Window
 
 
 def test_a_grid_puts_images_row_by_row():

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scalelong.diffusion.inputs import DataOrder, split_batch
 from scalelong.randomness import derived_seed, global_state, noise, restore_global_state, seed_global, uniform
-from scalelong.training.order import DataOrder, split_batch
 
 
 def test_noise_of_a_part_is_a_part_of_the_noise():

@@ -14,7 +14,7 @@ import torch
 from ..errors import ScaleLongError
 from ..runs.config import to_dict
 from ..runs.folder import read_metrics
-from ..training.interrupt import Interrupt
+from ..training.loop import Interrupt
 from .one_run import INTERRUPTED
 from .runs import PlannedRun, carry_out
 

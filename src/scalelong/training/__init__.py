@@ -16,10 +16,8 @@ from ..runs.config import (
 from ..runs.folder import read_metrics
 from ..runs.load import Run, load_run
 from ..runs.recipes import RECIPES, recipe
-from .api import TrainResult, train
-from .ema import Ema
-from .loop import Hook
-from .state import TrainState
+from .loop import Hook, TrainResult, train
+from .state import Ema, TrainState
 
 __all__ = [
     "RECIPES",

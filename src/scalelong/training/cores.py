@@ -1,11 +1,7 @@
-"""Forward and backward of a batch on a CPU, where each core takes its own images through the whole network.
-
-The usual way is that all cores share every operation. They then wait for each other after each of them, thousands of
-times in a step, and every tensor is that of the whole batch, too large for a cache. Here the cores meet once in a step,
-and each goes through its images in chunks that stay in its cache; only one chunk's activations exist at a time.
-"""
+"""Memory that a step frees is kept for the next one, instead of going back to the system and coming anew."""
 
 import copy
+import ctypes
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +15,32 @@ from torch import Tensor, nn
 from ..models import UViT
 from ..runs.config import TrainConfig, require
 from ..runs.model import Network
+
+# Names of glibc's malloc.h.
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
+LARGEST = 2**31 - 1
+
+
+def keep_freed_memory() -> bool:
+    """For this process; False where the C library is not glibc.
+
+    A step allocates the same large tensors again and again. By default, glibc takes each from the system and gives it
+    back: the system must clear every page, and each time one thread gives memory back, the others wait.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError, TypeError):
+        return False
+    return bool(mallopt(M_MMAP_THRESHOLD, 2**30) and mallopt(M_TRIM_THRESHOLD, LARGEST))
+
+
+# Forward and backward of a batch on a CPU, where each core takes its own images through the whole network.
+#
+# The usual way is that all cores share every operation. They then wait for each other after each of them, thousands of
+# times in a step, and every tensor is that of the whole batch, too large for a cache. Here the cores meet once in a
+# step,
+# and each goes through its images in chunks that stay in its cache; only one chunk's activations exist at a time.
 
 ROWS = 1024
 """Tokens of a chunk: fewer make thin matrix products, more do not fit a cache (`scalelong bench step`)."""

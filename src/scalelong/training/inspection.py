@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..data import ImageData, to_float
 from ..diffusion.conditions import Conditions
+from ..diffusion.inputs import held_out_loss
 from ..diffusion.latents import Autoencoder
 from ..files import write_text
 from ..noise import NoiseProcess
@@ -19,7 +20,6 @@ from ..runs.config import TrainConfig
 from ..runs.folder import RunFolder
 from ..runs.model import DataShape
 from ..runs.samples import image_grid, save_png
-from .held_out import held_out_loss
 from .state import TrainState
 
 if TYPE_CHECKING:

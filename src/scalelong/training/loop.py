@@ -1,9 +1,16 @@
-"""The training loop, in one sitting: `Trainer.fit`. The parts it uses have files of their own."""
+"""SIGTERM and Ctrl-C as a wish that the loop can ask for between two steps."""
 
+import errno
+import signal
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
 from functools import partial
+from os import PathLike
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -11,25 +18,95 @@ from torch import Tensor
 
 from ..console import Progress, StopWatch
 from ..data import Batch, ImageData, batches
-from ..errors import NonFiniteError
+from ..diffusion.inputs import DataOrder, ExampleMaker, Examples, split_batch
+from ..errors import NonFiniteError, RunFolderError
 from ..noise import NoiseProcess, losses
-from ..runs.checkpoint import newest_good, prune, read_checkpoint, set_aside, write_checkpoint
+from ..runs.checkpoint import newest_good, prune, read_checkpoint, saved_steps, set_aside, write_checkpoint
 from ..runs.config import TrainConfig
 from ..runs.folder import RunFolder, shape_of
-from ..runs.model import Network, build_model, make_conditions
-from ..runs.processes import average, on_main
-from .allocator import keep_freed_memory
-from .cores import make_cores
-from .examples import ExampleMaker, Examples
-from .guard import READ_EVERY, make_guard
+from ..runs.model import Network, build_model, load_images, make_conditions
+from ..runs.processes import average, check_batch_size, describe, gather_objects, make_accelerator, on_main
+from ..runs.recipes import default_folder
+from ..stability.nonfinite import diagnose_step
+from .cores import keep_freed_memory, make_cores
 from .inspection import Inspector
-from .interrupt import Interrupt
-from .metrics import Window
-from .optimizer import clip_gradient, rate, set_rate
-from .order import DataOrder, split_batch
-from .recovery import diagnose, roll_back
-from .state import TrainState, create, restore, snapshot
-from .tracking import Recorder
+from .state import READ_EVERY, TrainState, clip_gradient, create, make_guard, rate, restore, set_rate, snapshot
+from .tracking import Recorder, Window
+
+IMPATIENT_AFTER = 3.0
+"""Seconds after which a second Ctrl-C stops at once. Launchers repeat the first one."""
+
+
+class Interrupt:
+    """Within a `with` block signals only set `requested`, so that the loop can save before it ends."""
+
+    def __init__(self) -> None:
+        self.requested: str | None = None
+        self._since = 0.0
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> "Interrupt":
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._previous[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number: int, _: FrameType | None) -> None:
+        if self.requested is None:
+            self.requested, self._since = signal.Signals(number).name, time.monotonic()
+        elif number == signal.SIGINT and time.monotonic() - self._since > IMPATIENT_AFTER:
+            raise KeyboardInterrupt
+
+
+# After a non-finite step: say where it came from, and go back if that is asked for.
+
+
+def diagnose(trainer: "Trainer", step: int) -> str:
+    """The passes of the bad step again. Each process looks at its own images; the first finding is reported."""
+    order = trainer.order.batches(range(step, step + 1), trainer.parts)
+    source = list(batches(trainer.data, order))
+    found = diagnose_step(
+        trainer.state.bare,
+        lambda: trainer.backward(step, iter(source), local=True),
+        [
+            torch.cat(
+                [trainer.examples(step, part, batch).x0 for part, batch in zip(trainer.parts, source, strict=True)]
+            )
+        ],
+        step,
+        max(saved_steps(trainer.run.checkpoints), default=None),
+    )
+    telling = gather_objects(trainer.accelerator, (found.layer is None, str(found)))
+    return sorted(telling, key=lambda finding: finding[0])[0][1]
+
+
+def roll_back(run: RunFolder, config: TrainConfig, bad_step: int, say: Callable[[str], None]) -> Path | None:
+    """The checkpoint to go on from with a lower rate, or None to stop. If one did not help, the one before it."""
+    history = run.rollbacks()
+    if config.guard.on_nan == "stop" or len(history) >= config.guard.max_rollbacks:
+        return None
+    path = newest_good(run.checkpoints, say)
+    if path is not None and history and _step(path) <= history[-1]["to_step"]:
+        path = newest_good(run.checkpoints, say, before=history[-1]["to_step"]) or path
+    if path is None:
+        return None
+    run.record_rollback({"bad_step": bad_step, "to_step": _step(path), "factor": config.guard.rollback_factor})
+    say(
+        f"step {bad_step} was not finite: back to step {_step(path)}, rate now {run.rate_factor():g} of the planned "
+        f"(rollback {len(history) + 1} of {config.guard.max_rollbacks})"
+    )
+    return path
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
+# The training loop, in one sitting: `Trainer.fit`. The parts it uses have files of their own.
 
 Hook = Callable[[TrainState], dict[str, float] | None]
 """Called after every step, with the number of steps done in `state.step`; what it returns is recorded."""
@@ -212,3 +289,42 @@ class Trainer:
         self.recorder.close()
         if self.cores is not None:
             self.cores.close()
+
+
+# `train`: prepare a run and hand it to the loop.
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    folder: Path
+    step: int
+    finished: bool
+    """False if a signal ended it early."""
+
+
+def train(config: TrainConfig, out: str | PathLike[str] | None = None, *, hooks: Sequence[Hook] = ()) -> TrainResult:
+    """Train as the configuration says, in a run folder. A run that is there already is continued."""
+    run = RunFolder(out or default_folder(config))
+    accelerator = make_accelerator(config, str(run.path))
+    progress = Progress(config.steps, accelerator.is_main_process)
+    try:
+        with ExitStack() as stack:
+            interrupt = stack.enter_context(Interrupt())
+            stack.callback(progress.close)
+            check_batch_size(config, accelerator.num_processes)
+            on_main(accelerator, lambda: stack.enter_context(run.locked()) and None)
+            data, held_out = load_images(config, progress.say)
+            on_main(accelerator, lambda: run.open(config, data, describe(accelerator), progress.say))
+            trainer = Trainer(config, run, accelerator, data, held_out, progress, hooks)
+            stack.callback(trainer.close)
+            finished = trainer.fit(interrupt)
+            return TrainResult(run.path, trainer.state.step, finished)
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        raise RunFolderError(
+            f"{run.path} cannot be written: {error}. Its checkpoints are intact; make room, then run the same command "
+            f"to continue"
+        ) from error

@@ -1,5 +1,8 @@
-"""The state of a run in memory, and its way into a snapshot and back."""
+"""The exponential moving average of the weights, in float32."""
 
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,11 +20,182 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from ..errors import CheckpointError
 from ..randomness import global_state, restore_global_state, seed_global
 from ..runs.checkpoint import Snapshot
-from ..runs.config import TrainConfig
+from ..runs.config import OptimizerConfig, TrainConfig
 from ..runs.model import Network, uses_channels_last
 from ..runs.processes import gather_objects, whole
-from .ema import Ema
-from .optimizer import create_state, make_optimizer
+
+# pyright: reportPrivateImportUsage=false
+
+
+class Ema:
+    """w̄ ← w̄ + (1 - rate) (w - w̄), after every step. Frozen parameters are averaged too, which keeps them."""
+
+    def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
+        self.config = config
+        self.names = [name for name, _ in model.named_parameters()]
+        self.weights: list[Tensor] = [parameter for _, parameter in model.named_parameters()]
+        self.averages: list[Tensor] = [
+            weight.detach().clone(memory_format=torch.preserve_format).float() for weight in self.weights
+        ]
+
+    def rate(self, step: int) -> float:
+        if self.config.ema_warmup:
+            return min(self.config.ema_rate, (1 + step) / (10 + step))
+        return self.config.ema_rate
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        torch._foreach_lerp_(self.averages, self._float_weights(), 1.0 - self.rate(step))
+
+    @torch.no_grad()
+    def distance(self) -> Tensor:
+        """‖w̄ - w‖ / ‖w‖. It stays 0 if the average is not updated, and grows if the weights run away."""
+        weights = self._float_weights()
+        difference = _norm(torch._foreach_sub(self.averages, weights))
+        return difference / _norm(weights).clamp_min(torch.finfo(torch.float32).tiny)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """The model with averaged weights, within a `with` block."""
+        with torch.no_grad():
+            kept = [weight.detach().clone(memory_format=torch.preserve_format) for weight in self.weights]
+            _copy(self.weights, self.averages)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                _copy(self.weights, kept)
+
+    def _float_weights(self) -> list[Tensor]:
+        return [weight.detach().float() for weight in self.weights]
+
+
+def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
+    # One by one: torch._foreach_copy_ does not know sharded tensors.
+    for to, source in zip(targets, sources, strict=True):
+        to.copy_(source)
+
+
+def _norm(tensors: tuple[Tensor, ...] | list[Tensor]) -> Tensor:
+    return whole(torch.linalg.vector_norm(torch.stack(list(torch._foreach_norm(list(tensors))))))
+
+
+# Notice a non-finite loss or gradient before it reaches the weights.
+#
+# On an accelerator nobody waits for the numbers of each step: a flag on the device makes AdamW skip its update from
+# the
+# first bad step on, and the flag is read every few steps. So the weights are still those before the bad step.
+
+READ_EVERY = 10
+"""Most steps between two looks at the flag on an accelerator."""
+
+SMALLEST_SCALE = 1.0
+"""fp16: gradients that overflow are normal while the loss scale falls to its place, but not below this."""
+
+
+class Guard:
+    def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+        self.optimizer = optimizer
+        self.device = device
+        group = optimizer.param_groups[0]
+        # Sharded parameters (FSDP2) do not go together with a flag that is not sharded.
+        self._can_flag = group["fused"] and not any(isinstance(value, DTensor) for value in group["params"])
+        self.reset()
+
+    def reset(self) -> None:
+        self._bad = torch.zeros((), device=self.device)
+        self._first = torch.full((), -1, dtype=torch.long, device=self.device)
+
+    def protect(self, step: int, loss: Tensor, norm: Tensor) -> None:
+        """Before the optimiser's step: from the first non-finite numbers on, no update happens."""
+        bad = torch.logical_not(torch.isfinite(norm) & torch.isfinite(loss))
+        self._first = torch.where(bad & (self._first < 0), step, self._first)
+        self._bad = torch.maximum(self._bad, bad.float())
+        if self._can_flag:
+            # What torch's gradient scaler sets, too; only the fused AdamW reads it.
+            self.optimizer.found_inf = self._bad  # pyright: ignore[reportAttributeAccessIssue]
+        elif self._bad:
+            self.optimizer.zero_grad()  # without gradients a step does nothing
+
+    def bad_step(self) -> int | None:
+        """The first step with non-finite numbers, if there was one. Waits for the device."""
+        first = int(self._first)
+        return None if first < 0 else first
+
+
+class ScaledGuard(Guard):
+    """For fp16, whose gradient scaler skips steps that overflow: only a collapsed scale or a bad loss is a failure."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device, scaler: torch.amp.GradScaler) -> None:
+        super().__init__(optimizer, device)
+        self.scaler = scaler
+
+    def protect(self, step: int, loss: Tensor, norm: Tensor) -> None:
+        collapsed = not torch.isfinite(norm) and self.scaler.get_scale() <= SMALLEST_SCALE
+        if collapsed or not torch.isfinite(loss):
+            self._first = torch.where(self._first < 0, step, self._first)
+
+
+def make_guard(optimizer: torch.optim.Optimizer, device: torch.device, scaler: torch.amp.GradScaler | None) -> Guard:
+    return Guard(optimizer, device) if scaler is None else ScaledGuard(optimizer, device, scaler)
+
+
+# AdamW, and its rate as a function of the step.
+
+
+def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return torch.optim.AdamW(
+        parameters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=_can_fuse(parameters)
+    )
+
+
+def _can_fuse(parameters: list[nn.Parameter]) -> bool:
+    from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
+
+    devices = _get_fused_kernels_supported_devices()
+    return all(parameter.is_floating_point() and parameter.device.type in devices for parameter in parameters)
+
+
+def create_state(optimizer: torch.optim.Optimizer) -> None:
+    """Make AdamW's moments before its first step, so that saving and loading see them at every step alike."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if not optimizer.state[parameter]:
+                optimizer.state[parameter] = {
+                    "step": torch.zeros((), device=parameter.device if group["fused"] else "cpu"),
+                    "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+                    "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+                }
+
+
+def rate(config: OptimizerConfig, step: int, steps: int) -> float:
+    """The learning rate of a step: linear warm-up, then constant or a decay to zero."""
+    warm = min(1.0, (step + 1) / config.warmup) if config.warmup else 1.0
+    if config.decay == "constant":
+        return config.lr * warm
+    end = config.decay_steps or steps
+    progress = min(1.0, max(0.0, (step - config.warmup) / max(1, end - config.warmup)))
+    falling = 1.0 - progress if config.decay == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+    return config.lr * warm * falling
+
+
+def set_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = value
+
+
+@torch.no_grad()
+def clip_gradient(parameters: list[nn.Parameter], largest: float | None) -> Tensor:
+    """The norm of the gradient before clipping."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients)
+    if largest is not None:
+        torch.nn.utils.clip_grads_with_norm_(parameters, largest, norm)
+    return whole(norm)
+
+
+# The state of a run in memory, and its way into a snapshot and back.
 
 
 @dataclass
