@@ -189,7 +189,7 @@ def test_text_to_image_in_latent_space_with_exact_resume(vae: Path, tmp_path: Pa
 
 
 def test_scores_during_training_do_not_disturb_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from scalelong.evaluation.features import classifier
+    from scalelong.evaluation import features as classifier
 
     monkeypatch.setattr(classifier, "STEPS", 5)
     digits = config(

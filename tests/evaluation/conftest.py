@@ -6,7 +6,7 @@ import pytest
 
 from scalelong.data import ImageData, load_data
 from scalelong.evaluation import train_classifier
-from scalelong.evaluation.features.classifier import Classifier
+from scalelong.evaluation.features import Classifier
 
 
 @pytest.fixture(scope="session")

@@ -14,11 +14,9 @@ from scalelong.data import ImageData, load_data
 from scalelong.data.shapes import draw_shape
 from scalelong.errors import InvalidSamplesError, ProtocolMismatchError
 from scalelong.evaluation import Moments, Scores, comparison, reference_of, score_images, validate_samples
-from scalelong.evaluation import reference as reference_module
-from scalelong.evaluation.features.base import features_of
-from scalelong.evaluation.features.classifier import Classifier
-from scalelong.evaluation.shapes_rule import shapes_in, shows_colour_and_shape
-from scalelong.evaluation.subjects import stored_scores
+from scalelong.evaluation import features as reference_module
+from scalelong.evaluation.features import Classifier, features_of
+from scalelong.evaluation.judge import shapes_in, shows_colour_and_shape, stored_scores
 from scalelong.files import cache_folder
 
 SHAPE = (1, 8, 8)

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from scalelong.cli import main
 from scalelong.errors import ExportError
 from scalelong.evaluation import Protocol, Score, Scores
-from scalelong.evaluation.subjects import SCORES, store
+from scalelong.evaluation.judge import SCORES, store
 from scalelong.export import export_diffusers, export_safetensors, push_to_hub
 from scalelong.runs.config import DiffusionConfig, ImagesConfig, LoggingConfig, OptimizerConfig, TrainConfig
 from scalelong.runs.load import load_run

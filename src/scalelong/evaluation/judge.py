@@ -1,19 +1,111 @@
-"""From images to scores."""
+"""What a picture of the drawn shapes shows, by a rule: no network, nothing that was trained.
+
+The colour is the one whose line from the background comes closest to all pixels. Along it, the picture becomes a mask,
+and the shape is that of the nearest mask among all places and sizes that the data set draws.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache, cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
-from ..data import ImageData
+from ..data import ImageData, load_data
+from ..data.shapes import BACKGROUND, COLOURS, JITTER, PLACES, RADIUS, SHAPES, shape_mask
+from ..diffusion.images import ImageMaker, requests
+from ..diffusion.solvers import SampleSettings
 from ..errors import InvalidSamplesError
-from .bootstrap import frechet_score, share_score
-from .features.base import FeatureExtractor, features_of
-from .neighbours import precision_recall
-from .protocol import Protocol, Scores
-from .reference import Reference
-from .validate import validate_samples
+from ..files import write_text
+from ..runs.samples import NOTE, SampleFolder, fill_folder, folder_name, processes
+from .features import (
+    Classifier,
+    FeatureExtractor,
+    Reference,
+    features_of,
+    load_extractor,
+    reference_of,
+    train_classifier,
+)
+from .scores import Protocol, Score, Scores, frechet_score, precision_recall, share_score, validate_samples
+
+if TYPE_CHECKING:
+    from ..runs.config import TrainConfig
+    from ..runs.load import Run
+
+
+def shapes_in(images: Tensor) -> list[tuple[str, str, str]]:
+    """(colour, shape, place) of each picture, uint8 (B, 3, H, W)."""
+    if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1] != 3:
+        raise InvalidSamplesError(f"pictures must be uint8 (B, 3, H, W), got {images.dtype} {tuple(images.shape)}")
+    colours, masks = _colours(images)
+    templates, names = _templates(images.shape[2], images.shape[3])
+    nearest = torch.cdist(masks.flatten(1), templates).argmin(dim=1)
+    return [(list(COLOURS)[c], *names[t]) for c, t in zip(colours.tolist(), nearest.tolist(), strict=True)]
+
+
+def shows_colour_and_shape(images: Tensor, captions: Sequence[str]) -> Tensor:
+    """Whether each picture has the colour and the shape of its caption: bool (B,)."""
+    hits = []
+    for (colour, shape, _), caption in zip(shapes_in(images), captions, strict=True):
+        words = re.findall(r"\w+", caption.lower())
+        hits.append(colour in words and shape in words)
+    return torch.tensor(hits)
+
+
+def _colours(images: Tensor) -> tuple[Tensor, Tensor]:
+    """The colour of each picture, and its mask with that colour."""
+    background = torch.tensor(BACKGROUND, dtype=torch.float32)
+    directions = torch.tensor(list(COLOURS.values()), dtype=torch.float32) - background
+    pixels = (images.float() - background[:, None, None]).flatten(2)  # (B, 3, P)
+    masks = torch.einsum("kc,bcp->bkp", directions / directions.square().sum(1, keepdim=True), pixels).clamp(0, 1)
+    errors = (masks[:, :, None] * directions[None, :, :, None] - pixels[:, None]).square().sum(dim=(2, 3))
+    best = errors.argmin(dim=1)
+    chosen = masks[torch.arange(len(images)), best]
+    return best, chosen.unflatten(1, images.shape[2:])
+
+
+@cache
+def _templates(height: int, width: int) -> tuple[Tensor, list[tuple[str, str]]]:
+    """Masks of every shape at every place, a little shifted and in several sizes."""
+    shifts = torch.linspace(-JITTER, JITTER, 3).tolist()
+    radii = [RADIUS[0] + (RADIUS[1] - RADIUS[0]) * share for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    masks, names = [], []
+    for shape in SHAPES:
+        for place, (row, column) in PLACES.items():
+            spots = [(row + down, column + right, radius) for down in shifts for right in shifts for radius in radii]
+            rows, columns, sizes = torch.tensor(spots).unbind(1)
+            drawn = shape_mask(shape, height, width, rows * height, columns * width, sizes * min(height, width))
+            masks.append(drawn.flatten(1))
+            names += [(shape, place)] * len(spots)
+    return torch.cat(masks), names
+
+
+# Does a conditional model draw what it was asked for?
+
+
+def agreement(
+    images: Tensor, wishes: Sequence[str | None], data: ImageData, condition: str, say: Callable[[str], None] = print
+) -> Score | None:
+    """The share of images that show what was asked for; None where nothing here can tell.
+
+    Classes are told by a classifier that was trained on real images alone, drawn shapes by a rule.
+    """
+    if condition == "class" and data.classes is not None and len(data.classes) > 1:
+        asked = torch.tensor([data.classes.index(str(wish)) for wish in wishes])
+        return share_score(train_classifier(data, say=say).classify(images) == asked)
+    if condition == "text" and data.name == "shapes" and data.channels == 3:
+        return share_score(shows_colour_and_shape(images, [str(wish) for wish in wishes]))
+    return None
+
+
+# From images to scores.
 
 NEIGHBOURS = 3
 
@@ -49,3 +141,168 @@ def score_images(
     return Scores(
         protocol, frechet_score(reference.moments, features), share_score(precise), share_score(recalled), subject
     )
+
+
+# Score a run, or a folder of images.
+
+SCORES = "scores.jsonl"
+
+
+def reference_data(config: TrainConfig) -> ImageData:
+    """The images that a run is trained on, held-out ones included, also if it is trained on their latents."""
+    return load_data(config.data, size=config.images.size, channels=config.images.channels)
+
+
+def evaluation_wishes(config: TrainConfig, data: ImageData, count: int) -> tuple[Sequence[str], str]:
+    """What a conditional model is asked for, and a name for it: the classes in turn, or captions of the data."""
+    if config.diffusion.condition == "class":
+        return data.classes or (), "classes in turn"
+    if config.diffusion.condition == "text":
+        captions = data.annotations.captions or []
+        return [captions[i * len(captions) // count] for i in range(count)], "captions of the data, evenly spread"
+    return (), "none"
+
+
+def score_run(
+    run: Run,
+    *,
+    n: int = 1000,
+    seed: int = 0,
+    settings: SampleSettings | None = None,
+    features: str = "classifier",
+    feature_weights: str | Path | None = None,
+    batch_size: int = 64,
+    device: str | None = None,
+    say: Callable[[str], None] = print,
+) -> Scores:
+    """Samples go into a folder of the run, so that an interrupted evaluation continues; scores into scores.jsonl."""
+    settings = settings or SampleSettings()
+    data = reference_data(run.config)
+    say = say if processes().is_main_process else _silent
+    extractor = load_extractor(features, data, feature_weights, say)
+    reference = reference_of(data, extractor, say)
+    wishes, conditions = evaluation_wishes(run.config, data, n)
+    wanted = requests(n, seed, wishes)
+    path = run.folder / "images" / f"eval-{folder_name(run, settings)}-n{n}-seed{seed}"
+    folder = fill_folder(run, path, wanted, settings, batch_size, device)
+    images = torch.stack(list(folder.read(wanted)))
+    scores = score_images(
+        images,
+        data,
+        extractor,
+        reference,
+        subject={"run": str(run.folder), "step": run.step, "seed": seed, "images": str(path)},
+        sampler=settings.sampler,
+        sampler_steps=settings.steps,
+        guidance=settings.guidance,
+        weights=run.weights,
+        conditions=conditions,
+    )
+    asked_for = agreement(images, [request.wish for request in wanted], data, run.config.diffusion.condition, say)
+    scores = replace(scores, agreement=asked_for)
+    if processes().is_main_process:
+        store(run.folder / SCORES, scores)
+    return scores
+
+
+def score_folder(
+    path: str | Path,
+    data: ImageData,
+    *,
+    n: int | None = None,
+    features: str = "classifier",
+    feature_weights: str | Path | None = None,
+    say: Callable[[str], None] = print,
+) -> Scores:
+    """Any folder of images, of samples of ours or from elsewhere; with `n`, exactly that many must be there."""
+    path = Path(path)
+    made_by: dict[str, Any] = {}
+    if (path / NOTE).exists():
+        note = SampleFolder(path).note()
+        made_by = {
+            "sampler": note["sampler"],
+            "sampler_steps": note["steps"],
+            "guidance": note["guidance"],
+            "weights": note["weights"],
+            "conditions": "as in its samples.json" if any(note["wishes"].values()) else "none",
+        }
+    images = _folder_images(path, data)
+    if n is not None and len(images) < n:
+        raise InvalidSamplesError(f"{n} images are needed and {path} holds {len(images)}")
+    extractor = load_extractor(features, data, feature_weights, say)
+    scores = score_images(
+        images if n is None else images[:n],
+        data,
+        extractor,
+        reference_of(data, extractor, say),
+        subject={"folder": str(path)},
+        **made_by,
+    )
+    store(path / SCORES, scores)
+    return scores
+
+
+def _folder_images(path: Path, data: ImageData) -> torch.Tensor:
+    found = sorted(file for file in path.glob("*.png") if file.name != "grid.png") if (path / NOTE).exists() else None
+    if found is not None:
+        from ..runs.samples import read_png
+
+        return torch.stack([read_png(file) for file in found]) if found else torch.empty(0, 0, 0, 0)
+    # No resizing: images of another size are another set of images.
+    images = load_data(str(path), channels=data.channels, max_broken=0)
+    return images.fetch(range(len(images))).images
+
+
+def _silent(_: str) -> None:
+    """Of several processes, one speaks."""
+
+
+def store(file: Path, scores: Scores) -> None:
+    """One JSON object per line."""
+    before = file.read_text(encoding="utf-8") if file.exists() else ""
+    write_text(file, before + json.dumps(scores.to_dict(), ensure_ascii=False) + "\n")
+
+
+def stored_scores(folder: str | Path) -> list[Scores]:
+    file = Path(folder) / SCORES
+    if not file.exists():
+        return []
+    return [Scores.from_dict(json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines() if line]
+
+
+# Scores of a model that is being trained, at the same seeds every time.
+
+
+class Scorer:
+    """The classifier and the reference statistics are made at the first score, or come from the cache."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.config = config
+
+    def score(self, maker: ImageMaker, step: int, device: torch.device | str) -> Scores:
+        options, condition = self.config.logging, self.config.diffusion.condition
+        wishes, conditions = evaluation_wishes(self.config, self._data, options.scores_images)
+        wanted = requests(options.scores_images, 0, wishes)
+        images = maker.all(wanted, SampleSettings(sampler=options.sampler, steps=options.sampler_steps), device=device)
+        made_by: dict[str, Any] = {
+            "sampler": options.sampler,
+            "sampler_steps": options.sampler_steps,
+            "guidance": 1.0,
+            "weights": "ema",
+            "conditions": conditions,
+        }
+        scores = score_images(images, self._data, self._classifier, self._reference, subject={"step": step}, **made_by)
+        asked_for = agreement(images, [request.wish for request in wanted], self._data, condition, lambda _: None)
+        return replace(scores, agreement=asked_for)
+
+    @cached_property
+    def _data(self) -> ImageData:
+        return reference_data(self.config)
+
+    @cached_property
+    def _classifier(self) -> Classifier:
+        return train_classifier(self._data)
+
+    @cached_property
+    def _reference(self) -> Reference:
+        return reference_of(self._data, self._classifier)

@@ -9,8 +9,8 @@ import torch
 
 from .._version import __version__
 from ..errors import ScaleLongError
-from ..evaluation.protocol import Scores
-from ..evaluation.subjects import stored_scores
+from ..evaluation.judge import stored_scores
+from ..evaluation.scores import Scores
 from ..runs.config import to_dict
 from ..runs.folder import DATA
 from ..runs.load import Run

@@ -24,7 +24,7 @@ from .state import TrainState
 
 if TYPE_CHECKING:
     from ..diffusion.images import ImageMaker
-    from ..evaluation.during_training import Scorer
+    from ..evaluation.judge import Scorer
 
 
 @dataclass
@@ -112,7 +112,7 @@ class Inspector:
 
     @cached_property
     def _scorer(self) -> "Scorer":
-        from ..evaluation.during_training import Scorer
+        from ..evaluation.judge import Scorer
 
         return Scorer(self.config)
 

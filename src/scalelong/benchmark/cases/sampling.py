@@ -35,7 +35,7 @@ def sweep(rounds: int, settings: Settings) -> Result:
     from ...diffusion.images import requests
     from ...diffusion.solvers import SampleSettings
     from ...evaluation import load_extractor, reference_of, score_images
-    from ...evaluation.subjects import evaluation_wishes, reference_data
+    from ...evaluation.judge import evaluation_wishes, reference_data
 
     torch.set_num_threads(settings.threads)
     count = 32 if settings.quick else 500
