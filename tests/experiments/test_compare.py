@@ -10,10 +10,9 @@ import torch
 from scalelong.cli import main
 from scalelong.commands.compare import configuration, parser, split
 from scalelong.errors import InvalidConfigError
-from scalelong.experiments.compare import compare, conclude
+from scalelong.experiments.compare import at, compare, conclude, noise_rows, sweep
 from scalelong.experiments.demo import demo_config
 from scalelong.experiments.runs import PlannedRun, plan_runs
-from scalelong.experiments.sweeps import at, noise_rows, sweep
 from scalelong.report import collect
 from scalelong.runs.config import TrainConfig
 from scalelong.runs.recipes import recipe
@@ -151,7 +150,7 @@ def test_runs_in_processes_of_their_own_give_the_same_numbers(finished, tmp_path
 
 
 def test_a_run_that_fails_is_named_with_its_log(tmp_path):
-    from scalelong.experiments.pool import RunFailedError, run_all
+    from scalelong.experiments.runs import RunFailedError, run_all
 
     config = replace(small(), data=str(tmp_path / "missing"))
     with pytest.raises(RunFailedError, match="a ended with code 1"):

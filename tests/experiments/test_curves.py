@@ -1,7 +1,6 @@
 import pytest
 
-from scalelong.experiments.curves import Curve, steps_ratio, steps_to
-from scalelong.experiments.summary import ratio_text, spread
+from scalelong.experiments.results import Curve, ratio_text, spread, steps_ratio, steps_to
 
 
 def curve(*values: float) -> Curve:

@@ -4,10 +4,9 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from scalelong.experiments.compare import Comparison
-from scalelong.experiments.rates import best_rate_rows
+from scalelong.experiments.compare import Comparison, best_rate_rows
+from scalelong.experiments.results import summarise, table_rows
 from scalelong.experiments.runs import DIVERGED, PlannedRun
-from scalelong.experiments.summary import summarise, table_rows
 from scalelong.runs.config import TrainConfig
 
 CURVES = {

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from scalelong.errors import InvalidConfigError
-from scalelong.experiments.runs import plan_runs
-from scalelong.experiments.summary import baseline_of
-from scalelong.experiments.variants import Variant, as_variant
+from scalelong.experiments.results import baseline_of
+from scalelong.experiments.runs import Variant, as_variant, plan_runs
 from scalelong.runs.config import TrainConfig
 from scalelong.runs.model import DataShape, build_model
 

@@ -9,10 +9,7 @@ from typing import TypeVar
 
 from ..console import text_table
 from ..errors import InvalidConfigError
-from ..experiments.compare import COMMANDS, compare
-from ..experiments.control import control_text
-from ..experiments.rates import best_rate_rows
-from ..experiments.sweeps import noise_rows, sweep, sweep_rows
+from ..experiments.compare import COMMANDS, best_rate_rows, compare, control_text, noise_rows, sweep, sweep_rows
 from ..files import write_text
 from ..runs.config import TrainConfig, load_config
 from ..runs.recipes import RECIPES, recipe

@@ -4,7 +4,7 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from ..experiments.diagnosing import diagnose_config, diagnose_run, write_diagnosis
+from ..experiments.runs import diagnose_config, diagnose_run, write_diagnosis
 from ..runs.config import load_config
 from ..runs.load import load_run
 from ..runs.recipes import RECIPES, recipe

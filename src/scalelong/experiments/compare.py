@@ -1,21 +1,44 @@
 """Methods side by side: the same recipe, the same seeds, another scaling."""
 
 import json
+import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from os import PathLike
 from pathlib import Path
+from typing import TypeVar
 
 from ..console import text_table
 from ..errors import InvalidConfigError
 from ..files import write_text
 from ..runs.config import TrainConfig
-from .diagnosing import DIAGNOSIS, diagnose_config, write_diagnosis
+from ..runs.load import load_run
+from ..stability import alarms as oscillation
+from ..theory import noise_gain
 from .figures import draw_comparison
-from .pool import run_all
-from .runs import PlannedRun, plan_runs
-from .summary import MethodSummary, summarise, table_rows
-from .variants import Variant
+from .results import (
+    Curve,
+    MethodSummary,
+    baseline_of,
+    mean,
+    ratio_text,
+    read_curves,
+    spread,
+    steps_ratio,
+    summarise,
+    table_rows,
+)
+from .runs import (
+    DIAGNOSIS,
+    PlannedRun,
+    Variant,
+    as_variant,
+    diagnose_config,
+    noisy_probe,
+    plan_runs,
+    run_all,
+    write_diagnosis,
+)
 
 COMMANDS = "commands.txt"
 """The command lines that made the runs of a folder."""
@@ -70,3 +93,160 @@ def conclude(runs: list[PlannedRun], out: Path) -> Comparison:
     write_text(out / "comparison.json", json.dumps([asdict(entry) for entry in comparison.summaries], indent=1))
     draw_comparison(runs, out / "comparison.png")
     return comparison
+
+
+# Best rate against best rate: at one rate for all, a method may only like that rate better.
+
+
+def best_rate_rows(found: dict[float, Comparison]) -> list[dict[str, str]]:
+    """A row per method: its best rate by the mean loss, and the steps to where the baseline ends at its own."""
+    rates = sorted(found)
+    methods = [entry.method for entry in found[rates[0]].summaries]
+    base = baseline_of(methods)
+    best = {method: min(rates, key=lambda rate: _loss(found[rate], method)) for method in methods}
+    curves = {method: _curves(found[best[method]], method) for method in methods}
+    rows = []
+    for method in methods:
+        ratios = [
+            steps_ratio(curve, curves[base][seed]) for seed, curve in curves[method].items() if seed in curves[base]
+        ]
+        rows.append(
+            {
+                "method": method,
+                "best rate": _named(best[method], rates),
+                "held-out loss there": spread([curve.values[-1] for curve in curves[method].values()], "{:.4f}"),
+                f"steps to {base}'s loss at its best rate": "1 (baseline)" if method == base else ratio_text(ratios),
+                "rates at which all seeds learned": " ".join(f"{r:g}" for r in rates if _all_well(found[r], method))
+                or "none",
+            }
+        )
+    return rows
+
+
+def _named(rate: float, rates: list[float]) -> str:
+    """A best rate at an end of those that were tried says that the best of all may lie beyond it."""
+    if len(rates) > 1 and rate in (rates[0], rates[-1]):
+        return f"{rate:g} (the {'smallest' if rate == rates[0] else 'largest'} tried)"
+    return f"{rate:g}"
+
+
+def _runs(comparison: Comparison, method: str) -> list[PlannedRun]:
+    return [run for run in comparison.runs if run.method == method]
+
+
+def _curves(comparison: Comparison, method: str) -> dict[int, Curve]:
+    """Held-out losses by seed."""
+    read = {run.seed: read_curves(run.folder).get("held_out_loss") for run in _runs(comparison, method)}
+    return {seed: curve for seed, curve in read.items() if curve}
+
+
+def _loss(comparison: Comparison, method: str) -> float:
+    """The mean over seeds at the end; a seed that diverged has none, so that its rate is never the best."""
+    if any(run.divergence() is not None for run in _runs(comparison, method)):
+        return math.inf
+    return mean([curve.values[-1] for curve in _curves(comparison, method).values()] or [math.inf])
+
+
+def _all_well(comparison: Comparison, method: str) -> bool:
+    return not any(entry.collapsed or entry.diverged for entry in comparison.summaries if entry.method == method)
+
+
+# Comparisons along an axis: depth, width, batch size, rate, and noise on the input of the trained networks.
+
+Value = TypeVar("Value", int, float)
+
+AXES = {"depth": "model_options.depth", "width": "model_options.dim", "batch": "batch_size", "rate": "optimizer.lr"}
+"""What a sweep changes, and the field of the configuration that holds it."""
+PROBE = 32
+
+
+def at(config: TrainConfig, axis: str, value: float) -> TrainConfig:
+    """The configuration with another depth or width of the network, another batch size or another learning rate."""
+    if axis not in AXES:
+        raise InvalidConfigError(f"a sweep goes along {', '.join(AXES)}, got {axis!r}")
+    return Variant(axis, {AXES[axis]: value}).apply(config)
+
+
+def sweep(
+    config: TrainConfig,
+    methods: Sequence[str | Variant],
+    seeds: Sequence[int],
+    out: Path,
+    axis: str,
+    values: Sequence[Value],
+    *,
+    every: int | None = None,
+    jobs: int | None = None,
+) -> dict[Value, Comparison] | None:
+    """One comparison per value, each in a folder of its own. None if it was interrupted."""
+    for variant in map(as_variant, methods):
+        if AXES.get(axis) in variant.changes:
+            raise InvalidConfigError(f"{variant.name} has a {axis} of its own, so that a sweep of it changes nothing")
+    found: dict[Value, Comparison] = {}
+    for value in values:
+        print(f"{axis} {value:g}", flush=True)
+        comparison = compare(at(config, axis, value), methods, seeds, out / f"{axis}-{value:g}", every=every, jobs=jobs)
+        if comparison is None:
+            return None
+        found[value] = comparison
+    return found
+
+
+def sweep_rows(axis: str, found: dict[Value, Comparison]) -> list[dict[str, str]]:
+    base = baseline_of([entry.method for comparison in found.values() for entry in comparison.summaries])
+    return [
+        {
+            axis: f"{value:g}",
+            "method": entry.method,
+            "held-out loss": spread(entry.held_out_loss, "{:.4f}"),
+            f"steps to {base}'s loss": "1 (baseline)" if entry.method == base else ratio_text(entry.steps_ratio),
+            "O1": spread([score.o1 for score in entry.oscillation if score.valid], "{:.2g}"),
+            "collapsed or diverged": f"{len({*entry.collapsed, *entry.diverged})} of {len(entry.seeds)}",
+        }
+        for value, comparison in found.items()
+        for entry in comparison.summaries
+    ]
+
+
+def noise_rows(runs: Sequence[PlannedRun], sigmas: Sequence[float]) -> list[dict[str, str]]:
+    """By how much each trained network amplifies extra noise on its input (Figure 3 c); averaged weights, all seeds."""
+    gains: dict[tuple[str, float], list[float]] = {}
+    for run in runs:
+        if run.divergence() is not None:
+            continue
+        trained = load_run(run.folder)
+        x, t, labels = noisy_probe(run.config, PROBE)
+        rest = (t,) if labels is None else (t, labels)
+        for sigma in sigmas:
+            gains.setdefault((run.method, sigma), []).append(noise_gain(trained.model, x, *rest, sigma=sigma))
+    methods = list(dict.fromkeys(method for method, _ in gains))
+    return [
+        {"method": method, **{f"gain at σ = {sigma:g}": f"{mean(gains[method, sigma]):.3f}" for sigma in sigmas}}
+        for method in methods
+    ]
+
+
+# The control of the instrument: with a rate of zero nothing learns, so features on a fixed batch must stand still.
+
+
+def control_text(config: TrainConfig, out: Path, every: int | None = None, jobs: int | None = None) -> str:
+    """One run with lr = 0, long enough for two windows of readings; its scores in words."""
+    steps = 102 * (every or 1)
+    still = replace(
+        config,
+        steps=steps,
+        optimizer=replace(config.optimizer, lr=0.0),
+        logging=replace(config.logging, samples_every=0, held_out_every=steps),
+    )
+    run = PlannedRun("none", config.seed, out / "control-lr0", replace(still, scaling="none"))
+    if not run_all([run], every or 1, jobs):
+        return "the control was interrupted"
+    curves = read_curves(run.folder)
+    scores = [oscillation(curve.values) for name, curve in curves.items() if name.startswith("probe_block_rms/")]
+    # The mean of a window differs from its equal readings in the last digits.
+    features = round(mean([score.o1 for score in scores]), 9)
+    gradient = oscillation(curves["gradient_norm/all"].values)
+    return (
+        f"control with a rate of zero: O1 of the features is {features:.2g} (must be 0); "
+        f"O1 of the gradient norm is {gradient.o1:.2g}: what batches alone do"
+    )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import MissingDependencyError
 from ..files import write_bytes
-from .curves import Curve, mean, read_curves
+from .results import Curve, mean, read_curves
 from .runs import PlannedRun
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from ..data import to_float
 from ..errors import InvalidConfigError
 from ..runs.load import load_run
 from ..runs.model import load_images
-from .script import exit_code
+from .runs import exit_code
 from .starts import kernel_gains
 
 IMAGES = 256

@@ -16,7 +16,7 @@ from ..errors import CancelledScalingWarning
 from ..models import UViT
 from ..skips import start_merges_
 from ..theory import skip_sensitivities
-from .curves import mean
+from .results import mean
 
 SEEDS = range(3)
 BATCH, SIZE = 8, 16

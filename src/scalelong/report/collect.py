@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ScaleLongError
-from ..experiments.curves import Curve, read_curves
-from ..experiments.diagnosing import DIAGNOSIS
-from ..experiments.runs import PlannedRun
-from ..experiments.summary import BASELINE, MethodSummary, summarise, table_rows
+from ..experiments.results import BASELINE, Curve, MethodSummary, read_curves, summarise, table_rows
+from ..experiments.runs import DIAGNOSIS, PlannedRun
 from ..runs.config import TrainConfig, flatten, load_config, to_dict
 from ..runs.folder import CONFIG
 

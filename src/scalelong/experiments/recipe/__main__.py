@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...files import write_text
-from ..script import exit_code
+from ..runs import exit_code
 from .gather import gather
 from .page import redraw
 

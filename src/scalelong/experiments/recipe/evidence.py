@@ -5,8 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from ..curves import Curve, mean, steps_to
-from ..summary import baseline_of, spread
+from ..results import Curve, baseline_of, mean, spread, steps_to
 
 
 class Evidence:

@@ -7,7 +7,7 @@ from typing import Any
 from ...errors import InvalidConfigError
 from ...runs.config import flatten, load_config, to_dict
 from ..compare import COMMANDS
-from ..curves import Curve, read_curves
+from ..results import Curve, read_curves
 from ..runs import DIVERGED
 
 DIGITS = 5

@@ -9,8 +9,8 @@ from typing import Any
 from ...console import text_table
 from ...errors import InvalidConfigError
 from ...files import write_bytes, write_text
-from ..curves import COLLAPSED
 from ..figures import colour_of
+from ..results import COLLAPSED
 from .evidence import Evidence
 
 TITLE_WIDTH = 80

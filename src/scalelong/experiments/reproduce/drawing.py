@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..curves import mean
 from ..figures import colour_of, pyplot
+from ..results import mean
 from .methods import CORE
 from .results import Results, RunRecord
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...files import write_bytes, write_text
 from ...runs.config import TrainConfig, flatten, to_dict
-from ..curves import mean
 from ..figures import pyplot
+from ..results import mean
 from .claims import Claim
 from .item import Item
 from .quantities import Quantity

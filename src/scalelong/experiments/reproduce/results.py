@@ -9,9 +9,8 @@ from typing import Any
 from ...errors import InvalidConfigError
 from ...files import write_text
 from ...stability import alarms as oscillation
-from ..curves import Curve, read_curves
+from ..results import Curve, block_oscillation, read_curves
 from ..runs import PlannedRun
-from ..summary import block_oscillation
 from .arms import Arm
 from .settings import Scale
 

@@ -8,8 +8,7 @@ import torch
 from ..._version import __version__
 from ...errors import InvalidConfigError
 from ...runs.config import TrainConfig, differences
-from ..pool import run_all
-from ..runs import PlannedRun
+from ..runs import PlannedRun, run_all
 from .arms import planned
 from .item import Item
 from .items import ITEMS

@@ -13,8 +13,7 @@ from ....noise import epsilon_losses
 from ....runs.load import load_run
 from ....runs.model import load_images
 from ....theory import expected_input_norm, noise_gain, sampled_statistics, second_moment
-from ...probing import noisy_probe
-from ...runs import PlannedRun
+from ...runs import PlannedRun, noisy_probe
 from ..arms import Arm, arms
 from ..claims import Claim, below
 from ..item import Item
