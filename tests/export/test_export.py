@@ -153,7 +153,7 @@ def test_every_constant_method_is_carried_and_the_run_is_left_alone(scaling: str
 def test_an_export_that_would_compute_something_else_is_refused(
     unet_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from scalelong.export import unet
+    from scalelong.export import diffusers_folder as unet
 
     right = unet._factors
     monkeypatch.setattr(unet, "_factors", lambda model: (right(model) or [])[::-1])

@@ -1,9 +1,7 @@
 """A trained model for others: a folder that diffusers loads, or one safetensors file, each with a model card."""
 
 from ..errors import ExportError
-from .card import model_card
-from .diffusers_folder import export_diffusers
-from .hub import push_to_hub
-from .weights import export_safetensors
+from .card import model_card, push_to_hub
+from .diffusers_folder import export_diffusers, export_safetensors
 
 __all__ = ["ExportError", "export_diffusers", "export_safetensors", "model_card", "push_to_hub"]
