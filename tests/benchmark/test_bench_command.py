@@ -6,18 +6,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from benchmarks import catalogue, record
+from benchmarks.cases.growth import exponent, uvit_at
+from benchmarks.catalogue import BENCHMARKS, cases_of, chosen
+from benchmarks.checkout import checkout
+from benchmarks.contenders.official import definitions
+from benchmarks.errors import OfficialCheckoutError
+from benchmarks.flops import count_flops
+from benchmarks.profile import REST, group_of, shares_of
+from benchmarks.record import Result
+from benchmarks.settings import Settings
+from benchmarks.tables import Table
 
-from scalelong.benchmark import catalogue, record
-from scalelong.benchmark.cases.growth import exponent, uvit_at
-from scalelong.benchmark.catalogue import BENCHMARKS, cases_of, chosen
-from scalelong.benchmark.checkout import checkout
-from scalelong.benchmark.contenders.official import definitions
-from scalelong.benchmark.errors import OfficialCheckoutError
-from scalelong.benchmark.flops import count_flops
-from scalelong.benchmark.profile import REST, group_of, shares_of
-from scalelong.benchmark.record import Result
-from scalelong.benchmark.settings import Settings
-from scalelong.benchmark.tables import Table
 from scalelong.cli import main
 from scalelong.errors import InvalidConfigError
 
@@ -180,8 +180,8 @@ def test_a_profile_is_of_all_cores():
 
 
 def test_a_profile_sees_what_the_other_core_does():
-    from scalelong.benchmark.contenders.trainer import training_step
-    from scalelong.benchmark.networks import TINY
+    from benchmarks.contenders.trainer import training_step
+    from benchmarks.networks import TINY
 
     before, found = torch.get_num_threads(), []
     try:
@@ -207,8 +207,8 @@ def test_one_size_is_changed_at_a_time():
 
 
 def test_flops_of_a_step_do_not_depend_on_the_number_of_cores():
-    from scalelong.benchmark.contenders.trainer import training_step
-    from scalelong.benchmark.networks import TINY
+    from benchmarks.contenders.trainer import training_step
+    from benchmarks.networks import TINY
 
     before = torch.get_num_threads()
     found = []

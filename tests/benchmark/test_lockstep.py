@@ -4,20 +4,19 @@ import random
 
 import pytest
 import torch
+from benchmarks.contenders import switched
+from benchmarks.contenders.attach import make_network
+from benchmarks.contenders.sharing import share_weights_
+from benchmarks.contenders.trainer import TrainingStep
+from benchmarks.errors import BenchmarkError
+from benchmarks.estimate import cost, table_of
+from benchmarks.live import peak_of_tensors
+from benchmarks.lockstep import Lockstep
+from benchmarks.networks import TINY, TINY_UNET
+from benchmarks.operations import differing, operations
+from benchmarks.spread import Spread
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks
-
-from scalelong.benchmark.contenders import switched
-from scalelong.benchmark.contenders.attach import make_network
-from scalelong.benchmark.contenders.sharing import share_weights_
-from scalelong.benchmark.contenders.trainer import TrainingStep
-from scalelong.benchmark.errors import BenchmarkError
-from scalelong.benchmark.estimate import cost, table_of
-from scalelong.benchmark.live import peak_of_tensors
-from scalelong.benchmark.lockstep import Lockstep
-from scalelong.benchmark.networks import TINY, TINY_UNET
-from scalelong.benchmark.operations import differing, operations
-from scalelong.benchmark.spread import Spread
 
 
 class Clock:

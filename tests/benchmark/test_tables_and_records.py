@@ -3,15 +3,14 @@
 import json
 
 import pytest
-
-from scalelong.benchmark import record
-from scalelong.benchmark.errors import BenchmarkError
-from scalelong.benchmark.fill import fill_page
-from scalelong.benchmark.machine import busy_warning, describe_machine, machine_line
-from scalelong.benchmark.record import Result, entry
-from scalelong.benchmark.settings import cores
-from scalelong.benchmark.spread import Spread
-from scalelong.benchmark.tables import Table, show
+from benchmarks import record
+from benchmarks.errors import BenchmarkError
+from benchmarks.fill import fill_page
+from benchmarks.machine import busy_warning, describe_machine, machine_line
+from benchmarks.record import Result, entry
+from benchmarks.settings import cores
+from benchmarks.spread import Spread
+from benchmarks.tables import Table, show
 
 
 def table():

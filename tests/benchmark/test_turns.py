@@ -1,10 +1,9 @@
 """The harness with a clock that the test moves."""
 
 import pytest
-
-from scalelong.benchmark.errors import BenchmarkError
-from scalelong.benchmark.spread import Spread, ratios
-from scalelong.benchmark.turns import Race, interleave, steps_per_turn, turn_of
+from benchmarks.errors import BenchmarkError
+from benchmarks.spread import Spread, ratios
+from benchmarks.turns import Race, interleave, steps_per_turn, turn_of
 
 
 class Machine:

@@ -3,10 +3,9 @@
 from pathlib import Path
 
 import pytest
-
-from scalelong.benchmark.contender import Contender, Worker, race
-from scalelong.benchmark.errors import BenchmarkError
-from scalelong.benchmark.settings import Settings
+from benchmarks.contender import Contender, Worker, race
+from benchmarks.errors import BenchmarkError
+from benchmarks.settings import Settings
 
 HERE = str(Path(__file__).parent)
 SETTINGS = Settings(threads=1, quick=True)
@@ -52,7 +51,7 @@ def test_a_contender_that_fails_says_why(function, message):
 
 
 def test_a_worker_answers_and_is_killed_if_it_does_not_end(monkeypatch):
-    monkeypatch.setattr("scalelong.benchmark.contender.END_SECONDS", 0.2)
+    monkeypatch.setattr("benchmarks.contender.END_SECONDS", 0.2)
     worker = Worker(contender("sleepy", "Sleeper", seconds=60, environment={"WISH": "yes"}), threads=3)
     worker.wait_until_built()
     assert worker.ask("answer") == {"threads": "3", "wish": "yes"}

@@ -8,11 +8,11 @@ percent or less are measured slice by slice in one process, with their [95 % int
 import argparse
 from pathlib import Path
 
-from ..benchmark import record
-from ..benchmark.catalogue import BENCHMARKS, chosen, measure
-from ..benchmark.fill import fill_page
-from ..benchmark.machine import busy_warning, describe_machine, machine_line
-from ..benchmark.settings import Settings, cores
+from benchmarks import record
+from benchmarks.catalogue import BENCHMARKS, chosen, measure
+from benchmarks.fill import fill_page
+from benchmarks.machine import busy_warning, describe_machine, machine_line
+from benchmarks.settings import Settings, cores
 
 
 def parser() -> argparse.ArgumentParser:

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from ..errors import InvalidConfigError
+from scalelong.errors import InvalidConfigError
+
 from .machine import describe_machine, load
 from .record import entry
 from .settings import Settings
@@ -23,7 +24,7 @@ BENCHMARKS = {
 
 
 def cases_of(benchmark: str) -> dict[str, Any]:
-    return import_module(f"scalelong.benchmark.cases.{benchmark}").CASES
+    return import_module(f"benchmarks.cases.{benchmark}").CASES
 
 
 def chosen(names: Sequence[str]) -> list[str]:

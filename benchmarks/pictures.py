@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from ..errors import MissingDependencyError
+from scalelong.errors import MissingDependencyError
 
 
 def write_sources(folder: Path, count: int, size: int) -> dict[str, str]:

@@ -61,7 +61,7 @@ class SameFunction:
     """Their network and ours, with the same weights and inputs."""
 
     def __init__(self, path: str, batch: int, **size: Any) -> None:
-        from ...models import UViT
+        from scalelong.models import UViT
 
         self.theirs = network_class(checkout(path))(**size).eval()
         self.ours = UViT.from_official(self.theirs.state_dict(), **size).eval()

@@ -4,7 +4,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..files import write_text
+from scalelong.files import write_text
+
 from .errors import BenchmarkError
 
 PLACE = re.compile(r"(<!-- bench: (?P<case>[\w/-]+) -->\n).*?(?=<!-- end -->)", re.DOTALL)

@@ -1,6 +1,6 @@
 """What can go wrong while measuring."""
 
-from ..errors import ScaleLongError
+from scalelong.errors import ScaleLongError
 
 
 class BenchmarkError(ScaleLongError, RuntimeError):

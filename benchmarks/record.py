@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ..files import write_text
+from scalelong.files import write_text
+
 from .errors import BenchmarkError
 from .machine import machine_line
 from .tables import Table

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...stability import StabilityMonitor
-from ...training.loop import Trainer
+from scalelong.stability import StabilityMonitor
+from scalelong.training.loop import Trainer
+
 from ..estimate import cost, table_of
 from ..lockstep import Cut, Lockstep
 from ..operations import differing, operations

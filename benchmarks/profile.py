@@ -11,7 +11,8 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function
 
 if TYPE_CHECKING:
-    from ..training.loop import Trainer
+    from scalelong.training.loop import Trainer
+
 
 SCOPES = {"Optimizer.step": "optimiser", "bench::ema": "moving average", "bench::examples": "data and noise"}
 """Everything inside of these counts for them, whatever it is."""

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from ...data import ImageData, load_data
+from scalelong.data import ImageData, load_data
+
 from .trainer import TrainingStep, configuration, trainer_on
 
 

@@ -1,5 +1,4 @@
 """The arithmetic of a step: matrix products, convolutions and attention, forward and backward."""
-# pyright: reportPrivateUsage=false
 
 from collections.abc import Callable
 from typing import Any
@@ -7,6 +6,9 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
+
+# pyright: reportPrivateUsage=false
+
 
 _FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward

@@ -13,7 +13,8 @@ from ..tables import Table
 from ..turns import interleave, turn_of
 
 if TYPE_CHECKING:
-    from ...runs.load import Run
+    from scalelong.runs.load import Run
+
 
 SWEEP = {
     "dpm++": (5, 10, 20),
@@ -32,10 +33,10 @@ NEAR = 1.05
 def sweep(rounds: int, settings: Settings) -> Result:
     import torch
 
-    from ...diffusion.images import requests
-    from ...diffusion.solvers import SampleSettings
-    from ...evaluation import load_extractor, reference_of, score_images
-    from ...evaluation.judge import evaluation_wishes, reference_data
+    from scalelong.diffusion.images import requests
+    from scalelong.diffusion.solvers import SampleSettings
+    from scalelong.evaluation import load_extractor, reference_of, score_images
+    from scalelong.evaluation.judge import evaluation_wishes, reference_data
 
     torch.set_num_threads(settings.threads)
     count = 32 if settings.quick else 500
@@ -89,9 +90,9 @@ def _run(settings: Settings) -> "Iterator[Run]":
     """The given run, or a short one on digits."""
     from dataclasses import replace
 
-    from ...runs.load import load_run
-    from ...runs.recipes import recipe
-    from ...training import train
+    from scalelong.runs.load import load_run
+    from scalelong.runs.recipes import recipe
+    from scalelong.training import train
 
     if settings.run is not None:
         yield load_run(settings.run)

@@ -14,7 +14,7 @@ from diffusers.optimization import get_scheduler
 from diffusers.schedulers.scheduling_ddpm import DDPMScheduler
 from diffusers.training_utils import EMAModel
 
-from ...models.presets import UNET_PRESETS
+from scalelong.models.presets import UNET_PRESETS
 
 TRAINING_STEPS = 100_000
 

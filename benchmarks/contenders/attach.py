@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...models.presets import unet
-from ...skips import find_skips, fold_, scale_skips_
+from scalelong.models.presets import unet
+from scalelong.skips import find_skips, fold_, scale_skips_
+
 from ..errors import BenchmarkError
 
 

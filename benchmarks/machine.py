@@ -6,7 +6,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from .._version import __version__
+from scalelong._version import __version__
+
 from .settings import cores
 
 PACKAGES = ("torch", "diffusers", "accelerate", "numpy")

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from ...runs.config import TrainConfig
-from ...runs.model import DataShape
-from ...training import loop
-from ...training.loop import Trainer
+from scalelong.runs.config import TrainConfig
+from scalelong.runs.model import DataShape
+from scalelong.training import loop
+from scalelong.training.loop import Trainer
 
 
 @torch.no_grad()

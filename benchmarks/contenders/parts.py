@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
-from ...data import Batch
-from ...stability import StabilityMonitor
-from ...training import loop
+from scalelong.data import Batch
+from scalelong.stability import StabilityMonitor
+from scalelong.training import loop
+
 from .trainer import TrainingStep, configuration, make_trainer
 
 LINES = 20

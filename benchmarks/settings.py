@@ -4,7 +4,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import InvalidConfigError
+from scalelong.errors import InvalidConfigError
+
 from .checkout import checkout
 
 QUICK_ROUNDS = 2

@@ -9,13 +9,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...console import Progress
-from ...data import ImageData, MemoryData
-from ...runs.config import DiffusionConfig, HardwareConfig, ImagesConfig, LoggingConfig, OptimizerConfig, TrainConfig
-from ...runs.folder import RunFolder
-from ...runs.model import DataShape, build_model, uses_channels_last
-from ...runs.processes import make_accelerator
-from ...training.loop import Trainer
+from scalelong.console import Progress
+from scalelong.data import ImageData, MemoryData
+from scalelong.runs.config import (
+    DiffusionConfig,
+    HardwareConfig,
+    ImagesConfig,
+    LoggingConfig,
+    OptimizerConfig,
+    TrainConfig,
+)
+from scalelong.runs.folder import RunFolder
+from scalelong.runs.model import DataShape, build_model, uses_channels_last
+from scalelong.runs.processes import make_accelerator
+from scalelong.training.loop import Trainer
+
 from ..flops import count_flops
 from ..profile import profile_by_group
 
@@ -101,7 +109,7 @@ def inference_parts(*, folded: bool = False, **arguments: Any) -> tuple[nn.Modul
     shape, config = arguments["shape"], configuration(**arguments)
     model = build_model(config, DataShape(*shape)).eval()
     if folded:
-        from ...skips import fold_
+        from scalelong.skips import fold_
 
         fold_(model)
     x, t = torch.randn(config.batch_size, *shape), torch.full((config.batch_size,), 500.0)

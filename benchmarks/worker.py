@@ -17,7 +17,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TextIO
 
-from ..errors import ScaleLongError
+from scalelong.errors import ScaleLongError
 
 
 def main() -> None:

@@ -48,7 +48,8 @@ def alone(rounds: int, settings: Settings) -> Result:
 def _epochs(source: str, count: int, size: int, settings: Settings) -> dict[str, Callable[[], object]]:
     import torch
 
-    from ...data import ImageData, batches, to_float
+    from scalelong.data import ImageData, batches, to_float
+
     from ..contenders.data import load
 
     torch.set_num_threads(settings.threads)
