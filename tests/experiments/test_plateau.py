@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from scalelong.experiments.plateau import error_row, main
+from research.plateau import error_row, main
+
 from scalelong.runs.recipes import recipe
 from scalelong.training import train
 

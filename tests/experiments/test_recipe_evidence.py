@@ -4,10 +4,10 @@ import json
 from dataclasses import replace
 
 import pytest
+from research.recipe.__main__ import main
+from research.recipe.evidence import Evidence
 
 from scalelong.commands.compare import remember
-from scalelong.experiments.recipe.__main__ import main
-from scalelong.experiments.recipe.evidence import Evidence
 from scalelong.runs.config import TrainConfig, dump_config
 
 

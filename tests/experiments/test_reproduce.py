@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from research.reproduce.arms import planned, run_name
+from research.reproduce.claims import alike, below, faster
+from research.reproduce.items import ITEMS, fig3
+from research.reproduce.methods import CS, LS, NONE
+from research.reproduce.page import index, page
+from research.reproduce.quantities import FEATURES, LOSS, qualities
+from research.reproduce.results import Results, RunRecord
+from research.reproduce.run import describe, redraw, reproduce
+from research.reproduce.settings import SCALES, tiny_uvit
+from research.reproduce.verdict import ABOVE_ZERO, BELOW_ZERO, Region, Verdict, interval, judge, overall
 from scipy import stats
 
 from scalelong.cli import main
 from scalelong.errors import InvalidConfigError
-from scalelong.experiments.reproduce import ITEMS, describe, redraw, reproduce
-from scalelong.experiments.reproduce.arms import planned, run_name
-from scalelong.experiments.reproduce.claims import alike, below, faster
-from scalelong.experiments.reproduce.items import fig3
-from scalelong.experiments.reproduce.methods import CS, LS, NONE
-from scalelong.experiments.reproduce.page import index, page
-from scalelong.experiments.reproduce.quantities import FEATURES, LOSS, qualities
-from scalelong.experiments.reproduce.results import Results, RunRecord
-from scalelong.experiments.reproduce.settings import SCALES, tiny_uvit
-from scalelong.experiments.reproduce.verdict import ABOVE_ZERO, BELOW_ZERO, Region, Verdict, interval, judge, overall
 from scalelong.runs.config import TrainConfig
 from scalelong.runs.model import DataShape, build_model
 from scalelong.runs.recipes import RECIPES, recipe
@@ -250,7 +250,7 @@ def small(**changes) -> TrainConfig:
 
 @pytest.fixture
 def in_small(monkeypatch):
-    monkeypatch.setattr("scalelong.experiments.reproduce.settings.tiny_uvit", small)
+    monkeypatch.setattr("research.reproduce.settings.tiny_uvit", small)
 
 
 def test_a_table_from_runs_to_page_and_back(in_small, tmp_path, capsys):

@@ -5,9 +5,9 @@ import math
 from pathlib import Path
 
 import pytest
+from research import kappa_regret
 
 from scalelong.cli import main
-from scalelong.experiments import kappa_regret
 
 
 def test_theory_prints_every_check_and_draws(tmp_path, capsys) -> None:

@@ -3,10 +3,12 @@
 import argparse
 from pathlib import Path
 
+from research.reproduce.items import ITEMS
+from research.reproduce.page import summary
+from research.reproduce.run import describe, redraw, reproduce
+from research.reproduce.settings import SCALES
+
 from ..errors import InvalidConfigError
-from ..experiments.reproduce import ITEMS, describe, redraw, reproduce
-from ..experiments.reproduce.page import summary
-from ..experiments.reproduce.settings import SCALES
 
 OUT = Path("reproduced")
 

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import torch
 
-from ..._version import __version__
-from ...errors import InvalidConfigError
-from ...runs.config import TrainConfig, differences
-from ..runs import PlannedRun, run_all
+from scalelong._version import __version__
+from scalelong.errors import InvalidConfigError
+from scalelong.experiments.runs import PlannedRun, run_all
+from scalelong.runs.config import TrainConfig, differences
+
 from .arms import planned
 from .item import Item
 from .items import ITEMS

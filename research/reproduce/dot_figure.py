@@ -3,7 +3,8 @@
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ..results import mean
+from scalelong.experiments.results import mean
+
 from .drawing import by_method, colour, panels
 from .quantities import FRECHET, LOSS, Quantity
 from .results import Results

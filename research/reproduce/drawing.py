@@ -3,14 +3,16 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..figures import colour_of, pyplot
-from ..results import mean
+from scalelong.experiments.figures import colour_of, pyplot
+from scalelong.experiments.results import mean
+
 from .methods import CORE
 from .results import Results, RunRecord
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
 
 COLUMNS = 3
 

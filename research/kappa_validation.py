@@ -1,9 +1,9 @@
 """Which κ is best, and which estimator would have found it: a grid of very small runs, for one CPU core.
 
-    python -m scalelong.experiments.kappa_validation --data FOLDER --results docs/evidence/kappa/validation.json
+    python -m research.kappa_validation --data FOLDER --results docs/evidence/kappa/validation.json
 
 FOLDER holds Fashion-MNIST in its own IDX files. Giving the same command again goes on where it stopped. The answers of
-estimators A and B go to estimates.json beside the results. `python -m scalelong.experiments.kappa_regret` reads both.
+estimators A and B go to estimates.json beside the results. `python -m research.kappa_regret` reads both.
 """
 
 import argparse
@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..kappa import GRID, PilotRun, choose_kappa
-from ..scaling import BalancedScaling, ConstantScaling, NoScaling, Scaling, UniformScaling
-from ..skips import scale_skips_
-from ..theory.moments import noisy_batch
-from ..theory.sensitivity import skip_sensitivities
+from scalelong.kappa import GRID, PilotRun, choose_kappa
+from scalelong.scaling import BalancedScaling, ConstantScaling, NoScaling, Scaling, UniformScaling
+from scalelong.skips import scale_skips_
+from scalelong.theory.moments import noisy_batch
+from scalelong.theory.sensitivity import skip_sensitivities
 
 SEEDS = (0, 1, 2)
 HELD_OUT = 512
@@ -69,7 +69,7 @@ def widen_(model: nn.Module) -> nn.Module:
 def build(architecture: str, depth: int) -> nn.Module:
     """A small U-ViT of `depth` blocks (N = depth / 2), or a small UNet of `depth` layers per resolution."""
     if architecture == "uvit":
-        from ..models.uvit import UViT
+        from scalelong.models.uvit import UViT
 
         sizes: Any = {"image_size": 8, "patch_size": 2, "channels": 1, "dim": 32, "depth": depth, "heads": 4}
         return widen_(UViT(**sizes, init_std=0.02, final_start="authors"))

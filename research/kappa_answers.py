@@ -1,6 +1,6 @@
 """What the three estimators answer for a small U-ViT on real data.
 
-python -m scalelong.experiments.kappa_answers --data fashion-mnist --data cifar10 --results FILE.json
+python -m research.kappa_answers --data fashion-mnist --data cifar10 --results FILE.json
 """
 
 import argparse
@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..commands.theory import load_images
-from ..console import text_table
-from ..kappa import choose_kappa
-from ..models import UViT
+from scalelong.commands.theory import load_images
+from scalelong.console import text_table
+from scalelong.kappa import choose_kappa
+from scalelong.models import UViT
+
 from .kappa_validation import widen_, write_records
 
 SIZE, DEPTH = 16, 12

@@ -1,4 +1,4 @@
-"""What networks listen to before the first step, by the way that they start: `python -m scalelong.experiments.starts`.
+"""What networks listen to before the first step, by the way that they start: `python -m research.starts`.
 
 Needs no data: images are standard normal, which is what x_t is at the highest noise.
 """
@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..console import text_table
-from ..errors import CancelledScalingWarning
-from ..models import UViT
-from ..skips import start_merges_
-from ..theory import skip_sensitivities
-from .results import mean
+from scalelong.console import text_table
+from scalelong.errors import CancelledScalingWarning
+from scalelong.experiments.results import mean
+from scalelong.models import UViT
+from scalelong.skips import start_merges_
+from scalelong.theory import skip_sensitivities
 
 SEEDS = range(3)
 BATCH, SIZE = 8, 16

@@ -8,6 +8,7 @@ from .results import Results
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+
 RANGES = {"norm": (0, 2, "‖x_t‖² / m"), "ratio": (0, 6, "‖ε‖² / ‖x_t‖²")}
 
 

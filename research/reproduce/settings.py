@@ -3,8 +3,15 @@
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ...runs.config import CheckpointConfig, DiffusionConfig, ImagesConfig, LoggingConfig, OptimizerConfig, TrainConfig
-from ...runs.recipes import recipe
+from scalelong.runs.config import (
+    CheckpointConfig,
+    DiffusionConfig,
+    ImagesConfig,
+    LoggingConfig,
+    OptimizerConfig,
+    TrainConfig,
+)
+from scalelong.runs.recipes import recipe
 
 Scale = Literal["tiny", "paper"]
 SCALES: tuple[Scale, ...] = ("tiny", "paper")

@@ -5,9 +5,10 @@ from typing import Any
 
 import torch
 
-from ....runs.load import load_run
-from ....skips import coefficients
-from ...runs import PlannedRun
+from scalelong.experiments.runs import PlannedRun
+from scalelong.runs.load import load_run
+from scalelong.skips import coefficients
+
 from ..arms import Arm, arms
 from ..claims import Claim
 from ..coefficient_figure import coefficient_figure

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ...runs.config import TrainConfig, differences
-from ..runs import PlannedRun, slug
+from scalelong.experiments.runs import PlannedRun, slug
+from scalelong.runs.config import TrainConfig, differences
+
 from .methods import Method
 from .settings import Setting
 

@@ -1,6 +1,6 @@
 """The table and figure of the κ validation, from its stored results.
 
-    python -m scalelong.experiments.kappa_regret docs/evidence/kappa --figure docs/figures/kappa.png
+    python -m research.kappa_regret docs/evidence/kappa --figure docs/figures/kappa.png
 
 Regret: by how many percent the final held-out loss of a choice exceeds that of the grid's best κ, both as means over
 seeds. A κ between two values of the grid gets the loss on the line between theirs. Estimator C is replayed from the
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..console import text_table
+from scalelong.console import text_table
 
 Key = tuple[str, int]
 
@@ -127,7 +127,7 @@ def grid_rows(evidence: dict[Key, Evidence]) -> list[dict[str, Any]]:
 
 def draw(evidence: dict[Key, Evidence], path: Path) -> None:
     """Final loss against κ, relative to the best mean: seeds thin, their mean thick, estimators as vertical lines."""
-    from ..theory.checks import new_figure, save
+    from scalelong.theory.checks import new_figure, save
 
     figure, axes = new_figure(len(evidence))
     figure.set_size_inches(3.2 * len(evidence), 3.0)

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...console import text_table
-from ...errors import InvalidConfigError
-from ...files import write_bytes, write_text
-from ..figures import colour_of
-from ..results import COLLAPSED
+from scalelong.console import text_table
+from scalelong.errors import InvalidConfigError
+from scalelong.experiments.figures import colour_of
+from scalelong.experiments.results import COLLAPSED
+from scalelong.files import write_bytes, write_text
+
 from .evidence import Evidence
 
 TITLE_WIDTH = 80
@@ -27,7 +28,7 @@ def redraw(folder: Path) -> None:
 
 def page(evidence: Sequence[Evidence]) -> str:
     parts = [
-        "# Raw results of the recipe\n\nWritten by `python -m scalelong.experiments.recipe redraw docs/evidence/recipe`"
+        "# Raw results of the recipe\n\nWritten by `python -m research.recipe redraw docs/evidence/recipe`"
         " from the JSON files beside it. Losses are errors in ε on held-out images, of averaged weights, with the "
         "same noise and times for all variants of a seed. Steps are those to the best loss that the baseline "
         "had at half or at the end of its run. A run has collapsed if its loss ends at more than "

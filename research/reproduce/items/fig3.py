@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....data import load_data, to_float
-from ....errors import ScaleLongError
-from ....noise import epsilon_losses
-from ....runs.load import load_run
-from ....runs.model import load_images
-from ....theory import expected_input_norm, noise_gain, sampled_statistics, second_moment
-from ...runs import PlannedRun, noisy_probe
+from scalelong.data import load_data, to_float
+from scalelong.errors import ScaleLongError
+from scalelong.experiments.runs import PlannedRun, noisy_probe
+from scalelong.noise import epsilon_losses
+from scalelong.runs.load import load_run
+from scalelong.runs.model import load_images
+from scalelong.theory import expected_input_norm, noise_gain, sampled_statistics, second_moment
+
 from ..arms import Arm, arms
 from ..claims import Claim, below
 from ..item import Item

@@ -6,11 +6,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...errors import InvalidConfigError
-from ...files import write_text
-from ...stability import alarms as oscillation
-from ..results import Curve, block_oscillation, read_curves
-from ..runs import PlannedRun
+from scalelong.errors import InvalidConfigError
+from scalelong.experiments.results import Curve, block_oscillation, read_curves
+from scalelong.experiments.runs import PlannedRun
+from scalelong.files import write_text
+from scalelong.stability import alarms as oscillation
+
 from .arms import Arm
 from .settings import Scale
 

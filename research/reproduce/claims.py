@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from ..results import steps_ratio
+from scalelong.experiments.results import steps_ratio
+
 from .methods import CS, LS, NONE, UNIFORM, Method
 from .quantities import Quantity
 from .results import Results, RunRecord

@@ -1,4 +1,4 @@
-"""Where a U-ViT errs, by noise level and by frequency: `python -m scalelong.experiments.plateau RUN...`."""
+"""Where a U-ViT errs, by noise level and by frequency: `python -m research.plateau RUN...`."""
 
 import sys
 from pathlib import Path
@@ -6,12 +6,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ..console import text_table
-from ..data import to_float
-from ..errors import InvalidConfigError
-from ..runs.load import load_run
-from ..runs.model import load_images
-from .runs import exit_code
+from scalelong.console import text_table
+from scalelong.data import to_float
+from scalelong.errors import InvalidConfigError
+from scalelong.experiments.runs import exit_code
+from scalelong.runs.load import load_run
+from scalelong.runs.model import load_images
+
 from .starts import kernel_gains
 
 IMAGES = 256

@@ -1,7 +1,7 @@
 """The evidence for the recipe: curves of comparisons as small JSON files, and a page with tables and figures from them.
 
-python -m scalelong.experiments.recipe gather RUNS docs/evidence/recipe/NAME.json --title TITLE
-python -m scalelong.experiments.recipe redraw docs/evidence/recipe
+python -m research.recipe gather RUNS docs/evidence/recipe/NAME.json --title TITLE
+python -m research.recipe redraw docs/evidence/recipe
 """
 
 import argparse
@@ -10,14 +10,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...files import write_text
-from ..runs import exit_code
+from scalelong.experiments.runs import exit_code
+from scalelong.files import write_text
+
 from .gather import gather
 from .page import redraw
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m scalelong.experiments.recipe", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m research.recipe", description=__doc__)
     commands = parser.add_subparsers(dest="command_name", required=True)
     gathering = commands.add_parser("gather")
     gathering.add_argument("runs", type=Path)

@@ -8,6 +8,7 @@ from .results import Results
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+
 BAND = (0.5, 0.95)
 
 

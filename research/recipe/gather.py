@@ -4,11 +4,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ...errors import InvalidConfigError
-from ...runs.config import flatten, load_config, to_dict
-from ..compare import COMMANDS
-from ..results import Curve, read_curves
-from ..runs import DIVERGED
+from scalelong.errors import InvalidConfigError
+from scalelong.experiments.compare import COMMANDS
+from scalelong.experiments.results import Curve, read_curves
+from scalelong.experiments.runs import DIVERGED
+from scalelong.runs.config import flatten, load_config, to_dict
 
 DIGITS = 5
 LEFT_OUT = ("seed", "logging.", "checkpoints.", "guard.", "hardware.", "text.", "steps")

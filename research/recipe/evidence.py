@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from ..results import Curve, baseline_of, mean, spread, steps_to
+from scalelong.experiments.results import Curve, baseline_of, mean, spread, steps_to
 
 
 class Evidence:

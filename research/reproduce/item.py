@@ -4,7 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..runs import PlannedRun
+from scalelong.experiments.runs import PlannedRun
+
 from .arms import Arm
 from .claims import Claim
 from .quantities import Quantity

@@ -6,10 +6,11 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from ...files import write_bytes, write_text
-from ...runs.config import TrainConfig, flatten, to_dict
-from ..figures import pyplot
-from ..results import mean
+from scalelong.experiments.figures import pyplot
+from scalelong.experiments.results import mean
+from scalelong.files import write_bytes, write_text
+from scalelong.runs.config import TrainConfig, flatten, to_dict
+
 from .claims import Claim
 from .item import Item
 from .quantities import Quantity
@@ -18,6 +19,7 @@ from .verdict import Verdict, overall
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
 
 RULE = """\
 Every claim is about one number per seed, mostly the ratio of two methods under equal seeds: equal initial weights,

@@ -8,6 +8,7 @@ from .results import TRACES, Results
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+
 NAMES = {"features": "RMS behind the middle block", "gradient": "norm of the gradient"}
 
 
