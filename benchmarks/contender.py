@@ -166,7 +166,7 @@ def ask_one(contender: Contender, question: str, settings: Settings) -> Any:
 
 def package_environment(threads: int) -> dict[str, str]:
     """For processes that import this package, with so many threads."""
-    # The package may be in use from a checkout that is not installed.
-    source = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH", "")]))
+    # `benchmarks` stands at the root of the checkout; the library may not be installed.
+    root = Path(__file__).resolve().parents[1]
+    path = os.pathsep.join(filter(None, [str(root), str(root / "src"), os.environ.get("PYTHONPATH", "")]))
     return {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "PYTHONPATH": path}

@@ -10,7 +10,7 @@ from scalelong.errors import InvalidConfigError
 from scalelong.experiments.results import Curve, block_oscillation, read_curves
 from scalelong.experiments.runs import PlannedRun
 from scalelong.files import write_text
-from scalelong.stability import alarms as oscillation
+from scalelong.stability import oscillation
 
 from .arms import Arm
 from .settings import Scale

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
         KappaChoice,
         choose_kappa,
     )
-    from .models import UViT
-    from .models import presets as unet
+    from .models import UViT, unet
     from .scaling import (
         BalancedScaling,
         ConstantScaling,

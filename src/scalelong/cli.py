@@ -1,14 +1,17 @@
 """The command line: `scalelong COMMAND ...`.
 
 Each command is a module of `scalelong.commands` with a function `main(arguments) -> int | None`. This file only
-knows their names, so that `scalelong --help` answers at once, without importing torch.
+knows their names, so that `scalelong --help` answers at once, without importing torch. The commands of CHECKOUT serve
+the repository alone; their code stands beside `src` and is not in the wheel.
 """
 
 import sys
 from importlib import import_module
+from pathlib import Path
+from types import ModuleType
 
 from ._version import __version__
-from .errors import ScaleLongError
+from .errors import CheckoutNeededError, ScaleLongError
 
 COMMANDS = {
     "theory": "check the paper's theorems by measurement, as tables and figures",
@@ -27,6 +30,8 @@ COMMANDS = {
     "bench": "measure speed and memory on this machine, against what one would run instead",
     "demo": "train a tiny U-ViT under none, CS and LS on real digits, and compare",
 }
+
+CHECKOUT = {"bench": "benchmarks.command", "reproduce": "research.reproduce.command"}
 
 
 def usage() -> str:
@@ -59,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"scalelong: unknown command {command!r}\n\n{usage()}", file=sys.stderr)
         return 2
     try:
-        code = import_module(f"scalelong.commands.{command}").main(rest) or 0
+        code = _module(command).main(rest) or 0
         _part_from_other_processes()
         return code
     except ScaleLongError as error:
@@ -68,6 +73,21 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"scalelong {command}: interrupted", file=sys.stderr)
         return 130
+
+
+def _module(command: str) -> ModuleType:
+    if command not in CHECKOUT:
+        return import_module(f"scalelong.commands.{command}")
+    root = Path(__file__).resolve().parents[2]
+    package = CHECKOUT[command].partition(".")[0]
+    if not (root / package / "__init__.py").is_file():
+        raise CheckoutNeededError(
+            f"`scalelong {command}` needs the folder {package}/ of the repository, which an installation does not have "
+            f"(looked in {root}): clone the repository and `pip install --editable` it"
+        )
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    return import_module(CHECKOUT[command])
 
 
 def _part_from_other_processes() -> None:

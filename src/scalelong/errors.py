@@ -28,6 +28,10 @@ class MissingDependencyError(ScaleLongError, ImportError):
         )
 
 
+class CheckoutNeededError(ScaleLongError, ImportError):
+    """The command works in a checkout of the repository only."""
+
+
 class AlreadyScaledError(ScaleLongError, RuntimeError):
     """The model's long skips are scaled already; scaling twice would square the coefficients."""
 

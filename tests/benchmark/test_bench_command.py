@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+
 from benchmarks import catalogue, record
 from benchmarks.cases.growth import exponent, uvit_at
 from benchmarks.catalogue import BENCHMARKS, cases_of, chosen
@@ -17,7 +18,6 @@ from benchmarks.profile import REST, group_of, shares_of
 from benchmarks.record import Result
 from benchmarks.settings import Settings
 from benchmarks.tables import Table
-
 from scalelong.cli import main
 from scalelong.errors import InvalidConfigError
 
@@ -79,7 +79,7 @@ def test_results_are_kept_case_by_case(tmp_path, monkeypatch, capsys):
 
 def test_a_file_that_cannot_be_added_to_is_noticed_before_measuring(tmp_path, monkeypatch, capsys):
     (tmp_path / "notes.txt").write_text("mine")
-    monkeypatch.setattr("scalelong.commands.bench.measure", lambda *_: pytest.fail("it measured"))
+    monkeypatch.setattr("benchmarks.command.measure", lambda *_: pytest.fail("it measured"))
     assert main(["bench", "trainer/start", "--out", str(tmp_path / "notes.txt")]) == 1
     assert "not a file of `scalelong bench --out`" in capsys.readouterr().err
 

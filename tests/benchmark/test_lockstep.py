@@ -4,6 +4,9 @@ import random
 
 import pytest
 import torch
+from torch import nn
+from torch.optim.optimizer import _global_optimizer_pre_hooks
+
 from benchmarks.contenders import switched
 from benchmarks.contenders.attach import make_network
 from benchmarks.contenders.sharing import share_weights_
@@ -15,8 +18,6 @@ from benchmarks.lockstep import Lockstep
 from benchmarks.networks import TINY, TINY_UNET
 from benchmarks.operations import differing, operations
 from benchmarks.spread import Spread
-from torch import nn
-from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 
 class Clock:

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from benchmarks import record
 from benchmarks.errors import BenchmarkError
 from benchmarks.fill import fill_page

@@ -1,6 +1,7 @@
 """The harness with a clock that the test moves."""
 
 import pytest
+
 from benchmarks.errors import BenchmarkError
 from benchmarks.spread import Spread, ratios
 from benchmarks.turns import Race, interleave, steps_per_turn, turn_of

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from benchmarks.contender import Contender, Worker, race
 from benchmarks.errors import BenchmarkError
 from benchmarks.settings import Settings

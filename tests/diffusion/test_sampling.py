@@ -5,8 +5,7 @@ import random
 import pytest
 import torch
 
-from scalelong.diffusion import SAMPLERS
-from scalelong.diffusion import solvers as sample
+from scalelong.diffusion import SAMPLERS, sample
 from scalelong.errors import InvalidConfigError
 from scalelong.noise import NoiseProcess, as_epsilon
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from scalelong import report as collect
 from scalelong.cli import main
 from scalelong.commands.compare import configuration, parser, split
 from scalelong.errors import InvalidConfigError
 from scalelong.experiments.compare import at, compare, conclude, noise_rows, sweep
 from scalelong.experiments.demo import demo_config
 from scalelong.experiments.runs import PlannedRun, plan_runs
+from scalelong.report import collect
 from scalelong.runs.config import TrainConfig
 from scalelong.runs.recipes import recipe
 from scalelong.training import TrainState, train

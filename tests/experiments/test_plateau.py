@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from research.plateau import error_row, main
-
 from scalelong.runs.recipes import recipe
 from scalelong.training import train
 

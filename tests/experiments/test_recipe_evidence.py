@@ -4,9 +4,9 @@ import json
 from dataclasses import replace
 
 import pytest
+
 from research.recipe.__main__ import main
 from research.recipe.evidence import Evidence
-
 from scalelong.commands.compare import remember
 from scalelong.runs.config import TrainConfig, dump_config
 

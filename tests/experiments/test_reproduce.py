@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from scipy import stats
+
 from research.reproduce.arms import planned, run_name
 from research.reproduce.claims import alike, below, faster
 from research.reproduce.items import ITEMS, fig3
@@ -17,8 +19,6 @@ from research.reproduce.results import Results, RunRecord
 from research.reproduce.run import describe, redraw, reproduce
 from research.reproduce.settings import SCALES, tiny_uvit
 from research.reproduce.verdict import ABOVE_ZERO, BELOW_ZERO, Region, Verdict, interval, judge, overall
-from scipy import stats
-
 from scalelong.cli import main
 from scalelong.errors import InvalidConfigError
 from scalelong.runs.config import TrainConfig

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from scalelong.models import presets as unet
+from scalelong.models import unet
 from scalelong.models.cpu import FewerDraws
 
 

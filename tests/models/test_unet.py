@@ -7,8 +7,7 @@ import torch
 
 import scalelong as sl
 from scalelong.commands.models import count
-from scalelong.models import UNET_PRESETS
-from scalelong.models import presets as unet
+from scalelong.models import UNET_PRESETS, unet
 from scalelong.models.presets import scale_residuals_
 
 SMALL = {"block_out_channels": (16, 32, 32, 32), "norm_num_groups": 8, "sample_size": 16, "dropout": 0.0}

@@ -6,9 +6,8 @@ import re
 import pytest
 
 from report.made_up import make_run
-from scalelong import report as collect
 from scalelong.cli import main
-from scalelong.report import NoRunsError, write_report
+from scalelong.report import NoRunsError, collect, write_report
 from scalelong.runs.recipes import recipe
 
 

@@ -15,7 +15,7 @@ from scalelong.diffusion.conditions import ConditionError, Unconditional
 from scalelong.diffusion.images import ImageMaker, requests, to_bytes
 from scalelong.diffusion.solvers import SampleSettings
 from scalelong.errors import InvalidConfigError
-from scalelong.models import presets as unet
+from scalelong.models import unet
 from scalelong.noise import NoiseProcess
 from scalelong.runs.load import load_run
 from scalelong.runs.model import Network

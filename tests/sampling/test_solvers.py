@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from scalelong.diffusion import solvers as sample
+from scalelong.diffusion import sample
 from scalelong.noise import BETA_MAX, BETA_MIN, NoiseProcess
 
 MEAN, SPREAD = 0.3, 0.4

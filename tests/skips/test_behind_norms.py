@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 import scalelong as sl
 from scalelong.errors import CancelledScalingWarning, InvalidConfigError, UnreachableSkipError
-from scalelong.models import UViT
-from scalelong.models import presets as unet
+from scalelong.models import UViT, unet
 from scalelong.skips import SkipPlan, find_skips
 
 BEHIND = "cs:kappa=0.5,behind_norms=true"

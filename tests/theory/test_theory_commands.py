@@ -5,8 +5,8 @@ import math
 from pathlib import Path
 
 import pytest
-from research import kappa_regret
 
+from research import kappa_regret
 from scalelong.cli import main
 
 

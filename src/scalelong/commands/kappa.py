@@ -49,8 +49,7 @@ def main(arguments: list[str]) -> int:
 
 
 def build_model(name: str) -> nn.Module:
-    from ..models import UNET_PRESETS, UVIT_PRESETS, UViT
-    from ..models import presets as unet
+    from ..models import UNET_PRESETS, UVIT_PRESETS, UViT, unet
 
     if name in UVIT_PRESETS:
         return UViT.preset(name)

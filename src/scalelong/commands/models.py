@@ -4,8 +4,7 @@ import argparse
 
 import torch
 
-from ..models import UNET_PRESETS, UVIT_PRESETS, UViT
-from ..models import presets as unet
+from ..models import UNET_PRESETS, UVIT_PRESETS, UViT, unet
 
 # Millions, as published. The text-to-image networks of the paper's Table 1 (252M, 265M, 260M) are counted there with
 # a text encoder of 123M and an autoencoder of 84M.

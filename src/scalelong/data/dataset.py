@@ -35,10 +35,10 @@ class Options:
         sides = tuple(self.size) if isinstance(self.size, Sequence) else () if self.size is None else (self.size,)
         if not all(_whole(side, 1) for side in sides) or (isinstance(self.size, Sequence) and len(sides) != 2):
             raise InvalidConfigError(f"size must be a side or (height, width) in pixels, got {self.size!r}")
-        for field, least in (("channels", 1), ("limit", 1), ("memory_limit", 0)):
-            value = getattr(self, field)
+        for name, least in (("channels", 1), ("limit", 1), ("memory_limit", 0)):
+            value = getattr(self, name)
             if value is not None and not _whole(value, least):
-                raise InvalidConfigError(f"{field} must be a whole number of at least {least}, got {value!r}")
+                raise InvalidConfigError(f"{name} must be a whole number of at least {least}, got {value!r}")
         share = isinstance(self.max_broken, float) and 0 <= self.max_broken <= 1
         if not share and not _whole(self.max_broken, 0):
             raise InvalidConfigError(f"max_broken must be a number or a share from 0.0 to 1.0, got {self.max_broken!r}")

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from ..errors import InvalidConfigError
 from ..noise import NoiseProcess, Prediction
 from . import guided
-from . import solvers as sample
 from .conditions import Conditions, Unconditional
-from .solvers import Conditional, SampleSettings
+from .solvers import Conditional, SampleSettings, sample
 
 if TYPE_CHECKING:
     from .latents import Autoencoder

@@ -13,7 +13,7 @@ from ..errors import InvalidConfigError
 from ..files import write_text
 from ..runs.config import TrainConfig
 from ..runs.load import load_run
-from ..stability import alarms as oscillation
+from ..stability import oscillation
 from ..theory import noise_gain
 from .figures import draw_comparison
 from .results import (

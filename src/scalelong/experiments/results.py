@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..runs.folder import read_metrics
-from ..stability import Oscillation
-from ..stability import alarms as oscillation
+from ..stability import Oscillation, oscillation
 from .runs import PlannedRun
 
 COLLAPSED = 2.0

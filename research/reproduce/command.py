@@ -7,8 +7,7 @@ from research.reproduce.items import ITEMS
 from research.reproduce.page import summary
 from research.reproduce.run import describe, redraw, reproduce
 from research.reproduce.settings import SCALES
-
-from ..errors import InvalidConfigError
+from scalelong.errors import InvalidConfigError
 
 OUT = Path("reproduced")
 
