@@ -1,0 +1,390 @@
+"""Everything that defines a run, as plain data. Names are unique across the groups, so that they serve as flags."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+from ..diffusion.solvers import SAMPLERS
+from ..errors import InvalidConfigError
+from ..noise import NoiseProcess, Prediction, Schedule, require_prediction
+from ..scaling import as_scaling
+import dataclasses
+import types
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from ..errors import InvalidConfigError, MissingDependencyError
+
+
+
+Decay = Literal["constant", "linear", "cosine"]
+Precision = Literal["no", "bf16", "fp16"]
+Condition = Literal["none", "class", "text"]
+
+
+def require(condition: bool, message: str) -> None:
+    if not condition:
+        raise InvalidConfigError(message)
+
+
+def require_at_least(low: float, **values: float | None) -> None:
+    for name, value in values.items():
+        good = value is None or (math.isfinite(value) and value >= low)
+        require(good, f"{name} must be at least {low}, got {value!r}")
+
+
+def require_choice(name: str, value: Any, choices: Any) -> None:
+    known = get_args(choices)
+    require(value in known, f"{name} must be one of {', '.join(known)}, got {value!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImagesConfig:
+    """How the images are read."""
+
+    size: int | None = None
+    """Height and width; None takes those of the data."""
+    channels: int | None = None
+    """1 or 3; None takes those of the data."""
+    flip: bool = False
+    """Mirror every other image, at random."""
+    held_out: int = 0
+    """Images kept apart for the held-out loss."""
+    workers: int = 0
+    """Background workers that read images which do not fit into memory."""
+    autoencoder: str | None = None
+    """A folder with diffusers' AutoencoderKL: train on its latents. The images are encoded once."""
+
+    def __post_init__(self) -> None:
+        require(not (self.flip and self.autoencoder), "latents cannot be mirrored: leave out flip or the autoencoder")
+        require_at_least(1, size=self.size, channels=self.channels)
+        require_at_least(0, held_out=self.held_out, workers=self.workers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiffusionConfig:
+    """The noise process, the objective and the condition."""
+
+    schedule: Schedule = "vp"
+    """The authors' continuous-time VP-SDE, DDPM's linear, the cosine, or (for latents) Stable Diffusion's."""
+    prediction: Prediction = "epsilon"
+    condition: Condition = "none"
+    """"class" trains on labels, "text" on captions."""
+    condition_dropout: float = 0.1
+    """Share of the images whose condition is hidden, for classifier-free guidance. 0 leaves no null class."""
+
+    def __post_init__(self) -> None:
+        NoiseProcess(self.schedule)
+        require_prediction(self.prediction)
+        require_choice("condition", self.condition, Condition)
+        require(0 <= self.condition_dropout < 1, f"condition_dropout must be in [0, 1), got {self.condition_dropout}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextConfig:
+    """How captions become tokens, for the condition "text"."""
+
+    text_encoder: str = "words"
+    """"words", which needs nothing, or a folder with a text encoder of transformers, such as CLIP's."""
+    text_length: int = 16
+    """Tokens of a text."""
+    text_dim: int = 64
+    """Numbers per token."""
+
+    def __post_init__(self) -> None:
+        require_at_least(1, text_length=self.text_length, text_dim=self.text_dim)
+        require(bool(self.text_encoder), "text_encoder must be 'words' or a folder")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW, its rate over time, clipping, and the moving average of the weights."""
+
+    lr: float = 2e-4
+    weight_decay: float = 0.03
+    betas: tuple[float, float] = (0.99, 0.999)
+    warmup: int = 0
+    """Steps of linear warm-up."""
+    decay: Decay = "constant"
+    decay_steps: int | None = None
+    """Step at which the decay reaches zero; None takes `steps`."""
+    clip: float | None = None
+    """Largest gradient norm."""
+    ema_rate: float = 0.9999
+    ema_warmup: bool = False
+    """Begin with a shorter average: min(ema_rate, (1 + step) / (10 + step))."""
+
+    def __post_init__(self) -> None:
+        require_at_least(0, lr=self.lr, weight_decay=self.weight_decay, warmup=self.warmup, clip=self.clip)
+        require_at_least(1, decay_steps=self.decay_steps)
+        require(self.clip is None or self.clip > 0, "clip must be above 0; leave it out (None) for no clipping")
+        require(all(0 <= beta < 1 for beta in self.betas), f"betas must be in [0, 1), got {self.betas}")
+        require(0 <= self.ema_rate < 1, f"ema_rate must be in [0, 1), got {self.ema_rate}")
+        require_choice("decay", self.decay, Decay)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HardwareConfig:
+    """How the same mathematics is carried out."""
+
+    precision: Precision = "no"
+    """Mixed precision; "no" is float32."""
+    accumulation: int = 1
+    """Parts into which each process divides its share of a batch, to save memory."""
+    compile: bool = False
+    gradient_checkpointing: bool = False
+    channels_last: bool | None = None
+    """Memory layout; None takes channels-last for diffusers' UNets."""
+    cpu: bool = False
+    """Do not use an accelerator even if there is one."""
+    split_cores: bool | None = None
+    """On a CPU, let each core take its own images through the whole network, in chunks that fit its cache, instead of
+    sharing every operation; None does so for U-ViT. Not for networks that mix images (batch norm) or draw numbers."""
+
+    def __post_init__(self) -> None:
+        require_choice("precision", self.precision, Precision)
+        require_at_least(1, accumulation=self.accumulation)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """When to save, and what to keep."""
+
+    save_every: int = 5000
+    keep_last: int = 2
+    keep_every: int | None = None
+    """Checkpoints at multiples of this many steps are kept for good."""
+
+    def __post_init__(self) -> None:
+        require_at_least(1, save_every=self.save_every, keep_last=self.keep_last, keep_every=self.keep_every)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggingConfig:
+    """What to record. `metrics.jsonl` is always written."""
+
+    log_every: int = 50
+    trackers: tuple[str, ...] = ("tensorboard",)
+    """Trackers of accelerate: tensorboard, wandb, ..."""
+    held_out_every: int | None = None
+    """Steps between held-out losses; None takes save_every."""
+    samples_every: int | None = None
+    """Steps between sample grids; None takes save_every, 0 makes none."""
+    samples: int = 64
+    """Images in a grid."""
+    sampler: str = "dpm++"
+    sampler_steps: int = 25
+    scores_every: int = 0
+    """Steps between Fréchet distance, precision and recall; 0 for none."""
+    scores_images: int = 500
+    """Images that are made for them."""
+
+    def __post_init__(self) -> None:
+        require_at_least(1, log_every=self.log_every, held_out_every=self.held_out_every, samples=self.samples)
+        require_at_least(0, samples_every=self.samples_every, scores_every=self.scores_every)
+        require_at_least(10, scores_images=self.scores_images)
+        require_at_least(1, sampler_steps=self.sampler_steps)
+        require(self.sampler in SAMPLERS, f"sampler must be one of {', '.join(SAMPLERS)}, got {self.sampler!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuardConfig:
+    """What to do when the loss or the gradient is no longer finite."""
+
+    on_nan: Literal["stop", "rollback"] = "stop"
+    """Stop with a diagnosis, or go back to the last good checkpoint and on with a lower rate."""
+    max_rollbacks: int = 3
+    rollback_factor: float = 0.5
+    """The rate is multiplied by this at each rollback."""
+
+    def __post_init__(self) -> None:
+        require_choice("on_nan", self.on_nan, Literal["stop", "rollback"])
+        require_at_least(0, max_rollbacks=self.max_rollbacks)
+        require(0 < self.rollback_factor <= 1, f"rollback_factor must be in (0, 1], got {self.rollback_factor}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """A run: which data, which model, which scaling, how long. The groups hold the rest."""
+
+    data: str = "digits"
+    """A folder of images, a file, or the name of a data set."""
+    model: str = "uvit"
+    """"uvit", a preset ("uvit/cifar10-s2", "unet/cifar10"), diffusers' config.json, or "package.module:factory"."""
+    model_options: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the model. Size, channels and classes come from the data."""
+    scaling: str = "none"
+    """Scaling of the long skips: none, uniform, cs, cs:0.6, ls, ..."""
+    steps: int = 10_000
+    batch_size: int = 128
+    """Images in a step, over all processes."""
+    seed: int = 0
+    images: ImagesConfig = field(default_factory=ImagesConfig)
+    diffusion: DiffusionConfig = field(default_factory=DiffusionConfig)
+    text: TextConfig = field(default_factory=TextConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+    guard: GuardConfig = field(default_factory=GuardConfig)
+
+    def __post_init__(self) -> None:
+        require_at_least(1, steps=self.steps, batch_size=self.batch_size)
+        require_at_least(0, seed=self.seed)
+        as_scaling(self.scaling)
+        require(bool(self.data), "data must name a folder, a file or a data set")
+        require(bool(self.model), "model must name a model")
+
+    def something_is_due(self, step: int) -> bool:
+        """Whether metrics, a held-out loss, samples, scores or a checkpoint follow this step."""
+        intervals = (
+            self.logging.log_every,
+            self.held_out_every,
+            self.samples_every,
+            self.logging.scores_every,
+            self.checkpoints.save_every,
+        )
+        return step == self.steps or any(every and step % every == 0 for every in intervals)
+
+    @property
+    def held_out_every(self) -> int:
+        return self.logging.held_out_every or self.checkpoints.save_every
+
+    @property
+    def samples_every(self) -> int:
+        """0 for no samples."""
+        every = self.logging.samples_every
+        return self.checkpoints.save_every if every is None else every
+
+
+# A configuration as YAML, and what changed between two of them.
+
+HARMLESS = (
+    "steps",
+    "images.workers",
+    "hardware.accumulation",
+    "hardware.compile",
+    "hardware.gradient_checkpointing",
+    "hardware.cpu",
+    "hardware.split_cores",
+    "checkpoints.",
+    "logging.",
+    "guard.",
+)
+"""Fields that may change while a run goes on: the mathematics of the steps already done stays the same."""
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Nested dictionaries of plain values; tuples become lists, as in YAML."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(entry) for key, entry in value.items()}
+        return [plain(entry) for entry in value] if isinstance(value, list | tuple) else value
+
+    return plain(dataclasses.asdict(config))
+
+
+def from_dict(values: dict[str, Any], base: TrainConfig | None = None) -> TrainConfig:
+    """A configuration from nested dictionaries. What is left out keeps the values of `base`."""
+    return _update(TrainConfig() if base is None else base, values, "")
+
+
+def load_config(path: str | PathLike[str], base: TrainConfig | None = None) -> TrainConfig:
+    """Read a YAML file, for example the `config.yaml` of a run folder."""
+    yaml = _yaml()
+    try:
+        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise InvalidConfigError(f"there is no configuration file {path}") from error
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        raise InvalidConfigError(f"{path} cannot be read as YAML: {error}") from error
+    if not isinstance(values, dict):
+        raise InvalidConfigError(f"{path} must hold fields such as 'steps: 1000', got {type(values).__name__}")
+    try:
+        return from_dict(values, base)
+    except InvalidConfigError as error:
+        raise InvalidConfigError(f"{path}: {error}") from error
+
+
+def dump_config(config: TrainConfig) -> str:
+    return _yaml().safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
+
+
+def differences(before: TrainConfig, after: TrainConfig) -> dict[str, tuple[Any, Any]]:
+    """The fields that differ, by dotted name: {"optimizer.lr": (0.1, 0.2)}."""
+    old, new = flatten(to_dict(before)), flatten(to_dict(after))
+    return {name: (old.get(name), new.get(name)) for name in {**old, **new} if old.get(name) != new.get(name)}
+
+
+def harmful_differences(before: TrainConfig, after: TrainConfig) -> dict[str, tuple[Any, Any]]:
+    """The differences that would make the run another run."""
+    changed = differences(before, after)
+    # A decay that ends with the run makes the rate of every step depend on the number of steps.
+    tied = after.optimizer.decay != "constant" and after.optimizer.decay_steps is None
+    return {name: pair for name, pair in changed.items() if not name.startswith(HARMLESS) or (name == "steps" and tied)}
+
+
+def _update(base: Any, values: dict[str, Any], prefix: str) -> Any:
+    hints = get_type_hints(type(base))
+    unknown = sorted(set(map(str, values)) - set(hints))
+    if unknown:
+        where = f" in {prefix[:-1]}" if prefix else ""
+        raise InvalidConfigError(f"unknown field {', '.join(unknown)}{where}; known: {', '.join(hints)}")
+    changes = {}
+    for name, value in values.items():
+        current = getattr(base, name)
+        if dataclasses.is_dataclass(current):
+            if not isinstance(value, dict):
+                raise InvalidConfigError(f"{prefix}{name} must be a group of fields, got {value!r}")
+            changes[name] = _update(current, value, f"{prefix}{name}.")
+        else:
+            changes[name] = _convert(value, hints[name], f"{prefix}{name}")
+    return dataclasses.replace(base, **changes)
+
+
+def _convert(value: Any, hint: Any, name: str) -> Any:
+    """The value as the type that the field asks for; YAML knows no tuples and reads 1e-4 as a string."""
+    origin, options = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in options:
+            return None
+        (inner,) = (option for option in options if option is not type(None))
+        return _convert(value, inner, name)
+    if origin is Literal:
+        if value is False and "no" in options:  # YAML reads a bare `no` as false
+            value = "no"
+        if value in options:
+            return value
+    elif origin is tuple and isinstance(value, list | tuple):
+        kinds = [options[0]] * len(value) if options[-1] is ... else list(options)
+        if len(kinds) == len(value):
+            return tuple(_convert(entry, kind, name) for entry, kind in zip(value, kinds, strict=True))
+    elif origin is dict and isinstance(value, dict):
+        return {str(key): entry for key, entry in value.items()}
+    elif hint is float and not isinstance(value, bool):
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            pass
+    elif hint in (int, bool, str) and type(value) is hint:
+        return value
+    wanted = " or ".join(map(repr, options)) if origin is Literal else getattr(hint, "__name__", str(hint))
+    raise InvalidConfigError(f"{name} must be {wanted}, got {value!r}")
+
+
+def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _yaml() -> Any:
+    try:
+        import yaml
+    except ImportError as error:
+        raise MissingDependencyError("pyyaml", "train", "reading and writing configurations") from error
+    return yaml

@@ -1,0 +1,119 @@
+"""A trained run, back from its folder."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+import torch
+from torch import Tensor, nn
+from ..diffusion.conditions import Conditions
+from ..diffusion.latents import Autoencoder
+from ..errors import CheckpointError, RunFolderError
+from ..noise import NoiseProcess
+from .checkpoint import EMA, MODEL, newest_good, step_folder, verify
+from .model import make_conditions
+from .config import TrainConfig
+from .config import load_config
+from .model import DataShape, Network, build_model
+from .folder import CONFIG, RunFolder
+
+if TYPE_CHECKING:
+    from ..diffusion.images import ImageMaker
+
+
+
+@dataclass(frozen=True)
+class Run:
+    """A model in eval mode with the weights of a checkpoint, and what is needed to use it."""
+
+    folder: Path
+    config: TrainConfig
+    shape: DataShape
+    model: nn.Module
+    step: int
+    weights: Literal["ema", "raw"]
+
+    @property
+    def process(self) -> NoiseProcess:
+        return NoiseProcess(self.config.diffusion.schedule)
+
+    @property
+    def network(self) -> Network:
+        """`network(x, t, condition)` gives a tensor, whatever class the model is of."""
+        return Network(self.model, self.model)
+
+    @property
+    def default_wishes(self) -> Sequence[str]:
+        """What to draw if nobody says: the classes in turn."""
+        return self.shape.classes or () if self.config.diffusion.condition == "class" else ()
+
+    @property
+    def maker(self) -> "ImageMaker":
+        from ..diffusion.images import ImageMaker
+
+        return ImageMaker(
+            model=self.model,
+            network=self.network,
+            process=self.process,
+            prediction=self.config.diffusion.prediction,
+            shape=self.shape.image,
+            conditions=self.conditions,
+            autoencoder=self.autoencoder,
+        )
+
+    @cached_property
+    def conditions(self) -> Conditions:
+        """What the network can be told: `run.conditions.ask(["3"])` gives the tensor for it."""
+        return make_conditions(self.config, self.shape.classes, vocabulary=RunFolder(self.folder).vocabulary())
+
+    @cached_property
+    def autoencoder(self) -> Autoencoder | None:
+        """What turns samples into images, for a run on latents."""
+        folder = self.config.images.autoencoder
+        return None if folder is None else Autoencoder(folder)
+
+    def sample(
+        self,
+        n: int = 16,
+        *,
+        seed: int = 0,
+        wishes: Sequence[str] = (),
+        sampler: str = "dpm++",
+        steps: int = 50,
+        guidance: float = 1.0,
+        batch_size: int = 64,
+        device: torch.device | str = "cpu",
+    ) -> Tensor:
+        """Images, uint8 (n, C, H, W). Image i has the seed `seed + i` and does not depend on n or batch_size.
+
+        `wishes` are classes or texts, which take turns; a class-conditional model without wishes shows all classes.
+        """
+        from ..diffusion.images import requests
+        from ..diffusion.solvers import SampleSettings
+
+        wanted = requests(n, seed, wishes or self.default_wishes)
+        settings = SampleSettings(sampler=sampler, steps=steps, guidance=guidance)
+        return self.maker.all(wanted, settings, batch_size=batch_size, device=device)
+
+
+def load_run(path: str | PathLike[str], *, weights: Literal["ema", "raw"] = "ema", step: int | None = None) -> Run:
+    """The averaged (or raw) weights of the newest whole checkpoint, or of the one of a step."""
+    from safetensors.torch import load_file
+
+    run = RunFolder(path)
+    if not (run.path / CONFIG).exists():
+        raise RunFolderError(f"{run.path} is not a run folder: it has no {CONFIG}")
+    config = load_config(run.path / CONFIG)
+    if step is None:
+        checkpoint = newest_good(run.checkpoints, print)
+        if checkpoint is None:
+            raise CheckpointError(f"{run.path} has no checkpoint that is whole")
+    else:
+        checkpoint = step_folder(run.checkpoints, step)
+        verify(checkpoint)
+    model = build_model(config, run.shape())
+    model.load_state_dict(load_file(checkpoint / (EMA if weights == "ema" else MODEL)))
+    step = int(checkpoint.name.removeprefix("step-"))
+    return Run(run.path, config, run.shape(), model.eval(), step, weights)
