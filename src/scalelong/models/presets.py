@@ -1,4 +1,4 @@
-"""The U-ViTs of the paper and its parent, by data set, size and patch."""
+"""The networks of the paper and its parent by name: U-ViTs by data set, size and patch, and UNets of diffusers."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ..errors import AlreadyScaledError, InvalidConfigError, MissingDependencyError
 from ..scaling.baselines import ResidualBranch, ResidualSpec, validate_residual
-from .cpu import draw_fewer_
+from .cpu import pack_dropout_
 
 _SIZES: dict[str, dict[str, Any]] = {
     "small": {"dim": 512, "depth": 12, "heads": 8},
@@ -33,6 +33,21 @@ UVIT_PRESETS: dict[str, dict[str, Any]] = {
     "imagenet512-h4": {**_SIZES["huge"], **_LATENT_512, "patch_size": 4, "classes": 1001, "final_conv": False},
     "mscoco256-s2": {**_SIZES["small"], **_LATENT_256, **_CLIP, "patch_size": 2},
     "mscoco256-s2-deep": {**_SIZES["small-deep"], **_LATENT_256, **_CLIP, "patch_size": 2},
+}
+
+# Millions of parameters, as published. The text-to-image networks of the paper's Table 1 (252M, 265M, 260M) are counted
+# there with a text encoder of 123M and an autoencoder of 84M.
+UVIT_PUBLISHED = {
+    "cifar10-s2": 44,
+    "celeba64-s4": 44,
+    "imagenet64-m4": 131,
+    "imagenet64-l4": 287,
+    "imagenet256-l2": 287,
+    "imagenet256-h2": 501,
+    "imagenet512-l4": 287,
+    "imagenet512-h4": 501,
+    "mscoco256-s2": 45,
+    "mscoco256-s2-deep": 58,
 }
 
 
@@ -162,5 +177,5 @@ def unet(name: str, *, residual_scaling: ResidualSpec = "none", **overrides: Any
         raise MissingDependencyError("diffusers", "train", f"the UNet preset {name!r}") from error
     preset = UNET_PRESETS[name]
     model: nn.Module = getattr(diffusers, preset.kind)(**{**preset.arguments, **overrides})
-    draw_fewer_(model)
+    pack_dropout_(model)
     return scale_residuals_(model, residual_scaling) if residual_scaling != "none" else model

@@ -3,27 +3,33 @@
 import importlib
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
 import torch
 from torch import Tensor, nn
+
+from ..data import ImageData, load_data
+from ..diffusion.conditions import (
+    ClassCondition,
+    Conditions,
+    PretrainedTextEncoder,
+    TextCondition,
+    TextEncoder,
+    Unconditional,
+    WordEncoder,
+    cache_captions,
+)
+from ..diffusion.latents import Autoencoder, encode_data
 from ..errors import InvalidConfigError
-from ..models import UViT
-from ..models import unet
+from ..models import UViT, unet
 from ..models.presets import preset_arguments
 from ..randomness import seed_global
 from ..scaling import NoScaling, as_scaling
 from ..skips import scale_skips_, start_merges_
-from .config import TrainConfig
-from collections.abc import Callable, Sequence
-from ..diffusion.conditions import ClassCondition, Conditions, PretrainedTextEncoder, TextCondition, TextEncoder, Unconditional, WordEncoder, cache_captions
 from .config import TextConfig, TrainConfig
-from ..data import ImageData, load_data
-from ..diffusion.latents import Autoencoder, encode_data
-
-
 
 LABEL_ARGUMENTS = ("y", "class_labels", "labels")
 """Names under which networks take labels."""
@@ -262,9 +268,7 @@ def example_call(model: nn.Module, config: TrainConfig, shape: DataShape) -> dic
 
 
 def _checkpoint_gradients(model: nn.Module) -> None:
-    if isinstance(model, UViT):
-        model.checkpointing = True
-    elif hasattr(model, "enable_gradient_checkpointing"):
+    if hasattr(model, "enable_gradient_checkpointing"):
         model.enable_gradient_checkpointing()  # pyright: ignore[reportCallIssue]
     else:
         raise InvalidConfigError(
@@ -274,6 +278,7 @@ def _checkpoint_gradients(model: nn.Module) -> None:
 
 
 # From a configuration to the conditions of its network.
+
 
 def make_conditions(
     config: TrainConfig,
@@ -307,6 +312,7 @@ def make_encoder(config: TextConfig, vocabulary: Sequence[str] | None = None) ->
 
 
 # The images of a run: those to train on, and those held out.
+
 
 def load_images(config: TrainConfig, say: Callable[[str], None]) -> tuple[ImageData, ImageData | None]:
     data = load_data(config.data, size=config.images.size, channels=config.images.channels)
