@@ -6,17 +6,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from .errors import MissingDependencyError
+from .optional import needs
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 
 def data_frame(rows: Sequence[Mapping[str, Any]]) -> "DataFrame":
-    try:
-        import pandas
-    except ImportError as error:
-        raise MissingDependencyError("pandas", "report", "a data frame of results") from error
+    pandas = needs("pandas", "report", "a data frame of results")
     return pandas.DataFrame(list(rows))
 
 

@@ -10,7 +10,6 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from os import PathLike
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -22,8 +21,9 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from ..data import ImageData, to_float
-from ..errors import FeatureError, MissingDependencyError
+from ..errors import FeatureError
 from ..files import cache_folder, file_digest, key_of, locked, write_bytes, write_text
+from ..optional import load_object, needs
 from .scores import Moments, MomentsSum
 
 VERSION = 1
@@ -179,13 +179,10 @@ class InceptionFeatures:
 
 
 def _load(path: Path) -> Any:
-    try:
-        from torch_fidelity.feature_extractor_inceptionv3 import (  # pyright: ignore[reportMissingImports]
-            FeatureExtractorInceptionV3,
-        )
-    except ImportError as error:
-        raise MissingDependencyError("torch-fidelity", "eval", "Inception FID") from error
-    model = FeatureExtractorInceptionV3("inception-v3-compat", ["2048"], feature_extractor_weights_path=str(path))
+    inception = needs("torch_fidelity.feature_extractor_inceptionv3", "eval", "Inception FID")
+    model = inception.FeatureExtractorInceptionV3(
+        "inception-v3-compat", ["2048"], feature_extractor_weights_path=str(path)
+    )
     # In training mode its normalisation would use the statistics of each batch.
     return model.eval()
 
@@ -224,13 +221,9 @@ def load_extractor(
         if weights is None:
             raise FeatureError("Inception needs the path of its weights: --feature-weights weights-inception-….pth")
         return InceptionFeatures(weights)
-    module, colon, name = spec.partition(":")
-    if not colon:
+    if ":" not in spec:
         raise FeatureError(f"unknown features {spec!r}; known: classifier, inception, or package.module:factory")
-    try:
-        made = getattr(import_module(module), name)(data)
-    except (ImportError, AttributeError) as error:
-        raise FeatureError(f"the features {spec!r} cannot be imported: {error}") from error
+    made = load_object(spec, "feature extractor", FeatureError)(data)
     if not isinstance(made, FeatureExtractor) or not callable(made):
         raise FeatureError(f"{spec} must return an object with name, digest and a call, got {type(made).__name__}")
     return made

@@ -12,7 +12,8 @@ import types
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
-from ..errors import InvalidConfigError, MissingDependencyError
+from ..errors import InvalidConfigError
+from ..optional import needs
 
 
 
@@ -383,8 +384,4 @@ def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _yaml() -> Any:
-    try:
-        import yaml
-    except ImportError as error:
-        raise MissingDependencyError("pyyaml", "train", "reading and writing configurations") from error
-    return yaml
+    return needs("yaml", "train", "reading and writing configurations")

@@ -23,7 +23,8 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any, Protocol, TextIO
 
-from ..errors import InvalidConfigError, MissingDependencyError
+from ..errors import InvalidConfigError
+from ..optional import needs
 
 WINDOW = 51
 PEAK = math.log(1.5)
@@ -314,10 +315,9 @@ class TensorBoard:
     """Readings as scalars, alarms as text."""
 
     def __init__(self, folder: str | PathLike[str]) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise MissingDependencyError("tensorboard", "train", "writing readings for TensorBoard") from error
+        needs("tensorboard", "train", "writing readings for TensorBoard")
+        from torch.utils.tensorboard import SummaryWriter
+
         self._writer = SummaryWriter(str(folder))
 
     def write(self, step: int, reading: Mapping[str, float], alarms: Sequence[Alarm]) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import MissingDependencyError
+from ..optional import needs
 from ..scaling.constant import ConstantScaling, FixedScaling, NoScaling, UniformScaling
 from .bounds import robustness_bound
 from .moments import (
@@ -164,11 +164,9 @@ def quantile(values: Tensor, share: float) -> float:
 
 def new_figure(panels: int = 2) -> tuple["Figure", list[Any]]:
     """A figure without a window; `panels` axes side by side."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingDependencyError("matplotlib", "report", "drawing figures") from error
-    figure = Figure(figsize=(4.4 * panels, 3.2), dpi=90, layout="constrained")
+    figure = needs("matplotlib.figure", "report", "drawing figures").Figure(
+        figsize=(4.4 * panels, 3.2), dpi=90, layout="constrained"
+    )
     return figure, [figure.add_subplot(1, panels, position + 1) for position in range(panels)]
 
 
