@@ -6,6 +6,7 @@ extra to install:
     plt = needs("matplotlib.pyplot", "report", "drawing figures")
 """
 
+import sys
 from importlib import import_module
 from typing import Any
 
@@ -21,7 +22,8 @@ def needs(module: str, extra: str, purpose: str) -> Any:
         return import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
-        absent = isinstance(error, ModuleNotFoundError) and error.name == package
+        # Of a package that is installed and lacks the module, or fails on the way, the reason is told.
+        absent = (error.name or "").partition(".")[0] == package and sys.modules.get(package) is None
         named = DISTRIBUTIONS.get(package, package)
         raise MissingDependencyError(named, extra, purpose, None if absent else str(error)) from error
 
