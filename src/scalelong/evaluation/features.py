@@ -6,7 +6,6 @@ disk. Its hash goes into every score, because on another machine training may ro
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 
 from ..data import ImageData, to_float
 from ..errors import FeatureError
-from ..files import cache_folder, file_digest, key_of, locked, write_bytes, write_text
+from ..files import cache_folder, digest, file_digest, key_of, locked, write_bytes, write_text
 from ..optional import load_object, needs
 from .scores import Moments, MomentsSum
 
@@ -87,12 +86,12 @@ def train_classifier(data: ImageData, *, seed: int = 0, say: Callable[[str], Non
         network = Network(data.channels, min(data.height, data.width), classes)
     with locked(folder):
         weights, note = folder / "classifier.safetensors", folder / "classifier.json"
-        if not note.exists() or _digest(weights.read_bytes()) != json.loads(note.read_text())["digest"]:
+        if not note.exists() or digest(weights.read_bytes()) != json.loads(note.read_text())["digest"]:
             say(f"training a classifier on {data.name}, once: {STEPS} steps")
             accuracy = _train(network, data, turns, seed)
             content = save({name: value.contiguous() for name, value in network.state_dict().items()})
             write_bytes(weights, content)
-            found = {**about, "digest": _digest(content), "accuracy": accuracy}
+            found = {**about, "digest": digest(content), "accuracy": accuracy}
             write_text(note, json.dumps(found, indent=2))
         network.load_state_dict(load(weights.read_bytes()))
         found = json.loads(note.read_text())
@@ -138,10 +137,6 @@ def _turned(images: Tensor, times: Tensor) -> Tensor:
     if images.shape[2] != images.shape[3]:
         images = images[:, :, : min(images.shape[2:]), : min(images.shape[2:])]
     return torch.stack([torch.rot90(image, int(count), (1, 2)) for image, count in zip(images, times, strict=True)])
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
 
 
 # Inception's features by torch-fidelity, for FIDs that can be compared with published ones.

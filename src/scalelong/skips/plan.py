@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidConfigError
+from ..files import write_text
 from ..scaling.base import SkipSite
 
 FORMAT = 1
@@ -182,10 +183,7 @@ class SkipPlan:
             raise InvalidConfigError(f"the plan is not JSON: {error}") from error
 
     def save(self, path: str | PathLike[str]) -> None:
-        target = Path(path)
-        temporary = target.with_name(target.name + ".part")
-        temporary.write_text(self.to_json())
-        os.replace(temporary, target)
+        write_text(path, self.to_json())
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> "SkipPlan":
