@@ -1,13 +1,15 @@
 """Differences of less than a percent: contenders that share a process and go in lockstep, and their memory."""
 
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+from scalelong.console import Progress
+
 from .contender import Contender, Worker
-from .progress import Progress
 from .settings import Settings, cores
 from .spread import Spread
 
@@ -59,7 +61,7 @@ def lockstep(
         same = worker.ask("compare_operations")
         worker.ask("forget")
         total = settings.rounds_or(rounds)
-        progress = Progress("rounds in lockstep", total)
+        progress = Progress("rounds in lockstep", total, stream=sys.stderr)
         for number in range(total):
             worker.turn(1)
             progress(number + 1)
@@ -78,7 +80,7 @@ class Memory:
 
 def memory_of(contenders: Sequence[Contender], settings: Settings) -> dict[str, Memory]:
     """Each in a process of its own."""
-    progress = Progress("memory of contenders", len(contenders))
+    progress = Progress("memory of contenders", len(contenders), stream=sys.stderr)
     found: dict[str, Memory] = {}
 
     def measure(contender: Contender) -> Memory:

@@ -6,17 +6,12 @@ from pathlib import Path
 
 import torch
 
-from scalelong.errors import MissingDependencyError
+from scalelong.optional import needs
 
 
 def write_sources(folder: Path, count: int, size: int) -> dict[str, str]:
     """From a name to what `load_data` takes. Smooth noise gives PNG and JPEG about as much to do as photographs."""
-    try:
-        import numpy as np
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise MissingDependencyError(error.name or "pyarrow", "train", "the data benchmark") from error
+    np, pa, pq = (needs(name, "train", "the data benchmark") for name in ("numpy", "pyarrow", "pyarrow.parquet"))
     coarse = torch.rand(count, 3, size // 8, size // 8, generator=torch.Generator().manual_seed(0))
     images = torch.nn.functional.interpolate(coarse, (size, size), mode="bicubic").clamp(0, 1).mul(255).byte()
     pixels = images.permute(0, 2, 3, 1).contiguous().numpy()

@@ -1,12 +1,14 @@
 """Interleaved rounds: in each round every contender has one turn."""
 
 import math
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from scalelong.console import Progress
+
 from .errors import BenchmarkError
-from .progress import Progress
 from .spread import Spread, ratios
 
 Turn = Callable[[int], float]
@@ -62,7 +64,7 @@ def interleave(
     warm = {name: _warm_up(turn, warm_up) for name, turn in turns.items()}
     steps = {name: steps_per_turn(_like(warm, name), turn_seconds) for name in turns}
     seconds: dict[str, list[float]] = {name: [] for name in turns}
-    progress = Progress("rounds", rounds)
+    progress = Progress("rounds", rounds, stream=sys.stderr)
     for number in range(rounds):
         # To and fro, so that a drift of the machine's speed falls on all alike.
         for name in list(turns) if number % 2 == 0 else reversed(list(turns)):

@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, TextIO
 
 from scalelong.errors import ScaleLongError
+from scalelong.optional import load_object
 
 
 def main() -> None:
@@ -41,8 +42,7 @@ def main() -> None:
 def _prepare(wish: dict[str, Any]) -> tuple[Callable[[], Callable[[], object]], float]:
     """What builds the step, and the memory of this process before it does."""
     warnings.simplefilter("ignore")  # they were shown to whoever trains such a model
-    module, _, name = wish["factory"].partition(":")
-    factory = getattr(importlib.import_module(module), name)
+    factory = load_object(wish["factory"])
     for package in wish["imports"]:
         with suppress(ImportError):  # the factory says it better
             importlib.import_module(package)

@@ -9,7 +9,6 @@ estimators A and B go to estimates.json beside the results. `python -m research.
 import argparse
 import gzip
 import json
-import os
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from scalelong.files import write_text
 from scalelong.kappa import GRID, PilotRun, choose_kappa
 from scalelong.models import SkipMerge
 from scalelong.scaling import BalancedScaling, ConstantScaling, NoScaling, Scaling, UniformScaling
@@ -167,9 +167,7 @@ def write_estimates(images: Tensor, path: Path) -> None:
 def write_records(path: Path, results: list[dict[str, Any]]) -> None:
     """A JSON list with one line per record, replaced in one go, so that an interruption leaves a whole file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text("[\n" + ",\n".join(json.dumps(result) for result in results) + "\n]\n")
-    os.replace(temporary, path)
+    write_text(path, "[\n" + ",\n".join(json.dumps(result) for result in results) + "\n]\n")
 
 
 if __name__ == "__main__":

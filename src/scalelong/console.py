@@ -1,67 +1,219 @@
-"""Rows of numbers: as a pandas data frame for those who compute on, as plain text for those who read."""
+"""What people see: tables, progress, durations, sizes.
 
+A table is rows of plain values. `text_table` writes it as plain text, the same on every machine: for `__str__`, files
+and pipes. `show_table` prints it: with rich where a terminal reads, as that plain text elsewhere. `Progress` is a bar
+in a terminal, and a line now and then in a pipe. Without rich, or with NO_COLOR set, all is plain.
+"""
+
+from __future__ import annotations
+
+import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
-from .errors import MissingDependencyError
+from .optional import needs
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-
-def data_frame(rows: Sequence[Mapping[str, Any]]) -> "DataFrame":
-    try:
-        import pandas
-    except ImportError as error:
-        raise MissingDependencyError("pandas", "report", "a data frame of results") from error
-    return pandas.DataFrame(list(rows))
+Row = Mapping[str, Any]
 
 
-def text_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Columns in the order of the first row; numbers to four significant digits."""
+# Tables
+
+
+def data_frame(rows: Sequence[Row]) -> DataFrame:
+    return needs("pandas", "report", "a data frame of results").DataFrame(list(rows))
+
+
+def text_table(rows: Sequence[Row], left: bool | Collection[str] = False, rule: bool = True) -> str:
+    """Columns in the order of the first row; floats to four significant digits.
+
+    Columns are aligned to the right, or to the left: all of them (`left=True`), or those that `left` names.
+    """
     if not rows:
         return "(nothing)"
     columns = list(rows[0])
-    cells = [columns, *([_cell(row.get(column, "")) for column in columns] for row in rows)]
+    cells = [columns, *([cell_text(row.get(column, "")) for column in columns] for row in rows)]
     widths = [max(len(line[position]) for line in cells) for position in range(len(columns))]
-    lines = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
-    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+    aligned = [str.ljust if _is_left(column, left) else str.rjust for column in columns]
+    lines = [
+        "  ".join(align(cell, width) for align, cell, width in zip(aligned, line, widths, strict=True)).rstrip()
+        for line in cells
+    ]
+    return "\n".join([lines[0], *(["-" * len(lines[0])] if rule else []), *lines[1:]])
 
 
-def _cell(value: Any) -> str:
+def show_table(rows: Sequence[Row], title: str = "", left: bool | Collection[str] = False, rule: bool = True) -> None:
+    """Print a table on the standard output: drawn by rich in a terminal, as plain text elsewhere."""
+    rich = _rich(sys.stdout)
+    if rich is None or not rows:
+        print(f"{title}\n" * bool(title) + text_table(rows, left, rule), flush=True)
+        return
+    table = needs("rich.table", "train", "tables").Table(box=needs("rich.box", "train", "tables").SIMPLE_HEAD)
+    text = needs("rich.text", "train", "tables").Text
+    for column in rows[0]:
+        table.add_column(text(column), justify="left" if _is_left(column, left) else "right", overflow="fold")
+    for row in rows:
+        # As Text, since [1, 2] in a cell is an interval and no markup.
+        table.add_row(*(text(cell_text(row.get(column, ""))) for column in rows[0]))
+    if title:
+        rich.print(text(title, style="bold"))
+    rich.print(table)
+
+
+def cell_text(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-# What a person sees while a run goes on.
+def _is_left(column: str, left: bool | Collection[str]) -> bool:
+    return left if isinstance(left, bool) else column in left
+
+
+# Where the output goes
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether a person reads the stream now, at a terminal that can move its cursor."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def _rich(stream: TextIO) -> Any:
+    """A console of rich, or None where the output is to be plain."""
+    if not is_terminal(stream) or os.environ.get("NO_COLOR"):
+        return None
+    try:
+        from rich.console import Console
+    except ImportError:
+        return None
+    return Console(file=stream, highlight=False)
+
+
+# Progress
+
+PATIENCE = 1.0
+"""Seconds before a bar is shown: what is over sooner needs none."""
+EVERY = 15.0
+"""Seconds between two lines in a pipe."""
 
 
 class Progress:
-    """One line, rewritten in a terminal; a line per record elsewhere."""
+    """How far some work is: `progress(done)` or `progress(done, total)`.
 
-    def __init__(self, steps: int, enabled: bool) -> None:
-        self.steps, self.enabled = steps, enabled
-        self.live = enabled and sys.stdout.isatty()
+    In a terminal it is a bar that changes; elsewhere a line every 15 seconds. Of several processes, the first one
+    speaks. Nothing runs in a thread of its own, so that data workers can be forked meanwhile.
+    """
+
+    def __init__(
+        self, what: str = "", total: int | None = None, *, enabled: bool | None = None, stream: TextIO | None = None
+    ) -> None:
+        self.what, self.total = what, total
+        self.enabled = os.environ.get("RANK", "0") == "0" if enabled is None else enabled
+        self.stream = stream or sys.stdout
+        self.live = self.enabled and is_terminal(self.stream)
+        self.began = self.shown = time.monotonic()
+        self._bar: Any = None
+        self._task: Any = None
+        self._line_open = False
+
+    def __call__(self, done: int, total: int | None = None, note: str = "") -> None:
+        self.total = total if total is not None else self.total
+        now = time.monotonic()
+        finished = done == self.total
+        if self.live and now - self.began >= PATIENCE:
+            self._draw(done, note)
+        elif self.enabled and not self.live and now - self.shown >= EVERY:
+            self.shown = now
+            self._print(self.text(done, note))
+        if finished:
+            self.close()
+
+    def text(self, done: int, note: str = "") -> str:
+        of = f" of {self.total}" if self.total is not None else ""
+        seconds = f"{time.monotonic() - self.began:.0f} s"
+        return "  ".join(part for part in (f"{self.what}: {done}{of}", note, seconds) if part)
 
     def say(self, text: str) -> None:
-        if self.enabled:
-            print(f"\r\x1b[K{text}" if self.live else text, flush=True)
-
-    def record(self, metrics: dict[str, float]) -> None:
-        if self.enabled:
-            print(f"\r\x1b[K{self._line(metrics)}", end="", flush=True) if self.live else self.say(self._line(metrics))
+        """A line that stays, above the bar if there is one."""
+        if not self.enabled:
+            return
+        if self._bar is not None:
+            self._bar.console.print(needs("rich.text", "train", "progress").Text(text))
+        else:
+            self._print(f"\r\x1b[K{text}" if self._line_open else text)
+            self._line_open = False
 
     def close(self) -> None:
-        if self.live:
-            print(flush=True)
+        """End the bar. It may begin again with the next call."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+        elif self._line_open:
+            self._print("")
+        self._line_open = False
 
-    def _line(self, metrics: dict[str, float]) -> str:
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _print(self, text: str, end: str = "\n") -> None:
+        print(text, end=end, file=self.stream, flush=True)
+
+    def _draw(self, done: int, note: str) -> None:
+        if self._bar is None and not self._line_open:
+            self._bar = self._new_bar()
+        if self._bar is None:
+            self._print(f"\r\x1b[K{self.text(done, note)}", end="")
+            self._line_open = True
+            return
+        self._bar.update(self._task, completed=done, total=self.total, note=note)
+        self._bar.refresh()
+
+    def _new_bar(self) -> Any:
+        console = _rich(self.stream)
+        if console is None:
+            return None
+        import rich.progress as columns
+
+        bar = columns.Progress(
+            columns.TextColumn("{task.description}", markup=False),
+            columns.BarColumn(),
+            columns.MofNCompleteColumn(),
+            columns.TextColumn("{task.fields[note]}", markup=False),
+            columns.TimeElapsedColumn(),
+            console=console,
+            auto_refresh=False,
+        )
+        self._task = bar.add_task(self.what, total=self.total, note="")
+        bar.start()
+        return bar
+
+
+class TrainingProgress(Progress):
+    """The progress of a training run: a bar with the loss in a terminal, a line per record elsewhere."""
+
+    def __init__(self, steps: int, enabled: bool) -> None:
+        super().__init__("step", steps, enabled=enabled)
+        self.steps = steps
+
+    def record(self, metrics: Mapping[str, float]) -> None:
+        if self.live:
+            self._draw(int(metrics["step"]), self._note(metrics))
+        elif self.enabled:
+            self._print(f"step {metrics['step']}/{self.steps}  {self._note(metrics)}")
+
+    def text(self, done: int, note: str = "") -> str:
+        return f"step {done}/{self.steps}  {note}"
+
+    def _note(self, metrics: Mapping[str, float]) -> str:
         speed = metrics["images_per_second"]
         left = (self.steps - metrics["step"]) * metrics["seconds_per_step"]
         parts = [
-            f"step {metrics['step']}/{self.steps}",
             f"loss {metrics['loss']:.4f}",
             f"gradient {metrics['gradient_norm']:.3g}",
             f"{speed:.0f} images/s" if speed >= 10 else f"{speed:.2g} images/s",
@@ -95,8 +247,15 @@ class StopWatch:
             self._since += self.clock() - before
 
 
+# Numbers
+
+
 def duration(seconds: float) -> str:
     whole = round(seconds)
     days, rest = divmod(whole, 86400)
     text = f"{rest // 3600:d}:{rest % 3600 // 60:02d}:{rest % 60:02d}"
     return f"{days} days {text}" if days else text
+
+
+def byte_size(count: float) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

@@ -1,14 +1,22 @@
-"""Files that are either whole or not there."""
+"""Files and folders that are either whole or not there, JSON lines, digests, locks, and the cache.
+
+A file is written under a temporary name beside its place, synced to the disk, and renamed. So a reader never sees half
+of it, a full disk or a kill leaves the previous version, and two writers do not mix. What cannot be renamed over (a
+device, a pipe: `--out /dev/stdout`) is written to as it is.
+"""
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import hashlib
 import json
 import os
+import shutil
 import socket
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+import stat
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,15 +25,28 @@ from .errors import RunLockedError
 if TYPE_CHECKING:
     import numpy as np
 
+StrPath = str | os.PathLike[str]
 
-def write_text(path: Path, text: str) -> None:
+
+# Whole files and folders
+
+
+def write_text(path: StrPath, text: str) -> None:
+    """Write a text file (UTF-8), whole or not at all."""
     write_bytes(path, text.encode())
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+def write_bytes(path: StrPath, content: bytes) -> None:
+    """Write a file, whole or not at all. Of a symbolic link, the file that it points to is replaced."""
+    path = Path(path)
+    if _is_stream(path):
+        with open(path, "wb") as stream:
+            stream.write(content)
+        return
+    path = Path(os.path.realpath(path)) if path.is_symlink() else path
+    temporary = _beside(path)
     try:
-        with open(temporary, "wb") as file:
+        with open(temporary, "xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -36,28 +57,115 @@ def write_bytes(path: Path, content: bytes) -> None:
     sync(path.parent)
 
 
-def sync(path: Path) -> None:
-    """Wait until a file or a folder's list of names is on the disk."""
+@contextmanager
+def new_folder(target: StrPath) -> Iterator[Path]:
+    """A temporary folder that becomes `target` at the end, or vanishes. FileExistsError if `target` is in use.
+
+    An empty folder may be there already; folders above it are made.
+    """
+    target = Path(target)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise FileExistsError(errno.EEXIST, "exists already and is not an empty folder", str(target))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _beside(target)
+    temporary.mkdir()
+    try:
+        yield temporary
+        for folder, _, names in os.walk(temporary):
+            for name in names:
+                sync(Path(folder) / name)
+            sync(Path(folder))
+        if target.exists():
+            target.rmdir()
+        os.rename(temporary, target)
+        sync(target.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def sync(path: StrPath) -> None:
+    """Wait until a file, or the list of names of a folder, is on the disk."""
+    if os.name == "nt" and os.path.isdir(path):  # Windows cannot open folders
+        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems cannot sync a folder, and keep its names by other means.
+        if error.errno != errno.EINVAL:
+            raise
     finally:
         os.close(descriptor)
 
 
-# One process at a time in a run folder. The kernel drops the lock when its holder dies, so it cannot go stale.
+def _beside(path: Path) -> Path:
+    """A name in the same folder that no other process and no other thread uses."""
+    return path.with_name(f".{path.name[:100]}.{os.getpid()}-{uuid.uuid4().hex[:8]}.part")
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether the path is a device, a pipe, or a descriptor of this process: a rename would put a file in its place."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)) or path.is_relative_to("/dev") or path.is_relative_to("/proc")
+
+
+# JSON lines: one object per line
+
+
+def append_json_line(path: StrPath, value: Mapping[str, Any]) -> None:
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps(value, ensure_ascii=False) + "\n")
+
+
+def write_json_lines(path: StrPath, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Replace a file of JSON lines as a whole."""
+    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+def read_json_lines(path: StrPath) -> list[dict[str, Any]]:
+    """The objects of a file. A line that a kill cut off is left out."""
+    found = []
+    for line in Path(path).read_text(encoding="utf-8").splitlines():
+        try:
+            found.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return found
+
+
+# Digests
+
+
+def digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def file_digest(path: StrPath) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# Locks: one process at a time
 
 _HELD: set[Path] = set()
 """Folders locked by this process; the kernel's locks do not see a second attempt from within."""
 
 
 class FolderLock:
-    """Record locks (`lockf`), not `flock`: a forked data worker that outlives its parent must not keep the lock."""
+    """The lock of a run folder: a second process is refused. The kernel drops it with its holder, so none goes stale.
+
+    These are record locks (`lockf`), not `flock`: a forked data worker that outlives its parent must not keep the lock.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder.resolve() / ".lock"
 
     def __enter__(self) -> FolderLock:
+        import fcntl  # POSIX alone: here, so that the package can be imported elsewhere
+
         if self.path in _HELD:
             raise self._refusal("this process")
         self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -82,7 +190,17 @@ class FolderLock:
         )
 
 
-# What is expensive to compute and a pure function of its inputs: kept on disk under the hash of those inputs.
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """The lock of a folder of the cache: a second process waits, and then finds what the first one computed."""
+    from filelock import FileLock  # which torch brings along
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / ".lock"):
+        yield
+
+
+# The cache: results of pure functions on disk. The key is a hash of the inputs.
 
 VARIABLE = "SCALELONG_CACHE"
 
@@ -97,23 +215,7 @@ def cache_folder(kind: str) -> Path:
 
 def key_of(about: dict[str, Any]) -> str:
     """A short hash of plain values."""
-    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def file_digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """One process at a time: the first one computes, the others find what it left."""
-    import fcntl
-
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    return digest(json.dumps(about, sort_keys=True).encode())[:16]
 
 
 def cached_array(
@@ -124,7 +226,7 @@ def cached_array(
     compute: Callable[[], Iterable[np.ndarray]],
     say: Callable[[str], None] = print,
 ) -> np.ndarray:
-    """A read-only array that stays on disk, computed in chunks of rows if it is not there or damaged."""
+    """A read-only array that stays on disk, computed in chunks of rows if it is missing or damaged."""
     import numpy as np
 
     folder = cache_folder(kind) / key_of(about)
@@ -132,7 +234,7 @@ def cached_array(
         fault = _fault(folder)
         if fault is not None:
             say(f"{kind}: {fault}; computing {shape[0]} rows into {folder}")
-            _write(folder, about, shape, dtype, compute())
+            _write_array(folder, about, shape, dtype, compute())
         return np.load(folder / "array.npy", mmap_mode="r", allow_pickle=False)
 
 
@@ -145,26 +247,28 @@ def _fault(folder: Path) -> str | None:
         good = json.loads(manifest.read_text())["sha256"] == file_digest(folder / "array.npy")
     except (OSError, ValueError, KeyError) as error:
         return f"damaged ({error})"
-    return None if good else "damaged (its checksum is another one)"
+    return None if good else "damaged (checksum mismatch)"
 
 
-def _write(
+def _write_array(
     folder: Path, about: dict[str, Any], shape: tuple[int, ...], dtype: str, chunks: Iterable[np.ndarray]
 ) -> None:
     import numpy as np
 
+    # Without its manifest an array counts as not computed, so a kill from here on is harmless.
     (folder / "manifest.json").unlink(missing_ok=True)
-    part = folder / "array.part"
-    array: Any = np.lib.format.open_memmap(part, mode="w+", dtype=dtype, shape=shape)
-    row = 0
-    for chunk in chunks:
-        array[row : row + len(chunk)] = chunk
-        row += len(chunk)
-    assert row == shape[0], f"{row} rows instead of {shape[0]}"
-    array.flush()
-    del array
-    os.replace(part, folder / "array.npy")
+    temporary = _beside(folder / "array.npy")
+    with ExitStack() as stack:
+        stack.callback(temporary.unlink, missing_ok=True)
+        array: Any = np.lib.format.open_memmap(temporary, mode="w+", dtype=dtype, shape=shape)
+        row = 0
+        for chunk in chunks:
+            array[row : row + len(chunk)] = chunk
+            row += len(chunk)
+        assert row == shape[0], f"{row} rows instead of {shape[0]}"
+        array.flush()
+        del array
+        sync(temporary)
+        os.replace(temporary, folder / "array.npy")
     manifest = {"about": about, "shape": list(shape), "dtype": dtype, "sha256": file_digest(folder / "array.npy")}
-    temporary = folder / "manifest.part"
-    temporary.write_text(json.dumps(manifest, indent=2))
-    os.replace(temporary, folder / "manifest.json")
+    write_text(folder / "manifest.json", json.dumps(manifest, indent=2))

@@ -12,7 +12,8 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from .errors import InvalidConfigError, MissingDependencyError
+from .errors import InvalidConfigError
+from .optional import needs
 
 Schedule = Literal["vp", "ddpm", "cosine", "sd"]
 
@@ -88,11 +89,7 @@ def _beta_integral(t: Tensor) -> Tensor:
 
 
 def diffusers() -> Any:
-    try:
-        import diffusers
-    except ImportError as error:
-        raise MissingDependencyError("diffusers", "train", "noise schedules and sampling") from error
-    return diffusers
+    return needs("diffusers", "train", "noise schedules and sampling")
 
 
 # What the network is asked to predict, and the loss.

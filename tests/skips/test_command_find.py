@@ -80,7 +80,7 @@ def test_python_file(capsys, tmp_path):
     [
         (["nothing"], "neither a folder"),
         (["absent.py"], "no file"),
-        (["no_such_module:Class"], "cannot import"),
+        (["no_such_module:Class"], "cannot be imported"),
         (["diffusers:google/ddpm-cifar10-32"], "not a class"),
         (["diffusers:UNet2DModel", "--config", "{"], "not valid JSON"),
         (["diffusers:UNet2DModel", "--config", '{"wings": 2}'], "cannot be built"),

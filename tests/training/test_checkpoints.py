@@ -10,6 +10,7 @@ import torch
 from safetensors import safe_open
 
 from scalelong.errors import CheckpointError
+from scalelong.files import file_digest
 from scalelong.runs import checkpoint as module
 from scalelong.runs.checkpoint import (
     Snapshot,
@@ -158,7 +159,7 @@ def test_a_checkpoint_with_code_in_it_is_not_executed(tmp_path):
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["files"]["training.pt"] = {
         "bytes": (path / "training.pt").stat().st_size,
-        "sha256": module._digest(path / "training.pt"),
+        "sha256": file_digest(path / "training.pt"),
     }
     (path / "manifest.json").write_text(json.dumps(manifest))
     verify(path)

@@ -1,14 +1,14 @@
 """`scalelong find`: print the plan of a model's long skips."""
 
 import argparse
-import importlib
 import importlib.util
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
-from ..errors import InvalidConfigError, MissingDependencyError
+from ..errors import InvalidConfigError
+from ..optional import load_object, needs
 
 _EPILOG = """\
 MODEL is one of
@@ -70,15 +70,10 @@ def _load(spec: str, config: dict[str, Any]) -> tuple[Any, Any]:
         return _from_folder(path, config), None
     if path.suffix == ".py":
         return _from_file(path, config)
-    module_name, colon, name = spec.partition(":")
-    if not colon:
+    if ":" not in spec:
         raise InvalidConfigError(f"{spec!r} is neither a folder, nor a Python file, nor of the form module:Class")
     sys.path.insert(0, "")
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise InvalidConfigError(f"cannot import {module_name!r}: {error}") from error
-    return _build(getattr(module, name, None), spec, config), None
+    return _build(load_object(spec, "model"), spec, config), None
 
 
 def _from_folder(folder: Path, changes: dict[str, Any]) -> Any:
@@ -90,11 +85,7 @@ def _from_folder(folder: Path, changes: dict[str, Any]) -> Any:
     name = config.get("_class_name")
     if not isinstance(name, str):
         raise InvalidConfigError(f"{file} does not say which class it is for ('_class_name')")
-    try:
-        import diffusers
-    except ImportError as error:
-        raise MissingDependencyError("diffusers", "train", f"to read {folder}") from error
-    cls = getattr(diffusers, name, None)
+    cls = getattr(needs("diffusers", "train", f"reading {folder}"), name, None)
     if cls is None:
         raise InvalidConfigError(f"diffusers has no class {name!r}, which {file} asks for")
     return cls.from_config({**config, **changes})

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..console import text_table
+from ..console import show_table
 from ..errors import InvalidConfigError
 from ..theory import checks, counterexample, noisy_batch
 from ..theory import checks as figures
@@ -78,4 +78,5 @@ def load_images(
 
 
 def _show(title: str, rows: list[checks.Row]) -> None:
-    print(f"{title}\n{text_table(rows)}\n")
+    show_table(rows, title)
+    print()

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import InvalidConfigError, MissingDependencyError
+from ..errors import InvalidConfigError
+from ..optional import needs
 from ..runs.config import TrainConfig, load_config
 from ..runs.recipes import RECIPES, recipe
 from ..training import train
@@ -50,10 +51,7 @@ def main(arguments: list[str]) -> int:
 
 def parse(arguments: list[str]) -> Command:
     """Recipe, then file, then flags."""
-    try:
-        import tyro
-    except ImportError as error:
-        raise MissingDependencyError("tyro", "train", "the command line of the trainer") from error
+    tyro = needs("tyro", "train", "`scalelong train`")
     if arguments and not arguments[0].startswith("-"):
         arguments = ["--data", *arguments]
     base = _base(arguments)

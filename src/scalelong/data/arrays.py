@@ -25,7 +25,8 @@ from ..errors import (
     UnknownSplitError,
     UnreadableDataError,
 )
-from .dataset import Annotations, ImageData, MemoryData, Options, Tally, needs
+from ..optional import needs
+from .dataset import Annotations, ImageData, MemoryData, Options, Tally
 from .files import Numbered, by_file, canonical, number_labels, number_tensor
 
 if TYPE_CHECKING:
@@ -230,7 +231,7 @@ def load_npz(name: str, path: Path, options: Options) -> ImageData:
 
 def _read_npz(path: Path, options: Options) -> dict[str, np.ndarray]:
     """All arrays of the asked part, under lower-case names without the part: x_train becomes x."""
-    np = needs("numpy", "reading .npz files")
+    np = needs("numpy", "train", "reading .npz files")
     try:
         with zipfile.ZipFile(path) as archive:
             unpacked = sum(info.file_size for info in archive.infolist())
@@ -292,7 +293,7 @@ def _images(array: np.ndarray, path: Path) -> Tensor:
 
 def _as_bytes(array: np.ndarray, path: Path) -> np.ndarray:
     """Bytes as they are; 16 bits and floats in [0, 1] or [-1, 1] scaled; other whole numbers if they fit."""
-    np = needs("numpy", "reading .npz files")
+    np = needs("numpy", "train", "reading .npz files")
     if array.dtype == np.uint8:
         return np.ascontiguousarray(array)
     if array.dtype == bool:
@@ -366,7 +367,7 @@ def load_cifar(name: str, folder: Path, options: Options) -> ImageData:
 
 
 def _pixels(batch: dict[str, Any], path: Path) -> torch.Tensor:
-    np = needs("numpy", "reading CIFAR-10")
+    np = needs("numpy", "train", "reading CIFAR-10")
     data: Any = batch.get("data")
     if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3072:
         found = f"{data.dtype} {data.shape}" if isinstance(data, np.ndarray) else type(data).__name__
@@ -411,7 +412,7 @@ class _Unpickler(pickle.Unpickler):
     """Builds lists, dictionaries, texts and numpy arrays. Every other name is refused, so nothing foreign can run."""
 
     def find_class(self, module: str, name: str) -> Any:
-        np = needs("numpy", "reading CIFAR-10")
+        np = needs("numpy", "train", "reading CIFAR-10")
         multiarray = np._core.multiarray if hasattr(np, "_core") else np.core.multiarray
         allowed = {
             ("numpy.core.multiarray", "_reconstruct"): multiarray._reconstruct,
@@ -448,7 +449,7 @@ def load_digits(name: str, options: Options) -> ImageData:
             f"{name!r} has no part {options.split!r}: all 1797 digits are 'train'. "
             "Use data.split(held_out=...) to keep some apart"
         )
-    np = needs("numpy", "reading the embedded digits")
+    np = needs("numpy", "train", "reading the embedded digits")
     with files("scalelong.data").joinpath("digits.npz").open("rb") as file, np.load(file, allow_pickle=False) as arrays:
         images, labels = torch.from_numpy(arrays["images"]), torch.from_numpy(arrays["labels"])
     return from_array(name, images[:, None], Annotations(labels.to(torch.int64), DIGITS), options)

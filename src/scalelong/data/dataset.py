@@ -9,14 +9,11 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from importlib import import_module
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..errors import BrokenImagesError, DataError, InvalidConfigError, MissingDependencyError
+from ..errors import BrokenImagesError, DataError, InvalidConfigError
 
 Progress = Callable[[int, int], None]  # (done, total)
 
@@ -65,15 +62,6 @@ class Options:
         if self.limit is None or self.limit >= total:
             return torch.arange(total)
         return torch.arange(self.limit) * total // self.limit
-
-
-@cache
-def needs(package: str, purpose: str) -> Any:
-    """An optional package, imported when it is used."""
-    try:
-        return import_module(package)
-    except ImportError as error:
-        raise MissingDependencyError(package.partition(".")[0], "train", purpose) from error
 
 
 def _whole(value: object, least: int) -> bool:

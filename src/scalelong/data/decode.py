@@ -11,7 +11,7 @@ from functools import cache
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from .dataset import needs
+from ..optional import needs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,7 +55,7 @@ def decode(data: bytes, channels: int, height: int, width: int) -> tuple[np.ndar
 
     The largest centred part with these proportions is taken, and resized if need be.
     """
-    np = needs("numpy", "decoding images")
+    np = needs("numpy", "train", "decoding images")
     image = _open(data)
     try:
         seen = _look(image)
@@ -73,7 +73,7 @@ def _open(data: bytes) -> Any:
     if not data:
         raise UndecodableError("empty file")
     try:
-        return needs("PIL.Image", "reading image files").open(BytesIO(data), formats=prepare())
+        return needs("PIL.Image", "train", "reading image files").open(BytesIO(data), formats=prepare())
     except Exception as error:
         raise _undecodable(error) from error
 
@@ -85,8 +85,8 @@ def prepare() -> list[str]:
     To be called before threads are started: they must not meet while Pillow is half imported.
     """
     for module in ("numpy", "PIL.ImageOps"):
-        needs(module, "decoding images")
-    pillow = needs("PIL.Image", "reading image files")
+        needs(module, "train", "decoding images")
+    pillow = needs("PIL.Image", "train", "reading image files")
     pillow.init()
     return [name for name in FORMATS if name in pillow.OPEN]
 
@@ -127,11 +127,11 @@ def _kind(image: Image) -> str:
 
 def _upright(image: Image) -> Image:
     image.load()  # some formats note the orientation after the pixels
-    return needs("PIL.ImageOps", "decoding images").exif_transpose(image) if _may_be_turned(image) else image
+    return needs("PIL.ImageOps", "train", "decoding images").exif_transpose(image) if _may_be_turned(image) else image
 
 
 def _converted(image: Image, channels: int) -> Image:
-    pillow = needs("PIL.Image", "decoding images")
+    pillow = needs("PIL.Image", "train", "decoding images")
 
     if image.mode == "F":
         raise UndecodableError("32-bit float pixels have no agreed range; convert them to 8 or 16 bits")
@@ -146,8 +146,8 @@ def _converted(image: Image, channels: int) -> Image:
 
 
 def _eight_bits(image: Image) -> Image:
-    np = needs("numpy", "decoding images")
-    pillow = needs("PIL.Image", "decoding images")
+    np = needs("numpy", "train", "decoding images")
+    pillow = needs("PIL.Image", "train", "decoding images")
 
     values = np.asarray(image).astype(np.int64)
     if values.min() < 0 or values.max() > 65535:
@@ -158,7 +158,7 @@ def _eight_bits(image: Image) -> Image:
 def _resized(image: Image, height: int, width: int) -> Image:
     if image.size == (width, height):
         return image
-    pillow = needs("PIL.Image", "decoding images")
+    pillow = needs("PIL.Image", "train", "decoding images")
 
     scale = min(image.width / width, image.height / height)
     left, top = (image.width - width * scale) / 2, (image.height - height * scale) / 2

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DataNotFoundError, UnknownSplitError, UnreadableDataError
-from .dataset import Annotations, ImageData, Options, needs
+from ..optional import needs
+from .dataset import Annotations, ImageData, Options
 from .decode import UndecodableError
 from .files import CAPTIONS, LABELS, Numbered, by_file, canonical, check_captions, first_of, image_column, number_labels
 from .source import Source, from_source
@@ -34,8 +35,8 @@ def load_parquet(name: str, paths: list[Path], options: Options) -> ImageData:
 
 class TableSource(Source):
     def __init__(self, paths: list[Path], image: str) -> None:
-        parquet = needs("pyarrow.parquet", "reading parquet files")
-        arrow = needs("pyarrow", "reading parquet files")
+        parquet = needs("pyarrow.parquet", "train", "reading parquet files")
+        arrow = needs("pyarrow", "train", "reading parquet files")
         schema = _schema(paths)
         label, caption = first_of(LABELS, schema.names), first_of(CAPTIONS, schema.names)
         columns = [column for column in (image, label, caption) if column]
@@ -47,8 +48,8 @@ class TableSource(Source):
             raise UnreadableDataError(f"{_where(paths)}: cannot read the columns {columns}: {error}") from error
         self.paths = paths
         # Lists, not Arrow: an element of a chunked column costs as much as decoding a small image.
-        is_struct = needs("pyarrow.types", "reading parquet files").is_struct(schema.field(image).type)
-        compute = needs("pyarrow.compute", "reading parquet files")
+        is_struct = needs("pyarrow.types", "train", "reading parquet files").is_struct(schema.field(image).type)
+        compute = needs("pyarrow.compute", "train", "reading parquet files")
         fields = {field.name for field in schema.field(image).type} if is_struct else set()
         self.bytes = (compute.struct_field(table[image], "bytes") if is_struct else table[image]).to_pylist()
         self.inner = compute.struct_field(table[image], "path").to_pylist() if "path" in fields else None
@@ -92,7 +93,10 @@ def version(paths: list[Path]) -> str:
 
 def _schema(paths: list[Path]) -> pa.Schema:
     """The schema that all files share."""
-    arrow, parquet = needs("pyarrow", "reading parquet files"), needs("pyarrow.parquet", "reading parquet files")
+    arrow, parquet = (
+        needs("pyarrow", "train", "reading parquet files"),
+        needs("pyarrow.parquet", "train", "reading parquet files"),
+    )
     schemas = []
     for path in paths:
         try:
@@ -108,7 +112,7 @@ def _schema(paths: list[Path]) -> pa.Schema:
 
 
 def _holds_images(kind: pa.DataType) -> bool:
-    types = needs("pyarrow.types", "reading parquet files")
+    types = needs("pyarrow.types", "train", "reading parquet files")
     if types.is_struct(kind):
         return kind.get_field_index("bytes") >= 0
     return types.is_binary(kind) or types.is_large_binary(kind)
@@ -116,7 +120,7 @@ def _holds_images(kind: pa.DataType) -> bool:
 
 def _stored(path: Path, column: str) -> int:
     """Bytes of the column once unpacked."""
-    footer = needs("pyarrow.parquet", "reading parquet files").read_metadata(path)
+    footer = needs("pyarrow.parquet", "train", "reading parquet files").read_metadata(path)
     groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
     chunks = [group.column(index) for group in groups for index in range(group.num_columns)]
     return sum(c.total_uncompressed_size for c in chunks if c.path_in_schema.split(".")[0] == column)
@@ -152,7 +156,7 @@ def is_saved(folder: Path) -> bool:
 def load_hub(name: str, options: Options) -> ImageData:
     """`hf:NAME`, `hf:NAME:CONFIG` or `hf:FOLDER`."""
     place = name.removeprefix("hf:")
-    datasets = needs("datasets", f"loading {name!r}")
+    datasets = needs("datasets", "train", f"loading {name!r}")
     try:
         if Path(place).exists():
             found = load_saved(place) if is_saved(Path(place)) else datasets.load_dataset(place)
@@ -169,19 +173,19 @@ def load_hub(name: str, options: Options) -> ImageData:
 
 
 def load_saved(folder: str | Path) -> Any:
-    return needs("datasets", "reading a saved data set").load_from_disk(str(folder))
+    return needs("datasets", "train", "reading a saved data set").load_from_disk(str(folder))
 
 
 def open_parquet(paths: list[Path], version: str) -> HubSource:
     """Parquet has no random access; `datasets` copies it once into a memory-mapped file in its cache."""
-    datasets = needs("datasets", "streaming parquet files that do not fit in memory")
+    datasets = needs("datasets", "train", "streaming parquet files that do not fit in memory")
     files = [str(path.resolve()) for path in paths]
     return HubSource(datasets.load_dataset("parquet", data_files=files, split="train"), str(paths[0].parent), version)
 
 
 class HubSource(Source):
     def __init__(self, dataset: Any, where: str, version: str | None = None) -> None:
-        datasets = needs("datasets", f"loading {where}")
+        datasets = needs("datasets", "train", f"loading {where}")
         features = dataset.features
         candidates = [column for column, feature in features.items() if _feature_holds_images(feature)]
         self.image = image_column(candidates, list(features), where)
@@ -220,7 +224,7 @@ def _values(dataset: Any, column: str) -> list[Any]:
 
 
 def _feature_holds_images(feature: Any) -> bool:
-    datasets = needs("datasets", "loading a data set")
+    datasets = needs("datasets", "train", "loading a data set")
     if isinstance(feature, datasets.Value):
         return feature.dtype in ("binary", "large_binary")
     return isinstance(feature, datasets.Image) or (isinstance(feature, dict) and "bytes" in feature)

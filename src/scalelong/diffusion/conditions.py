@@ -14,15 +14,12 @@ import torch
 from torch import Tensor
 
 from ..data import Batch
-from ..errors import MissingDependencyError, ScaleLongError
+from ..errors import ConditionError
 from ..files import cached_array, file_digest
+from ..optional import needs
 
 if TYPE_CHECKING:
     import numpy as np
-
-
-class ConditionError(ScaleLongError, ValueError):
-    """A class or a text was asked for that the model cannot be told."""
 
 
 class Conditions(ABC):
@@ -280,10 +277,7 @@ class PretrainedTextEncoder:
 
     @cached_property
     def _loaded(self) -> tuple[Any, Any]:
-        try:
-            import transformers
-        except ImportError as error:
-            raise MissingDependencyError("transformers", "train", "encoding texts") from error
+        transformers = needs("transformers", "train", "encoding texts")
         try:
             kind = transformers.AutoConfig.from_pretrained(self._model_folder, local_files_only=True).model_type
             tokenizer = transformers.AutoTokenizer.from_pretrained(self._tokenizer_folder, local_files_only=True)

@@ -12,15 +12,12 @@ import torch
 from torch import Tensor
 
 from ..data import ImageData, to_float
-from ..errors import MissingDependencyError, ScaleLongError
+from ..errors import AutoencoderError
 from ..files import cached_array, file_digest
+from ..optional import needs
 
 if TYPE_CHECKING:
     import numpy as np
-
-
-class AutoencoderError(ScaleLongError, ValueError):
-    """The autoencoder is not where it should be, or does not fit the images."""
 
 
 class Autoencoder:
@@ -44,12 +41,11 @@ class Autoencoder:
 
     @cached_property
     def model(self) -> Any:
+        autoencoders = needs("diffusers.models.autoencoders.autoencoder_kl", "train", "encoding images")
         try:
-            from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
-        except ImportError as error:
-            raise MissingDependencyError("diffusers", "train", "encoding images") from error
-        try:
-            model = AutoencoderKL.from_pretrained(self._model_folder, local_files_only=True, use_safetensors=True)
+            model = autoencoders.AutoencoderKL.from_pretrained(
+                self._model_folder, local_files_only=True, use_safetensors=True
+            )
         except (OSError, ValueError) as error:
             raise AutoencoderError(f"the autoencoder in {self.folder} cannot be loaded: {error}") from error
         return model.eval()

@@ -6,11 +6,9 @@ disk. Its hash goes into every score, because on another machine training may ro
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from os import PathLike
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -22,8 +20,9 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from ..data import ImageData, to_float
-from ..errors import FeatureError, MissingDependencyError
-from ..files import cache_folder, file_digest, key_of, locked, write_bytes, write_text
+from ..errors import FeatureError
+from ..files import cache_folder, digest, file_digest, key_of, locked, write_bytes, write_text
+from ..optional import load_object, needs
 from .scores import Moments, MomentsSum
 
 VERSION = 1
@@ -87,12 +86,12 @@ def train_classifier(data: ImageData, *, seed: int = 0, say: Callable[[str], Non
         network = Network(data.channels, min(data.height, data.width), classes)
     with locked(folder):
         weights, note = folder / "classifier.safetensors", folder / "classifier.json"
-        if not note.exists() or _digest(weights.read_bytes()) != json.loads(note.read_text())["digest"]:
+        if not note.exists() or digest(weights.read_bytes()) != json.loads(note.read_text())["digest"]:
             say(f"training a classifier on {data.name}, once: {STEPS} steps")
             accuracy = _train(network, data, turns, seed)
             content = save({name: value.contiguous() for name, value in network.state_dict().items()})
             write_bytes(weights, content)
-            found = {**about, "digest": _digest(content), "accuracy": accuracy}
+            found = {**about, "digest": digest(content), "accuracy": accuracy}
             write_text(note, json.dumps(found, indent=2))
         network.load_state_dict(load(weights.read_bytes()))
         found = json.loads(note.read_text())
@@ -140,10 +139,6 @@ def _turned(images: Tensor, times: Tensor) -> Tensor:
     return torch.stack([torch.rot90(image, int(count), (1, 2)) for image, count in zip(images, times, strict=True)])
 
 
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
 # Inception's features by torch-fidelity, for FIDs that can be compared with published ones.
 
 SHA256 = "6726825d"
@@ -179,13 +174,10 @@ class InceptionFeatures:
 
 
 def _load(path: Path) -> Any:
-    try:
-        from torch_fidelity.feature_extractor_inceptionv3 import (  # pyright: ignore[reportMissingImports]
-            FeatureExtractorInceptionV3,
-        )
-    except ImportError as error:
-        raise MissingDependencyError("torch-fidelity", "eval", "Inception FID") from error
-    model = FeatureExtractorInceptionV3("inception-v3-compat", ["2048"], feature_extractor_weights_path=str(path))
+    inception = needs("torch_fidelity.feature_extractor_inceptionv3", "eval", "Inception FID")
+    model = inception.FeatureExtractorInceptionV3(
+        "inception-v3-compat", ["2048"], feature_extractor_weights_path=str(path)
+    )
     # In training mode its normalisation would use the statistics of each batch.
     return model.eval()
 
@@ -224,13 +216,9 @@ def load_extractor(
         if weights is None:
             raise FeatureError("Inception needs the path of its weights: --feature-weights weights-inception-….pth")
         return InceptionFeatures(weights)
-    module, colon, name = spec.partition(":")
-    if not colon:
+    if ":" not in spec:
         raise FeatureError(f"unknown features {spec!r}; known: classifier, inception, or package.module:factory")
-    try:
-        made = getattr(import_module(module), name)(data)
-    except (ImportError, AttributeError) as error:
-        raise FeatureError(f"the features {spec!r} cannot be imported: {error}") from error
+    made = load_object(spec, "feature extractor", FeatureError)(data)
     if not isinstance(made, FeatureExtractor) or not callable(made):
         raise FeatureError(f"{spec} must return an object with name, digest and a call, got {type(made).__name__}")
     return made

@@ -6,7 +6,6 @@ and the shape is that of the nearest mask among all places and sizes that the da
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,7 +21,7 @@ from ..data.shapes import BACKGROUND, COLOURS, JITTER, PLACES, RADIUS, SHAPES, s
 from ..diffusion.images import ImageMaker, requests
 from ..diffusion.solvers import SampleSettings
 from ..errors import InvalidSamplesError
-from ..files import write_text
+from ..files import read_json_lines, write_json_lines
 from ..runs.samples import NOTE, SampleFolder, fill_folder, folder_name, processes
 from .features import (
     Classifier,
@@ -259,15 +258,13 @@ def _silent(_: str) -> None:
 
 def store(file: Path, scores: Scores) -> None:
     """One JSON object per line."""
-    before = file.read_text(encoding="utf-8") if file.exists() else ""
-    write_text(file, before + json.dumps(scores.to_dict(), ensure_ascii=False) + "\n")
+    before = read_json_lines(file) if file.exists() else []
+    write_json_lines(file, [*before, scores.to_dict()])
 
 
 def stored_scores(folder: str | Path) -> list[Scores]:
     file = Path(folder) / SCORES
-    if not file.exists():
-        return []
-    return [Scores.from_dict(json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines() if line]
+    return [Scores.from_dict(line) for line in read_json_lines(file)] if file.exists() else []
 
 
 # Scores of a model that is being trained, at the same seeds every time.

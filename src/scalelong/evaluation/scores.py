@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..console import text_table
 from ..errors import EvaluationError, InvalidSamplesError, ProtocolMismatchError
 
 
@@ -270,13 +271,15 @@ def protocol_differences(a: Protocol, b: Protocol) -> dict[str, tuple[Any, Any]]
 def comparison(scores: Sequence[Scores]) -> str:
     """A table, best Fréchet distance first."""
     require_comparable(scores)
-    rows = [("", "Fréchet distance", "precision", "recall")]
-    for entry in sorted(scores, key=lambda entry: entry.frechet.value):
-        rows.append((_title(entry), str(entry.frechet), str(entry.precision), str(entry.recall)))
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+    return text_table(comparison_rows(scores), left=True, rule=False)
+
+
+def comparison_rows(scores: Sequence[Scores]) -> list[dict[str, str]]:
+    return [
+        {"": _title(entry), "Fréchet distance": str(entry.frechet)}
+        | {"precision": str(entry.precision), "recall": str(entry.recall)}
+        for entry in sorted(scores, key=lambda entry: entry.frechet.value)
+    ]
 
 
 def _title(scores: Scores) -> str:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import MissingDependencyError
 from ..files import write_bytes
+from ..optional import needs
 from .results import Curve, mean, read_curves
 from .runs import PlannedRun
 
@@ -78,11 +78,5 @@ def _draw_samples(axes: "Axes", run: PlannedRun) -> None:
 
 
 def pyplot() -> Any:
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise MissingDependencyError("matplotlib", "report", "drawing a comparison") from error
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    return plt
+    needs("matplotlib", "report", "drawing a comparison").use("Agg")
+    return needs("matplotlib.pyplot", "report", "drawing a comparison")

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from .._version import __version__
-from ..errors import ExportError, MissingDependencyError, ScaleLongError
+from ..errors import ExportError, ScaleLongError
 from ..evaluation.judge import stored_scores
 from ..evaluation.scores import Scores
+from ..optional import needs
 from ..runs.config import to_dict
 from ..runs.folder import DATA
 from ..runs.load import Run
@@ -137,16 +138,12 @@ def _scores(run: Run) -> str:
 
 def push_to_hub(folder: str | Path, repository: str, *, private: bool = True) -> str:
     """Uploads a folder; the address of the commit. Who you are is what `huggingface-cli login` has stored."""
-    try:
-        from huggingface_hub import HfApi
-        from huggingface_hub.errors import HfHubHTTPError
-    except ImportError as error:
-        raise MissingDependencyError("huggingface_hub", "train", "pushing to the hub") from error
-    api = HfApi()
+    hub = needs("huggingface_hub", "train", "pushing to the hub")
+    api = hub.HfApi()
     try:
         api.create_repo(repository, private=private, exist_ok=True)
         return str(api.upload_folder(repo_id=repository, folder_path=str(folder)))
-    except (HfHubHTTPError, OSError, ValueError) as error:
+    except (hub.errors.HfHubHTTPError, OSError, ValueError) as error:
         raise ExportError(
             f"{folder} could not be pushed to {repository}: {error}. The folder is complete; push it again when the "
             f"network and your token are there"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import files
@@ -18,7 +16,7 @@ from torch import Tensor, nn
 
 from ..diffusion.solvers import scheduler
 from ..errors import ExportError
-from ..files import write_bytes
+from ..files import new_folder, write_bytes
 from ..noise import diffusers
 from ..runs.load import Run
 from ..runs.model import is_uvit, uvit_arguments
@@ -36,22 +34,15 @@ def copy_code(name: str, folder: Path) -> None:
 
 
 @contextmanager
-def new_folder(target: Path) -> Iterator[Path]:
-    """Write into a temporary neighbour, which takes the name at the end."""
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ExportError(f"{target} exists already and is not an empty folder; choose another one with --out")
-    part = target.with_name(f".{target.name}.part")
+def _export_folder(target: Path) -> Iterator[Path]:
+    """A new folder, complete or not there; what prevents it is an ExportError."""
     try:
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
-        yield part
-        if target.exists():
-            target.rmdir()
-        os.replace(part, target)
+        with new_folder(target) as folder:
+            yield folder
+    except FileExistsError as error:
+        raise ExportError(f"{target} {error.strerror}; choose another one with --out") from error
     except OSError as error:
         raise ExportError(f"{target} could not be written: {error}") from error
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
 
 
 # A UNet of diffusers with scaled long skips, as a component of a pipeline that runs without scalelong.
@@ -163,7 +154,7 @@ def export_diffusers(run: Run, target: str | Path) -> Path:
             "text-conditional models cannot be written as a diffusers folder: their text encoder is not part of the "
             "run. Use --format safetensors"
         )
-    with new_folder(path) as folder:
+    with _export_folder(path) as folder:
         if is_uvit(run.config):
             _write_uvit(run, folder)
         else:

@@ -5,7 +5,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..errors import AlreadyScaledError, InvalidConfigError, MissingDependencyError
+from ..errors import AlreadyScaledError, InvalidConfigError
+from ..optional import needs
 from ..scaling.baselines import ResidualBranch, ResidualSpec, validate_residual
 from .cpu import pack_dropout_
 
@@ -171,10 +172,7 @@ def unet(name: str, *, residual_scaling: ResidualSpec = "none", **overrides: Any
     """
     if name not in UNET_PRESETS:
         raise InvalidConfigError(f"unknown UNet preset {name!r}; known: {', '.join(UNET_PRESETS)}")
-    try:
-        import diffusers
-    except ImportError as error:
-        raise MissingDependencyError("diffusers", "train", f"the UNet preset {name!r}") from error
+    diffusers = needs("diffusers", "train", f"the UNet preset {name!r}")
     preset = UNET_PRESETS[name]
     model: nn.Module = getattr(diffusers, preset.kind)(**{**preset.arguments, **overrides})
     pack_dropout_(model)

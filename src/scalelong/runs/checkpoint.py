@@ -7,7 +7,6 @@ checkpoints/step-00001000/model.safetensors   the weights
 checkpoints/latest -> step-00001000
 """
 
-import hashlib
 import json
 import os
 import pickle
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from .._version import __version__
 from ..errors import CheckpointError
-from ..files import sync, write_text
+from ..files import file_digest, sync, write_text
 from .config import CheckpointConfig
 
 MODEL, EMA, TRAINING, MANIFEST = "model.safetensors", "ema.safetensors", "training.pt", "manifest.json"
@@ -85,7 +84,7 @@ def _write_files(folder: Path, snapshot: Snapshot) -> None:
     for name in (MODEL, EMA, TRAINING):
         shutil.copymode(folder / TRAINING, folder / name)  # safetensors lets nobody else read its files
         sync(folder / name)
-        files[name] = {"bytes": (folder / name).stat().st_size, "sha256": _digest(folder / name)}
+        files[name] = {"bytes": (folder / name).stat().st_size, "sha256": file_digest(folder / name)}
     manifest = {"format": FORMAT, "step": snapshot.step, "scalelong": __version__, "files": files}
     write_text(folder / MANIFEST, json.dumps(manifest, indent=2))
 
@@ -111,7 +110,7 @@ def verify(path: Path) -> None:
             size, expected = (path / name).stat().st_size, files[name]["bytes"]
             if size != expected:
                 raise CheckpointError(f"{path / name} has {size} bytes instead of {expected}")
-            if _digest(path / name) != files[name]["sha256"]:
+            if file_digest(path / name) != files[name]["sha256"]:
                 raise CheckpointError(f"{path / name} has another checksum than its manifest says")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} is incomplete: {error}") from error
@@ -182,8 +181,3 @@ def _point_latest(folder: Path, target: Path) -> None:
     link.unlink(missing_ok=True)
     link.symlink_to(target.name)
     os.replace(link, folder / "latest")
-
-
-def _digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

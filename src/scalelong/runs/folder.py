@@ -6,7 +6,7 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,7 +18,7 @@ from .._version import __version__
 from ..data import ImageData
 from ..diffusion.conditions import words_of
 from ..errors import RunFolderError
-from ..files import FolderLock, write_text
+from ..files import FolderLock, append_json_line, read_json_lines, write_json_lines, write_text
 from .checkpoint import saved_steps
 from .config import TrainConfig, differences, dump_config, harmful_differences, load_config
 from .model import DataShape
@@ -110,14 +110,13 @@ class RunFolder:
         return json.loads((self.path / DATA).read_text()).get("vocabulary")
 
     def append_metrics(self, values: dict[str, Any]) -> None:
-        with open(self.metrics, "a", encoding="utf-8") as file:
-            file.write(json.dumps(values) + "\n")
+        append_json_line(self.metrics, values)
 
     def cut_metrics(self, step: int) -> None:
         """Forget what was recorded after a step: it will be recorded again."""
         kept = [line for line in read_metrics(self.path) if line["step"] <= step]
         if self.metrics.exists():
-            write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in kept))
+            write_json_lines(self.metrics, kept)
 
     def rollbacks(self) -> list[dict[str, Any]]:
         path = self.path / ROLLBACKS
@@ -133,16 +132,8 @@ class RunFolder:
 
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """The lines of a run's metrics. A line that a kill cut off is left out."""
-
-    def parsed(lines: Iterable[str]) -> Iterable[dict[str, Any]]:
-        for line in lines:
-            try:
-                yield json.loads(line)
-            except json.JSONDecodeError:
-                continue
-
     file = Path(path) / METRICS
-    return list(parsed(file.read_text(encoding="utf-8").splitlines())) if file.exists() else []
+    return read_json_lines(file) if file.exists() else []
 
 
 def shape_of(data: ImageData) -> DataShape:

@@ -1,6 +1,5 @@
 """From a name to a network, and one way to call it: U-ViT, diffusers' UNets, or anyone's `package.module:factory`."""
 
-import importlib
 import inspect
 import json
 from collections.abc import Callable, Sequence
@@ -26,6 +25,7 @@ from ..diffusion.latents import Autoencoder, encode_data
 from ..errors import InvalidConfigError
 from ..models import UViT, unet
 from ..models.presets import preset_arguments
+from ..optional import load_object
 from ..randomness import seed_global
 from ..scaling import NoScaling, as_scaling
 from ..skips import scale_skips_, start_merges_
@@ -207,16 +207,7 @@ def _import(name: str) -> Callable[..., Any]:
             f"unknown model {name!r}; use 'uvit', 'uvit/PRESET', 'unet/PRESET', a config.json of diffusers, or "
             f"'package.module:factory' for your own"
         )
-    try:
-        factory = importlib.import_module(module_name)
-        for part in attribute.split("."):
-            factory = getattr(factory, part)
-    except ImportError as error:
-        raise InvalidConfigError(
-            f"the model {name!r} cannot be imported: {error}. Is its folder in PYTHONPATH?"
-        ) from error
-    except AttributeError as error:
-        raise InvalidConfigError(f"the module {module_name!r} has no {attribute!r}") from error
+    factory = load_object(name, "model")
     if not callable(factory):
         raise InvalidConfigError(f"{name} must be a function or a class, got {type(factory).__name__}")
     return factory

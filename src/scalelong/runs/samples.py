@@ -15,8 +15,9 @@ from torch import Tensor
 from ..data import to_float
 from ..diffusion.images import Request
 from ..diffusion.solvers import SampleSettings
-from ..errors import MissingDependencyError, ScaleLongError
+from ..errors import SampleFolderError
 from ..files import file_digest, write_bytes, write_text
+from ..optional import needs
 from .checkpoint import EMA, MODEL, step_folder
 from .processes import on_main
 
@@ -46,14 +47,11 @@ def image_grid(images: Tensor, columns: int | None = None) -> Tensor:
 
 def save_png(path: Path, image: Tensor) -> None:
     """Write a uint8 image (C, H, W) with 1, 3 or 4 channels; of others, the first is shown."""
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise MissingDependencyError("pillow", "train", "writing sample grids") from error
+    pillow = needs("PIL.Image", "train", "writing sample grids")
     array = image.permute(1, 2, 0).contiguous().numpy()
     array = array if array.shape[2] in (3, 4) else array[:, :, 0]
     content = io.BytesIO()
-    Image.fromarray(array).save(content, format="PNG")
+    pillow.fromarray(array).save(content, format="PNG")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(path, content.getvalue())
 
@@ -65,10 +63,6 @@ def save_png(path: Path, image: Tensor) -> None:
 #         grid.png               the first images at once
 
 NOTE = "samples.json"
-
-
-class SampleFolderError(ScaleLongError, ValueError):
-    """The folder holds other samples, or something else."""
 
 
 class SampleFolder:
@@ -166,11 +160,7 @@ GRID = 100
 
 def processes() -> Any:
     """What accelerate knows about the processes that torchrun or `accelerate launch` started: often just this one."""
-    try:
-        from accelerate import PartialState
-    except ImportError as error:
-        raise MissingDependencyError("accelerate", "train", "sampling") from error
-    return PartialState(cpu=not torch.accelerator.is_available())
+    return needs("accelerate", "train", "sampling").PartialState(cpu=not torch.accelerator.is_available())
 
 
 def folder_name(run: Run, settings: SampleSettings) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from ..errors import (
     ScalingMismatchError,
     UnsupportedModelError,
 )
+from ..files import write_bytes
 from ..scaling.base import Scaling, SkipScaling, as_scaling
 from ..scaling.constant import NoScaling
 from .attach import REGISTERED, Attached, acts_behind_norm, attach_, attached, detach_, forget_compiled, has_scaling
@@ -206,10 +206,7 @@ def save_scaling(model: nn.Module, path: str | PathLike[str]) -> None:
     }
     tensors = {name: value.detach().cpu().contiguous() for name, value in scaling.state_dict().items()}
     content = save(tensors, metadata={"scalelong": json.dumps(description)})
-    target = Path(path)
-    temporary = target.with_name(target.name + ".part")
-    temporary.write_bytes(content)
-    os.replace(temporary, target)
+    write_bytes(path, content)
 
 
 def load_scaling_(model: nn.Module, path: str | PathLike[str]) -> nn.Module:

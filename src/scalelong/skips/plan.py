@@ -8,7 +8,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from ..console import text_table
 from ..errors import InvalidConfigError
+from ..files import write_text
 from ..scaling.base import SkipSite
 
 FORMAT = 1
@@ -146,12 +148,11 @@ class SkipPlan:
 
     def __str__(self) -> str:
         head = ("i", "producer", "merged in", "kind", "shape", "axis", "scaled as", "norm cancels", "foldable")
-        rows = [head, *(_row(skip) for skip in self.skips)]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-        table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        rows = [dict(zip(head, _row(skip), strict=True)) for skip in self.skips]
+        table = text_table(rows, left=True, rule=False)
         count = f"{len(self.skips)} long skip{'s' if len(self.skips) != 1 else ''}"
         repeated = f", each {self.repeats} times per forward" if self.repeats > 1 else ""
-        return "\n".join([f"{self.model}: {count}{repeated}, outermost first", *table])
+        return "\n".join([f"{self.model}: {count}{repeated}, outermost first", table])
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -182,10 +183,7 @@ class SkipPlan:
             raise InvalidConfigError(f"the plan is not JSON: {error}") from error
 
     def save(self, path: str | PathLike[str]) -> None:
-        target = Path(path)
-        temporary = target.with_name(target.name + ".part")
-        temporary.write_text(self.to_json())
-        os.replace(temporary, target)
+        write_text(path, self.to_json())
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> "SkipPlan":

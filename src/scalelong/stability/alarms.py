@@ -14,7 +14,6 @@ answers zero, and the feature is above a floor; otherwise `gate` says why it doe
 
 import json
 import math
-import os
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,9 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any, Protocol, TextIO
 
-from ..errors import InvalidConfigError, MissingDependencyError
+from ..errors import InvalidConfigError
+from ..files import read_json_lines, write_json_lines
+from ..optional import needs
 
 WINDOW = 51
 PEAK = math.log(1.5)
@@ -293,31 +294,17 @@ class JsonLines:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path.exists():
             kept = [line for line in read_json_lines(self.path) if line["step"] < step]
-            temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
-            temporary.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-            os.replace(temporary, self.path)
+            write_json_lines(self.path, kept)
         return open(self.path, "a", encoding="utf-8")
-
-
-def read_json_lines(path: str | PathLike[str]) -> list[dict[str, Any]]:
-    """The readings of a file; a line that a kill cut off is left out."""
-    found = []
-    for line in Path(path).read_text(encoding="utf-8").splitlines():
-        try:
-            found.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return found
 
 
 class TensorBoard:
     """Readings as scalars, alarms as text."""
 
     def __init__(self, folder: str | PathLike[str]) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise MissingDependencyError("tensorboard", "train", "writing readings for TensorBoard") from error
+        needs("tensorboard", "train", "writing readings for TensorBoard")
+        from torch.utils.tensorboard import SummaryWriter
+
         self._writer = SummaryWriter(str(folder))
 
     def write(self, step: int, reading: Mapping[str, float], alarms: Sequence[Alarm]) -> None:

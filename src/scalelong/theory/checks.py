@@ -1,5 +1,6 @@
 """The checks of `scalelong theory`: each compares a statement with a measurement and returns rows of numbers."""
 
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -7,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import MissingDependencyError
+from ..files import write_bytes
+from ..optional import needs
 from ..scaling.constant import ConstantScaling, FixedScaling, NoScaling, UniformScaling
 from .bounds import robustness_bound
 from .moments import (
@@ -164,20 +166,18 @@ def quantile(values: Tensor, share: float) -> float:
 
 def new_figure(panels: int = 2) -> tuple["Figure", list[Any]]:
     """A figure without a window; `panels` axes side by side."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingDependencyError("matplotlib", "report", "drawing figures") from error
-    figure = Figure(figsize=(4.4 * panels, 3.2), dpi=90, layout="constrained")
+    figure = needs("matplotlib.figure", "report", "drawing figures").Figure(
+        figsize=(4.4 * panels, 3.2), dpi=90, layout="constrained"
+    )
     return figure, [figure.add_subplot(1, panels, position + 1) for position in range(panels)]
 
 
 def save(figure: "Figure", path: Path) -> Path:
     """Write a figure in one go, without the time of day, so that equal numbers give equal files."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    figure.savefig(temporary, format=path.suffix[1:], metadata={"Software": None})
-    temporary.replace(path)
+    content = io.BytesIO()
+    figure.savefig(content, format=path.suffix[1:], metadata={"Software": None})
+    write_bytes(path, content.getvalue())
     return path
 
 

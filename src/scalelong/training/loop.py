@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..console import Progress, StopWatch
+from ..console import StopWatch, TrainingProgress
 from ..data import Batch, ImageData, batches
 from ..diffusion.inputs import DataOrder, ExampleMaker, Examples, split_batch
 from ..errors import NonFiniteError, RunFolderError
@@ -120,7 +120,7 @@ class Trainer:
         accelerator: Any,
         data: ImageData,
         held_out: ImageData | None,
-        progress: Progress,
+        progress: TrainingProgress,
         hooks: Sequence[Hook] = (),
     ) -> None:
         self.config, self.run, self.accelerator, self.data = config, run, accelerator, data
@@ -308,7 +308,7 @@ def train(config: TrainConfig, out: str | PathLike[str] | None = None, *, hooks:
     """Train as the configuration says, in a run folder. A run that is there already is continued."""
     run = RunFolder(out or default_folder(config))
     accelerator = make_accelerator(config, str(run.path))
-    progress = Progress(config.steps, accelerator.is_main_process)
+    progress = TrainingProgress(config.steps, accelerator.is_main_process)
     try:
         with ExitStack() as stack:
             interrupt = stack.enter_context(Interrupt())

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..console import Progress, StopWatch
+from ..console import StopWatch, TrainingProgress
 from ..errors import InvalidConfigError
 from ..runs.config import TrainConfig, flatten, to_dict
 from ..runs.folder import RunFolder
@@ -44,7 +44,7 @@ class Window:
 
 
 class Recorder:
-    def __init__(self, config: TrainConfig, run: RunFolder, accelerator: Any, progress: Progress) -> None:
+    def __init__(self, config: TrainConfig, run: RunFolder, accelerator: Any, progress: TrainingProgress) -> None:
         self.config, self.run, self.accelerator, self.progress = config, run, accelerator, progress
         missing = set(config.logging.trackers) - {str(getattr(kind, "value", kind)) for kind in accelerator.log_with}
         if missing:

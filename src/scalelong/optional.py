@@ -1,0 +1,44 @@
+"""Optional packages, and objects by "package.module:name".
+
+`import scalelong` needs torch alone. What needs more asks for it where it is used, and whoever lacks it is told which
+extra to install:
+
+    plt = needs("matplotlib.pyplot", "report", "drawing figures")
+"""
+
+import sys
+from importlib import import_module
+from typing import Any
+
+from .errors import InvalidConfigError, MissingDependencyError, ScaleLongError
+
+# The name to install, where it is not the name to import.
+DISTRIBUTIONS = {"PIL": "pillow", "yaml": "pyyaml", "torch_fidelity": "torch-fidelity"}
+
+
+def needs(module: str, extra: str, purpose: str) -> Any:
+    """An optional module, or MissingDependencyError: "PURPOSE needs the package ..., install scalelong[EXTRA]"."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        # Of a package that is installed and lacks the module, or fails on the way, the reason is told.
+        absent = (error.name or "").partition(".")[0] == package and sys.modules.get(package) is None
+        named = DISTRIBUTIONS.get(package, package)
+        raise MissingDependencyError(named, extra, purpose, None if absent else str(error)) from error
+
+
+def load_object(spec: str, what: str = "object", error: type[ScaleLongError] = InvalidConfigError) -> Any:
+    """The object that "package.module:name" names; the name may have dots. What fails is raised as `error`."""
+    module_name, _, name = spec.partition(":")
+    if not module_name or not name:
+        raise error(f"unknown {what} {spec!r}: it must look like package.module:name")
+    try:
+        found = import_module(module_name)
+    except ImportError as failure:
+        raise error(f"the {what} {spec!r} cannot be imported: {failure}. Is its folder in PYTHONPATH?") from failure
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise error(f"the {what} {spec!r} cannot be imported: the module {module_name!r} has no {name!r}")
+        found = getattr(found, part)
+    return found

@@ -1,0 +1,145 @@
+"""Tables and progress: plain in a pipe, drawn by rich in a terminal, plain again without rich or colours."""
+
+import io
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+from scalelong import console
+from scalelong.console import Progress, TrainingProgress, byte_size, show_table, text_table
+
+ROWS = [{"name": "cs", "value": 0.123456, "n": 3}, {"name": "longer", "value": 12.0, "n": 1200}]
+PLAIN = """\
+  name   value     n
+--------------------
+    cs  0.1235     3
+longer      12  1200"""
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_plain_table():
+    assert text_table(ROWS) == PLAIN
+    assert text_table([]) == "(nothing)"
+
+
+def test_alignment_and_rule():
+    assert text_table(ROWS, left=True, rule=False).splitlines()[1] == "cs      0.1235  3"
+    assert text_table(ROWS, left=["name"], rule=False).splitlines()[1] == "cs      0.1235     3"
+
+
+def test_a_pipe_gets_plain_text(capsys):
+    show_table(ROWS, "Title")
+    assert capsys.readouterr().out == f"Title\n{PLAIN}\n"
+
+
+def terminal_output(code: str, **environment: str) -> str:
+    """What a program writes into a terminal of its own."""
+    primary, secondary = pty.openpty()
+    known = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "TERM", "COLUMNS")}
+    known |= {"TERM": "xterm-256color", "COLUMNS": "100", **environment}
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=secondary, env=known)
+    os.close(secondary)
+    parts = []
+    while True:
+        try:
+            part = os.read(primary, 65536)
+        except OSError:  # how Linux says that the other side is closed
+            break
+        if not part:
+            break
+        parts.append(part)
+    assert process.wait() == 0
+    os.close(primary)
+    return b"".join(parts).decode()
+
+
+TABLE = (
+    f"from scalelong.console import show_table; show_table({ROWS!r} + [{{'name': '[red]x[/]', 'value': 1, 'n': 2}}])"
+)
+
+
+def test_a_terminal_gets_rich():
+    pytest.importorskip("rich")
+    drawn = terminal_output(TABLE)
+    assert "\x1b[" in drawn  # bold headings
+    assert "0.1235" in drawn
+    assert "[red]x[/]" in drawn  # a cell is no markup
+
+
+@pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_no_colour_where_none_is_wanted(environment):
+    assert "\x1b" not in terminal_output(TABLE, **environment)
+
+
+def test_a_terminal_without_rich_gets_plain_text():
+    assert "\x1b" not in terminal_output(f"import sys; sys.modules['rich'] = None\n{TABLE}")
+
+
+BAR = """
+from scalelong import console
+console.PATIENCE = 0
+progress = console.Progress("reading images", 3)
+for done in (1, 2, 3):
+    progress(done)
+    if done == 2: progress.say("halfway [1, 2]")
+"""
+
+
+def test_a_bar_in_a_terminal():
+    pytest.importorskip("rich")
+    drawn = terminal_output(BAR)
+    assert "━" in drawn
+    assert "3/3" in drawn
+    assert "halfway [1, 2]" in drawn
+    assert drawn.rstrip().endswith("\x1b[?25h")  # the cursor is back
+
+
+def test_a_changing_line_in_a_terminal_without_colours():
+    drawn = terminal_output(BAR, NO_COLOR="1")
+    assert "\r\x1b[Kreading images: 3 of 3" in drawn
+    assert "━" not in drawn
+
+
+def test_lines_now_and_then_in_a_pipe(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+    out = io.StringIO()
+    progress = Progress("reading images", stream=out)
+    for done in range(1, 41):
+        now[0] += 1.0
+        progress(done, 40)
+    assert out.getvalue() == "reading images: 15 of 40  15 s\nreading images: 30 of 40  30 s\n"
+
+
+def test_short_work_shows_nothing():
+    out = Terminal()
+    progress = Progress("reading", 2, stream=out)
+    progress(1)
+    progress(2)
+    assert out.getvalue() == ""
+
+
+def test_one_of_several_processes_speaks(monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "1")
+    Progress("reading").say("text")
+    assert capsys.readouterr().out == ""
+
+
+def test_training_says_its_lines_in_a_pipe(capsys):
+    progress = TrainingProgress(10, enabled=True)
+    progress.say("continuing")
+    progress.record({"step": 5, "loss": 1, "gradient_norm": 2, "images_per_second": 3.14, "seconds_per_step": 1})
+    progress.close()
+    assert capsys.readouterr().out == "continuing\nstep 5/10  loss 1.0000  gradient 2  3.1 images/s  0:00:05 left\n"
+
+
+def test_sizes():
+    assert byte_size(2_500_000) == "2.5 MB"
+    assert byte_size(3.5e9) == "3.50 GB"
