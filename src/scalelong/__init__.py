@@ -1,181 +1,29 @@
 """Stable and faster training of U-shaped networks by scaling their long skip connections.
 
-The public names are loaded at first use, so that the command line can answer without importing torch.
+The public names stand in `__init__.pyi`, once. They are loaded at first use, so that the command line can answer
+without importing torch.
 """
 
+import ast
+import pkgutil
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ._version import __version__
-
-if TYPE_CHECKING:
-    from .errors import (
-        AlreadyScaledError,
-        AmbiguousSkipsError,
-        CancelledScalingWarning,
-        ExampleInputsError,
-        InvalidConfigError,
-        InvalidInputError,
-        MissingDependencyError,
-        NoLongSkipsError,
-        NotScaledError,
-        ScaleLongError,
-        ScalingMismatchError,
-        SkipMismatchError,
-        UnreachableSkipError,
-        UnsupportedModelError,
-    )
-    from .kappa import (
-        KappaChoice,
-        choose_kappa,
-    )
-    from .models import UViT, unet
-    from .scaling import (
-        BalancedScaling,
-        ConstantScaling,
-        CustomScaling,
-        LearnableScaling,
-        MagnitudePreserving,
-        NormScaling,
-        NoScaling,
-        Scaling,
-        UniformScaling,
-        as_scaling,
-        register_scaling,
-    )
-    from .skips import (
-        FoldReport,
-        LongSkip,
-        SkipPlan,
-        coefficients,
-        find_skips,
-        fold_,
-        is_scaled,
-        load_scaling_,
-        plan_of,
-        save_scaling,
-        scale_skips_,
-        scaling_of,
-        start_merges_,
-        unscale_,
-        unscaled,
-    )
-    from .stability import Diagnosis, StabilityMonitor, diagnose
+from ._version import __version__ as __version__
 
 _HOMES = {
-    "errors": (
-        "AlreadyScaledError",
-        "AmbiguousSkipsError",
-        "CancelledScalingWarning",
-        "ExampleInputsError",
-        "InvalidConfigError",
-        "InvalidInputError",
-        "MissingDependencyError",
-        "NoLongSkipsError",
-        "NotScaledError",
-        "ScaleLongError",
-        "ScalingMismatchError",
-        "SkipMismatchError",
-        "UnreachableSkipError",
-        "UnsupportedModelError",
-    ),
-    "kappa": (
-        "KappaChoice",
-        "choose_kappa",
-    ),
-    "models": (
-        "UViT",
-        "unet",
-    ),
-    "scaling": (
-        "BalancedScaling",
-        "ConstantScaling",
-        "CustomScaling",
-        "LearnableScaling",
-        "MagnitudePreserving",
-        "NoScaling",
-        "NormScaling",
-        "Scaling",
-        "UniformScaling",
-        "as_scaling",
-        "register_scaling",
-    ),
-    "skips": (
-        "FoldReport",
-        "LongSkip",
-        "SkipPlan",
-        "coefficients",
-        "find_skips",
-        "fold_",
-        "is_scaled",
-        "load_scaling_",
-        "plan_of",
-        "save_scaling",
-        "scale_skips_",
-        "start_merges_",
-        "scaling_of",
-        "unscale_",
-        "unscaled",
-    ),
-    "stability": ("Diagnosis", "StabilityMonitor", "diagnose"),
+    alias.asname or alias.name: node.module
+    for node in ast.parse(pkgutil.get_data(__name__, "__init__.pyi") or b"").body
+    if isinstance(node, ast.ImportFrom)
+    for alias in node.names
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = [
-    "AlreadyScaledError",
-    "AmbiguousSkipsError",
-    "BalancedScaling",
-    "CancelledScalingWarning",
-    "ConstantScaling",
-    "CustomScaling",
-    "Diagnosis",
-    "ExampleInputsError",
-    "FoldReport",
-    "InvalidConfigError",
-    "InvalidInputError",
-    "KappaChoice",
-    "LearnableScaling",
-    "LongSkip",
-    "MagnitudePreserving",
-    "MissingDependencyError",
-    "NoLongSkipsError",
-    "NoScaling",
-    "NormScaling",
-    "NotScaledError",
-    "ScaleLongError",
-    "Scaling",
-    "ScalingMismatchError",
-    "SkipMismatchError",
-    "SkipPlan",
-    "StabilityMonitor",
-    "UViT",
-    "UniformScaling",
-    "UnreachableSkipError",
-    "UnsupportedModelError",
-    "__version__",
-    "as_scaling",
-    "choose_kappa",
-    "coefficients",
-    "diagnose",
-    "find_skips",
-    "fold_",
-    "is_scaled",
-    "load_scaling_",
-    "plan_of",
-    "register_scaling",
-    "save_scaling",
-    "scale_skips_",
-    "scaling_of",
-    "start_merges_",
-    "unet",
-    "unscale_",
-    "unscaled",
-]
+__all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME_OF:
-        return getattr(import_module(f".{_HOME_OF[name]}", __name__), name)
+    if name in _HOMES:
+        return getattr(import_module(f".{_HOMES[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -1,39 +1,27 @@
 """Images for training: folders, archives, tables, arrays, and two sets that come with the package."""
 
 from ..errors import (
-    BrokenImagesError,
-    DataError,
-    DataNotFoundError,
-    DuplicateNameError,
-    LabelError,
-    MetadataError,
-    MixedSizesError,
-    NoImagesError,
-    UnknownSplitError,
-    UnreadableDataError,
-    UnsafeArchiveError,
+    BrokenImagesError as BrokenImagesError,
+    DataError as DataError,
+    DataNotFoundError as DataNotFoundError,
+    DuplicateNameError as DuplicateNameError,
+    LabelError as LabelError,
+    MetadataError as MetadataError,
+    MixedSizesError as MixedSizesError,
+    NoImagesError as NoImagesError,
+    UnknownSplitError as UnknownSplitError,
+    UnreadableDataError as UnreadableDataError,
+    UnsafeArchiveError as UnsafeArchiveError,
 )
-from .dataset import Batch, BrokenImage, ImageData, MemoryData, batches, to_float
-from .load import DATASETS, load_data
-
-__all__ = [
-    "DATASETS",
-    "Batch",
-    "BrokenImage",
-    "BrokenImagesError",
-    "DataError",
-    "DataNotFoundError",
-    "DuplicateNameError",
-    "ImageData",
-    "LabelError",
-    "MemoryData",
-    "MetadataError",
-    "MixedSizesError",
-    "NoImagesError",
-    "UnknownSplitError",
-    "UnreadableDataError",
-    "UnsafeArchiveError",
-    "batches",
-    "load_data",
-    "to_float",
-]
+from .dataset import (
+    Batch as Batch,
+    BrokenImage as BrokenImage,
+    ImageData as ImageData,
+    MemoryData as MemoryData,
+    batches as batches,
+    to_float as to_float,
+)
+from .load import (
+    DATASETS as DATASETS,
+    load_data as load_data,
+)

@@ -11,6 +11,7 @@ from functools import cache
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
+from ..errors import ScaleLongError
 from ..optional import needs
 
 if TYPE_CHECKING:
@@ -92,8 +93,6 @@ def prepare() -> list[str]:
 
 
 def _undecodable(error: Exception) -> Exception:
-    from ..errors import ScaleLongError
-
     if isinstance(error, (UndecodableError, ScaleLongError)):
         return error
     if type(error).__name__ == "UnidentifiedImageError":  # its message holds a memory address

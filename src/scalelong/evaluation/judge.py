@@ -22,7 +22,7 @@ from ..diffusion.images import ImageMaker, requests
 from ..diffusion.solvers import SampleSettings
 from ..errors import InvalidSamplesError
 from ..files import read_json_lines, write_json_lines
-from ..runs.samples import NOTE, SampleFolder, fill_folder, folder_name, processes
+from ..runs.samples import NOTE, SampleFolder, fill_folder, folder_name, processes, read_png
 from .features import (
     Classifier,
     FeatureExtractor,
@@ -244,8 +244,6 @@ def score_folder(
 def _folder_images(path: Path, data: ImageData) -> torch.Tensor:
     found = sorted(file for file in path.glob("*.png") if file.name != "grid.png") if (path / NOTE).exists() else None
     if found is not None:
-        from ..runs.samples import read_png
-
         return torch.stack([read_png(file) for file in found]) if found else torch.empty(0, 0, 0, 0)
     # No resizing: images of another size are another set of images.
     images = load_data(str(path), channels=data.channels, max_broken=0)

@@ -1,0 +1,62 @@
+"""The public names, each written once: type checkers read this file, and `__init__.py` reads it too."""
+
+from ._version import __version__ as __version__
+from .errors import (
+    AlreadyScaledError as AlreadyScaledError,
+    AmbiguousSkipsError as AmbiguousSkipsError,
+    CancelledScalingWarning as CancelledScalingWarning,
+    ExampleInputsError as ExampleInputsError,
+    InvalidConfigError as InvalidConfigError,
+    InvalidInputError as InvalidInputError,
+    MissingDependencyError as MissingDependencyError,
+    NoLongSkipsError as NoLongSkipsError,
+    NotScaledError as NotScaledError,
+    ScaleLongError as ScaleLongError,
+    ScalingMismatchError as ScalingMismatchError,
+    SkipMismatchError as SkipMismatchError,
+    UnreachableSkipError as UnreachableSkipError,
+    UnsupportedModelError as UnsupportedModelError,
+)
+from .kappa import (
+    KappaChoice as KappaChoice,
+    choose_kappa as choose_kappa,
+)
+from .models import (
+    UViT as UViT,
+    unet as unet,
+)
+from .scaling import (
+    BalancedScaling as BalancedScaling,
+    ConstantScaling as ConstantScaling,
+    CustomScaling as CustomScaling,
+    LearnableScaling as LearnableScaling,
+    MagnitudePreserving as MagnitudePreserving,
+    NormScaling as NormScaling,
+    NoScaling as NoScaling,
+    Scaling as Scaling,
+    UniformScaling as UniformScaling,
+    as_scaling as as_scaling,
+    register_scaling as register_scaling,
+)
+from .skips import (
+    FoldReport as FoldReport,
+    LongSkip as LongSkip,
+    SkipPlan as SkipPlan,
+    coefficients as coefficients,
+    find_skips as find_skips,
+    fold_ as fold_,
+    is_scaled as is_scaled,
+    load_scaling_ as load_scaling_,
+    plan_of as plan_of,
+    save_scaling as save_scaling,
+    scale_skips_ as scale_skips_,
+    scaling_of as scaling_of,
+    start_merges_ as start_merges_,
+    unscale_ as unscale_,
+    unscaled as unscaled,
+)
+from .stability import (
+    Diagnosis as Diagnosis,
+    StabilityMonitor as StabilityMonitor,
+    diagnose as diagnose,
+)

@@ -1,0 +1,239 @@
+"""The house: which package imports which, and in what direction. `python tests/test_architecture.py` draws it.
+
+Each package imports only what stands before it in LAYERS. Functions import only what is optional or slow. An import
+under TYPE_CHECKING does not run, so it may look up, but each such look is listed.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parents[1] / "src" / "scalelong"
+
+LAYERS = [
+    ["_version"],
+    ["errors"],
+    ["optional"],
+    ["files", "console", "randomness", "noise"],
+    ["scaling"],
+    ["skips"],
+    ["models"],
+    ["theory"],
+    ["kappa"],
+    ["stability"],
+    ["data"],
+    ["diffusion"],
+    ["runs"],
+    ["evaluation"],
+    ["training"],
+    ["experiments"],
+    ["report", "export"],
+    ["commands"],
+    ["cli"],
+    ["__main__"],
+]
+"""From the ground to the roof. Packages of one layer do not import each other. The root itself holds names only."""
+
+HEIGHT = {package: height for height, layer in enumerate(LAYERS) for package in layer}
+
+# What is not yet as it should be: package and package that it must not import. The lists may only shrink.
+UPWARD = {
+    ("diffusion", "runs"): "the inputs of a step read the configuration of a run",
+    ("scaling", "kappa"): 'kappa="auto" asks the estimator',
+}
+CIRCLES = {("skips.api", "skips.fold"): "fold_ asks for the plan, and scaling asks what is folded"}
+
+# Imports of our own modules inside functions, and why.
+INSIDE_FUNCTIONS = {
+    ("kappa.pilot", "skips"): "no reason",
+    ("runs.load", "diffusion.images"): "no reason",
+    ("runs.load", "diffusion.solvers"): "no reason",
+    ("scaling.constant", "kappa"): "hides the circle above",
+    ("scaling.dynamic", "errors"): "no reason",
+    ("skips.api", "skips.fold"): "hides the circle above",
+    ("skips.fold", "skips.api"): "hides the circle above",
+    ("theory.checks", "skips"): "no reason",
+    ("theory.sensitivity", "skips"): "no reason",
+    ("training.inspection", "diffusion.images"): "no reason",
+    ("training.inspection", "diffusion.solvers"): "no reason",
+    ("training.inspection", "evaluation.judge"): "scores are slow to import, and most runs make none",
+}
+
+# Looks upwards that only type checkers take, and why.
+FOR_TYPES: dict[tuple[str, str], str] = {
+    ("errors", "skips"): "AmbiguousSkipsError carries the plan with all candidates",
+}
+
+SLOW_BY_DESIGN = {"commands", "cli"}
+"""These import the work where it is done, so that `--help` answers at once."""
+
+
+class Import(NamedTuple):
+    source: str  # a module, such as "skips.plan"
+    target: str
+    place: str  # "module", "function" or "types"
+
+    @property
+    def packages(self) -> tuple[str, str]:
+        return self.source.partition(".")[0], self.target.partition(".")[0]
+
+
+def modules() -> dict[str, Path]:
+    """Names without "scalelong."; a package goes by its own name. The root is left out: it loads names on demand."""
+    found = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        if name and "code" not in parts:  # export/code holds files for the exported folder
+            found[name] = path
+    return found
+
+
+def imports_of(name: str, path: Path, known: dict[str, Path]) -> Iterator[Import]:
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+
+    def visit(node: ast.AST, place: str) -> Iterator[Import]:
+        for child in ast.iter_child_nodes(node):
+            inner = place
+            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+                inner = "function"
+            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+                inner = "types"
+            if isinstance(child, ast.ImportFrom):
+                for target in targets(child):
+                    yield Import(name, target, place)
+            elif isinstance(child, ast.Import):
+                for alias in child.names:
+                    if alias.name.startswith("scalelong."):
+                        yield Import(name, alias.name.removeprefix("scalelong."), place)
+            yield from visit(child, inner)
+
+    def targets(node: ast.ImportFrom) -> list[str]:
+        if node.level == 0:
+            if (node.module or "").partition(".")[0] != "scalelong":
+                return []
+            base = (node.module or "").removeprefix("scalelong").lstrip(".")
+        else:
+            parts = package.split(".") if package else []
+            above = parts[: len(parts) - (node.level - 1)]
+            base = ".".join([*above, *([node.module] if node.module else [])])
+        inside = [f"{base}.{alias.name}".lstrip(".") for alias in node.names]
+        return sorted({module if module in known else base for module in inside} - {""})
+
+    yield from visit(ast.parse(path.read_text(encoding="utf-8")), "module")
+
+
+def all_imports() -> list[Import]:
+    known = modules()
+    return [found for name, path in known.items() for found in imports_of(name, path, known)]
+
+
+@pytest.fixture(scope="module")
+def imports() -> list[Import]:
+    return all_imports()
+
+
+def is_upward(found: Import) -> bool:
+    source, target = found.packages
+    return source != target and HEIGHT[target] >= HEIGHT[source]
+
+
+def test_every_package_has_its_place(imports):
+    assert {name.partition(".")[0] for name in modules()} == set(HEIGHT)
+
+
+def test_imports_go_down(imports):
+    upward = {found.packages for found in imports if found.place != "types" and is_upward(found)}
+    assert upward == set(UPWARD), "an import goes up, or an exception is no longer needed"
+
+
+def test_looks_upward_for_types_are_few(imports):
+    upward = {found.packages for found in imports if found.place == "types" and is_upward(found)}
+    assert upward == set(FOR_TYPES), "an import for types goes up, or an exception is no longer needed"
+
+
+def test_functions_import_what_is_optional_or_slow(imports):
+    inside = {
+        (found.source, found.target)
+        for found in imports
+        if found.place == "function" and found.packages[0] not in SLOW_BY_DESIGN
+    }
+    assert inside == set(INSIDE_FUNCTIONS), "an import inside a function has no reason, or is gone"
+
+
+def test_no_module_imports_in_a_circle(imports):
+    """Of all imports that run, at the top of a module or in a function."""
+    graph: dict[str, set[str]] = {}
+    for found in imports:
+        if found.place != "types" and found.source != found.target and found.packages not in UPWARD:
+            graph.setdefault(found.source, set()).add(found.target)
+    for source, target in CIRCLES:
+        assert source in graph[target], f"the circle of {source} and {target} is gone: remove the exception"
+        graph[source].remove(target)
+    assert find_cycle(graph) is None
+
+
+def test_the_wheel_does_not_import_the_workshops():
+    """benchmarks/ and research/ stand beside the wheel; the command line finds them by name, in a checkout."""
+    for path in modules().values():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) and node.level == 0 else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            assert not {name.partition(".")[0] for name in names} & {"benchmarks", "research", "tests"}, path
+
+
+def find_cycle(graph: dict[str, set[str]]) -> list[str] | None:
+    """Modules that import each other in a circle, or None."""
+    done: set[str] = set()
+
+    def walk(node: str, path: list[str]) -> list[str] | None:
+        if node in path:
+            return [*path[path.index(node) :], node]
+        if node in done:
+            return None
+        for target in sorted(graph.get(node, ())):
+            cycle = walk(target, [*path, node])
+            if cycle:
+                return cycle
+        done.add(node)
+        return None
+
+    return next((cycle for node in sorted(graph) if (cycle := walk(node, []))), None)
+
+
+def test_a_circle_is_found():
+    assert find_cycle({"a": {"b"}, "b": {"c"}, "c": {"a"}}) == ["a", "b", "c", "a"]
+    assert find_cycle({"a": {"b", "c"}, "b": {"c"}}) is None
+
+
+def direct_edges(found: list[Import]) -> set[tuple[str, str]]:
+    """Package pairs, without those that follow from others: what one must see to understand the rest."""
+    edges = {entry.packages for entry in found if entry.place != "types" and entry.packages[0] != entry.packages[1]}
+    reach: dict[str, set[str]] = {}
+    for package in sorted(HEIGHT, key=lambda package: HEIGHT[package]):
+        below = {target for source, target in edges if source == package}
+        reach[package] = below | {further for target in below for further in reach.get(target, ())}
+    return {
+        (source, target)
+        for source, target in edges
+        if not any(target in reach[other] for other in {t for s, t in edges if s == source} - {target})
+    }
+
+
+def mermaid(found: list[Import]) -> str:
+    """The graph of packages for CONTRIBUTING: an arrow means "imports"; arrows that follow from others are left out."""
+    hidden = {"_version", "__main__", "cli"}
+    edges = sorted(pair for pair in direct_edges(found) if not hidden & set(pair))
+    return "\n".join(["graph BT", *(f"  {source} --> {target}" for source, target in edges)])
+
+
+def layers() -> str:
+    """The same as one line, from the ground up."""
+    return " < ".join(", ".join(layer) for layer in LAYERS if layer[0] not in ("_version", "__main__"))
+
+
+if __name__ == "__main__":
+    print(f"{layers()}\n\n{mermaid(all_imports())}")
