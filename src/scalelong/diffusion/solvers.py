@@ -7,8 +7,8 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from ..errors import InvalidConfigError
-from ..noise import STEPS, NoiseProcess, Predict, Prediction, diffusers, require_prediction
+from ..errors import InvalidConfigError, MissingDependencyError
+from ..noise import STEPS, NoiseProcess, Predict, Prediction, require_prediction
 
 Conditional = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """A network that takes x_t, the times and the condition."""
@@ -57,6 +57,14 @@ STOCHASTIC = ("ddpm", "sde")
 _CLIPPING = {"ddpm": "clip_sample", "ddim": "clip_sample", "dpm++": "thresholding"}
 _DIFFUSERS_PREDICTIONS = {"epsilon": "epsilon", "v": "v_prediction", "x0": "sample"}
 assert set(_DIFFUSERS_PREDICTIONS) == set(get_args(Prediction))
+
+
+def diffusers() -> Any:
+    try:
+        import diffusers
+    except ImportError as error:
+        raise MissingDependencyError("diffusers", "train", "noise schedules and sampling") from error
+    return diffusers
 
 
 def require_sampler(sampler: str, steps: int) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..diffusion.solvers import scheduler
 from ..errors import ExportError
 from ..files import write_bytes
-from ..noise import diffusers
+from ..diffusion.solvers import diffusers
 from ..runs.load import Run
 from ..runs.model import is_uvit, uvit_arguments
 from ..scaling import as_scaling

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InvalidConfigError
+from ..models.call import output_tensor
+from ..noise import alpha_bars, even_fractions, mix
 from ..scaling.constant import ConstantScaling
 from ..theory.moments import image_moments
-from ..theory.schedules import alpha_bars
-from ..theory.sensitivity import as_tensor, count_skips
+from ..theory.sensitivity import count_skips
 from .estimators import (
     KappaChoice,
     ModelInputs,
@@ -53,7 +54,8 @@ class PilotRun:
         shared = torch.Generator().manual_seed(0)
         self.held_out = held_out
         self.held_out_noise = torch.randn(held_out.shape, generator=shared).to(held_out)
-        self.held_out_steps = _even_steps(len(held_out), len(self.alpha_bars)).to(held_out.device)
+        even = even_fractions(len(held_out), torch.Generator().manual_seed(1))
+        self.held_out_steps = (even * len(self.alpha_bars)).long().to(held_out.device)
         self.steps_done = 0
 
     def advance(self, steps: int) -> None:
@@ -89,16 +91,10 @@ class PilotRun:
         return loss if math.isfinite(loss) else math.inf
 
     def _loss(self, clean: Tensor, noise: Tensor, times: Tensor) -> Tensor:
-        alpha_bar = self.alpha_bars[times].view(-1, *[1] * (clean.dim() - 1))
-        noisy = alpha_bar.sqrt() * clean + (1 - alpha_bar).sqrt() * noise
-        prediction = as_tensor(self.model(*self.inputs(noisy, times)))
+        alpha_bar = self.alpha_bars[times]
+        noisy = mix(clean, noise, alpha_bar.sqrt(), (1 - alpha_bar).sqrt())
+        prediction = output_tensor(self.model(*self.inputs(noisy, times)))
         return (prediction - noise).square().mean()
-
-
-def _even_steps(count: int, length: int) -> Tensor:
-    """`count` times spread evenly over the schedule, in an order that has nothing to do with the images."""
-    even = ((torch.arange(count) + 0.5) * length / count).long()
-    return even[torch.randperm(count, generator=torch.Generator().manual_seed(1))]
 
 
 # Estimator C: short training runs over a grid of κ. The honest way, and the dearest; the answer says what it cost.

@@ -1,5 +1,6 @@
 """Why: the paper's theory on the network of Eq. (3), in a form that can be run and checked."""
 
+from ..noise import SCHEDULES, alpha_bars
 from .bounds import (
     NoBoundError,
     RobustnessBound,
@@ -30,7 +31,6 @@ from .moments import (
     second_moment,
 )
 from .network import Equation3, random_block
-from .schedules import SCHEDULES, alpha_bars
 from .sensitivity import count_skips, jacobian_norm, noise_gain, skip_sensitivities
 
 __all__ = [

@@ -10,6 +10,7 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ..models.call import evaluating, output_tensor
 from ..scaling.base import Scaling, SkipScaling, SkipSite
 from ..scaling.constant import FixedScaling, NoScaling
 from .bounds import power_iteration
@@ -48,26 +49,7 @@ def difference_derivative(function: Callable[[Tensor], Tensor], point: Tensor, d
 # What it tells a user: what the bounds of Theorem 3.4 only limit. Works for any model.
 
 Output = Callable[[Any], Tensor]
-
-
-def as_tensor(result: Any, output: Output | None = None) -> Tensor:
-    """The output as a tensor: a tensor as it is, of diffusers' outputs the sample, of a tuple the first entry."""
-    if output is not None:
-        return output(result)
-    return result if isinstance(result, Tensor) else getattr(result, "sample", result[0])
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode and a forked random state within the block; afterwards every module has its own mode again."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.random.fork_rng():
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
+"""Picks the tensor of a model's result, where it is not the first one."""
 
 
 def jacobian_norm(
@@ -81,7 +63,7 @@ def jacobian_norm(
     with evaluating(model), sdpa_kernel(SDPBackend.MATH):
 
         def function(inputs: Tensor) -> Tensor:
-            return as_tensor(model(inputs, *rest), output)
+            return output_tensor(model(inputs, *rest), output)
 
         # One graph serves the transposed products of all steps.
         with torch.enable_grad():
@@ -101,10 +83,10 @@ def noise_gain(
     generator = torch.Generator().manual_seed(seed)
     moved = sent = 0.0
     with evaluating(model), torch.no_grad():
-        clean = as_tensor(model(x, *rest), output)
+        clean = output_tensor(model(x, *rest), output)
         for _ in range(draws):
             noise = sigma * torch.randn(x.shape, generator=generator).to(x)
-            moved += float((as_tensor(model(x + noise, *rest), output) - clean).double().square().sum())
+            moved += float((output_tensor(model(x + noise, *rest), output) - clean).double().square().sum())
             sent += float(noise.double().square().sum())
     return (moved / sent) ** 0.5
 
@@ -180,7 +162,7 @@ def skip_sensitivities(
 
         def response(kappas: Tensor) -> Tensor:
             probe.kappas = kappas
-            return as_tensor(model(*inputs), output)
+            return output_tensor(model(*inputs), output)
 
         point = probe.kappas
         directions = torch.eye(len(point), dtype=point.dtype, device=point.device)
