@@ -1,13 +1,20 @@
-"""Named errors. Each says what was looked for, what was found, and what to do."""
+"""All named errors, by subject. Each says what was looked for, what was found, and what to do.
+
+Every error that scalelong raises on purpose is a `ScaleLongError`; most are also the built-in error that fits, so that
+`except ValueError` works. The command line prints them as one line.
+"""
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .skips.plan import SkipPlan
+    from .skips import SkipPlan
 
 
 class ScaleLongError(Exception):
     """Base of all errors that scalelong raises on purpose."""
+
+
+# What was asked for
 
 
 class InvalidConfigError(ScaleLongError, ValueError):
@@ -21,10 +28,11 @@ class InvalidInputError(ScaleLongError, ValueError):
 class MissingDependencyError(ScaleLongError, ImportError):
     """An optional package is needed; the message names the extra to install."""
 
-    def __init__(self, package: str, extra: str, purpose: str) -> None:
+    def __init__(self, package: str, extra: str, purpose: str, reason: str | None = None) -> None:
+        # A package that is there and cannot be imported is not mended by installing it: say what it said.
+        state = "is not installed" if reason is None else f"cannot be imported ({reason})"
         super().__init__(
-            f"{purpose} needs the package {package!r}, which is not installed. "
-            f"Install it with: pip install 'scalelong[{extra}]'"
+            f"{purpose} needs the package {package!r}, which {state}. Install it with: pip install 'scalelong[{extra}]'"
         )
 
 
@@ -32,8 +40,11 @@ class CheckoutNeededError(ScaleLongError, ImportError):
     """The command works in a checkout of the repository only."""
 
 
+# Long skips and their scaling
+
+
 class AlreadyScaledError(ScaleLongError, RuntimeError):
-    """The model's long skips are scaled already; scaling twice would square the coefficients."""
+    """The model's long skips are already scaled; scaling twice would square the coefficients."""
 
 
 class NotScaledError(ScaleLongError, RuntimeError):
@@ -61,11 +72,11 @@ class UnreachableSkipError(ScaleLongError, RuntimeError):
 
 
 class SkipMismatchError(ScaleLongError, RuntimeError):
-    """A scaled model runs in another way than the plan of its long skips says."""
+    """A scaled model runs differently from the plan of its long skips."""
 
 
 class ExampleInputsError(ScaleLongError, ValueError):
-    """Example inputs are needed to find the long skips, or the model cannot run on those that were given."""
+    """Example inputs are needed to find the long skips, or the model cannot run on the given ones."""
 
 
 class UnsupportedModelError(ScaleLongError, TypeError):
@@ -73,14 +84,25 @@ class UnsupportedModelError(ScaleLongError, TypeError):
 
 
 class NotFreshError(ScaleLongError, RuntimeError):
-    """Weights that would be overwritten do not look as if they were just initialised."""
+    """Weights that would be overwritten do not look freshly initialised."""
 
 
 class CancelledScalingWarning(UserWarning):
     """A normalisation right behind the merges cancels most of a constant scaling."""
 
 
-# What can be wrong with data, by name. Each error says what was looked for, what was found, and what to do.
+# Theory and the choice of κ
+
+
+class NoBoundError(ScaleLongError, ValueError):
+    """No Lipschitz bound is known for a module."""
+
+
+class SilentSkipsError(ScaleLongError, RuntimeError):
+    """The output of the network does not depend on its outermost long skip, so nothing can be compared with it."""
+
+
+# Data
 
 
 class DataError(ScaleLongError):
@@ -88,11 +110,11 @@ class DataError(ScaleLongError):
 
 
 class DataNotFoundError(DataError, FileNotFoundError):
-    """No data set is at the place, or goes by the name, that was given."""
+    """There is no data set at the given place or under the given name."""
 
 
 class UnknownSplitError(DataError, ValueError):
-    """The data set does not have the part ("train", "test", ...) that was asked for."""
+    """The data set does not have the requested split ("train", "test", ...)."""
 
 
 class NoImagesError(DataError, ValueError):
@@ -104,7 +126,7 @@ class UnreadableDataError(DataError, ValueError):
 
 
 class MixedSizesError(DataError, ValueError):
-    """The images differ in size and no common size was asked for."""
+    """The images differ in size, and no common size was given."""
 
 
 class BrokenImagesError(DataError, ValueError):
@@ -112,7 +134,7 @@ class BrokenImagesError(DataError, ValueError):
 
 
 class LabelError(DataError, ValueError):
-    """Labels are missing, too many, or not what labels can be."""
+    """Labels are missing, too many, or neither numbers nor names."""
 
 
 class MetadataError(DataError, ValueError):
@@ -127,37 +149,22 @@ class UnsafeArchiveError(DataError, ValueError):
     """An archive holds paths that leave it, links, or more data than its size can honestly hold."""
 
 
-# What can be wrong with scores, by name.
+# Conditions and latents
 
 
-class EvaluationError(ScaleLongError, ValueError):
-    """Base of the errors about evaluation."""
+class ConditionError(ScaleLongError, ValueError):
+    """The model cannot be conditioned on this class or text."""
 
 
-class InvalidSamplesError(EvaluationError):
-    """The images cannot be scored: too few, of another size, not finite, or out of range."""
+class AutoencoderError(ScaleLongError, ValueError):
+    """The autoencoder is not where it should be, or does not fit the images."""
 
 
-class ProtocolMismatchError(EvaluationError):
-    """Two scores were made in different ways, so they cannot be compared."""
-
-
-class FeatureError(EvaluationError):
-    """The features cannot be computed: weights are missing, damaged or do not fit."""
-
-
-# Why a model cannot be exported.
-
-
-class ExportError(ScaleLongError, ValueError):
-    """The model cannot be written in this format, or not at this place; the message says why."""
-
-
-# What can go wrong in a run, by name.
+# Runs and their folders
 
 
 class RunFolderError(ScaleLongError, ValueError):
-    """The run folder holds something else, or a run with another configuration or other data."""
+    """The run folder holds something else, or a run with a different configuration or different data."""
 
 
 class RunLockedError(ScaleLongError, RuntimeError):
@@ -168,5 +175,40 @@ class CheckpointError(ScaleLongError, RuntimeError):
     """A checkpoint cannot be written or read."""
 
 
+class SampleFolderError(ScaleLongError, ValueError):
+    """The folder holds other samples, or something else."""
+
+
 class NonFiniteError(ScaleLongError, ArithmeticError):
     """The loss or the gradient became infinite or NaN. The message says where."""
+
+
+class RunFailedError(ScaleLongError, RuntimeError):
+    """A run of a comparison ended with an error; its log says which."""
+
+
+# Scores, reports and exports
+
+
+class EvaluationError(ScaleLongError, ValueError):
+    """Base of the errors about evaluation."""
+
+
+class InvalidSamplesError(EvaluationError):
+    """The images cannot be scored: too few, of the wrong size, not finite, or out of range."""
+
+
+class ProtocolMismatchError(EvaluationError):
+    """Two scores were made in different ways, so they cannot be compared."""
+
+
+class FeatureError(EvaluationError):
+    """The features cannot be computed: weights are missing, damaged or do not fit."""
+
+
+class NoRunsError(ScaleLongError, ValueError):
+    """The folders hold no runs."""
+
+
+class ExportError(ScaleLongError, ValueError):
+    """The model cannot be written in this format or at this place; the message says why."""

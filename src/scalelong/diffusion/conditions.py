@@ -14,15 +14,11 @@ import torch
 from torch import Tensor
 
 from ..data import Batch
-from ..errors import MissingDependencyError, ScaleLongError
+from ..errors import ConditionError, MissingDependencyError
 from ..files import cached_array, file_digest
 
 if TYPE_CHECKING:
     import numpy as np
-
-
-class ConditionError(ScaleLongError, ValueError):
-    """A class or a text was asked for that the model cannot be told."""
 
 
 class Conditions(ABC):

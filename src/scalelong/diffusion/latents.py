@@ -12,15 +12,11 @@ import torch
 from torch import Tensor
 
 from ..data import ImageData, to_float
-from ..errors import MissingDependencyError, ScaleLongError
+from ..errors import AutoencoderError, MissingDependencyError
 from ..files import cached_array, file_digest
 
 if TYPE_CHECKING:
     import numpy as np
-
-
-class AutoencoderError(ScaleLongError, ValueError):
-    """The autoencoder is not where it should be, or does not fit the images."""
 
 
 class Autoencoder:

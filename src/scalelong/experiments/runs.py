@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data import to_float
-from ..errors import InvalidConfigError, NonFiniteError, ScaleLongError
+from ..errors import InvalidConfigError, NonFiniteError, RunFailedError, ScaleLongError
 from ..files import write_text
 from ..noise import NoiseProcess
 from ..randomness import generator
@@ -278,10 +278,6 @@ def slug(text: str) -> str:
 POLL_SECONDS = 0.5
 LINE_SECONDS = 15.0
 """Seconds between lines of progress where the output is not a terminal."""
-
-
-class RunFailedError(ScaleLongError, RuntimeError):
-    """A run of a comparison ended with an error; its log says which."""
 
 
 def cores() -> int:

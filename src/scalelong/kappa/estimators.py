@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..errors import InvalidConfigError, ScaleLongError
+from ..errors import InvalidConfigError, SilentSkipsError
 from ..noise import alpha_bars
 from ..scaling.constant import BalancedScaling, ConstantScaling
 from ..theory.moments import PAPER_SECOND_MOMENT, image_moments, noisy_batch
@@ -139,10 +139,6 @@ PICK_REASON = "the pick is the upper end: Section 4.1 asks for room for the long
 BATCH = 32
 
 ModelInputs = Callable[[Tensor, Tensor], tuple[Any, ...]]
-
-
-class SilentSkipsError(ScaleLongError, RuntimeError):
-    """The output of the network does not depend on its outermost long skip, so nothing can be compared with it."""
 
 
 def default_inputs(noisy: Tensor, steps: Tensor) -> tuple[Any, ...]:

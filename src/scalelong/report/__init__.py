@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .._version import __version__
-from ..errors import ScaleLongError
+from ..errors import NoRunsError
 from ..experiments.results import BASELINE, Curve, MethodSummary, read_curves, summarise, table_rows
 from ..experiments.runs import DIAGNOSIS, PlannedRun
 from ..files import write_text
@@ -27,10 +27,6 @@ MOST_POINTS = 600
 MOST_GRIDS = 24
 """Sample grids per run; of more, evenly chosen ones are shown."""
 LEFT_OUT = ("epoch", "seconds", "loss_scale")
-
-
-class NoRunsError(ScaleLongError, ValueError):
-    """The folders hold no runs."""
 
 
 def collect(folders: Sequence[str | PathLike[str]]) -> dict[str, Any]:

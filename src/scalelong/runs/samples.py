@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from ..data import to_float
 from ..diffusion.images import Request
-from ..errors import ScaleLongError
+from ..errors import SampleFolderError
 from ..files import write_text
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -69,10 +69,6 @@ def save_png(path: Path, image: Tensor) -> None:
 #         grid.png               the first images at once
 
 NOTE = "samples.json"
-
-
-class SampleFolderError(ScaleLongError, ValueError):
-    """The folder holds other samples, or something else."""
 
 
 class SampleFolder:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..errors import InvalidConfigError, ScaleLongError
+from ..errors import InvalidConfigError, NoBoundError
 from .network import Equation3, RandomLinear
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -131,10 +131,6 @@ def spectral_norm(layer: nn.Linear | Convolution, input_size: Sequence[int] = ()
 # NoBoundError, because a guess is not a bound.
 
 Shape = tuple[int, ...]
-
-
-class NoBoundError(ScaleLongError, ValueError):
-    """No Lipschitz bound is known for a module."""
 
 
 def lipschitz_bound(module: nn.Module, input_shape: Shape = ()) -> float:
