@@ -1,8 +1,8 @@
 """The noise process: x_t = √ᾱ_t x_0 + √(1-ᾱ_t) ε (Eq. 1), and what a network is asked to predict.
 
-One home for theory, training and sampling: the schedules, x_t, the times, ε / v / x_0, and the losses. torch is all that
-it needs. Times are in the units of the network, 0 to 999. Under "vp" (the authors' VP-SDE) they are continuous, under
-"ddpm", "cosine" and "sd" (Stable Diffusion's, for latents) whole.
+One home for theory, training and sampling: the schedules, x_t, the times, ε / v / x_0, and the losses. torch is all
+that it needs. Times are in the units of the network, 0 to 999. Under "vp" (the authors' VP-SDE) they are continuous,
+under "ddpm", "cosine" and "sd" (Stable Diffusion's, for latents) whole.
 
     process = NoiseProcess("vp")
     t = process.times(even_fractions(len(x0)))

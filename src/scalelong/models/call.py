@@ -1,18 +1,18 @@
 """One way to call any model: what it is given, under which names, and the tensor that it answers with.
 
-Networks differ in how they name their condition (`y`, `class_labels`, `context`, `encoder_hidden_states`, ...) and in how
-they wrap their output (a tensor, diffusers' `.sample`, a tuple). Everything that runs a model goes through here.
+Networks differ in how they name their condition (`y`, `class_labels`, `context`, `encoder_hidden_states`, ...) and in
+how they wrap their output (a tensor, diffusers' `.sample`, a tuple). Everything that runs a model goes through here.
 
     denoiser = Denoiser(model)
     output = denoiser(x_t, t, condition)                        # a tensor like x_t
     model(**call_arguments(model, x_t, t, condition))           # the same call, by the model's own names
 
-A condition is a tensor with one row per image: whole numbers (B,) are labels, floating-point numbers (B, length, dim) are
-the tokens of a text.
+A condition is a tensor with one row per image: whole numbers (B,) are labels, floating-point numbers (B, length, dim)
+are the tokens of a text.
 """
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -77,11 +77,19 @@ def call_arguments(model: nn.Module, x: Tensor, t: Tensor, condition: Tensor | N
     return inputs | Denoiser(model).keywords(condition)
 
 
+def by_name(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Positional and keyword arguments as keywords alone."""
+    try:
+        return inspect.signature(model.forward).bind(*args, **kwargs).arguments
+    except TypeError as error:
+        raise InvalidInputError(f"{type(model).__name__} cannot be called with this batch: {error}") from error
+
+
 # Outputs
 
 
 def first_tensor(value: Any) -> Tensor | None:
-    """The first floating-point tensor of an output: itself, diffusers' `sample`, or the first in a tuple or dictionary."""
+    """The first floating-point tensor of an output: itself, diffusers' `sample`, the first in a tuple or dictionary."""
     return next((tensor for tensor in tensors_in(value) if tensor.is_floating_point()), None)
 
 
@@ -113,9 +121,11 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Eval mode and a forked random state within the block; afterwards every module has its own mode again."""
     modes = [(module, module.training) for module in model.modules()]
+    # By name: torch warns where it would have to fork the states of several devices.
+    devices = {value.device for value in model.parameters() if value.device.type == "cuda"}
     model.eval()
     try:
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(list(devices)):
             yield
     finally:
         for module, training in modes:
@@ -132,8 +142,9 @@ def count_parameters(model: nn.Module) -> int:
 def require_condition_used(model: nn.Module, x: Tensor, t: Tensor, condition: Tensor) -> None:
     """Raise InvalidConfigError unless the model takes the condition and computes something from it.
 
-    A name in the signature is not enough: diffusers' UNet2DConditionModel takes labels and tokens in every configuration,
-    and without an embedding or cross-attention it drops them. Such a model would be trained without its condition.
+    A name in the signature is not enough: diffusers' UNet2DConditionModel takes labels and tokens in every
+    configuration, and without an embedding or cross-attention it drops them. Such a model would be trained without its
+    condition.
     """
     arguments = call_arguments(model, x, t, condition)
     with evaluating(model), torch.no_grad(), _Readers(condition) as readers:
@@ -143,8 +154,8 @@ def require_condition_used(model: nn.Module, x: Tensor, t: Tensor, condition: Te
         kind = "text" if condition.is_floating_point() else "class"
         remedy = "cross-attention blocks" if kind == "text" else "an embedding of labels (num_class_embeds)"
         raise InvalidConfigError(
-            f"condition {kind!r} has no effect on this {type(model).__name__}: its forward takes {name}, but nothing is "
-            f"computed from it. Give the model {remedy}, or train with condition 'none'"
+            f"condition {kind!r} has no effect on this {type(model).__name__}: its forward takes {name}, but nothing "
+            f"is computed from it. Give the model {remedy}, or train with condition 'none'"
         )
 
 
@@ -155,7 +166,7 @@ class _Readers(TorchFunctionMode):
         super().__init__()
         self.watched, self.found = watched, False
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         taken = any(tensor is self.watched for tensor in tensors_in([args, kwargs or {}]))
         if taken and any(True for _ in tensors_in(result)):
