@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..errors import InvalidConfigError, InvalidInputError
+from ..errors import InvalidConfigError, InvalidInputError, ScaleLongError
 
 LABEL_ARGUMENTS = ("y", "class_labels", "labels")
 """Names under which networks take labels."""
@@ -147,11 +147,19 @@ def require_condition_used(model: nn.Module, x: Tensor, t: Tensor, condition: Te
     condition.
     """
     arguments = call_arguments(model, x, t, condition)
-    with evaluating(model), torch.no_grad(), _Readers(condition) as readers:
-        model(**arguments)
+    kind = "text" if condition.is_floating_point() else "class"
+    try:
+        with evaluating(model), torch.no_grad(), _Readers(condition) as readers:
+            model(**arguments)
+    except (TypeError, ValueError, RuntimeError) as error:
+        if isinstance(error, ScaleLongError):
+            raise
+        raise InvalidConfigError(
+            f"{type(model).__name__} cannot be called with condition {kind!r} on images of {tuple(x.shape[1:])}: "
+            f"{error}"
+        ) from error
     if not readers.found:
         name = next(name for name, value in arguments.items() if value is condition)
-        kind = "text" if condition.is_floating_point() else "class"
         remedy = "cross-attention blocks" if kind == "text" else "an embedding of labels (num_class_embeds)"
         raise InvalidConfigError(
             f"condition {kind!r} has no effect on this {type(model).__name__}: its forward takes {name}, but nothing "
