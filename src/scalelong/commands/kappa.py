@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..errors import InvalidConfigError
 from ..kappa import KappaChoice, choose_kappa
-from ..theory.schedules import SCHEDULES
+from ..noise import SCHEDULES
 from .theory import load_images
 
 

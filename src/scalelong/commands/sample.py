@@ -7,6 +7,7 @@ Image i has the seed SEED + i and is the same at any batch size and with any num
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 from ..diffusion import SAMPLERS
@@ -50,5 +51,5 @@ def main(arguments: list[str]) -> int:
     wanted = requests(options.n, options.seed, options.wishes or run.default_wishes)
     settings = SampleSettings(sampler=options.sampler, steps=options.steps, guidance=options.guidance)
     folder = options.out or run.folder / "images" / folder_name(run, settings)
-    fill_folder(run, folder, wanted, settings, options.batch_size, options.device)
+    fill_folder(run, folder, wanted, settings, options.batch_size, options.device, log=partial(print, flush=True))
     return 0

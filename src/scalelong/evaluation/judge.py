@@ -183,7 +183,7 @@ def score_run(
     wishes, conditions = evaluation_wishes(run.config, data, n)
     wanted = requests(n, seed, wishes)
     path = run.folder / "images" / f"eval-{folder_name(run, settings)}-n{n}-seed{seed}"
-    folder = fill_folder(run, path, wanted, settings, batch_size, device)
+    folder = fill_folder(run, path, wanted, settings, batch_size, device, log=say)
     images = torch.stack(list(folder.read(wanted)))
     scores = score_images(
         images,
@@ -271,8 +271,8 @@ def stored_scores(folder: str | Path) -> list[Scores]:
 class Scorer:
     """The classifier and the reference statistics are made at the first score, or come from the cache."""
 
-    def __init__(self, config: TrainConfig) -> None:
-        self.config = config
+    def __init__(self, config: TrainConfig, data: ImageData | None = None) -> None:
+        self.config, self._given = config, data
 
     def score(self, maker: ImageMaker, step: int, device: torch.device | str) -> Scores:
         options, condition = self.config.logging, self.config.diffusion.condition
@@ -292,7 +292,7 @@ class Scorer:
 
     @cached_property
     def _data(self) -> ImageData:
-        return reference_data(self.config)
+        return reference_data(self.config) if self._given is None else self._given
 
     @cached_property
     def _classifier(self) -> Classifier:

@@ -1,12 +1,12 @@
-"""The networks: U-ViT, and the presets of the paper.
+"""Networks, and one way to call any of them.
 
-uvit      the network on one page: tokens, blocks, merges, starts
-cpu       leaner branches and dropout for training in float32 on a CPU
-presets   sizes by name; diffusers' UNets with the paper's sizes
-official  the authors' checkpoints and names
+uvit         U-ViT, from the formula to the model
+cpu          its fast paths on a CPU
+presets      the networks of the paper: U-ViT's sizes, diffusers' UNets
+official     weights of the authors' U-ViT
+call         arguments, outputs and conditions of any model
 """
 
-from .presets import UNET_PRESETS, UVIT_PRESETS, UVIT_PUBLISHED, UNetPreset, unet
-from .uvit import SkipMerge, UViT
-
-__all__ = ["UNET_PRESETS", "UVIT_PRESETS", "UVIT_PUBLISHED", "SkipMerge", "UNetPreset", "UViT", "unet"]
+from .call import Denoiser, call_arguments, count_parameters, evaluating, output_tensor
+from .presets import UNET_PRESETS, UVIT_PRESETS, UNetPreset, unet
+from .uvit import UViT
