@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from scalelong.console import TrainingProgress
 from scalelong.data import ImageData, MemoryData
 from scalelong.runs.config import (
     DiffusionConfig,
@@ -101,7 +100,9 @@ def trainer_on(config: TrainConfig, data: ImageData) -> Trainer:
     folder = tempfile.mkdtemp(prefix="scalelong-bench-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     accelerator = make_accelerator(config, folder)
-    return Trainer(config, RunFolder(folder), accelerator, RunData(config, data, data), Progress(config.steps, False))
+    return Trainer(
+        config, RunFolder(folder), accelerator, RunData(config, data, data), TrainingProgress(config.steps, False)
+    )
 
 
 def inference_parts(*, folded: bool = False, **arguments: Any) -> tuple[nn.Module, tuple[Tensor, ...]]:

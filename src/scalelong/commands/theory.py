@@ -9,8 +9,7 @@ from torch import Tensor
 
 from ..console import show_table
 from ..errors import InvalidConfigError
-from ..theory import checks, counterexample, noisy_batch
-from ..theory import checks as figures
+from ..theory import checks, checks as figures, counterexample, noisy_batch
 
 
 def main(arguments: list[str]) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..diffusion.solvers import diffusers, scheduler
 from ..errors import ExportError
-from ..files import write_bytes
+from ..files import new_folder, write_bytes
 from ..runs.load import Run
 from ..runs.model import is_uvit, uvit_arguments
 from ..scaling import as_scaling

@@ -8,5 +8,5 @@ call         arguments, outputs and conditions of any model
 """
 
 from .call import Denoiser, call_arguments, count_parameters, evaluating, output_tensor
-from .presets import UNET_PRESETS, UVIT_PRESETS, UNetPreset, unet
-from .uvit import UViT
+from .presets import UNET_PRESETS, UVIT_PRESETS, UVIT_PUBLISHED, UNetPreset, unet
+from .uvit import SkipMerge, UViT

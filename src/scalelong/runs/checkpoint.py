@@ -110,7 +110,7 @@ def verify(path: Path) -> None:
             size, expected = (path / name).stat().st_size, files[name]["bytes"]
             if size != expected:
                 raise CheckpointError(f"{path / name} has {size} bytes instead of {expected}")
-            if _digest(path / name) != files[name]["sha256"]:
+            if file_digest(path / name) != files[name]["sha256"]:
                 raise CheckpointError(f"{path / name} does not match the checksum of its manifest")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} is incomplete: {error}") from error

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ..diffusion.solvers import SAMPLERS
-from ..errors import InvalidConfigError, MissingDependencyError
+from ..errors import InvalidConfigError
 from ..noise import NoiseProcess, Prediction, Schedule, require_prediction
+from ..optional import needs
 from ..scaling import as_scaling
 
 Decay = Literal["constant", "linear", "cosine"]

@@ -25,6 +25,7 @@ from .model import DataShape, Log, build_model, make_conditions
 
 logger = logging.getLogger(__name__)
 
+
 @dataclass(frozen=True)
 class Run:
     """A model in eval mode with the weights of a checkpoint, and what is needed to use it."""

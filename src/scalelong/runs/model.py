@@ -38,6 +38,7 @@ from ..models import UViT, unet
 from ..models.call import call_arguments, require_condition_used
 from ..models.presets import preset_arguments
 from ..noise import NoiseProcess
+from ..optional import load_object
 from ..randomness import seed_global
 from ..scaling import NoScaling, as_scaling
 from ..skips import scale_skips_, start_merges_
@@ -326,7 +327,6 @@ def load_images(config: TrainConfig, log: Log = logger.info) -> tuple[ImageData,
     """The images to train on, and those held out."""
     data = load_run_data(config, log)
     return data.train, data.held_out
-
 
 
 def make_conditions(

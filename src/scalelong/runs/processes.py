@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from ..errors import InvalidConfigError, MissingDependencyError, ScaleLongError
+from ..errors import InvalidConfigError, ScaleLongError
+from ..optional import needs
 from .config import TrainConfig
 
 Result = TypeVar("Result")

@@ -230,7 +230,6 @@ def recipe(name: str) -> TrainConfig:
 # The default run folder. The same configuration gives the same folder, so that the same command continues.
 
 
-
 def default_folder(config: TrainConfig) -> Path:
     """runs/RECIPE-SCALING-seedN, with a short hash if it differs from the recipe in other things, too."""
     scaling = _slug(config.scaling)

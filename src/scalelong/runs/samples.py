@@ -22,8 +22,9 @@ from torch import Tensor
 from ..data import to_float
 from ..diffusion.images import Request
 from ..diffusion.solvers import SampleSettings
-from ..errors import MissingDependencyError, SampleFolderError
+from ..errors import SampleFolderError
 from ..files import file_digest, write_bytes, write_text
+from ..optional import needs
 from .checkpoint import EMA, MODEL, step_folder
 from .load import Run
 from .processes import on_main

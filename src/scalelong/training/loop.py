@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..console import Progress, StopWatch
+from ..console import StopWatch, TrainingProgress
 from ..data import Batch, batches
 from ..diffusion.inputs import DataOrder, Examples, split_batch
 from ..errors import NonFiniteError, RunFolderError
@@ -92,7 +92,7 @@ class Trainer:
         run: RunFolder,
         accelerator: Any,
         data: RunData,
-        progress: Progress,
+        progress: TrainingProgress,
         hooks: Sequence[Hook] = (),
     ) -> None:
         self.config, self.run, self.accelerator, self.data = config, run, accelerator, data

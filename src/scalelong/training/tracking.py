@@ -54,7 +54,7 @@ class Window:
 class Recorder:
     """Writes metrics and grids to all places at once."""
 
-    def __init__(self, config: TrainConfig, run: RunFolder, accelerator: Any, progress: Progress) -> None:
+    def __init__(self, config: TrainConfig, run: RunFolder, accelerator: Any, progress: TrainingProgress) -> None:
         self.config, self.run, self.accelerator, self.progress = config, run, accelerator, progress
         missing = set(config.logging.trackers) - {_name(kind) for kind in accelerator.log_with}
         if missing:
