@@ -68,6 +68,7 @@ def test_the_sample_slider_changes_images(browser):
 
 
 def test_hover_and_arrow_keys_show_values(browser):
+    browser.run("document.getElementById('held-out').scrollIntoView({block: 'center'})")
     box = browser.run("(({x, y, width, height}) => [x, y, width, height])"
                       "(document.querySelector('#held-out svg').getBoundingClientRect())")  # fmt: skip
     browser.hover(box[0] + box[2] * 0.6, box[1] + box[3] / 2)
