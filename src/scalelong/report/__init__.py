@@ -74,10 +74,11 @@ def collect(folders: Sequence[str | PathLike[str]]) -> dict[str, Any]:
     groups: dict[str, list[RunRecord]] = {}
     for run, labelled_run in zip(runs, labelled, strict=True):
         groups.setdefault(_identity(run, _varied(runs, run)), []).append(labelled_run)
-    many = len(groups) > 1
+    many = len(groups) + len(ranges) > 1
     return {
         "verdict": [
-            {"title": _title(group) if many else "", "text": verdict(Results(group))} for group in groups.values()
+            *({"title": entry["title"], "text": [entry["verdict"]]} for entry in ranges if entry["verdict"]),
+            *({"title": _title(group) if many else "", "text": verdict(Results(group))} for group in groups.values()),
         ],
         "runs": [_run(run) for run in labelled],
         "methods": list(dict.fromkeys(run.method for run in labelled)),
@@ -337,7 +338,72 @@ def _without_gaps(content: bytes, height: int, width: int) -> bytes | None:
 
 
 def _ranges(folders: Iterable[Path]) -> list[dict[str, Any]]:
-    return []
+    """What `scalelong range` wrote: rates x methods x seeds, with who survived."""
+    paths = dict.fromkeys(path for folder in folders if folder.is_dir() for path in sorted(folder.glob(f"**/{RANGE}")))
+    return [_range(path) for path in paths]
+
+
+def _range(path: Path) -> dict[str, Any]:
+    values = read_json(path)
+    try:
+        methods, rates = list(values["methods"]), list(values["rates"])
+        cells = {(cell["method"], cell["rate"]): cell for cell in values["cells"]}
+        half = {entry["method"]: entry["text"] for entry in values.get("half", [])}
+        left = {entry["method"]: _left_first(entry) for entry in values.get("left_first", [])}
+        return {
+            "title": str(values.get("title") or path.parent.name),
+            "verdict": str(values.get("verdict", "")),
+            "rule": str(values.get("rule", "")),
+            "rates": rates,
+            "your_rate": values.get("your_rate"),
+            "methods": methods,
+            "cells": [[_range_cell(cells.get((method, rate))) for rate in rates] for method in methods],
+            "rows": [
+                {
+                    "method": method,
+                    "half of the runs survive": half.get(method, "-"),
+                    "left first": left.get(method, "-"),
+                }
+                for method in methods
+            ],
+            "runs": [
+                {
+                    **{name: run[name] for name in ("method", "rate", "seed", "outcome")},
+                    "curve": _points(Curve(*zip(*run["curve"], strict=True))) if run.get("curve") else [[], []],
+                }
+                for run in values.get("runs", [])
+            ],
+            "samples": [
+                {**entry, "image": _embedded(path.parent / entry["file"], (None, None))}
+                for entry in values.get("samples", [])
+                if (path.parent / entry["file"]).is_file()
+            ],
+        }
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise NoRunsError(
+            f"{path} cannot be read as a result of `scalelong range` ({type(error).__name__}: {error}); "
+            f"run that command again, or remove the file"
+        ) from error
+
+
+def _range_cell(cell: dict[str, Any] | None) -> dict[str, Any] | None:
+    if cell is None:
+        return None
+    losses = [loss for loss in cell.get("last_loss", []) if loss is not None and math.isfinite(loss)]
+    reached = [loss for loss in cell.get("best_loss", []) if loss is not None and math.isfinite(loss)]
+    return {
+        "survived": cell["survived"],
+        "count": cell["runs"],
+        "outcomes": {name: count for name, count in cell.get("outcomes", {}).items() if count},
+        "best": _finite(sum(reached) / len(reached)) if reached else None,
+        "last": _finite(sum(losses) / len(losses)) if losses else None,
+    }
+
+
+def _left_first(entry: dict[str, Any]) -> str:
+    """Where the readings left their course first, most frequent first."""
+    counts = sorted(entry.get("counts", {}).items(), key=lambda item: -item[1])
+    return ", ".join(f"{where} ({count})" for where, count in counts[:3]) or "-"
 
 
 # The HTML file: template, style, script and data in one, without any reference to the outside

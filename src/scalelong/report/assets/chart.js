@@ -106,7 +106,8 @@ function drawChart(box, options) {
     svg.append(element("path", { class: "mark", d: `M${x - 5} ${y}L${x + 5} ${y}L${x} ${y - 9}Z`, fill: mark.colour }, element("title", {}, mark.text)));
   }
   for (const group of groups) {
-    if (group.lines.length > 1) for (const line of group.lines) svg.append(element("path", { d: path(line), fill: "none", stroke: group.colour, "stroke-width": 1, opacity: 0.4 }));
+    if (group.lines.length > 1) for (const line of group.lines) svg.append(element("path", { d: path(line), fill: "none", stroke: group.colour, "stroke-width": group.seedsOnly ? 1.4 : 1, opacity: group.seedsOnly ? 0.75 : 0.4 }));
+    if (group.seedsOnly && group.lines.length > 1) continue;  // survivors and collapses have no mean that means something
     svg.append(element("path", { d: path(group.mean), fill: "none", stroke: group.colour, "stroke-width": 2.4, "stroke-linejoin": "round", class: "line", "data-label": group.label }));
     const alone = group.mean.x.length === 1;
     if (group.dots || alone) group.mean.x.forEach((step, i) => usable(group.mean.y[i]) && svg.append(element("circle", { cx: toX(step), cy: toY(group.mean.y[i]), r: 3.5, fill: group.colour })));
