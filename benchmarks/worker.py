@@ -74,7 +74,7 @@ def _answer(step: Callable[[], object], request: dict[str, Any], before: float) 
 
 def _tensors(build: Callable[[], Callable[[], object]]) -> int:
     """Bytes of tensors at the peak of one step that is built anew."""
-    from .live import peak_of_tensors
+    from .profile import peak_of_tensors
 
     return peak_of_tensors(build)
 
