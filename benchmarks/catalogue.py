@@ -12,13 +12,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from benchmarks import record
-from benchmarks.record import busy_warning, describe_machine, fill_page, machine_line
-from benchmarks.settings import Settings, cores
 from scalelong.errors import InvalidConfigError
 
-from .record import describe_machine, entry, load
-from .settings import Settings
+from . import record
+from .record import busy_warning, describe_machine, entry, fill_page, load, machine_line
+from .settings import Settings, cores
 
 # All benchmarks by name, and the measuring of one of their cases.
 

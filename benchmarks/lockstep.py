@@ -130,13 +130,13 @@ class Lockstepped:
     """What was found about contenders in lockstep; the first is the baseline."""
 
     seconds: dict[str, list[float]]
-    """Of each contender's step, in each round."""
+    """The seconds of each contender's step, in each round."""
     whole: dict[str, Spread]
     """Time over the baseline's, as a share of it, with its 95 % interval."""
     parts: dict[str, Spread]
     """The same, of the slices in which any of them calls other operations than the baseline."""
     share: float
-    """Of the baseline's time, in these slices."""
+    """The share of the baseline's time that these slices take."""
     same: list[str]
     """Contenders that call the same operations as the baseline, everywhere."""
 

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from ..contender import Contender, interleave, start
-from ..contenders.names import PLANNING, SWITCHED_ATTACHED, UNET_IMPORTS
+from ..contenders import PLANNING, SWITCHED_ATTACHED, UNET_IMPORTS
 from ..lockstep import lockstep
 from ..record import Result, Spread, Table
 from ..settings import Settings

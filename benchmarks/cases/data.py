@@ -12,7 +12,7 @@ import torch
 from scalelong.errors import MissingDependencyError
 
 from ..contender import Contender, interleave, race, turn_of
-from ..contenders.names import TRAINING_ON
+from ..contenders import TRAINING_ON
 from ..record import Result, Spread, Table
 from ..settings import Settings, UViTSize
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from ..contender import Contender, race
-from ..contenders.names import TRAINER, UNET_IMPORTS
+from ..contenders import TRAINER, UNET_IMPORTS
 from ..record import Result, Spread, Table
 from ..settings import SMALL_UNET, TINY_UNET, Settings, UNetSize, UViTSize
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 from ..contender import Contender, ask_one, interleave, start
-from ..contenders.names import MATMUL, TRAINER
+from ..contenders import MATMUL, TRAINER
 from ..record import Result, Spread, Table
 from ..settings import S2_8, S2_32, SMALL, TINY, Settings, UViTSize
 

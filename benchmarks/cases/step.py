@@ -3,7 +3,7 @@
 from functools import partial
 
 from ..contender import Contender, Race, ask_one, race
-from ..contenders.names import DIFFUSERS, OFFICIAL, OFFICIAL_CHECK, TRAINER, UNET_IMPORTS
+from ..contenders import DIFFUSERS, OFFICIAL, OFFICIAL_CHECK, TRAINER, UNET_IMPORTS
 from ..record import Result, Table
 from ..settings import CIFAR_UNET, S2_8, S2_32, SMALL, TINY, TINY_UNET, BenchmarkError, Settings, UViTSize
 

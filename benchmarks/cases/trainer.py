@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from ..contender import Contender, interleave, package_environment, race, start, turn_of
-from ..contenders.names import MONITORED, PAIR, SWITCHED_MONITOR, TRAINER, WATCHED
+from ..contenders import MONITORED, PAIR, SWITCHED_MONITOR, TRAINER, WATCHED
 from ..lockstep import lockstep
 from ..record import Result, Spread, Table, ratios
 from ..settings import S2_8, S2_32, SMALL, TINY, Settings, UViTSize

@@ -35,7 +35,7 @@ from scalelong.training.loop import Trainer
 from ..contender import Contender, Worker
 from ..profile import count_flops, profile_by_group
 from ..settings import BenchmarkError
-from .names import TRAINER
+from . import TRAINER
 
 # Our side: steps of our trainer, on random images that are in memory.
 
@@ -64,9 +64,6 @@ class TrainingStep:
 
     def profile(self) -> dict[str, float]:
         return profile_by_group(self.trainer, self)
-
-    def parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.trainer.state.bare.parameters())
 
 
 def training_step(**arguments: Any) -> TrainingStep:

@@ -59,7 +59,7 @@ def share_state_(trainer: Trainer, base: Trainer) -> None:
 # One process with several contenders that share their memory and go in lockstep.
 
 UNCUT = (nn.Linear, nn.LayerNorm)
-"""Layers that a fused block takes for itself only if nobody listens to them."""
+"""Layers that a fused block takes for itself only if no hook is attached to them."""
 OPTIMISER = (-3, -2, -1)
 """The slices before, in and after the optimiser's step. They always count: operations on lists of tensors do not tell
 how many there are, and a learned gate adds some."""
@@ -82,7 +82,6 @@ class Switched:
         """Slices, counted from the end, that are compared even if they call the same operations."""
         self.rounds: list[dict[str, list[float]]] = []
         self.parts: set[int] = set()
-        self.same: list[str] = []
 
     def __call__(self) -> None:
         self.rounds.append(self.lockstep.round())

@@ -12,11 +12,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from accelerate import Accelerator
-from diffusers.models.unets.unet_2d import UNet2DModel
-from diffusers.optimization import get_scheduler
-from diffusers.schedulers.scheduling_ddpm import DDPMScheduler
-from diffusers.training_utils import EMAModel
 
 from scalelong.models.presets import UNET_PRESETS
 
@@ -141,6 +136,13 @@ TRAINING_STEPS = 100_000
 
 class ScriptStep:
     def __init__(self, options: dict[str, Any], image: int, batch: int) -> None:
+        # Here, so that the authors' step above does not load what it does not use.
+        from accelerate import Accelerator
+        from diffusers.models.unets.unet_2d import UNet2DModel
+        from diffusers.optimization import get_scheduler
+        from diffusers.schedulers.scheduling_ddpm import DDPMScheduler
+        from diffusers.training_utils import EMAModel
+
         self.accelerator = Accelerator(gradient_accumulation_steps=1, mixed_precision="no", cpu=True)
         model = UNet2DModel(**{**UNET_PRESETS["cifar10"].arguments, **options})
         self.ema = EMAModel(
