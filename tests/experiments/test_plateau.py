@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from research.plateau import error_row, main
+from research.starts import error_row
+from research.starts import plateau_main as main
 from scalelong.runs.recipes import recipe
 from scalelong.training import train
 
