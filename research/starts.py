@@ -1,22 +1,29 @@
-"""What networks listen to before the first step, by the way that they start: `python -m research.starts`.
-
-Needs no data: images are standard normal, which is what x_t is at the highest noise.
-"""
+"""How networks start, and where they err."""
 
 import math
+import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from scalelong.console import text_table
-from scalelong.errors import CancelledScalingWarning
+from scalelong.errors import CancelledScalingWarning, InvalidConfigError
 from scalelong.experiments.results import mean
+from scalelong.experiments.runs import exit_code
 from scalelong.models import UViT
+from scalelong.noise import even_fractions
+from scalelong.runs.load import load_run
+from scalelong.runs.model import load_run_data
 from scalelong.skips import start_merges_
 from scalelong.theory import skip_sensitivities
+
+# What networks listen to before the first step, by the way that they start: `python -m research.starts`.
+#
+# Needs no data: images are standard normal, which is what x_t is at the highest noise.
 
 SEEDS = range(3)
 BATCH, SIZE = 8, 16
@@ -119,7 +126,7 @@ def kernel_rows() -> list[dict[str, str]]:
     return rows
 
 
-def main() -> None:
+def starts_main() -> None:
     print("Relative change of the output for a relative change of each skip (outermost first), mean of 3 seeds:\n")
     print(text_table(listening_rows()))
     print(
@@ -129,4 +136,57 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    starts_main()
+
+
+# Where a U-ViT errs, by noise level and by frequency: `python -m research.starts RUN...`.
+
+IMAGES = 256
+EQUAL = 1e-4
+"""Gains that are no further apart differ by rounding."""
+
+
+@torch.no_grad()
+def error_row(folder: Path) -> dict[str, str]:
+    """Errors in ε of the averaged weights by quarter of the times, and how they follow the last convolution."""
+    run = load_run(folder)
+    convolution = getattr(run.model, "final_conv", None)
+    if not isinstance(convolution, nn.Conv2d) or run.config.diffusion.prediction != "epsilon":
+        raise InvalidConfigError(f"{folder} is not a U-ViT that predicts ε and ends in a convolution")
+    data = load_run_data(run.config)
+    x0 = data.inputs().clean(data.held_out or data.train, IMAGES)
+    t = run.process.times(even_fractions(len(x0)))
+    noise = torch.randn(x0.shape, generator=torch.Generator().manual_seed(0))
+    error = noise - run.model(run.process.add_noise(x0, noise, t), t)
+    by_image = error.square().mean((1, 2, 3))
+    quarters = [float(part.mean()) for part in by_image.chunk(4)]
+    gains = kernel_gains(convolution.weight, x0.shape[-1])
+    return {
+        "run": folder.name,
+        **{f"error, quarter {i} of the times": f"{value:.4f}" for i, value in enumerate(quarters, start=1)},
+        "gains of the last convolution": f"{float(gains[0]):.2f} to {float(gains[-1]):.2f}",
+        "correlation of gain and error": _correlation(error[len(error) // 2 :], convolution.weight),
+    }
+
+
+def _correlation(error: torch.Tensor, weight: torch.Tensor) -> str:
+    """Of the logarithms over frequencies, at high noise; for one channel, where a frequency has one gain.
+
+    The identity has the same gain for all, and there is nothing to correlate.
+    """
+    if weight.shape[:2] != (1, 1):
+        return "-"
+    spectrum = torch.fft.fft2(error).abs().square().mean((0, 1))
+    response = torch.fft.fft2(weight[0, 0], s=error.shape[2:]).abs()
+    if float(response.max() - response.min()) < EQUAL:
+        return "-"
+    found = float(torch.corrcoef(torch.stack([spectrum.flatten().log(), response.flatten().log()]))[0, 1])
+    return f"{found:.2f}"
+
+
+def plateau_main(folders: list[str]) -> int:
+    return exit_code(lambda: print(text_table([error_row(Path(folder)) for folder in folders])))
+
+
+if __name__ == "__main__":
+    sys.exit(plateau_main(sys.argv[1:]))

@@ -1,16 +1,254 @@
-"""Claims: a number per seed, and where the paper says that it lies."""
+"""Claims: a number per seed, where the paper says that it lies, and the rule by which that is judged."""
 
+import json
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from statistics import fmean
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Any
 
-from scalelong.experiments.results import steps_ratio
+from scalelong.errors import InvalidConfigError
+from scalelong.experiments.results import Curve, block_oscillation, read_curves, steps_ratio
+from scalelong.experiments.runs import PlannedRun
+from scalelong.files import write_text
+from scalelong.stability import oscillation
 
-from .methods import CS, LS, NONE, UNIFORM, Method
-from .quantities import Quantity
-from .results import Results, RunRecord
-from .verdict import ABOVE_ZERO, BELOW_ZERO, Region, Verdict, interval, judge
+from .settings import CS, LS, NONE, UNIFORM, Arm, Method, Scale
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+# The rule by which a claim is judged. It looks at the spread over seeds, and nobody overrules it.
+#
+# Each claim is about a number per seed, such as the log of the ratio of two losses under equal seeds. From these
+# numbers
+# follows the interval that holds their mean with 90 % confidence (Student's t). The paper's claim says in which region
+# the mean lies, and which region would be the opposite:
+#
+# - reproduced: the whole interval lies in the claimed region
+# - contradicted: the whole interval lies in the opposite region
+# - not reproduced at this scale: anything else, and always where there are fewer than two seeds
+
+# Student's t, 95 % one-sided, for 1, 2, ... degrees of freedom; then that of the normal distribution.
+T_95 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.796, 1.782, 1.771, 1.761, 1.753, 1.746)
+T_NORMAL = 1.645
+
+
+class Verdict(StrEnum):
+    REPRODUCED = "reproduced"
+    NOT = "not reproduced at this scale"
+    CONTRADICTED = "contradicted"
+
+
+@dataclass(frozen=True)
+class Region:
+    """low < value < high."""
+
+    low: float = -math.inf
+    high: float = math.inf
+
+    def holds(self, interval: "Region") -> bool:
+        return self.low < interval.low and interval.high < self.high
+
+
+BELOW_ZERO, ABOVE_ZERO = Region(high=0.0), Region(low=0.0)
+
+
+def interval(values: Sequence[float]) -> Region:
+    """Where the mean lies with 90 % confidence; everywhere, for fewer than two values."""
+    if len(values) < 2:
+        return Region()
+    freedom = len(values) - 1
+    t = T_95[freedom - 1] if freedom <= len(T_95) else T_NORMAL
+    half = t * stdev(values) / math.sqrt(len(values))
+    return Region(fmean(values) - half, fmean(values) + half)
+
+
+def judge(values: Sequence[float], claimed: Region, opposite: Sequence[Region]) -> Verdict:
+    found = interval(values)
+    if claimed.holds(found):
+        return Verdict.REPRODUCED
+    return Verdict.CONTRADICTED if any(region.holds(found) for region in opposite) else Verdict.NOT
+
+
+def overall(verdicts: Sequence[Verdict]) -> Verdict:
+    """Of an item: reproduced if all of its claims are, contradicted if at least half of them are."""
+    if verdicts and all(verdict is Verdict.REPRODUCED for verdict in verdicts):
+        return Verdict.REPRODUCED
+    contradicted = sum(verdict is Verdict.CONTRADICTED for verdict in verdicts)
+    return Verdict.CONTRADICTED if verdicts and 2 * contradicted >= len(verdicts) else Verdict.NOT
+
+
+# The raw results of an item: small JSON that pages and figures are made of, without the runs.
+
+RESULTS = "results.json"
+TRACES = {
+    "features": ("probe_block_rms/middle", "probe_block_rms/mid_block"),
+    "gradient": ("gradient_norm/all",),
+}
+"""What is drawn of single runs, with the names that U-ViT and diffusers' UNets give it."""
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What a run became. The same run may appear in several items, under the names that it has there."""
+
+    setting: str
+    method: str
+    seed: int
+    run: str
+    """Name of the run folder, which is a function of the configuration."""
+    held_out: list[tuple[int, float]]
+    """Steps and held-out losses of the averaged weights."""
+    kappas: list[float]
+    """Coefficients of the last step."""
+    o1_features: float | None
+    """Mean over all blocks."""
+    o1_gradient: float | None
+    gate: str = ""
+    """Why the oscillation does not count, if it does not."""
+    frechet: float | None = None
+    diverged: bool = False
+    seconds: float | None = None
+    """That training took, on whatever machine that was; without held-out losses and scores."""
+    traces: dict[str, list[float]] = field(default_factory=dict)
+    measured: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def curve(self) -> Curve:
+        return Curve(tuple(step for step, _ in self.held_out), tuple(value for _, value in self.held_out))
+
+
+@dataclass(frozen=True)
+class Results:
+    item: str
+    scale: Scale
+    seeds: int
+    settings: dict[str, dict[str, Any]]
+    """By name: what defines the setting, as far as it differs from the defaults of a configuration."""
+    runs: list[RunRecord]
+    versions: dict[str, str] = field(default_factory=dict)
+    """Of the packages that made them."""
+    survey: dict[str, Any] = field(default_factory=dict)
+
+    def of(self, setting: str, method: str) -> list[RunRecord]:
+        """The runs of an arm, in the order of their seeds."""
+        found = [run for run in self.runs if (run.setting, run.method) == (setting, method)]
+        return sorted(found, key=lambda run: run.seed)
+
+    def methods(self, setting: str) -> list[str]:
+        return list(dict.fromkeys(run.method for run in self.runs if run.setting == setting))
+
+    def write(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        values = asdict(self)
+        records = ",\n".join(f"  {json.dumps(record, ensure_ascii=False)}" for record in values.pop("runs"))
+        head = json.dumps(values, ensure_ascii=False, indent=1)[:-2]
+        write_text(folder / RESULTS, f'{head},\n "runs": [\n{records}\n ]\n}}\n')
+
+    @classmethod
+    def read(cls, folder: Path) -> "Results":
+        path = folder / RESULTS
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            runs = [
+                RunRecord(**{**run, "held_out": [(step, value) for step, value in run["held_out"]]})
+                for run in values.pop("runs")
+            ]
+            return cls(**values, runs=runs)
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise InvalidConfigError(f"{path} cannot be read as results of `scalelong reproduce`: {error}") from error
+
+
+def record(arm: Arm, run: PlannedRun, *, traces: bool, measured: dict[str, Any]) -> RunRecord:
+    """Read a finished run, rounded: four digits say all there is to say."""
+    curves = read_curves(run.folder)
+    held_out = curves.get("held_out_loss", Curve((), ()))
+    features, gradient = block_oscillation(curves), curves.get(*TRACES["gradient"])
+    kappas = [curves[name].values[-1] for name in (f"kappa/{i}" for i in range(1, len(curves) + 1)) if name in curves]
+    scores = curves.get("frechet")
+    return RunRecord(
+        setting=arm.setting.name,
+        method=arm.method.label,
+        seed=run.seed,
+        run=run.name,
+        held_out=[(step, rounded(value)) for step, value in held_out.points],
+        kappas=[rounded(value) for value in kappas],
+        o1_features=_finite_or_none(features.o1),
+        o1_gradient=_finite_or_none(oscillation(gradient.values).o1) if gradient else None,
+        gate=features.gate,
+        frechet=rounded(scores.values[-1]) if scores else None,
+        diverged=run.divergence() is not None,
+        seconds=rounded(curves["seconds"].values[-1]) if "seconds" in curves else None,
+        traces=_traces(curves) if traces else {},
+        measured=measured,
+    )
+
+
+def _traces(curves: dict[str, Curve]) -> dict[str, list[float]]:
+    found = ((name, curves[key]) for name, keys in TRACES.items() for key in keys if key in curves)
+    return {name: [rounded(value) for value in curve.values] for name, curve in found}
+
+
+def _finite_or_none(value: float) -> float | None:
+    """JSON has no NaN."""
+    return rounded(value) if math.isfinite(value) else None
+
+
+def rounded(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+# What is compared: numbers of one run.
+
+
+@dataclass(frozen=True)
+class Quantity:
+    name: str
+    of: Callable[[RunRecord], float | None]
+    """None where a run has no such number."""
+    form: str = "{:.4f}"
+
+    def text(self, value: float | None) -> str:
+        return "-" if value is None else self.form.format(value)
+
+
+def final_loss(record: RunRecord) -> float:
+    """At the end of training. A run that diverged counts as a predictor of zero, whose loss is 1."""
+    return 1.0 if record.diverged or not record.held_out else record.held_out[-1][1]
+
+
+def loss_at(step: int) -> Quantity:
+    def value(record: RunRecord) -> float | None:
+        return 1.0 if record.diverged else dict(record.held_out).get(step)
+
+    return Quantity(f"held-out loss at step {step}", value)
+
+
+def _if_counted(value: float | None, record: RunRecord) -> float | None:
+    """Oscillation of a collapsed network is no oscillation score."""
+    return None if record.gate else value
+
+
+LOSS = Quantity("held-out loss", final_loss)
+FRECHET = Quantity("Fréchet distance", lambda record: record.frechet, "{:.2f}")
+FEATURES = Quantity("O1 of the features", lambda record: _if_counted(record.o1_features, record))
+GRADIENTS = Quantity("O1 of the gradient", lambda record: _if_counted(record.o1_gradient, record), "{:.3f}")
+
+
+def qualities(results: Results) -> tuple[Quantity, ...]:
+    """What a trained network is judged by: the held-out loss, and the Fréchet distance where it was measured.
+
+    The paper speaks of FID alone. Of few images it is noisy; differences of the loss are seen much sooner. Neither is
+    chosen after the fact: both count.
+    """
+    return (LOSS, FRECHET) if any(run.frechet is not None for run in results.runs) else (LOSS,)
+
+
+# Claims: a number per seed, and where the paper says that it lies.
 
 SPEED_UP = 1.5
 """The paper's promise: this many times fewer steps."""
@@ -125,3 +363,31 @@ def pairs(results: Results, setting: str, method: Method, other: Method) -> list
 def log_ratios(results: Results, setting: str, method: Method, other: Method, quantity: Quantity) -> list[float | None]:
     values = [(quantity.of(mine), quantity.of(theirs)) for mine, theirs in pairs(results, setting, method, other)]
     return [math.log(mine / theirs) if mine and theirs else None for mine, theirs in values]
+
+
+# A figure or a table of the paper: what it claims, what to run, what to measure, and when a claim holds.
+
+
+@dataclass(frozen=True)
+class Item:
+    name: str
+    """As on the command line: fig1, table2, ..."""
+    title: str
+    paper: str
+    """What the paper says, in our words."""
+    here: str
+    """What is done instead, and where it differs."""
+    arms: Callable[[Scale], list[Arm]]
+    quantities: tuple[Quantity, ...]
+    """What the tables of the page show of every run."""
+    claims: Callable[[Results], list[Claim]]
+    figures: "dict[str, Callable[[Results], Figure]]"
+    """By name of the file."""
+    published: dict[str, str] = field(default_factory=dict)
+    """The paper's own numbers by method, where it prints them."""
+    measure: Callable[[PlannedRun], dict[str, Any]] | None = None
+    """Further measurements on a finished run."""
+    survey: Callable[[Scale, int], dict[str, Any]] | None = None
+    """Measurements that need no run, such as those on the data alone; they are given the number of seeds."""
+    traces: bool = False
+    """Whether the page draws single readings, so that the raw results must hold those of the first seed."""

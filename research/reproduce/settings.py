@@ -1,8 +1,13 @@
-"""Where the methods are compared: data, network, depth, batch. `paper` for GPUs, `tiny` for two CPU cores."""
+"""Where and what the methods are compared: settings, methods, and the runs that they need."""
 
-from dataclasses import dataclass, replace
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
+from scalelong.experiments.runs import PlannedRun, slug
 from scalelong.runs.config import (
     CheckpointConfig,
     DiffusionConfig,
@@ -10,8 +15,11 @@ from scalelong.runs.config import (
     LoggingConfig,
     OptimizerConfig,
     TrainConfig,
+    differences,
 )
 from scalelong.runs.recipes import recipe
+
+# Where the methods are compared: data, network, depth, batch. `paper` for GPUs, `tiny` for two CPU cores.
 
 Scale = Literal["tiny", "paper"]
 SCALES: tuple[Scale, ...] = ("tiny", "paper")
@@ -155,3 +163,78 @@ def _of_recipe(name: str, followed: str) -> Setting:
         logging=replace(config.logging, trackers=(), held_out_every=5000, scores_every=50_000, scores_images=10_000),
     )
     return Setting(name, judged, followed)
+
+
+# The methods that the paper compares, under the names that our pages call them by.
+
+
+@dataclass(frozen=True)
+class Method:
+    """A row of a table: a scaling of the long skips, or other options of the network."""
+
+    label: str
+    scaling: str = "none"
+    model_options: dict[str, Any] = field(default_factory=dict)
+
+
+NONE = Method("none")
+UNIFORM = Method("1/√2", "uniform")
+CS = Method("CS(0.7)", "cs:0.7")
+# The paper's LS begins where its authors' code begins, at about 0.5 for every skip; ours begins on the curve of CS.
+LS = Method("LS", "ls:start=paper")
+LS_FROM_CS = Method("LS from CS", "ls")
+REVERSED = Method("CS(0.7) reversed", "cs:kappa=0.7,reverse=true")
+
+PAPER = (NONE, UNIFORM, CS, LS)
+"""The rows that almost every figure and table of the paper has."""
+
+CORE = (*PAPER, LS_FROM_CS)
+
+KAPPAS = (Method("CS(0.5)", "cs:0.5"), Method("CS(0.9)", "cs:0.9"))
+"""Towards the ends of the range that Section 4.1 suggests, beside CS(0.7)."""
+
+LS_RATIOS = tuple(Method(f"LS, ratio {ratio}", f"ls:start=paper,ratio={ratio}") for ratio in (4, 8))
+LS_ACTIVATIONS = tuple(Method(f"LS, {name}", f"ls:start=paper,activation={name.lower()}") for name in ("ELU", "Mish"))
+LS_SCALAR = Method("LS, scalars", "ls:start=paper,module=scalar")
+LS_IE = Method("LS, IE", "ls:start=paper,module=ie")
+LS_PER_SKIP = Method("LS, per skip", "ls:start=paper,shared=false")
+
+STABLE = tuple(Method(f"stable τ = {tau}", model_options={"residual_scaling": tau}) for tau in (0.1, 0.3))
+REZERO = Method("ReZero", model_options={"residual_scaling": "rezero"})
+
+
+# Arms of an experiment, a method in a setting, and the runs that they need. Equal configurations are one run.
+
+
+@dataclass(frozen=True)
+class Arm:
+    setting: Setting
+    method: Method
+
+    def config(self, seed: int) -> TrainConfig:
+        start = self.setting.config
+        options = {**start.model_options, **self.method.model_options}
+        return replace(start, scaling=self.method.scaling, model_options=options, seed=seed)
+
+    def run(self, seed: int, folder: Path) -> PlannedRun:
+        config = self.config(seed)
+        return PlannedRun(self.method.label, seed, folder / run_name(config), config)
+
+
+def arms(settings: Iterable[Setting], methods: Sequence[Method]) -> list[Arm]:
+    return [Arm(setting, method) for setting in settings for method in methods]
+
+
+def run_name(config: TrainConfig) -> str:
+    """The configuration as the name of a folder: arms of different items that agree share the run."""
+    # What differs from the defaults, so that a new option with a default does not rename old runs.
+    essence = {name: value for name, (_, value) in sorted(differences(TrainConfig(), config).items())}
+    digest = hashlib.sha256(json.dumps(essence, sort_keys=True).encode()).hexdigest()[:8]
+    model = config.model.partition(":")[2] or config.model
+    return f"{slug(config.data)}-{slug(model)}-{slug(config.scaling)}-seed{config.seed}-{digest}"
+
+
+def planned(wanted: Sequence[Arm], seeds: int, folder: Path) -> list[PlannedRun]:
+    """Each run once. Seed by seed, so that what an interrupted command leaves holds complete seeds."""
+    found = {run.folder: run for seed in range(seeds) for run in (arm.run(seed, folder) for arm in wanted)}
+    return list(found.values())

@@ -31,7 +31,7 @@ COMMANDS = {
     "demo": "train a tiny U-ViT under none, CS and LS on real digits, and compare",
 }
 
-CHECKOUT = {"bench": "benchmarks.command", "reproduce": "research.reproduce.command"}
+CHECKOUT = {"bench": "benchmarks.catalogue", "reproduce": "research.reproduce.run"}
 
 
 def usage() -> str:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from research.plateau import error_row, main
+from research.starts import error_row, plateau_main as main
 from scalelong.runs.recipes import recipe
 from scalelong.training import train
 

@@ -9,16 +9,28 @@ import pytest
 import torch
 from scipy import stats
 
-from research.reproduce.arms import planned, run_name
-from research.reproduce.claims import alike, below, faster
-from research.reproduce.items import ITEMS, fig3
-from research.reproduce.methods import CS, LS, NONE
-from research.reproduce.page import index, page
-from research.reproduce.quantities import FEATURES, LOSS, qualities
-from research.reproduce.results import Results, RunRecord
+from research.pages import index, page
+from research.reproduce import fig3
+from research.reproduce.claims import (
+    ABOVE_ZERO,
+    BELOW_ZERO,
+    FEATURES,
+    LOSS,
+    Region,
+    Results,
+    RunRecord,
+    Verdict,
+    alike,
+    below,
+    faster,
+    interval,
+    judge,
+    overall,
+    qualities,
+)
+from research.reproduce.items import ITEMS
 from research.reproduce.run import describe, redraw, reproduce
-from research.reproduce.settings import SCALES, tiny_uvit
-from research.reproduce.verdict import ABOVE_ZERO, BELOW_ZERO, Region, Verdict, interval, judge, overall
+from research.reproduce.settings import CS, LS, NONE, SCALES, planned, run_name, tiny_uvit
 from scalelong.cli import main
 from scalelong.errors import InvalidConfigError
 from scalelong.runs.config import TrainConfig

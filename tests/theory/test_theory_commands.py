@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from research import kappa_regret
+from research import kappa as kappa_regret
 from scalelong.cli import main
 
 

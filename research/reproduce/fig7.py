@@ -1,7 +1,7 @@
 """Figure 7: the coefficients that LS learns, against the band of CS."""
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -9,15 +9,39 @@ from scalelong.experiments.runs import PlannedRun
 from scalelong.runs.load import load_run
 from scalelong.skips import coefficients
 
-from ..arms import Arm, arms
-from ..claims import Claim
-from ..coefficient_figure import coefficient_figure
-from ..item import Item
-from ..methods import LS, LS_FROM_CS, Method
-from ..quantities import Quantity
-from ..results import Results, RunRecord, rounded
-from ..settings import Scale, base, deepest, other_data, other_unets, unet
-from ..verdict import Region
+from .claims import Claim, Item, Quantity, Region, Results, RunRecord, rounded
+from .figures import by_method, colour, draw_seeds, legend_of as legend, panels
+from .settings import LS, LS_FROM_CS, Arm, Method, Scale, arms, base, deepest, other_data, other_unets, unet
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+# κ_i over i, against the band of CS (Figure 7).
+
+CS_BAND = (0.5, 0.95)
+
+
+def coefficient_figure(results: Results) -> "Figure":
+    figure, axes = panels(len(results.settings))
+    for axis, setting in zip(axes, results.settings, strict=True):
+        count = 0
+        for method, runs in by_method(results, setting):
+            lines = [run.measured.get("kappas") or run.kappas for run in runs]
+            count = max([count, *map(len, lines)])
+            color = colour(results, method)
+            draw_seeds(axis, [(range(1, len(line) + 1), line) for line in lines], method, color)
+        numbers = range(1, count + 1)
+        low, high = ([kappa ** (i - 1) for i in numbers] for kappa in CS_BAND)
+        axis.fill_between(numbers, low, high, color="#e69f00", alpha=0.25, linewidth=0, label="CS, κ from 0.5 to 0.95")
+        axis.set(title=setting, xlabel="long skip i (1 is the outermost)", ylabel=r"$\kappa_i$", ylim=(0, 1.05))
+        axis.xaxis.get_major_locator().set_params(integer=True)  # pyright: ignore[reportCallIssue]
+        axis.tick_params(labelsize=7)
+    legend(axes[0])
+    return figure
+
+
+# Figure 7: the coefficients that LS learns, against the band of CS.
 
 NOISES = 30
 """As many as the paper draws."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,15 +15,44 @@ from scalelong.runs.load import load_run
 from scalelong.runs.model import load_run_data
 from scalelong.theory import expected_input_norm, noise_gain, sampled_statistics, second_moment
 
-from ..arms import Arm, arms
-from ..claims import Claim, below
-from ..item import Item
-from ..methods import CS, LS, NONE, PAPER, UNIFORM
-from ..noise_figure import noise_figure
-from ..quantities import Quantity
-from ..results import Results, RunRecord, rounded
-from ..settings import Scale, base, unet
-from ..verdict import ABOVE_ZERO, BELOW_ZERO, Region
+from .claims import ABOVE_ZERO, BELOW_ZERO, Claim, Item, Quantity, Region, Results, RunRecord, below, rounded
+from .figures import by_method, colour, draw_seeds, legend_of as legend, panels
+from .settings import CS, LS, NONE, PAPER, UNIFORM, Arm, Scale, arms, base, unet
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+# Figure 3: histograms of the input, and the loss of trained networks under extra noise.
+
+RANGES = {"norm": (0, 2, "‖x_t‖² / m"), "ratio": (0, 6, "‖ε‖² / ‖x_t‖²")}
+
+
+def noise_figure(results: Results) -> "Figure":
+    figure, axes = panels(2 + len(results.settings))
+    histograms, losses = axes[:2], axes[2:]
+    for axis, (name, (low, high, label)) in zip(histograms, RANGES.items(), strict=True):
+        for data, values in results.survey.get("data", {}).items():
+            counts = values["histograms"][name]
+            width = (high - low) / len(counts)
+            edges = [low + width * place for place in range(len(counts) + 1)]
+            axis.stairs([count / width for count in counts], edges, label=data, fill=True, alpha=0.5)
+        axis.set(xlabel=label, ylabel="density")
+        axis.tick_params(labelsize=7)
+    histograms[1].set_yscale("log")
+    legend(histograms[0])
+    for axis, setting in zip(losses, results.settings, strict=True):
+        for method, runs in by_method(results, setting):
+            measured = [run.measured["losses"] for run in runs if "losses" in run.measured]
+            lines = [([float(sigma) for sigma in one], list(one.values())) for one in measured]
+            draw_seeds(axis, lines, method, colour(results, method))
+        axis.set(title=setting, xlabel="σ of extra noise", ylabel="held-out loss")
+        axis.tick_params(labelsize=7)
+    legend(losses[0])
+    return figure
+
+
+# Figure 3: how large x_t is, how large the noise is beside it, and what extra noise on the input does.
 
 SIGMAS = (0.1, 0.2, 0.4)
 """Of the extra noise."""

@@ -1,4 +1,4 @@
-"""Pages of results, in Markdown: one per item, and an index with all verdicts. Made of the raw results alone."""
+"""Pages of results, in Markdown. Made of the raw results alone."""
 
 import io
 from collections.abc import Iterable, Sequence
@@ -11,15 +11,13 @@ from scalelong.experiments.results import mean
 from scalelong.files import write_bytes, write_text
 from scalelong.runs.config import TrainConfig, flatten, to_dict
 
-from .claims import Claim
-from .item import Item
-from .quantities import Quantity
-from .results import RESULTS, Results
-from .verdict import Verdict, overall
+from .reproduce.claims import RESULTS, Claim, Item, Quantity, Results, Verdict, overall
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+
+# Pages of results, in Markdown: one per item, and an index with all verdicts. Made of the raw results alone.
 
 RULE = """\
 Every claim is about one number per seed, mostly the ratio of two methods under equal seeds: equal initial weights,
