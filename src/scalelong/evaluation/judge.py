@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..console import silent
 from ..data import ImageData, load_data
 from ..data.shapes import BACKGROUND, COLOURS, JITTER, PLACES, RADIUS, SHAPES, shape_mask
 from ..diffusion.images import ImageMaker, requests
@@ -177,13 +178,13 @@ def score_run(
     """Samples go into a folder of the run, so that an interrupted evaluation continues; scores into scores.jsonl."""
     settings = settings or SampleSettings()
     data = reference_data(run.config)
-    say = say if processes().is_main_process else _silent
+    say = say if processes().is_main_process else silent
     extractor = load_extractor(features, data, feature_weights, say)
     reference = reference_of(data, extractor, say)
     wishes, conditions = evaluation_wishes(run.config, data, n)
     wanted = requests(n, seed, wishes)
     path = run.folder / "images" / f"eval-{folder_name(run, settings)}-n{n}-seed{seed}"
-    folder = fill_folder(run, path, wanted, settings, batch_size, device)
+    folder = fill_folder(run, path, wanted, settings, batch_size, device, say)
     images = torch.stack(list(folder.read(wanted)))
     scores = score_images(
         images,
@@ -250,10 +251,6 @@ def _folder_images(path: Path, data: ImageData) -> torch.Tensor:
     return images.fetch(range(len(images))).images
 
 
-def _silent(_: str) -> None:
-    """Of several processes, one speaks."""
-
-
 def store(file: Path, scores: Scores) -> None:
     """One JSON object per line."""
     before = read_json_lines(file) if file.exists() else []
@@ -287,7 +284,7 @@ class Scorer:
             "conditions": conditions,
         }
         scores = score_images(images, self._data, self._classifier, self._reference, subject={"step": step}, **made_by)
-        asked_for = agreement(images, [request.wish for request in wanted], self._data, condition, lambda _: None)
+        asked_for = agreement(images, [request.wish for request in wanted], self._data, condition, silent)
         return replace(scores, agreement=asked_for)
 
     @cached_property

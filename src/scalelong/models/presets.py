@@ -36,6 +36,21 @@ UVIT_PRESETS: dict[str, dict[str, Any]] = {
     "mscoco256-s2-deep": {**_SIZES["small-deep"], **_LATENT_256, **_CLIP, "patch_size": 2},
 }
 
+# Parameters in millions, as published. The text-to-image networks of the paper's Table 1 (252M, 265M, 260M) are counted
+# there with a text encoder of 123M and an autoencoder of 84M.
+UVIT_PUBLISHED = {
+    "cifar10-s2": 44,
+    "celeba64-s4": 44,
+    "imagenet64-m4": 131,
+    "imagenet64-l4": 287,
+    "imagenet256-l2": 287,
+    "imagenet256-h2": 501,
+    "imagenet512-l4": 287,
+    "imagenet512-h4": 501,
+    "mscoco256-s2": 45,
+    "mscoco256-s2-deep": 58,
+}
+
 
 def preset_arguments(name: str) -> dict[str, Any]:
     if name not in UVIT_PRESETS:

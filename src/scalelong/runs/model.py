@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 import torch
 from torch import Tensor, nn
+from ..console import Progress
 from ..errors import InvalidConfigError
 from ..optional import load_object
 from ..models import UViT
@@ -300,7 +301,8 @@ def make_encoder(config: TextConfig, vocabulary: Sequence[str] | None = None) ->
 # The images of a run: those to train on, and those held out.
 
 def load_images(config: TrainConfig, say: Callable[[str], None]) -> tuple[ImageData, ImageData | None]:
-    data = load_data(config.data, size=config.images.size, channels=config.images.channels)
+    progress = Progress("reading images")
+    data = load_data(config.data, size=config.images.size, channels=config.images.channels, progress=progress)
     if config.diffusion.condition == "class" and not data.classes:
         raise InvalidConfigError(
             f"condition 'class' needs labels, and {config.data!r} has none; put the images of each class in a folder "

@@ -10,7 +10,8 @@ from torch import Tensor
 from ..optional import needs
 from ..files import write_bytes
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from ..console import Progress, silent
 from typing import Any
 from ..data import to_float
 from ..diffusion.images import Request
@@ -191,27 +192,29 @@ def fill_folder(
     settings: SampleSettings,
     batch_size: int = 64,
     device: str | None = None,
+    say: Callable[[str], None] = print,
 ) -> SampleFolder:
     """Fill a folder with the images that are not there yet; several processes share the work."""
     folder, state = SampleFolder(path), processes()
     on_main(state, lambda: folder.open(describe(run, settings), wanted))
     if state.is_main_process:
-        print(f"weights: {'EMA' if run.weights == 'ema' else 'raw, not averaged'}, step {run.step} of {run.folder}")
+        say(f"weights: {'EMA' if run.weights == 'ema' else 'raw, not averaged'}, step {run.step} of {run.folder}")
     mine = folder.missing(wanted)[state.process_index :: state.num_processes]
     # No process looks for what is missing while another one writes already.
     state.wait_for_everyone()
-    done = 0
+    what = "images of this process" if state.num_processes > 1 else "images"
+    progress, done = Progress(what, len(mine), enabled=state.is_main_process and say is not silent), 0
     for part, images in run.maker.generate(mine, settings, batch_size=batch_size, device=device or str(state.device)):
         for request, image in zip(part, images, strict=True):
             folder.write(request, image)
         done += len(part)
-        if state.is_main_process:
-            print(f"{done}/{len(mine)} images" + (" of this process" if state.num_processes > 1 else ""), flush=True)
+        progress(done)
+    progress.close()
     state.wait_for_everyone()
     if state.is_main_process:
         shown = list(wanted[:GRID])
         grid = folder.write_grid(shown, columns=_columns(run, len(shown)))
-        print(f"{len(wanted)} images in {path}; the first {len(shown)} at once: {grid}")
+        say(f"{len(wanted)} images in {path}; the first {len(shown)} at once: {grid}")
     return folder
 
 

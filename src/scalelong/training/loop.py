@@ -11,7 +11,7 @@ from functools import partial
 from os import PathLike
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -40,8 +40,12 @@ IMPATIENT_AFTER = 3.0
 class Interrupt:
     """Within a `with` block signals only set `requested`, so that the loop can save before it ends."""
 
+    latest: ClassVar[str | None] = None
+    """The signal that ended the latest block early; the command line makes its exit code of it."""
+
     def __init__(self) -> None:
         self.requested: str | None = None
+        Interrupt.latest = None
         self._since = 0.0
         self._previous: dict[int, Any] = {}
 
@@ -58,6 +62,7 @@ class Interrupt:
     def _receive(self, number: int, _: FrameType | None) -> None:
         if self.requested is None:
             self.requested, self._since = signal.Signals(number).name, time.monotonic()
+            Interrupt.latest = self.requested
         elif number == signal.SIGINT and time.monotonic() - self._since > IMPATIENT_AFTER:
             raise KeyboardInterrupt
 
