@@ -110,7 +110,6 @@ def trainer_on(config: TrainConfig, data: ImageData) -> Trainer:
     folder = tempfile.mkdtemp(prefix="scalelong-bench-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     accelerator = make_accelerator(config, folder)
-    progress = TrainingProgress(config.steps, False)
     return Trainer(
         config, RunFolder(folder), accelerator, RunData(config, data, data), TrainingProgress(config.steps, False)
     )

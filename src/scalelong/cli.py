@@ -1,14 +1,21 @@
 """The command line: `scalelong COMMAND ...`.
 
-Each command is a module of `scalelong.commands` with a function `main(arguments) -> int | None`. This file only
-knows their names, so that `scalelong --help` answers at once, without importing torch. The commands of CHECKOUT serve
-the repository alone; their code stands beside `src` and is not in the wheel.
+Each command is a module of `scalelong.commands` with `parser()` and `run(options)`, which returns an exit code. This
+file only knows their names, so that `scalelong --help` answers at once, without importing torch. The commands of
+CHECKOUT serve the repository alone; their code stands beside `src` and is not in the wheel.
+
+Exit codes: 0, 1 for an error, 2 for wrong arguments, 130 after Ctrl-C, 143 after SIGTERM, 141 if nobody reads on.
 """
 
+import os
+import signal
 import sys
+import tempfile
+import traceback
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
+from typing import Any
 
 from ._version import __version__
 from .errors import CheckoutNeededError, ScaleLongError
@@ -33,6 +40,8 @@ COMMANDS = {
 
 CHECKOUT = {"bench": "benchmarks.catalogue", "reproduce": "research.reproduce.run"}
 
+INTERRUPTED, TERMINATED, CLOSED_PIPE = 128 + 2, 128 + 15, 128 + 13
+
 
 def usage() -> str:
     width = max(map(len, COMMANDS))
@@ -46,13 +55,16 @@ def usage() -> str:
             "commands:",
             *lines,
             "",
-            "scalelong COMMAND --help tells more; scalelong --version prints the version.",
+            "scalelong COMMAND --help tells more; scalelong --version prints the version. With --debug, an error shows",
+            "its traceback.",
         ]
     )
 
 
 def main(arguments: list[str] | None = None) -> int:
-    arguments = sys.argv[1:] if arguments is None else arguments
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
     if not arguments or arguments[0] in ("-h", "--help"):
         print(usage())
         return 0
@@ -63,16 +75,43 @@ def main(arguments: list[str] | None = None) -> int:
     if command not in COMMANDS:
         print(f"scalelong: unknown command {command!r}\n\n{usage()}", file=sys.stderr)
         return 2
+    before = _handle_sigterm()
     try:
-        code = _module(command).main(rest) or 0
-        _part_from_other_processes()
+        code = _run(command, rest)
+        sys.stdout.flush()
         return code
-    except ScaleLongError as error:
-        print(f"scalelong {command}: {type(error).__name__}: {error}", file=sys.stderr)
-        return 1
     except KeyboardInterrupt:
         print(f"scalelong {command}: interrupted", file=sys.stderr)
-        return 130
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read the output has gone (`| head`). At exit Python would flush into the pipe once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CLOSED_PIPE
+    except ScaleLongError as error:
+        if debug:
+            traceback.print_exc()
+        print(f"scalelong {command}: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    except Exception as error:
+        if debug:
+            raise
+        print(f"scalelong {command}: {_unforeseen(error)}", file=sys.stderr)
+        return 1
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _run(command: str, arguments: list[str]) -> int:
+    module = _module(command)
+    if hasattr(module, "run"):
+        options = module.parser().parse_args(arguments)
+        options.arguments = arguments
+        code = module.run(options) or 0
+    else:
+        code = module.main(arguments) or 0
+    _leave_process_group()
+    return TERMINATED if code == INTERRUPTED and _latest_signal() == "SIGTERM" else code
 
 
 def _module(command: str) -> ModuleType:
@@ -90,7 +129,39 @@ def _module(command: str) -> ModuleType:
     return import_module(CHECKOUT[command])
 
 
-def _part_from_other_processes() -> None:
+def _unforeseen(error: Exception) -> str:
+    """One line about an error that nobody foresaw, and the file with its traceback."""
+    with tempfile.NamedTemporaryFile("w", prefix="scalelong-", suffix=".txt", delete=False, encoding="utf-8") as file:
+        file.write(f"scalelong {__version__}\n" + "".join(traceback.format_exception(error)))
+    text = " ".join(str(error).split())
+    return f"unexpected {type(error).__name__}: {text[:500]} (traceback: {file.name}; --debug shows it here)"
+
+
+# Signals and processes
+
+
+def _handle_sigterm() -> Any:
+    """SIGTERM ends a command in order: open files are closed, half-written ones removed. The handler before, or None.
+
+    Training has its own handler while it runs, which saves first.
+    """
+
+    def end(_: int, __: FrameType | None) -> None:
+        raise SystemExit(TERMINATED)
+
+    try:
+        return signal.signal(signal.SIGTERM, end)
+    except ValueError:  # not in the main thread
+        return None
+
+
+def _latest_signal() -> str | None:
+    """The signal that training, if there was any, was interrupted by."""
+    training = sys.modules.get("scalelong.training.loop")
+    return training.Interrupt.latest if training is not None else None
+
+
+def _leave_process_group() -> None:
     """Leave the group of processes that a command has joined: one that is still open at exit may abort the process."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():

@@ -92,6 +92,10 @@ def _rich(stream: TextIO) -> Any:
     return Console(file=stream, highlight=False)
 
 
+def silent(text: str) -> None:
+    """Says nothing: for `say` arguments."""
+
+
 # Progress
 
 PATIENCE = 1.0

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from scalelong.cli import main
-from scalelong.commands.compare import configuration, parser, split
+from scalelong.commands.compare import configuration, parser
+from scalelong.commands.options import split
 from scalelong.errors import InvalidConfigError
 from scalelong.experiments.compare import at, compare, noise_rows, summarise, sweep
 from scalelong.experiments.demo import demo_config

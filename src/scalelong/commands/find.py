@@ -10,6 +10,8 @@ from typing import Any
 from ..errors import InvalidConfigError
 from ..optional import load_object, needs
 
+STDOUT = "-"
+
 _EPILOG = """\
 MODEL is one of
   package.module:Class   a class or function that builds the model; --config gives its keyword arguments
@@ -21,47 +23,53 @@ The model is built and run on the meta device: no weights, no memory. --real bui
 examples
   scalelong find diffusers:UNet2DModel --config '{"sample_size": 32}'
   scalelong find mynets.unet:UNet --input 1,3,64,64 --input 1:long
-  scalelong find my_unet.py --json plan.json
+  scalelong find my_unet.py --out plan.json
 """
 
 
-def main(arguments: list[str]) -> int:
-    options = _parser().parse_args(arguments)
+def run(options: argparse.Namespace) -> None:
     import torch
 
-    from ..skips.find import find_skips
+    from ..skips import find_skips
 
     with torch.device("cpu" if options.real else "meta"):
         model, inputs = _load(options.model, _json(options.config))
         if options.input:
             inputs = tuple(_tensor(text) for text in options.input)
     plan = find_skips(model, inputs, include=options.include, exclude=options.exclude)
-    print(plan)
-    if options.json:
-        plan.save(options.json)
-    return 0
+    print(plan.to_json() if options.json == STDOUT else plan)
+    for file in (options.out, options.json):
+        if file not in (None, STDOUT):
+            plan.save(file)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
         prog="scalelong find",
         description="Find the long skip connections of a model and say how each can be scaled.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("model", help="module:Class, a save_pretrained folder, or a Python file with model()")
-    parser.add_argument("--config", help="keyword arguments of the class, as JSON or a JSON file")
-    parser.add_argument(
+    made.add_argument("model", help="module:Class, a save_pretrained folder, or a Python file with model()")
+    made.add_argument("--config", help="keyword arguments of the class, as JSON or a JSON file")
+    made.add_argument(
         "--input",
         action="append",
         metavar="SHAPE",
         help="shape of one positional input, such as 1,3,64,64 or 1:long; once for each input",
     )
-    parser.add_argument("--include", action="append", metavar="PATTERN", help="only long skips that match")
-    parser.add_argument("--exclude", action="append", metavar="PATTERN", help="no long skips that match")
-    parser.add_argument("--json", metavar="FILE", help="also write the plan to this file")
-    parser.add_argument("--real", action="store_true", help="build the model with real weights instead of on meta")
-    return parser
+    made.add_argument("--include", action="append", metavar="PATTERN", help="only long skips that match")
+    made.add_argument("--exclude", action="append", metavar="PATTERN", help="no long skips that match")
+    made.add_argument(
+        "--json",
+        nargs="?",
+        const=STDOUT,
+        metavar="FILE",
+        help="print the plan as JSON instead of the table; with FILE, the same as --out FILE",
+    )
+    made.add_argument("--out", metavar="FILE", help="also write the plan to this file, as JSON")
+    made.add_argument("--real", action="store_true", help="build the model with real weights instead of on meta")
+    return made
 
 
 def _load(spec: str, config: dict[str, Any]) -> tuple[Any, Any]:

@@ -1,41 +1,49 @@
 """`scalelong kappa`: choose κ for your data and network."""
 
+from __future__ import annotations
+
 import argparse
 from functools import partial
-from typing import Any
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidConfigError
-from ..kappa import KappaChoice, choose_kappa
-from ..noise import SCHEDULES
-from .theory import load_images
+from .options import DATA, load_images, names_in
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
-def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
         prog="scalelong kappa",
         description="Choose κ of constant scaling, κ_i = κ^(i-1), and say why.",
         epilog="examples: scalelong kappa --data fashion-mnist --skips 6; "
         "scalelong kappa --data cifar10 --model cifar10-s2 --method network",
     )
-    parser.add_argument("--data", help="a data set: a name, a folder or a file (without it: the paper's uniform data)")
-    parser.add_argument("--skips", type=int, help="number of long skips, N")
-    parser.add_argument("--model", help="a network by name, as `scalelong models` lists them")
-    parser.add_argument("--method", choices=("data", "network", "pilot"), default="data", help="how (default: data)")
-    parser.add_argument("--schedule", choices=tuple(SCHEDULES), default="ddpm", help="noise schedule (default: ddpm)")
-    parser.add_argument("--steps", type=int, default=400, help="training steps of a pilot run (default 400)")
-    parser.add_argument("--seeds", type=int, default=2, help="seeds of a pilot (default 2)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    options = parser.parse_args(arguments)
+    schedules = names_in("noise", "Schedule")
+    made.add_argument("--data", help=f"{DATA} (without it: the paper's uniform data)")
+    made.add_argument("--skips", type=int, help="number of long skips, N")
+    made.add_argument("--model", help="a network by name, as `scalelong models` lists them")
+    made.add_argument("--method", choices=("data", "network", "pilot"), default="data", help="how (default: data)")
+    made.add_argument("--schedule", choices=schedules, default="ddpm", help="noise schedule (default: ddpm)")
+    made.add_argument("--steps", type=int, default=400, help="training steps of a pilot run (default 400)")
+    made.add_argument("--seeds", type=int, default=2, help="seeds of a pilot (default 2)")
+    made.add_argument("--json", action="store_true", help="print JSON")
+    return made
+
+
+def run(options: argparse.Namespace) -> int:
+    import torch
+
+    from ..kappa import choose_kappa
+
     if options.skips is None and options.model is None:
         raise InvalidConfigError("say how many long skips there are (--skips N), or which network it is (--model NAME)")
 
     model = None if options.model is None else build_model(options.model)
     images = None if options.data is None else _fitting(options.data, model)
     torch.manual_seed(0)
-    choice: KappaChoice = choose_kappa(
+    choice = choose_kappa(
         model,
         images,
         options.schedule,
@@ -74,6 +82,8 @@ def _fitting(spec: str, model: nn.Module | None) -> Tensor:
 
 def _conditions(model: nn.Module | None, noisy: Tensor, steps: Tensor) -> tuple[Any, ...]:
     """The arguments of a preset: class-conditional ones get label 0."""
+    import torch
+
     config = getattr(model, "config", None)
     classes = getattr(model, "classes", None) or getattr(config, "num_class_embeds", None)
     return (noisy, steps, torch.zeros(len(noisy), dtype=torch.long)) if classes else (noisy, steps)

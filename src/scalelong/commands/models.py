@@ -1,25 +1,50 @@
 """`scalelong models`: the networks of the paper, their sizes, and the difference from the published ones."""
 
 import argparse
-
-import torch
-
-from ..models import UNET_PRESETS, UVIT_PRESETS, UVIT_PUBLISHED, UViT, unet
+import json
+from typing import Any
 
 
-def count(model: torch.nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="scalelong models", description=__doc__)
+    made.add_argument("--json", action="store_true", help="print the list as JSON")
+    return made
 
 
-def main(arguments: list[str]) -> None:
-    argparse.ArgumentParser(prog="scalelong models", description=__doc__).parse_args(arguments)
+def run(options: argparse.Namespace) -> None:
+    from ..console import show_table
+
+    rows = model_rows()
+    if options.json:
+        print(json.dumps(rows, indent=1))
+        return
+    shown = [
+        row
+        | {
+            "parameters": f"{row['parameters']:,}",
+            "published": f"{row['published']}M",
+            "difference": f"{row['difference']:+.1%}",
+        }
+        for row in rows
+    ]
+    show_table(shown, left=("network", "preset", "note"), rule=False)
+
+
+def model_rows() -> list[dict[str, Any]]:
+    import torch
+
+    from ..models import UNET_PRESETS, UVIT_PRESETS, UVIT_PUBLISHED, UViT, unet
+
     # On the meta device a network has shapes and no memory.
     with torch.device("meta"):
-        rows = [("U-ViT", name, count(UViT.preset(name)), UVIT_PUBLISHED[name], "") for name in UVIT_PRESETS]
-        rows += [
-            ("UNet", name, count(unet(name)), preset.published, preset.note) for name, preset in UNET_PRESETS.items()
-        ]
-    print(f"{'network':8} {'preset':18} {'parameters':>12} {'published':>10} {'difference':>10}  note")
-    for family, name, parameters, published, note in rows:
+        sizes = [("U-ViT", name, UViT.preset(name), UVIT_PUBLISHED[name], "") for name in UVIT_PRESETS]
+        sizes += [("UNet", name, unet(name), preset.published, preset.note) for name, preset in UNET_PRESETS.items()]
+    rows = []
+    for family, name, model, published, note in sizes:
+        parameters = sum(parameter.numel() for parameter in model.parameters())
         difference = parameters / (published * 1e6) - 1
-        print(f"{family:8} {name:18} {parameters:>12,} {published:>9}M {difference:>+10.1%}  {note}")
+        rows.append(
+            {"network": family, "preset": name, "parameters": parameters, "published": published}
+            | {"difference": difference, "note": note}
+        )
+    return rows

@@ -3,18 +3,20 @@
 import argparse
 from pathlib import Path
 
-from ..report import write_report
 
-
-def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
         prog="scalelong report",
         description="Write one self-contained HTML file about runs: curves, long skips, coefficients, samples, tables, "
         "configurations.",
     )
-    parser.add_argument("folders", nargs="+", metavar="RUN", help="run folders, or folders that hold runs")
-    parser.add_argument("--out", type=Path, help="the file (default: report.html in the first folder)")
-    options = parser.parse_args(arguments)
+    made.add_argument("folders", nargs="+", metavar="RUN", help="run folders, or folders that hold runs")
+    made.add_argument("--out", type=Path, help="the file (default: report.html in the first folder)")
+    return made
+
+
+def run(options: argparse.Namespace) -> None:
+    from ..report import write_report
+
     path = write_report(options.folders, options.out or Path(options.folders[0]) / "report.html")
     print(f"report: {path}")
-    return 0

@@ -1,29 +1,52 @@
 """`scalelong stats DATA`: reference statistics of a data set. They are kept, and `scalelong eval` finds them."""
 
 import argparse
+import json
 from pathlib import Path
 
-from ..data import load_data
-from ..evaluation import export_npz, load_extractor, reference_of
-from .eval import add_feature_options
+from .options import DATA, add_feature_options, add_output_options, speaker
 
 
-def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="scalelong stats", description=__doc__)
-    parser.add_argument("data", help="a folder of images, a file, or the name of a data set")
-    parser.add_argument("--size", type=int, help="resize the images to this side")
-    parser.add_argument("--channels", type=int, help="1 or 3 (default: those of the data)")
-    parser.add_argument("--split", default="train", help="part of the data (default: %(default)s)")
-    add_feature_options(parser)
-    parser.add_argument("--out", type=Path, help="also write mu and sigma as .npz, as pytorch-fid does")
-    options = parser.parse_args(arguments)
-    data = load_data(options.data, size=options.size, channels=options.channels, split=options.split)
-    print(data.describe())
-    extractor = load_extractor(options.features, data, options.feature_weights)
-    reference = reference_of(data, extractor)
-    print(f"data {reference.data[:16]}, {reference.moments.n} images, {len(reference.moments.mean)} features")
-    print(f"statistics: {reference.file}")
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="scalelong stats", description=__doc__)
+    made.add_argument("data", help=DATA)
+    made.add_argument("--size", type=int, help="resize the images to this side")
+    made.add_argument("--channels", type=int, help="1 or 3 (default: those of the data)")
+    made.add_argument("--split", default="train", help="split of the data (default: %(default)s)")
+    add_feature_options(made)
+    made.add_argument("--out", type=Path, help="also write mu and sigma as .npz, as pytorch-fid does")
+    add_output_options(made, "what was computed")
+    return made
+
+
+def run(options: argparse.Namespace) -> None:
+    from ..console import Progress
+    from ..data import load_data
+    from ..evaluation import export_npz, load_extractor, reference_of
+
+    say = speaker(options)
+    data = load_data(
+        options.data,
+        size=options.size,
+        channels=options.channels,
+        split=options.split,
+        progress=Progress("reading images", enabled=False if options.json or options.quiet else None),
+    )
+    say(data.describe())
+    reference = reference_of(data, load_extractor(options.features, data, options.feature_weights, say), say)
+    found = {
+        "data": reference.data,
+        "images": reference.moments.n,
+        "features": len(reference.moments.mean),
+        "statistics": str(reference.file),
+    }
     if options.out:
         export_npz(reference, options.out)
+        found["out"] = str(options.out)
+    if options.json:
+        print(json.dumps(found, indent=1))
+        return
+    print(f"data {reference.data[:16]}, {found['images']} images, {found['features']} features")
+    print(f"statistics: {reference.file}")
+    if options.out:
         print(f"mu and sigma: {options.out}")
-    return 0

@@ -1,33 +1,33 @@
-"""`scalelong theory`: the paper's statements against measurements, as tables and figures."""
+"""`scalelong theory`: the paper's statements against measurements, as tables and checks."""
+
+from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from ..console import show_table
-from ..errors import InvalidConfigError
-from ..theory import checks, checks as figures, counterexample, noisy_batch
+from .options import load_images, seed_count
 
 
-def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
         prog="scalelong theory",
         description="Check every theorem of the paper on the network of Eq. (3), and on a small U-ViT.",
     )
-    parser.add_argument("--output", type=Path, help="folder for the figures (none are drawn without it)")
-    parser.add_argument(
-        "--data", action="append", default=[], metavar="DATA", help="also look at this data; repeatable"
-    )
-    parser.add_argument("--seeds", type=int, default=300, help="networks per measurement (default 300)")
-    options = parser.parse_args(arguments)
-    if options.seeds < 2:
-        raise InvalidConfigError(f"--seeds must be at least 2, so that there is a standard error, got {options.seeds}")
+    made.add_argument("--out", "--output", type=Path, help="folder for the figures (none are drawn without it)")
+    made.add_argument("--data", action="append", default=[], metavar="DATA", help="also look at this data; repeatable")
+    made.add_argument("--seeds", type=int, default=300, help="networks per measurement (default: %(default)s)")
+    return made
+
+
+def run(options: argparse.Namespace) -> int:
+    import torch
 
     from ..models import UViT
+    from ..theory import checks, counterexample, noisy_batch
 
+    seed_count(options, 2, ", so that there is a standard error")
     torch.manual_seed(0)
     data = {"uniform": torch.rand(2000, 1, 16, 16) * 2 - 1, **{spec: load_images(spec) for spec in options.data}}
     sizes: Any = {"image_size": 16, "patch_size": 4, "channels": 1, "dim": 128, "depth": 12, "heads": 4}
@@ -53,29 +53,21 @@ def main(arguments: list[str]) -> int:
         "The same quantities of a U-ViT (width 128, depth 12) at the start",
         checks.model_rows(model, batch.inputs, batch.steps),
     )
-    if options.output is not None:
+    if options.out is not None:
         drawn = {
-            "features": figures.draw_features(seeds=options.seeds),
-            "inputs": figures.draw_inputs(data),
-            "gradients": figures.draw_gradients(seeds=options.seeds),
-            "robustness": figures.draw_robustness(),
-            "noise": figures.draw_noise(model, batch.inputs, batch.steps),
+            "features": checks.draw_features(seeds=options.seeds),
+            "inputs": checks.draw_inputs(data),
+            "gradients": checks.draw_gradients(seeds=options.seeds),
+            "robustness": checks.draw_robustness(),
+            "noise": checks.draw_noise(model, batch.inputs, batch.steps),
         }
         for name, figure in drawn.items():
-            print(figures.save(figure, options.output / f"{name}.png"))
+            print(checks.save(figure, options.out / f"{name}.png"))
     return 0
 
 
-def load_images(
-    spec: str, limit: int = 4096, size: int | tuple[int, int] | None = None, channels: int | None = None
-) -> Tensor:
-    """Images of a data set, evenly chosen, in [-1, 1]."""
-    from ..data import load_data
+def _show(title: str, rows: Sequence[dict[str, Any]]) -> None:
+    from ..console import show_table
 
-    data = load_data(spec, limit=limit, size=size, channels=channels)
-    return data.fetch(range(len(data))).images.float() / 127.5 - 1
-
-
-def _show(title: str, rows: list[checks.Row]) -> None:
     show_table(rows, title)
     print()

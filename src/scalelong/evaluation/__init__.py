@@ -27,6 +27,7 @@ from .scores import (
     Score as Score,
     Scores as Scores,
     comparison as comparison,
+    comparison_rows as comparison_rows,
     frechet_distance as frechet_distance,
     frechet_score as frechet_score,
     precision_recall as precision_recall,

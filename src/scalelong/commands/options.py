@@ -1,0 +1,178 @@
+"""Flags that several commands share, each written once, and what becomes of them.
+
+Nothing here imports torch before a command runs. The names of recipes, samplers and schedules, which `--help` lists,
+are read from the source of the modules that define them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from ..console import silent
+from ..errors import InvalidConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..diffusion.solvers import SampleSettings
+    from ..runs.config import TrainConfig
+
+Value = TypeVar("Value", int, float, str)
+
+INTERRUPTED = 130
+"""128 + SIGINT, as shells count. `scalelong.cli` turns it into 143 where SIGTERM was the reason."""
+
+ROOT = Path(__file__).parents[1]
+
+
+@cache
+def names_in(module: str, table: str) -> list[str]:
+    """The keys of a dictionary, or the values of a Literal, that a module of ours writes out.
+
+    They are read from the source: importing ("runs.recipes", "RECIPES") would import torch.
+    """
+    tree = ast.parse(ROOT.joinpath(*module.split(".")).with_suffix(".py").read_text(encoding="utf-8"))
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if not any(isinstance(target, ast.Name) and target.id == table for target in targets):
+            continue
+        match getattr(node, "value", None):
+            case ast.Dict(keys=names) | ast.Subscript(value=ast.Name("Literal"), slice=ast.Tuple(elts=names)):
+                return [str(name.value) for name in names if isinstance(name, ast.Constant)]
+    raise LookupError(f"scalelong.{module} does not write out {table}")
+
+
+# Which run: a recipe, a file, other data
+
+
+def add_run_options(parser: argparse.ArgumentParser, default: str | None = "digits-tiny") -> None:
+    """--recipe, --config and --data."""
+    shown = f" (default: {default})" if default else ""
+    parser.add_argument(
+        "--recipe", choices=names_in("runs.recipes", "RECIPES"), help=f"the recipe to begin with{shown}"
+    )
+    parser.add_argument("--config", type=Path, help="a YAML file with other values, such as a run's config.yaml")
+    parser.add_argument("--data", help=f"{DATA} (default: the recipe's)")
+    parser.set_defaults(default_recipe=default)
+
+
+DATA = "images: a folder, a file or the name of a data set"
+
+
+def run_config(options: argparse.Namespace) -> TrainConfig:
+    """The recipe's configuration, then the file's values, then --data."""
+    from ..runs.config import load_config
+    from ..runs.recipes import recipe
+
+    config = recipe(options.recipe or options.default_recipe)
+    config = load_config(options.config, config) if options.config else config
+    return replace(config, data=options.data or config.data)
+
+
+def add_checkpoint_options(parser: argparse.ArgumentParser) -> None:
+    """Which weights of a run: those of the newest checkpoint, averaged, unless something else is wanted."""
+    parser.add_argument("--weights", default="ema", choices=["ema", "raw"], help="averaged weights (default) or raw")
+    parser.add_argument("--checkpoint", type=int, metavar="STEP", help="checkpoint (default: the newest)")
+
+
+# Sampling and features
+
+
+def add_sampling_options(parser: argparse.ArgumentParser) -> None:
+    samplers = names_in("diffusion.solvers", "SAMPLERS")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first image (default: %(default)s)")
+    parser.add_argument("--sampler", default="dpm++", choices=samplers, help="default: %(default)s")
+    parser.add_argument("--steps", type=int, default=50, help="steps of the sampler (default: %(default)s)")
+    parser.add_argument("--guidance", type=float, default=1.0, help="classifier-free guidance (default: 1, none)")
+    add_checkpoint_options(parser)
+    parser.add_argument("--batch-size", type=int, default=64, help="default: %(default)s")
+    parser.add_argument("--device", default=None, help="default: an accelerator if there is one")
+
+
+def sample_settings(options: argparse.Namespace) -> SampleSettings:
+    from ..diffusion.solvers import SampleSettings
+
+    return SampleSettings(sampler=options.sampler, steps=options.steps, guidance=options.guidance)
+
+
+def add_feature_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--features",
+        default="classifier",
+        help="classifier: a small one trained on the data (default); inception; or package.module:factory",
+    )
+    parser.add_argument("--feature-weights", type=Path, help="the weights of Inception, from torch-fidelity")
+
+
+# Seeds, jobs, lists of numbers
+
+
+def add_seed_options(parser: argparse.ArgumentParser, default: int) -> None:
+    parser.add_argument("--seeds", type=int, default=default, help="number of seeds: 0, 1, ... (default: %(default)s)")
+
+
+def seed_count(options: argparse.Namespace, least: int = 1, reason: str = "") -> int:
+    if options.seeds < least:
+        raise InvalidConfigError(f"--seeds must be at least {least}{reason}, got {options.seeds}")
+    return options.seeds
+
+
+def add_job_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--jobs", type=int, help="runs at a time (default: one per core, or one on an accelerator)")
+
+
+def listed(text: str, kind: Callable[[str], Value], name: str) -> list[Value]:
+    """The values of a flag such as --rates 1e-3,2e-3."""
+    try:
+        return [kind(part) for part in split(text)]
+    except ValueError as error:
+        raise InvalidConfigError(f"{name} must be numbers with commas between them, got {text!r}") from error
+
+
+def split(text: str) -> list[str]:
+    """At commas, but not at those between the options of one method, as in "none,cs:kappa=0.5,reverse=true,ls"."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    found: list[str] = []
+    for part in filter(None, map(str.strip, parts)):
+        if found and "=" in part and ":" not in part:
+            found[-1] += f",{part}"
+        else:
+            found.append(part)
+    return found
+
+
+# Output
+
+
+def add_output_options(parser: argparse.ArgumentParser, result: str) -> None:
+    """--json and --quiet, spelled alike everywhere. With --json, nothing else goes to the standard output."""
+    parser.add_argument("--json", action="store_true", help=f"print {result} as JSON, and nothing else")
+    parser.add_argument("--quiet", action="store_true", help="print the result alone, no progress")
+
+
+def speaker(options: argparse.Namespace) -> Callable[[str], None]:
+    """Where remarks go: to the standard output, or nowhere with --json or --quiet."""
+    return silent if options.json or options.quiet else print
+
+
+def load_images(
+    spec: str, limit: int = 4096, size: int | tuple[int, int] | None = None, channels: int | None = None
+) -> Tensor:
+    """Images of a data set, evenly chosen, in [-1, 1]."""
+    from ..console import Progress
+    from ..data import load_data, to_float
+
+    data = load_data(spec, limit=limit, size=size, channels=channels, progress=Progress("reading images"))
+    return to_float(data.fetch(range(len(data))).images)
