@@ -1,6 +1,8 @@
 """The noise process against diffusers, against the closed form, and against the published averages."""
 
 import math
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -8,7 +10,7 @@ import torch
 from diffusers.schedulers.scheduling_ddpm import DDPMScheduler
 
 from scalelong.errors import InvalidConfigError
-from scalelong.noise import NoiseProcess, as_epsilon, epsilon_losses, losses, target
+from scalelong.noise import NoiseProcess, alpha_bars, as_epsilon, epsilon_losses, losses, mix, target
 
 SCHEDULES = ("vp", "ddpm", "cosine", "sd")
 PREDICTIONS = ("epsilon", "v", "x0")
@@ -103,3 +105,43 @@ def test_the_zero_predictor_has_loss_one():
 def test_unknown_names_are_refused():
     with pytest.raises(InvalidConfigError, match="known: vp, ddpm, cosine"):
         NoiseProcess("linear")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "options"),
+    [
+        ("ddpm", {"beta_schedule": "linear"}),
+        ("cosine", {"beta_schedule": "squaredcos_cap_v2"}),
+        ("sd", {"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012}),
+    ],
+)
+def test_betas_are_those_of_diffusers_bit_for_bit(schedule, options):
+    theirs = DDPMScheduler(num_train_timesteps=1000, **options)
+    assert torch.equal(NoiseProcess(schedule).betas, theirs.betas)
+    torch.testing.assert_close(alpha_bars(schedule), theirs.alphas_cumprod.double(), rtol=1e-3, atol=1e-6)
+
+
+def test_theory_takes_the_middles_of_the_intervals_of_vp_and_training_their_ends():
+    middles, ends = alpha_bars("vp"), NoiseProcess("vp").alphas_bar
+    t = torch.tensor([0.0005, 0.4995, 0.9995], dtype=torch.float64)
+    torch.testing.assert_close(middles[[0, 499, 999]], torch.exp(-(0.1 * t + 0.5 * 19.9 * t**2)))
+    assert bool((middles > ends).all())
+
+
+@pytest.mark.parametrize(("schedule", "mean"), [("ddpm", 0.2755), ("vp", 0.2760), ("cosine", 0.4956), ("sd", 0.3734)])
+def test_means_are_those_of_the_docstring(schedule, mean):
+    assert float(alpha_bars(schedule).mean()) == pytest.approx(mean, abs=5e-5)
+    assert f"{mean:.4f}" in (alpha_bars.__doc__ or "")
+
+
+def test_the_noise_process_needs_torch_alone():
+    code = "import sys, scalelong.noise; assert not {'diffusers', 'accelerate', 'scalelong.data'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 4), (7,), (2, 3)])
+def test_mix_takes_tensors_of_any_shape(shape):
+    x0, noise = torch.randn(5, *shape), torch.randn(5, *shape)
+    signal, sigma = torch.rand(5), torch.rand(5)
+    expected = torch.stack([signal[i] * x0[i] + sigma[i] * noise[i] for i in range(5)])
+    assert torch.equal(mix(x0, noise, signal, sigma), expected)

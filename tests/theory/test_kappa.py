@@ -19,6 +19,7 @@ from scalelong.kappa import (
 )
 from scalelong.models import UViT
 from scalelong.scaling import BalancedScaling, ConstantScaling, as_scaling
+from scalelong.scaling.constant import PAPER_RATIO, paper_kappa
 from scalelong.skips import coefficients, is_scaled, scale_skips_
 from scalelong.theory import noisy_batch, sampled_statistics, skip_sensitivities
 
@@ -310,3 +311,11 @@ def test_sensitivities_follow_kappa(images) -> None:
     at_one = skip_sensitivities(model, *arguments)
     at_half = skip_sensitivities(model, *arguments, scaling=ConstantScaling(0.5))
     assert at_one[2] / at_one[0] != pytest.approx(at_half[2] / at_half[0], rel=0.01)
+
+
+def test_auto_is_what_the_estimator_answers_for_the_paper_s_data() -> None:
+    """Scaling stands below this package, so that it holds the constant and the bisection itself."""
+    assert noise_ratio_targets().high == pytest.approx(PAPER_RATIO, rel=1e-12)
+    for skips in (*range(1, 30), 64, 200):
+        assert paper_kappa(skips) == choose_kappa(skips=skips).kappa
+        assert ConstantScaling("auto").resolved(skips).kappa == paper_kappa(skips)

@@ -8,7 +8,7 @@ from torch import nn
 
 from scalelong.runs.config import OptimizerConfig
 from scalelong.training import Ema
-from scalelong.training.state import clip_gradient, create_state, make_optimizer, rate
+from scalelong.training.state import base_rate, clip_gradient, create_state, make_optimizer, rate, set_rate
 
 
 def test_rates():
@@ -104,3 +104,20 @@ def test_applied_lends_the_averages_and_gives_the_weights_back():
         fail_within()
     assert torch.equal(model.weight, weights)
     assert model.weight.requires_grad
+
+
+def test_a_group_keeps_its_share_of_the_rate():
+    slow, fast = nn.Linear(1, 1), nn.Linear(1, 1)
+    groups = [{"params": slow.parameters(), "lr_scale": 0.1}, {"params": fast.parameters()}]
+    optimizer = torch.optim.AdamW(groups, lr=1.0)
+    for value in (0.5, 0.25):
+        set_rate(optimizer, value)
+        assert [group["lr"] for group in optimizer.param_groups] == [pytest.approx(0.1 * value), value]
+        assert base_rate(optimizer) == pytest.approx(value)
+
+
+def test_one_group_has_the_rate_itself_to_the_last_bit():
+    optimizer = torch.optim.AdamW(nn.Linear(1, 1).parameters(), lr=1.0)
+    for value in (2e-4 / 3, 0.1 + 0.2, 1e-300):
+        set_rate(optimizer, value)
+        assert optimizer.param_groups[0]["lr"] == value == base_rate(optimizer)

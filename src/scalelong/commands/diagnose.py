@@ -13,8 +13,8 @@ from ..runs.recipes import RECIPES, recipe
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="scalelong diagnose",
-        description="Where the long skips of a model are, how large they are, how much the output listens to each, how "
-        "much of a constant κ survives normalisation, and which scaling to take, on the data it is to be trained on.",
+        description="Where the long skips of a model are, how large they are, how much the output depends on each, how "
+        "much of a constant κ is left by normalisation, and which scaling to take, on the data it is to be trained on.",
     )
     parser.add_argument("run", nargs="?", type=Path, help="a run folder: diagnose its latest weights")
     parser.add_argument("--recipe", choices=list(RECIPES), default="digits-tiny", help="(default: %(default)s)")

@@ -1,4 +1,4 @@
-"""Conditions: what a network is told about an image besides x_t and t. Nothing, a class, or a text.
+"""Conditions: what a network knows about an image besides x_t and t. Nothing, a class, or a text.
 
 `Conditions` is the one view that training and sampling have of them: tensors with one row per image. Below it stand
 classes, texts, and the encoders that turn texts into tokens.

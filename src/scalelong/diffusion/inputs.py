@@ -27,7 +27,7 @@ from .conditions import Conditions
 from .latents import sample_latents
 
 HELD_OUT_CHUNK = 128
-"""Images of a pass of the held-out loss. Noise is drawn chunk by chunk: another size would be another loss."""
+"""Images of a pass of the held-out loss. Noise is drawn chunk by chunk: a different size gives a different loss."""
 
 
 class Examples(NamedTuple):

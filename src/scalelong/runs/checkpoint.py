@@ -82,7 +82,7 @@ def _write_files(folder: Path, snapshot: Snapshot) -> None:
     torch.save(snapshot.training, folder / TRAINING)
     files = {}
     for name in (MODEL, EMA, TRAINING):
-        shutil.copymode(folder / TRAINING, folder / name)  # safetensors lets nobody else read its files
+        shutil.copymode(folder / TRAINING, folder / name)  # safetensors makes its files readable to their owner alone
         sync(folder / name)
         files[name] = {"bytes": (folder / name).stat().st_size, "sha256": file_digest(folder / name)}
     manifest = {"format": FORMAT, "step": snapshot.step, "scalelong": __version__, "files": files}

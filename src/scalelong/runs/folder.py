@@ -25,6 +25,9 @@ from .model import DataShape, shape_of
 
 CONFIG, DATA, METRICS, ROLLBACKS = "config.yaml", "data.json", "metrics.jsonl", "rollbacks.json"
 MOST_WORDS = 5000
+"""Largest vocabulary that is listed in data.json."""
+COMMAND_VARIABLE = "SCALELONG_COMMAND"
+"""Tells the processes of a comparison which command they belong to."""
 PACKAGES = ("torch", "accelerate", "diffusers", "safetensors", "numpy")
 
 README = """\
@@ -79,7 +82,12 @@ class RunFolder:
         write_text(self.path / CONFIG, dump_config(config))
         write_text(self.path / DATA, json.dumps(about, indent=2))
         write_text(self.path / "environment.json", json.dumps(environment() | processes, indent=2))
-        write_text(self.path / "README.md", README.format(command=shlex.join(["scalelong", *sys.argv[1:]])))
+        write_text(self.path / "README.md", README.format(command=self._command()))
+
+    def _command(self) -> str:
+        """What continues the run: the command that made it, or one that always works."""
+        path = str(self.path)
+        return this_command() or shlex.join(["scalelong", "train", "--config", f"{path}/{CONFIG}", "--out", path])
 
     def _require_same(self, config: TrainConfig, data: ImageData, say: Callable[[str], None]) -> None:
         before = load_config(self.path / CONFIG)
@@ -128,6 +136,15 @@ class RunFolder:
 
     def record_rollback(self, entry: dict[str, Any]) -> None:
         write_text(self.path / ROLLBACKS, json.dumps([*self.rollbacks(), entry], indent=2))
+
+
+def this_command() -> str | None:
+    """The `scalelong` command that this process carries out; None in a script or a notebook."""
+    program = Path(sys.argv[0])
+    if program.stem == "scalelong" or program.parts[-2:] == ("scalelong", "__main__.py"):
+        return shlex.join(["scalelong", *sys.argv[1:]])
+    # A run of a comparison in a process of its own: what a person typed is known to the one that started it.
+    return os.environ.get(COMMAND_VARIABLE) or None
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:

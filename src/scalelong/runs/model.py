@@ -226,7 +226,7 @@ def _from_diffusers_json(path: Path, values: dict[str, Any]) -> nn.Module:
 
 
 def _scale(model: nn.Module, config: TrainConfig, shape: DataShape) -> None:
-    example = None if isinstance(model, UViT) else example_call(model, config, shape)
+    example = None if isinstance(model, UViT) else example_forward(model, config, shape)
     if not isinstance(as_scaling(config.scaling), NoScaling):
         scale_skips_(model, config.scaling, example)
     start = _merge_start(config)
@@ -243,7 +243,7 @@ def _from_diffusers(config: TrainConfig) -> bool:
     return (config.model.startswith("unet/") and ":" not in config.model) or config.model.endswith(".json")
 
 
-def example_call(model: nn.Module, config: TrainConfig, shape: DataShape) -> dict[str, Tensor]:
+def example_forward(model: nn.Module, config: TrainConfig, shape: DataShape) -> dict[str, Tensor]:
     """The keyword arguments of a small forward of any model."""
     x, t = torch.zeros(2, *shape.image), torch.full((2,), 500.0)
     return call_arguments(model, x, t, shape.example_condition(config, 2))

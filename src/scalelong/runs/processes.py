@@ -16,18 +16,19 @@ Result = TypeVar("Result")
 
 def make_accelerator(config: TrainConfig, folder: str) -> Any:
     """An Accelerator for this run. The number of processes and the kind of parallelism come from the launcher."""
-    needs("accelerate", "train", "training")
-    from accelerate import Accelerator
-    from accelerate.state import AcceleratorState
-    from accelerate.utils import DistributedDataParallelKwargs
-
-    # Its precision is shared by all Accelerators of a process; an earlier run may have had another.
+    try:
+        from accelerate import Accelerator
+        from accelerate.state import AcceleratorState
+        from accelerate.utils import DistributedDataParallelKwargs
+    except ImportError as error:
+        raise MissingDependencyError("accelerate", "train", "training") from error
+    # Its precision is shared by all Accelerators of a process; an earlier run may have had a different one.
     AcceleratorState._reset_state(reset_partial_state=False)
     try:
         return Accelerator(
             # "no" must not overrule what `accelerate config` says.
             mixed_precision=None if config.hardware.precision == "no" else config.hardware.precision,
-            # Without an accelerator it joins the processes of torchrun only if told that this is a CPU's run.
+            # Without an accelerator it joins the processes of torchrun only if it knows that this is a run on a CPU.
             cpu=config.hardware.cpu or not torch.accelerator.is_available(),
             log_with=list(config.logging.trackers) or None,
             project_dir=folder,
@@ -37,7 +38,7 @@ def make_accelerator(config: TrainConfig, folder: str) -> Any:
         raise InvalidConfigError(str(error)) from error
 
 
-def describe(accelerator: Any) -> dict[str, Any]:
+def describe_processes(accelerator: Any) -> dict[str, Any]:
     """What the launcher decided, for the run folder."""
     return {
         "processes": accelerator.num_processes,

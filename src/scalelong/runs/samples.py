@@ -4,7 +4,7 @@ images/step.../000000000000.png ...   named by their seeds
                samples.json           weights, sampler, steps, guidance, seeds, wishes (the prompts by seed)
                grid.png               the first images at once
 
-The folder can be continued: what is there is not made again, and what was made in another way is refused.
+The folder can be continued: what is there is not made again, and what was made in a different way is refused.
 """
 
 import io
@@ -89,7 +89,7 @@ class SampleFolder:
                     if kept.get(key) != about.get(key)
                 )
                 raise SampleFolderError(
-                    f"{self.path} holds samples that were made in another way:\n{changes}\n"
+                    f"{self.path} holds samples that were made in a different way:\n{changes}\n"
                     f"Give the same values to continue, or another folder with --out"
                 )
             self._require_same_prompts(before["wishes"], wanted)
@@ -171,7 +171,7 @@ def folder_name(run: Run, settings: SampleSettings) -> str:
     return f"step{run.step}-{run.weights}-{settings.sampler}{settings.steps}{guidance}"
 
 
-def describe(run: Run, settings: SampleSettings) -> dict[str, Any]:
+def describe_samples(run: Run, settings: SampleSettings) -> dict[str, Any]:
     """All that decides the images but their seeds and prompts."""
     weights = step_folder(run.folder / "checkpoints", run.step) / (EMA if run.weights == "ema" else MODEL)
     return {
@@ -193,7 +193,7 @@ def fill_folder(
 ) -> SampleFolder:
     """Fill a folder with the images that are not there yet; several processes share the work, the main one logs."""
     folder, state = SampleFolder(path), processes()
-    on_main(state, lambda: folder.open(describe(run, settings), wanted))
+    on_main(state, lambda: folder.open(describe_samples(run, settings), wanted))
     if state.is_main_process:
         log(f"weights: {'EMA' if run.weights == 'ema' else 'raw, not averaged'}, step {run.step} of {run.folder}")
     mine = folder.missing(wanted)[state.process_index :: state.num_processes]

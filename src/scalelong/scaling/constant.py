@@ -73,6 +73,24 @@ class UniformScaling(FixedScaling):
 
 AUTO = "auto"
 
+PAPER_RATIO = 2.9280314487747456
+"""The 97 % quantile of ‖ε‖²/‖x_t‖² for the paper's data (uniform on [-1, 1]) and DDPM's schedule (Section 4.1)."""
+
+
+def paper_kappa(skips: int) -> float:
+    """κ with Σ_{j=1..N} κ^(2(j-1)) = PAPER_RATIO, to four digits; 1 where the sum never gets there.
+
+    What `scalelong.kappa.choose_kappa(skips=N)` answers without data: that stands above this package and knows why.
+    """
+    if skips <= PAPER_RATIO:
+        return 1.0
+    low, high = 0.0, 1.0
+    while high - low > 1e-9:
+        middle = (low + high) / 2
+        total = sum(middle ** (2 * j) for j in range(skips))
+        low, high = (low, middle) if total > PAPER_RATIO else (middle, high)
+    return round((low + high) / 2, 4)
+
 
 @register_scaling
 @dataclass(frozen=True)
@@ -103,9 +121,7 @@ class ConstantScaling(FixedScaling):
         """This configuration for N skips, with a number in place of "auto"."""
         if self.kappa != AUTO:
             return self
-        from ..kappa import choose_kappa
-
-        return self.replace(kappa=choose_kappa(skips=count).kappa)
+        return self.replace(kappa=paper_kappa(count))
 
     def curve(self, count: int) -> tuple[float, ...]:
         kappa = self.resolved(count).kappa

@@ -1,7 +1,7 @@
 """What happens in training: sizes at the long skips, oscillation, alarms, and pages that explain them.
 
 probe        where features are read: long skips and the blocks that they join
-monitor      readings during training, from inside of anyone's loop
+monitor      readings during training, from within anyone's loop
 alarms       oscillation scores, alarms and where readings go
 callbacks    the monitor for accelerate's and Lightning's loops
 diagnosis    one page about a model's long skips, before training

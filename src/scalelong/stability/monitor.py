@@ -1,4 +1,13 @@
-"""Gradient norms and relative updates per block, read around the steps of whatever optimiser trains the model."""
+"""How stable a training run is, from within anyone's loop: `StabilityMonitor`.
+
+    with StabilityMonitor(model, every=10, probe_batch=(x, t), path="stability.jsonl") as monitor:
+        for batch in batches:
+            loss = ...; loss.backward(); optimizer.step(); optimizer.zero_grad()
+            monitor.step(loss)
+
+Between readings nothing but the loss is touched. At a reading, sizes of features, gradients and updates stay on their
+device until all of them are read at once, so that an accelerator waits once per reading, never once per step.
+"""
 
 import logging
 import math
@@ -19,7 +28,9 @@ from ..skips.examples import ExampleInputs, example_call
 from ..skips.host import SkipHost, unwrap
 from ..skips.plan import SkipPlan
 from .alarms import WINDOW, Alarm, AlarmDetector, AlarmRules, JsonLines, Oscillation, Writer, oscillation
-from .probe import Meter, block_names, listen, measure, parameters_by_block, plan_for
+from .probe import Meter, attach_meter, block_names, measure, parameters_by_block, plan_for
+
+# Gradient norms and relative updates per block, around the steps of whatever optimiser trains the model
 
 
 class UpdateWatch:
@@ -31,7 +42,7 @@ class UpdateWatch:
         self._block_of = {id(parameter): name for name, group in groups.items() for parameter in group}
         self._before: list[tuple[nn.Parameter, Tensor]] = []
         self.clear()
-        # Hooks of all optimisers: the loop need not tell us which one is its own.
+        # Hooks of all optimisers: the loop need not say which one is its own.
         self._handles: list[RemovableHandle] = [
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
@@ -93,15 +104,7 @@ def _joint(norms: list[Tensor]) -> Tensor:
     return torch.linalg.vector_norm(torch.stack([norm.to(device) for norm in norms]))
 
 
-# The monitor: how stable a training run is, from inside of anyone's loop.
-#
-#     with StabilityMonitor(model, every=10, probe_batch=(x, t), path="stability.jsonl") as monitor:
-#         for batch in batches:
-#             loss = ...; loss.backward(); optimizer.step(); optimizer.zero_grad()
-#             monitor.step(loss)
-#
-# Between readings nothing but the loss is touched. At a reading, sizes of features, gradients and updates stay on
-# their device until all of them are read at once, so that an accelerator waits once per reading, never once per step.
+# The monitor
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +144,7 @@ class StabilityMonitor:
         self.steps = 0
         self._detector = AlarmDetector(rules or AlarmRules())
         self._meter = Meter(training_only=True)
-        self._handles = listen(self.host, self.plan, self._meter)
+        self._handles = attach_meter(self.host, self.plan, self._meter)
         self._updates = UpdateWatch(parameters_by_block(self.host, block_names(self.host, self.plan)))
         self._losses: Tensor | None = None
         self._arm()
@@ -183,7 +186,7 @@ class StabilityMonitor:
         return oscillation(series, window=window, loss=losses[-1] if losses else None, zero_loss=zero_loss)
 
     def _arm(self) -> None:
-        """Listen during the step before a reading, and in no other."""
+        """Read during the step before a reading, and in no other."""
         due = (self.steps + 1) % self.every == 0
         self._meter.on = self._updates.on = due
         if due:

@@ -1,4 +1,7 @@
-"""Where to listen in a network: at its long skips and at the blocks that they join."""
+"""Where features are read in a network: at its long skips, and at the blocks that they join.
+
+Hooks put sizes of tensors into a `Meter`; they only read. `probe` gives the features of one forward as numbers.
+"""
 
 import sys
 from contextlib import AbstractContextManager, nullcontext
@@ -32,7 +35,7 @@ class Meter:
     """The largest number of the dtype of each block's output."""
 
     @property
-    def listening(self) -> bool:
+    def reading(self) -> bool:
         return self.on and (not self.training_only or torch.is_grad_enabled())
 
     def clear(self) -> None:
@@ -54,7 +57,7 @@ class BlockTap:
         self.meter, self.name = meter, name
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:  # noqa: ARG002
-        if self.meter.listening:
+        if self.meter.reading:
             tensor = first_tensor(output)
             if tensor is not None:
                 self.meter.blocks[self.name] = size_of(tensor)
@@ -72,16 +75,16 @@ class SkipTap:
 
     def of_argument(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG002
         place = self.skip.attachment
-        if self.meter.listening and place is not None:
+        if self.meter.reading and place is not None:
             self.read(operand((args, kwargs), place))
 
     def read(self, tensor: Tensor | None) -> None:
-        if self.meter.listening and tensor is not None:
+        if self.meter.reading and tensor is not None:
             self.meter.skips[self.skip.index] = size_of(tensor)
 
 
 def operand(value: Any, place: Attachment) -> Tensor | None:
-    """The skip among the arguments of a module; None if it is called in another way than was planned."""
+    """The skip among the arguments of a module; None if it is not called as planned."""
     try:
         for step in place.path:
             value = value[step]
@@ -101,7 +104,7 @@ def block_names(model: nn.Module, plan: SkipPlan) -> list[str]:
     return [name for name in names if name and _exists(model, name)]
 
 
-def listen(model: nn.Module, plan: SkipPlan, meter: Meter) -> list[RemovableHandle]:
+def attach_meter(model: nn.Module, plan: SkipPlan, meter: Meter) -> list[RemovableHandle]:
     """Hooks on all skips and blocks. They only read."""
     handles = []
     for name in block_names(model, plan):
@@ -158,7 +161,7 @@ def measure(model: nn.Module, plan: SkipPlan, args: tuple[Any, ...], kwargs: dic
     """One forward in eval mode, without gradients and without the compiler. Nothing of the model changes."""
     host = unwrap(model)
     meter = Meter(on=True)
-    handles = listen(host, plan, meter)
+    handles = attach_meter(host, plan, meter)
     try:
         with evaluating(host), torch.no_grad(), _eager():
             host(*args, **kwargs)

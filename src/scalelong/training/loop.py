@@ -31,7 +31,7 @@ from ..runs.checkpoint import abandon_after, newest_good, prune, read_checkpoint
 from ..runs.config import TrainConfig
 from ..runs.folder import RunFolder
 from ..runs.model import RunData, build_model, load_run_data
-from ..runs.processes import average, check_batch_size, describe, gather_objects, make_accelerator, on_main
+from ..runs.processes import average, check_batch_size, describe_processes, gather_objects, make_accelerator, on_main
 from ..runs.recipes import default_folder
 from ..stability.nonfinite import explain_nonfinite
 from .cores import keep_freed_memory, make_cores
@@ -69,7 +69,7 @@ def train(config: TrainConfig, out: str | PathLike[str] | None = None, *, hooks:
 
             on_main(accelerator, lock)
             data = load_run_data(config, progress.say)
-            on_main(accelerator, lambda: run.open(config, data.train, describe(accelerator), progress.say))
+            on_main(accelerator, lambda: run.open(config, data.train, describe_processes(accelerator), progress.say))
             trainer = Trainer(config, run, accelerator, data, progress, hooks)
             stack.callback(trainer.close)
             finished = trainer.fit(interrupt)

@@ -11,7 +11,7 @@ from ..models import UViT
 from ..models.call import Denoiser, count_parameters
 from ..noise import NoiseProcess, losses
 from ..runs.config import TrainConfig
-from ..runs.model import DataShape, build_model, example_call, shape_of
+from ..runs.model import DataShape, build_model, example_forward, shape_of
 from ..skips import coefficients, find_skips, is_scaled
 from .cores import images_at_once, splits
 
@@ -75,7 +75,7 @@ def _on(value: bool) -> str:
 
 def _skips(config: TrainConfig, model: nn.Module, shape: DataShape) -> str:
     """How many, and their coefficients now: learned ones are those of a first forward."""
-    inputs = example_call(model, config, shape)
+    inputs = example_forward(model, config, shape)
     if not (is_scaled(model) or isinstance(model, UViT)):
         try:
             return f"{len(find_skips(model, inputs))} found, not scaled"

@@ -1,0 +1,108 @@
+"""Where metrics and sample grids go: every tracker has its project, and every tracker that can shows grids."""
+
+import shlex
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from scalelong.console import Progress
+from scalelong.runs import LoggingConfig, RunFolder, TrainConfig, load_config
+from scalelong.runs.folder import COMMAND_VARIABLE, this_command
+from scalelong.training import train
+from scalelong.training.tracking import Recorder
+
+
+class FakeTracker:
+    def __init__(self, name: str) -> None:
+        self.name, self.shown = name, []
+        self.writer = SimpleNamespace(add_image=lambda *values, **named: self.shown.append((values, named)))
+
+
+class FakeImageTracker(FakeTracker):
+    def log_images(self, values: dict[str, Any], step: int) -> None:
+        self.shown.append((values, step))
+
+
+class FakeAccelerator:
+    """Notes with which project each tracker was opened, as accelerate would do."""
+
+    is_main_process = True
+
+    def __init__(self, *names: str) -> None:
+        self.log_with: list[str] = list(names)
+        self.trackers: list[FakeTracker] = []
+        self.opened: dict[str, tuple[str, Any, Any]] = {}
+
+    def init_trackers(self, project: str, config: Any = None, init_kwargs: Any = None) -> None:
+        self.trackers = []
+        for name in self.log_with:
+            self.opened[name] = (project, config, (init_kwargs or {}).get(name, {}))
+            plain = name in ("tensorboard", "comet_ml")
+            self.trackers.append(FakeTracker(name) if plain else FakeImageTracker(name))
+
+
+def recorder(accelerator: FakeAccelerator, tmp_path) -> Recorder:
+    config = TrainConfig(logging=LoggingConfig(trackers=tuple(accelerator.log_with)))
+    return Recorder(config, RunFolder(tmp_path / "my-run"), accelerator, Progress(1, enabled=False))
+
+
+def test_every_tracker_has_its_own_project(tmp_path):
+    accelerator = FakeAccelerator("tensorboard", "wandb", "mlflow")
+    recorder(accelerator, tmp_path).start(7)
+    assert accelerator.opened["tensorboard"] == ("tensorboard", None, {"purge_step": 8})
+    project, settings, options = accelerator.opened["wandb"]
+    assert (project, options) == ("scalelong", {"name": "my-run"})
+    assert settings["optimizer.lr"] == "0.0002"
+    assert accelerator.opened["mlflow"][2] == {"run_name": "my-run"}
+    assert [tracker.name for tracker in accelerator.trackers] == ["tensorboard", "wandb", "mlflow"]
+    assert accelerator.log_with == ["tensorboard", "wandb", "mlflow"]
+
+
+def test_grids_go_to_every_tracker_that_shows_images(tmp_path):
+    accelerator = FakeAccelerator("tensorboard", "wandb", "clearml", "comet_ml")
+    writes = recorder(accelerator, tmp_path)
+    writes.start(0)
+    grid = torch.randint(0, 256, (3, 6, 4), dtype=torch.uint8)
+    writes.images(5, grid)
+    tensorboard, wandb, clearml, comet = (tracker.shown for tracker in accelerator.trackers)
+    assert torch.equal(tensorboard[0][0][1], grid)
+    assert tensorboard[0][1] == {"global_step": 5}
+    (image,) = wandb[0][0]["samples"]
+    assert np.array_equal(image, grid.permute(1, 2, 0).numpy())
+    assert clearml[0][0]["samples"].shape == (6, 4, 3)
+    assert comet == []
+
+
+def test_no_trackers_at_all(tmp_path):
+    accelerator = FakeAccelerator()
+    recorder(accelerator, tmp_path).start(0)
+    assert accelerator.opened == {}
+
+
+@pytest.mark.parametrize(
+    ("argv", "variable", "expected"),
+    [
+        (["/usr/bin/scalelong", "train", "--data", "my images"], None, "scalelong train --data 'my images'"),
+        (["/x/scalelong/__main__.py", "demo"], None, "scalelong demo"),
+        (["/x/scalelong/experiments/runs.py"], "scalelong compare --out a", "scalelong compare --out a"),
+        (["notebook.py", "-f", "x"], None, None),
+    ],
+)
+def test_the_command_of_a_run(argv, variable, expected, monkeypatch):
+    monkeypatch.setattr(sys, "argv", argv)
+    monkeypatch.delenv(COMMAND_VARIABLE, raising=False)
+    if variable:
+        monkeypatch.setenv(COMMAND_VARIABLE, variable)
+    assert this_command() == expected
+
+
+def test_a_run_of_a_script_says_how_to_continue_it(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["script.py"])
+    train(tiny, tmp_path / "run")
+    command = f"scalelong train --config {tmp_path}/run/config.yaml --out {tmp_path}/run"
+    assert f"    {command}\n" in (tmp_path / "run" / "README.md").read_text()
+    assert load_config(shlex.split(command)[3]) == tiny
