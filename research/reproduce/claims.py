@@ -260,8 +260,8 @@ def faster(results: StudyResults, setting: str, method: Method, other: Method) -
 def log_steps(mine: RunRecord, theirs: RunRecord) -> float | None:
     """Log of the steps to equal quality, relative to the other's.
 
-    A run that ends above the other never gets there. How much slower it is follows from the other: it has passed the loss
-    where this one ends.
+    A run that ends above the other never gets there. How much slower it is follows from the other, which has passed the
+    loss where this one ends.
     """
     if mine.diverged is not None or theirs.diverged is not None:
         return None
