@@ -24,7 +24,7 @@ from .settings import BenchmarkError, Settings
 # Interleaved rounds: in each round every contender has one turn.
 
 Turn = Callable[[int], float]
-"""Does so many steps and returns the seconds that they took together."""
+"""Does a number of steps and returns the seconds that they took together."""
 
 PAUSE = 0.02
 """Seconds between two turns: threads of the last one that still wait actively for work should have gone to sleep."""
@@ -268,7 +268,7 @@ def ask_one(contender: Contender, question: str, settings: Settings) -> Any:
 
 
 def package_environment(threads: int) -> dict[str, str]:
-    """For processes that import this package, with so many threads."""
+    """For processes that import this package, with a number of threads."""
     # `benchmarks` stands at the root of the checkout; the library may not be installed.
     root = Path(__file__).resolve().parents[1]
     path = os.pathsep.join(filter(None, [str(root), str(root / "src"), os.environ.get("PYTHONPATH", "")]))

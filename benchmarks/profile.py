@@ -59,7 +59,7 @@ BUILT = "bench::built"
 def peak_of_tensors(build: Callable[[], Callable[[], object]]) -> int:
     """The most bytes that torch has allocated on the CPU at a time during a step, with what was left of building it.
 
-    torch tells of the allocations of this thread, so that all is done by one thread.
+    torch reports the allocations of this thread alone, so that all is done by one thread.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -166,7 +166,7 @@ def table_of(rounds: list[dict[str, list[float]]]) -> Mapping[str, Tensor]:
 # Where the time of a training step goes, on all cores, by groups of operations.
 
 SCOPES = {"Optimizer.step": "optimiser", "bench::ema": "moving average", "bench::examples": "data and noise"}
-"""Everything inside of these counts for them, whatever it is."""
+"""Everything inside these counts for them, whatever it is."""
 
 GROUPS = {
     "attention": r"scaled_dot_product|flash_attention",

@@ -1,21 +1,36 @@
-"""Which κ is best, and which estimator would have found it."""
+"""Which κ is best, and which estimator would have found it: very small runs, for one CPU core.
+
+    python -m research.kappa run --data fashion-mnist --results docs/evidence/kappa/validation.json
+    python -m research.kappa regret docs/evidence/kappa --figure docs/figures/kappa.png
+    python -m research.kappa answers --data fashion-mnist --data cifar10 --results docs/evidence/kappa/answers.json
+
+`run` trains a grid of κ in four networks; giving the same command again goes on where it stopped. The answers of
+estimators A and B go to estimates.json beside the results. `regret` makes table and figure of both. `answers` asks all
+three estimators about a small U-ViT on real data.
+"""
 
 import argparse
-import gzip
 import json
 import math
-import os
+import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from scalelong.commands.theory import load_images
 from scalelong.console import text_table
+from scalelong.data import load_data
+from scalelong.errors import InvalidConfigError
+from scalelong.experiments.figures import legend, panels, save
+from scalelong.experiments.results import Curve, Results, RunRecord
+from scalelong.experiments.runs import exit_code
+from scalelong.files import write_text
 from scalelong.kappa import GRID, PilotRun, choose_kappa
 from scalelong.models import SkipMerge, UViT
 from scalelong.scaling import BalancedScaling, ConstantScaling, NoScaling, Scaling, UniformScaling
@@ -23,13 +38,7 @@ from scalelong.skips import scale_skips_
 from scalelong.theory.moments import noisy_batch
 from scalelong.theory.sensitivity import skip_sensitivities
 
-# Which κ is best, and which estimator would have found it: a grid of very small runs, for one CPU core.
-#
-#     python -m research.kappa --data FOLDER --results docs/evidence/kappa/validation.json
-#
-# FOLDER holds Fashion-MNIST in its own IDX files. Giving the same command again goes on where it stopped. The answers
-# of
-# estimators A and B go to estimates.json beside the results. `python -m research.kappa` reads both.
+# The grid of runs
 
 SEEDS = (0, 1, 2)
 HELD_OUT = 512
@@ -52,11 +61,15 @@ RECIPES = {
 METHODS = (*(f"cs:{kappa}" for kappa in GRID), "uniform", "balanced")
 
 
-def fashion_mnist(folder: Path, name: str = "train-images-idx3-ubyte.gz") -> Tensor:
+def fashion_mnist(spec: str) -> Tensor:
     """The images as (n, 1, 8, 8) in [-1, 1]: 28x28 padded to 32x32, then averaged over 4x4."""
-    with gzip.open(folder / name) as file:
-        header, pixels = file.read(16), torch.frombuffer(bytearray(file.read()), dtype=torch.uint8)
-    images = pixels.view(int.from_bytes(header[4:8], "big"), 1, 28, 28).float() / 127.5 - 1
+    data = load_data(spec)
+    if (data.channels, data.height, data.width) != (1, 28, 28):
+        raise InvalidConfigError(
+            f"the runs of κ need gray images of 28x28, as Fashion-MNIST has; {spec} has {data.channels} channel(s) of "
+            f"{data.height}x{data.width}"
+        )
+    images = data.fetch(torch.arange(len(data))).images.float() / 127.5 - 1
     return nn.functional.avg_pool2d(nn.functional.pad(images, (2, 2, 2, 2), value=-1.0), 4)
 
 
@@ -76,8 +89,6 @@ def widen_(model: nn.Module) -> nn.Module:
 def build(architecture: str, depth: int) -> nn.Module:
     """A small U-ViT of `depth` blocks (N = depth / 2), or a small UNet of `depth` layers per resolution."""
     if architecture == "uvit":
-        from scalelong.models.uvit import UViT
-
         sizes: Any = {"image_size": 8, "patch_size": 2, "channels": 1, "dim": 32, "depth": depth, "heads": 4}
         return widen_(UViT(**sizes, init_std=0.02, final_start="authors"))
     from diffusers.models.unets.unet_2d import UNet2DModel
@@ -136,14 +147,10 @@ def run(images: Tensor, architecture: str, depth: int, method: str, seed: int) -
     }
 
 
-def validation_main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder with Fashion-MNIST's IDX files")
-    parser.add_argument("--results", type=Path, required=True, help="JSON file, appended to")
-    options = parser.parse_args(arguments)
-    torch.set_num_threads(1)
-    images = fashion_mnist(options.data)
-    results = json.loads(options.results.read_text()) if options.results.exists() else []
+def run_grid(spec: str, path: Path) -> None:
+    """All runs that the file of results does not have yet, and what the estimators answer."""
+    images = fashion_mnist(spec)
+    results = json.loads(path.read_text()) if path.exists() else []
     done = {(r["architecture"], r["depth"], r["method"], r["seed"]) for r in results}
     # Seeds outermost: an interrupted experiment has compared all methods on the seeds that it finished.
     for seed in SEEDS:
@@ -151,10 +158,9 @@ def validation_main(arguments: list[str] | None = None) -> int:
             for method in METHODS:
                 if (architecture, depth, method, seed) not in done:
                     results.append(run(images, architecture, depth, method, seed))
-                    write_records(options.results, results)
+                    write_records(path, results)
                     print(json.dumps(results[-1]), flush=True)
-    write_estimates(images, options.results.with_name("estimates.json"))
-    return 0
+    write_estimates(images, path.with_name("estimates.json"))
 
 
 def write_estimates(images: Tensor, path: Path) -> None:
@@ -171,20 +177,12 @@ def write_estimates(images: Tensor, path: Path) -> None:
 
 
 def write_records(path: Path, results: list[dict[str, Any]]) -> None:
-    """A JSON list with one line per record, replaced in one go, so that an interruption leaves a whole file."""
+    """A JSON list with one line per record."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text("[\n" + ",\n".join(json.dumps(result) for result in results) + "\n]\n")
-    os.replace(temporary, path)
+    write_text(path, "[\n" + ",\n".join(json.dumps(result) for result in results) + "\n]\n")
 
 
-if __name__ == "__main__":
-    raise SystemExit(validation_main())
-
-
-# The table and figure of the κ validation, from its stored results.
-#
-#     python -m research.kappa docs/evidence/kappa --figure docs/figures/kappa.png
+# Table and figure from the stored results
 #
 # Regret: by how many percent the final held-out loss of a choice exceeds that of the grid's best κ, both as means over
 # seeds. A κ between two values of the grid gets the loss on the line between theirs. Estimator C is replayed from the
@@ -193,25 +191,27 @@ if __name__ == "__main__":
 Key = tuple[str, int]
 
 
-class Evidence(NamedTuple):
-    """Of one network: losses[method][seed][step], and estimates[method][seed]."""
+@dataclass(frozen=True)
+class KappaResults(Results):
+    """The runs of one network, and what estimators answered: estimates[method][seed]."""
 
-    losses: dict[str, dict[int, dict[int, float]]]
-    estimates: dict[str, dict[int, float]]
+    estimates: dict[str, dict[int, float]] = field(default_factory=dict)
 
     @property
     def seeds(self) -> list[int]:
         """Seeds that all methods have run."""
-        return sorted(set.intersection(*(set(runs) for runs in self.losses.values())))
+        return sorted(set.intersection(*({run.seed for run in self.of(method)} for method in self.methods())))
 
     @property
     def grid(self) -> dict[float, str]:
         """The methods that are CS with some κ, by κ, in ascending order."""
-        return dict(sorted((float(method[3:]), method) for method in self.losses if method.startswith("cs:")))
+        return dict(sorted((float(method[3:]), method) for method in self.methods() if method.startswith("cs:")))
+
+    def curve(self, method: str, seed: int) -> Curve:
+        return next(run.held_out for run in self.runs if (run.method, run.seed) == (method, seed))
 
     def final(self, method: str, seed: int) -> float:
-        run = self.losses[method][seed]
-        return run[max(run)]
+        return self.curve(method, seed).values[-1]
 
     def at(self, kappa: float, seed: int) -> float:
         """The final loss of any κ: that of the grid, linear in between, constant beyond its ends."""
@@ -222,32 +222,38 @@ class Evidence(NamedTuple):
         return low if above <= below else low + (high - low) * (kappa - below) / (above - below)
 
 
-def load(folder: Path) -> dict[Key, Evidence]:
-    evidence: dict[Key, Evidence] = {}
-    for run in json.loads((folder / "validation.json").read_text()):
-        found = evidence.setdefault((run["architecture"], run["depth"]), Evidence({}, {}))
-        steps = {int(step): _number(loss) for step, loss in run["held_out_loss"].items()}
-        found.losses.setdefault(run["method"], {})[run["seed"]] = steps
+def load(folder: Path) -> dict[Key, KappaResults]:
+    """By network: its runs from validation.json, and the answers from estimates.json."""
+    runs: dict[Key, list[RunRecord]] = {}
+    for stored in json.loads((folder / "validation.json").read_text()):
+        key = (stored["architecture"], stored["depth"])
+        losses = {
+            int(step): math.inf if loss is None else float(loss) for step, loss in stored["held_out_loss"].items()
+        }
+        curve = Curve(tuple(sorted(losses)), tuple(losses[step] for step in sorted(losses)))
+        record = RunRecord(method=stored["method"], seed=stored["seed"], setting=_title(key), held_out=curve)
+        runs.setdefault(key, []).append(record)
+    found = {key: KappaResults(mine) for key, mine in runs.items()}
     for answer in json.loads((folder / "estimates.json").read_text()):
-        found = evidence.get((answer["architecture"], answer["depth"]))
-        if found is not None:
+        results = found.get((answer["architecture"], answer["depth"]))
+        if results is not None:
             for name in ("kappa", "low"):
                 label = answer["method"] if name == "kappa" else f"{answer['method']} (low end)"
-                found.estimates.setdefault(label, {})[answer["seed"]] = answer[name]
-    return evidence
+                results.estimates.setdefault(label, {})[answer["seed"]] = answer[name]
+    return found
 
 
-def pilot_pick(evidence: Evidence, seed: int) -> float:
+def pilot_pick(evidence: KappaResults, seed: int) -> float:
     """Estimator C on one seed: successive halving at 1/8 and 1/4 of the full length, decided at half of it."""
     alive = list(evidence.grid)
-    *rungs, decision = sorted(evidence.losses[evidence.grid[1.0]][seed])[:-1]
+    *rungs, decision = range(len(evidence.curve(evidence.grid[1.0], seed)) - 1)
     for rung in rungs:
-        ranked = sorted(alive, key=lambda kappa: evidence.losses[evidence.grid[kappa]][seed][rung])
+        ranked = sorted(alive, key=lambda kappa: evidence.curve(evidence.grid[kappa], seed).values[rung])
         alive = ranked[: max(2, math.ceil(len(ranked) / 2))]
-    return min(alive, key=lambda kappa: evidence.losses[evidence.grid[kappa]][seed][decision])
+    return min(alive, key=lambda kappa: evidence.curve(evidence.grid[kappa], seed).values[decision])
 
 
-def choices(evidence: Evidence) -> dict[str, Callable[[int], float]]:
+def choices(evidence: KappaResults) -> dict[str, Callable[[int], float]]:
     """The mean loss of each way to choose, as a function of a judging seed."""
 
     def estimated(name: str) -> Callable[[int], float]:
@@ -270,7 +276,7 @@ def choices(evidence: Evidence) -> dict[str, Callable[[int], float]]:
     return found
 
 
-def regret_rows(evidence: dict[Key, Evidence]) -> list[dict[str, Any]]:
+def regret_rows(evidence: dict[Key, KappaResults]) -> list[dict[str, Any]]:
     """One row per way to choose: mean regret in % per network, with its standard error over seeds, and over all."""
     names = list(choices(next(iter(evidence.values()))))
     rows = []
@@ -278,58 +284,42 @@ def regret_rows(evidence: dict[Key, Evidence]) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"choice": name}
         overall = []
         for key, found in evidence.items():
-            best = min(found.grid, key=lambda kappa: _mean([found.at(kappa, seed) for seed in found.seeds]))
+            best = min(found.grid, key=lambda kappa: fmean([found.at(kappa, seed) for seed in found.seeds]))
             way = choices(found)[name]
             regrets = [100 * (way(seed) / found.at(best, seed) - 1) for seed in found.seeds]
-            overall.append(_mean(regrets))
-            row[_title(key)] = f"{_mean(regrets):+.1f} ± {_error(regrets):.1f}"
-        row["mean"] = round(_mean(overall), 2)
+            overall.append(fmean(regrets))
+            row[_title(key)] = f"{fmean(regrets):+.1f} ± {_error(regrets):.1f}"
+        row["mean"] = round(fmean(overall), 2)
         rows.append(row)
     return rows
 
 
-def grid_rows(evidence: dict[Key, Evidence]) -> list[dict[str, Any]]:
+def grid_rows(evidence: dict[Key, KappaResults]) -> list[dict[str, Any]]:
     """One row per network and κ or method: the final held-out loss of every seed."""
     rows = []
     for key, found in evidence.items():
-        for method in found.losses:
+        for method in found.methods():
             losses = [found.final(method, seed) for seed in found.seeds]
-            row: dict[str, Any] = {"network": _title(key), "method": method, "mean": round(_mean(losses), 5)}
+            row: dict[str, Any] = {"network": _title(key), "method": method, "mean": round(fmean(losses), 5)}
             rows.append(row | {f"seed {seed}": loss for seed, loss in zip(found.seeds, losses, strict=True)})
     return rows
 
 
-def draw(evidence: dict[Key, Evidence], path: Path) -> None:
+def draw(evidence: dict[Key, KappaResults], path: Path) -> None:
     """Final loss against κ, relative to the best mean: seeds thin, their mean thick, estimators as vertical lines."""
-    from scalelong.theory.checks import new_figure, save
-
-    figure, axes = new_figure(len(evidence))
-    figure.set_size_inches(3.2 * len(evidence), 3.0)
+    figure, axes = panels(len(evidence), height=3.0, width=3.2, dpi=110)
     for axis, (key, found) in zip(axes, evidence.items(), strict=True):
         kappas = list(found.grid)
-        means = [_mean([found.at(kappa, seed) for seed in found.seeds]) for kappa in kappas]
+        means = [fmean([found.at(kappa, seed) for seed in found.seeds]) for kappa in kappas]
         for seed in found.seeds:
             axis.plot(kappas, [found.at(kappa, seed) / min(means) for kappa in kappas], color="gray", linewidth=0.7)
-        axis.plot(kappas, [mean / min(means) for mean in means], "o-", markersize=4)
+        axis.plot(kappas, [value / min(means) for value in means], "o-", markersize=4)
         for color, name in (("tab:green", "data"), ("tab:red", "network")):
-            axis.axvline(_mean(list(found.estimates[name].values())), color=color, linestyle="--", label=name)
+            axis.axvline(fmean(list(found.estimates[name].values())), color=color, linestyle="--", label=name)
         axis.set(title=_title(key), xlabel="κ of CS")
     axes[0].set_ylabel("held-out loss / best")
-    axes[0].legend(fontsize=7)
+    legend(axes[0])
     save(figure, path)
-
-
-def regret_main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="folder with validation.json and estimates.json")
-    parser.add_argument("--figure", type=Path, help="PNG or SVG file to draw")
-    options = parser.parse_args(arguments)
-    evidence = load(options.folder)
-    print(text_table(grid_rows(evidence)))
-    print(f"\nRegret in % of the grid's best, mean ± standard error over seeds\n{text_table(regret_rows(evidence))}")
-    if options.figure is not None:
-        draw(evidence, options.figure)
-    return 0
 
 
 def _title(key: Key) -> str:
@@ -337,30 +327,16 @@ def _title(key: Key) -> str:
     return names.get(key, f"{key[0]} {key[1]}")
 
 
-def _number(loss: Any) -> float:
-    return math.inf if loss is None else float(loss)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
 def _error(values: Sequence[float]) -> float:
     if len(values) < 2:
         return math.nan
-    mean = _mean(values)
-    return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values))
+    return stdev(values) / math.sqrt(len(values))
 
 
-if __name__ == "__main__":
-    raise SystemExit(regret_main())
+# What the three estimators answer for a small U-ViT on real data
 
-
-# What the three estimators answer for a small U-ViT on real data.
-#
-# python -m research.kappa --data fashion-mnist --data cifar10 --results FILE.json
-
-SIZE, DEPTH = 16, 12
+SIZE, DEPTH, IMAGES = 16, 12, 4096
+PILOT: dict[str, Any] = {"steps": 120, "seeds": 1, "learning_rate": 8e-3, "batch_size": 16}
 
 
 def small_uvit(channels: int) -> nn.Module:
@@ -368,29 +344,62 @@ def small_uvit(channels: int) -> nn.Module:
     return widen_(UViT(**sizes, init_std=0.02, final_start="authors"))
 
 
-def answers_main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", action="append", required=True, help="a data set; repeatable")
-    parser.add_argument("--results", type=Path, required=True, help="JSON file")
-    options = parser.parse_args(arguments)
-    torch.set_num_threads(1)
+def ask_all(specs: Sequence[str], path: Path) -> list[dict[str, Any]]:
     answers = []
-    for spec in options.data:
-        images = load_images(spec, size=SIZE)
-
-        def build(channels: int = images.shape[1]) -> nn.Module:
-            return small_uvit(channels)
-
+    for spec in specs:
+        data = load_data(spec, limit=IMAGES, size=SIZE)
+        images = data.fetch(torch.arange(len(data))).images.float() / 127.5 - 1
         torch.manual_seed(0)
         for method in ("data", "network", "pilot"):
-            pilot = {"steps": 120, "seeds": 1, "learning_rate": 8e-3, "batch_size": 16} if method == "pilot" else {}
-            choice = choose_kappa(build, images, method=method, **pilot)
+            options = PILOT if method == "pilot" else {}
+            choice = choose_kappa(partial(small_uvit, images.shape[1]), images, method=method, **options)
             answers.append({"data": spec, **asdict(choice)})
             print(f"{spec}: {choice}\n", flush=True)
-    write_records(options.results, answers)
-    print(text_table([{key: answer[key] for key in ("data", "method", "kappa", "low", "high")} for answer in answers]))
-    return 0
+    write_records(path, answers)
+    return answers
+
+
+# The command
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m research.kappa", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command_name", required=True)
+    running = commands.add_parser("run", help="train the grid of κ; the same command continues it")
+    running.add_argument(
+        "--data", default="fashion-mnist", help="Fashion-MNIST: its name, or a folder of its IDX files"
+    )
+    running.add_argument("--results", type=Path, required=True, help="JSON file, appended to")
+    regret = commands.add_parser("regret", help="table and figure from the stored results")
+    regret.add_argument("folder", type=Path, help="folder with validation.json and estimates.json")
+    regret.add_argument("--figure", type=Path, help="PNG or SVG file to draw")
+    asking = commands.add_parser("answers", help="what the three estimators answer")
+    asking.add_argument("--data", action="append", required=True, help="a data set; repeatable")
+    asking.add_argument("--results", type=Path, required=True, help="JSON file")
+    options = parser.parse_args(arguments)
+    return exit_code(lambda: _work(options))
+
+
+def _work(options: argparse.Namespace) -> None:
+    if options.command_name == "regret":
+        evidence = load(options.folder)
+        print(text_table(grid_rows(evidence)))
+        print(
+            f"\nRegret in % of the grid's best, mean ± standard error over seeds\n{text_table(regret_rows(evidence))}"
+        )
+        if options.figure is not None:
+            draw(evidence, options.figure)
+        return
+    torch.set_num_threads(1)
+    if options.command_name == "run":
+        run_grid(options.data, options.results)
+    else:
+        answers = ask_all(options.data, options.results)
+        shown = ("data", "method", "kappa", "low", "high")
+        print(text_table([{key: answer[key] for key in shown} for answer in answers]))
 
 
 if __name__ == "__main__":
-    raise SystemExit(answers_main())
+    sys.exit(main(sys.argv[1:]))

@@ -1,21 +1,15 @@
-"""Pages of results, in Markdown. Made of the raw results alone."""
+"""Pages of results, in Markdown: those of `scalelong reproduce` and of the recipe. Made of the raw results alone."""
 
-import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from statistics import median
-from typing import TYPE_CHECKING, Any
+from statistics import fmean, median
+from typing import Any
 
-from scalelong.experiments.figures import pyplot
-from scalelong.experiments.results import mean
-from scalelong.files import write_bytes, write_text
+from scalelong.experiments.figures import save
+from scalelong.files import write_text
 from scalelong.runs.config import TrainConfig, flatten, to_dict
 
-from .reproduce.claims import RESULTS, Claim, Item, Quantity, Results, Verdict, overall
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+from .reproduce.claims import RESULTS, Claim, Quantity, Study, StudyResults, Verdict, overall
 
 # Pages of results, in Markdown: one per item, and an index with all verdicts. Made of the raw results alone.
 
@@ -33,7 +27,7 @@ reproduced at this scale. Of many claims, some are judged by chance: one in twen
 effect at all. Nobody edits verdicts: `scalelong reproduce --redraw` makes these pages of the raw results alone."""
 
 
-def write_item(item: Item, results: Results, out: Path) -> None:
+def write_item(item: Study, results: StudyResults, out: Path) -> None:
     folder = out / item.name
     folder.mkdir(parents=True, exist_ok=True)
     for name, draw in item.figures.items():
@@ -41,21 +35,14 @@ def write_item(item: Item, results: Results, out: Path) -> None:
     write_text(folder / "README.md", page(item, results))
 
 
-def save(figure: "Figure", path: Path) -> None:
-    content = io.BytesIO()
-    figure.savefig(content, format="png")
-    pyplot().close(figure)
-    write_bytes(path, content.getvalue())
-
-
-def page(item: Item, results: Results) -> str:
+def page(item: Study, results: StudyResults) -> str:
     claims = item.claims(results)
     parts = [
         f"# {item.title}",
         f"**{verdict_of(claims)}**: {counts(claims)}.",
         f"**The paper.** {item.paper}",
         f"**Here.** {item.here} Scale `{results.scale}`, {results.seeds} seeds, all of them shown.",
-        f"```\n{command(results)}\n```",
+        fenced(command(results)),
         *(f"![{name}]({name}.png)" for name in item.figures),
         "## Claims",
         claims_table(claims, results.seeds),
@@ -70,14 +57,14 @@ def page(item: Item, results: Results) -> str:
         settings_table(results),
         f"Raw results: [{RESULTS}]({RESULTS}), made with {versions(results)}.",
     ]
-    return "\n\n".join(parts) + "\n"
+    return document(parts)
 
 
-def command(results: Results) -> str:
+def command(results: StudyResults) -> str:
     return f"scalelong reproduce {results.item} --scale {results.scale} --seeds {results.seeds}"
 
 
-def versions(results: Results) -> str:
+def versions(results: StudyResults) -> str:
     return ", ".join(f"{name} {version}" for name, version in results.versions.items()) or "unknown versions"
 
 
@@ -92,7 +79,7 @@ def counts(claims: Sequence[Claim]) -> str:
     return f"{reproduced} of {len(claims)} claims reproduced, {contradicted} contradicted"
 
 
-def summary(item: Item, results: Results) -> str:
+def summary(item: Study, results: StudyResults) -> str:
     claims = item.claims(results)
     return f"{item.name}: {verdict_of(claims)} ({counts(claims)})"
 
@@ -104,30 +91,30 @@ def claims_table(claims: Sequence[Claim], seeds: int) -> str:
             claim.setting,
             *_padded([claim.text_of(value) for value in claim.values], seeds),
             claim.interval_text(),
-            f"**{claim.verdict}**" if claim.verdict is not Verdict.NOT else str(claim.verdict),
+            f"**{claim.verdict}**" if claim.verdict is not Verdict.NOT_REPRODUCED else str(claim.verdict),
         ]
         for claim in claims
     ]
     return table(["claim", "setting", *_seeds(seeds), "mean (90 % interval)", "verdict"], rows)
 
 
-def measured_table(item: Item, results: Results, quantity: Quantity) -> str:
+def measured_table(item: Study, results: StudyResults, quantity: Quantity) -> str:
     """All seeds of all arms."""
     paper = bool(item.published) and quantity is item.quantities[0]
     rows = []
     for setting in results.settings:
         for method in results.methods(setting):
-            runs = results.of(setting, method)
+            runs = results.of(method, setting)
             values = [quantity.of(run) for run in runs]
             known = [value for value in values if value is not None]
             row = [setting, method, *_padded([quantity.text(value) for value in values], results.seeds)]
-            row.append(quantity.text(mean(known)) if known else "-")
+            row.append(quantity.text(fmean(known)) if known else "-")
             rows.append(row + ([item.published.get(method, "")] if paper else []))
     heads = ["setting", "method", *_seeds(results.seeds), "mean", *(["FID in the paper"] if paper else [])]
     return f"### {quantity.name}\n\n{table(heads, rows)}"
 
 
-def settings_table(results: Results) -> str:
+def settings_table(results: StudyResults) -> str:
     rows = []
     for name, values in results.settings.items():
         model = ", ".join(
@@ -135,42 +122,42 @@ def settings_table(results: Results) -> str:
             for key, value in values.items()
             if key.startswith("model_options.")
         )
-        told = {**flatten(to_dict(TrainConfig())), **values}
-        network = f"{told['model'].rpartition(':')[2]}{': ' if model else ''}{model}"
-        size = told["images.size"]
-        data = f"{told['data']}, {size}x{size}" if size else told["data"]
-        numbers = [str(told[key]) for key in ("steps", "batch_size", "optimizer.lr")]
+        known = {**flatten(to_dict(TrainConfig())), **values}
+        network = f"{known['model'].rpartition(':')[2]}{': ' if model else ''}{model}"
+        size = known["images.size"]
+        data = f"{known['data']}, {size}x{size}" if size else known["data"]
+        numbers = [str(known[key]) for key in ("steps", "batch_size", "optimizer.lr")]
         rows.append([name, data, *numbers, network, seconds(results, name)])
     return table(["setting", "data", "steps", "batch", "learning rate", "network", "seconds of training"], rows)
 
 
-def steps(results: Results) -> str:
-    """Of its runs."""
+def steps(results: StudyResults) -> str:
+    """How many steps the runs have, by setting."""
     return ", ".join(
         map(str, sorted({values.get("steps", TrainConfig().steps) for values in results.settings.values()}))
     )
 
 
-def seconds(results: Results, setting: str) -> str:
-    """That a run of the setting took: the median, for machines have other things to do as well."""
+def seconds(results: StudyResults, setting: str) -> str:
+    """The seconds that a run of the setting took: the median, for machines have other things to do as well."""
     known = [run.seconds for run in results.runs if run.setting == setting and run.seconds is not None]
     return f"{median(known):.0f}" if known else "-"
 
 
-def write_index(out: Path, items: Iterable[Item]) -> None:
+def write_index(out: Path, items: Iterable[Study]) -> None:
     write_text(out / "README.md", index(out, items))
 
 
-def index(out: Path, items: Iterable[Item]) -> str:
+def index(out: Path, items: Iterable[Study]) -> str:
     """All verdicts, of the raw results that are in the folder."""
     rows = []
     for item in items:
         if (out / item.name / RESULTS).exists():
-            results = Results.read(out / item.name)
+            results = StudyResults.read(out / item.name)
             claims = item.claims(results)
             link = f"[{item.title}]({item.name}/README.md)"
-            told = [str(results.scale), str(results.seeds), steps(results)]
-            rows.append([link, *told, f"**{verdict_of(claims)}**", counts(claims)])
+            about = [str(results.scale), str(results.seeds), steps(results)]
+            rows.append([link, *about, f"**{verdict_of(claims)}**", counts(claims)])
     parts = [
         "# Evidence",
         "The paper's figures and tables again, by command. Each page has the command, all seeds and the claims.",
@@ -184,12 +171,25 @@ def index(out: Path, items: Iterable[Item]) -> str:
     ]
     if (out / "kappa").is_dir():
         parts.append("Also here: [kappa](kappa), how well κ can be chosen, told in [theory.md](../theory.md).")
-    return "\n\n".join(parts) + "\n"
+    return document(parts)
+
+
+# Markdown
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of Markdown."""
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def fenced(text: str) -> str:
+    """Plain text as it is."""
+    return f"```\n{text}\n```"
+
+
+def document(parts: Iterable[str]) -> str:
+    return "\n\n".join(parts) + "\n"
 
 
 def _seeds(count: int) -> list[str]:

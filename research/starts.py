@@ -1,10 +1,18 @@
-"""How networks start, and where they err."""
+"""How networks start, and where trained ones err.
 
+    python -m research.starts                  sensitivities to skips before the first step, and gains of the last layer
+    python -m research.starts errors RUN ...   errors of trained U-ViTs by noise level and by frequency
+
+The first needs no data: images are standard normal, which is what x_t is at the highest noise.
+"""
+
+import argparse
 import math
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -12,7 +20,6 @@ from torch import Tensor, nn
 
 from scalelong.console import text_table
 from scalelong.errors import CancelledScalingWarning, InvalidConfigError
-from scalelong.experiments.results import mean
 from scalelong.experiments.runs import exit_code
 from scalelong.models import UViT
 from scalelong.noise import even_fractions
@@ -21,9 +28,7 @@ from scalelong.runs.model import load_run_data
 from scalelong.skips import start_merges_
 from scalelong.theory import skip_sensitivities
 
-# What networks listen to before the first step, by the way that they start: `python -m research.starts`.
-#
-# Needs no data: images are standard normal, which is what x_t is at the highest noise.
+# Before the first step
 
 SEEDS = range(3)
 BATCH, SIZE = 8, 16
@@ -70,7 +75,7 @@ def unet(start: str) -> nn.Module:
     return model
 
 
-def listening(build: Callable[[], nn.Module]) -> list[float]:
+def sensitivities(build: Callable[[], nn.Module]) -> list[float]:
     """√w_i / ‖out‖ of every skip: the relative change of the output for a relative change of the skip."""
     found: list[list[float]] = []
     for seed in SEEDS:
@@ -83,16 +88,16 @@ def listening(build: Callable[[], nn.Module]) -> list[float]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", CancelledScalingWarning)
             found.append([math.sqrt(weight / size) for weight in skip_sensitivities(model, x, t)])
-    return [mean(values) for values in zip(*found, strict=True)]
+    return [fmean(values) for values in zip(*found, strict=True)]
 
 
-def listening_rows() -> list[dict[str, str]]:
+def sensitivity_rows() -> list[dict[str, str]]:
     rows: list[tuple[str, Callable[[], nn.Module]]] = [
         (name, lambda options=options: uvit(**options)) for name, options in UVIT_STARTS.items()
     ]
     rows += [(f"UNet, {start}", lambda start=start: unet(start)) for start in ("authors", "additive")]
     return [
-        {"start": name, **{f"skip {i}": f"{value:.2g}" for i, value in enumerate(listening(build), start=1)}}
+        {"start": name, **{f"skip {i}": f"{value:.2g}" for i, value in enumerate(sensitivities(build), start=1)}}
         for name, build in rows
     ]
 
@@ -126,20 +131,7 @@ def kernel_rows() -> list[dict[str, str]]:
     return rows
 
 
-def starts_main() -> None:
-    print("Relative change of the output for a relative change of each skip (outermost first), mean of 3 seeds:\n")
-    print(text_table(listening_rows()))
-    print(
-        "\nWhat the authors' last convolution multiplies the frequencies of its image by; the identity has 1 for all:\n"
-    )
-    print(text_table(kernel_rows()))
-
-
-if __name__ == "__main__":
-    starts_main()
-
-
-# Where a U-ViT errs, by noise level and by frequency: `python -m research.starts RUN...`.
+# Where a trained U-ViT errs, by noise level and by frequency
 
 IMAGES = 256
 EQUAL = 1e-4
@@ -170,7 +162,7 @@ def error_row(folder: Path) -> dict[str, str]:
 
 
 def _correlation(error: torch.Tensor, weight: torch.Tensor) -> str:
-    """Of the logarithms over frequencies, at high noise; for one channel, where a frequency has one gain.
+    """Correlation of the logarithms over frequencies, at high noise; for one channel, where a frequency has one gain.
 
     The identity has the same gain for all, and there is nothing to correlate.
     """
@@ -184,9 +176,27 @@ def _correlation(error: torch.Tensor, weight: torch.Tensor) -> str:
     return f"{found:.2f}"
 
 
-def plateau_main(folders: list[str]) -> int:
-    return exit_code(lambda: print(text_table([error_row(Path(folder)) for folder in folders])))
+# The command
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m research.starts", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command_name")
+    errors = commands.add_parser("errors", help="errors of trained U-ViTs by noise level and by frequency")
+    errors.add_argument("runs", nargs="+", type=Path, metavar="RUN")
+    options = parser.parse_args(arguments)
+    if options.command_name == "errors":
+        return exit_code(lambda: print(text_table([error_row(folder) for folder in options.runs])))
+    print("Relative change of the output for a relative change of each skip (outermost first), mean of 3 seeds:\n")
+    print(text_table(sensitivity_rows()))
+    print(
+        "\nWhat the authors' last convolution multiplies the frequencies of its image by; the identity has 1 for all:\n"
+    )
+    print(text_table(kernel_rows()))
+    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(plateau_main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:]))

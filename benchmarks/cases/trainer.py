@@ -69,7 +69,7 @@ def monitor(size: UViTSize, rounds: int, settings: Settings) -> Result:
 
 
 def _every(costs: dict[str, Spread]) -> Spread:
-    """Of one reading in so many steps."""
+    """The cost of one reading every MONITOR_EVERY steps."""
     waiting, reading = costs[WAITING], costs[READING]
 
     def mean(one: float, other: float) -> float:

@@ -96,7 +96,7 @@ class Switched:
         return [name for name, slices in found.items() if not slices]
 
     def close(self) -> None:
-        """Monitors listen to all optimisers of a process until they are closed."""
+        """Monitors hook all optimisers of a process until they are closed."""
         for monitor in self.monitors:
             monitor.close()
 
@@ -182,7 +182,7 @@ def _forwards(made: Mapping[str, tuple[nn.Module, tuple[Tensor, ...]]]) -> Switc
 
 
 def monitored(*, readings: dict[str, int | None], **arguments: Any) -> Switched:
-    """Steps with a stability monitor that reads every so many steps, or without one (None)."""
+    """Steps with a stability monitor that reads every `readings[name]` steps, or without one (None)."""
     lockstep = Lockstep({})
     trainers = sharing_trainers(["none"] * len(readings), arguments)
     steps: dict[str, Callable[[], object]] = {}

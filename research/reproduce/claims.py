@@ -3,17 +3,16 @@
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from scalelong.errors import InvalidConfigError
-from scalelong.experiments.results import Curve, block_oscillation, read_curves, steps_ratio
+from scalelong.experiments.results import Results, RunRecord, interval, steps_ratio
 from scalelong.experiments.runs import PlannedRun
 from scalelong.files import write_text
-from scalelong.stability import oscillation
 
 from .settings import CS, LS, NONE, UNIFORM, Arm, Method, Scale
 
@@ -21,25 +20,20 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# The rule by which a claim is judged. It looks at the spread over seeds, and nobody overrules it.
+# The rule by which a claim is judged. It looks at the spread over seeds alone.
 #
 # Each claim is about a number per seed, such as the log of the ratio of two losses under equal seeds. From these
-# numbers
-# follows the interval that holds their mean with 90 % confidence (Student's t). The paper's claim says in which region
-# the mean lies, and which region would be the opposite:
+# numbers follows the interval that holds their mean with 90 % confidence (Student's t). The paper's claim says in which
+# region the mean lies, and which region would be the opposite:
 #
 # - reproduced: the whole interval lies in the claimed region
 # - contradicted: the whole interval lies in the opposite region
 # - not reproduced at this scale: anything else, and always where there are fewer than two seeds
 
-# Student's t, 95 % one-sided, for 1, 2, ... degrees of freedom; then that of the normal distribution.
-T_95 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.796, 1.782, 1.771, 1.761, 1.753, 1.746)
-T_NORMAL = 1.645
-
 
 class Verdict(StrEnum):
     REPRODUCED = "reproduced"
-    NOT = "not reproduced at this scale"
+    NOT_REPRODUCED = "not reproduced at this scale"
     CONTRADICTED = "contradicted"
 
 
@@ -57,21 +51,16 @@ class Region:
 BELOW_ZERO, ABOVE_ZERO = Region(high=0.0), Region(low=0.0)
 
 
-def interval(values: Sequence[float]) -> Region:
+def region_of(values: Sequence[float]) -> Region:
     """Where the mean lies with 90 % confidence; everywhere, for fewer than two values."""
-    if len(values) < 2:
-        return Region()
-    freedom = len(values) - 1
-    t = T_95[freedom - 1] if freedom <= len(T_95) else T_NORMAL
-    half = t * stdev(values) / math.sqrt(len(values))
-    return Region(fmean(values) - half, fmean(values) + half)
+    return Region(*interval(values))
 
 
 def judge(values: Sequence[float], claimed: Region, opposite: Sequence[Region]) -> Verdict:
-    found = interval(values)
+    found = region_of(values)
     if claimed.holds(found):
         return Verdict.REPRODUCED
-    return Verdict.CONTRADICTED if any(region.holds(found) for region in opposite) else Verdict.NOT
+    return Verdict.CONTRADICTED if any(region.holds(found) for region in opposite) else Verdict.NOT_REPRODUCED
 
 
 def overall(verdicts: Sequence[Verdict]) -> Verdict:
@@ -79,10 +68,10 @@ def overall(verdicts: Sequence[Verdict]) -> Verdict:
     if verdicts and all(verdict is Verdict.REPRODUCED for verdict in verdicts):
         return Verdict.REPRODUCED
     contradicted = sum(verdict is Verdict.CONTRADICTED for verdict in verdicts)
-    return Verdict.CONTRADICTED if verdicts and 2 * contradicted >= len(verdicts) else Verdict.NOT
+    return Verdict.CONTRADICTED if verdicts and 2 * contradicted >= len(verdicts) else Verdict.NOT_REPRODUCED
 
 
-# The raw results of an item: small JSON that pages and figures are made of, without the runs.
+# The raw results of a study: small JSON that pages and figures are made of, without the runs.
 
 RESULTS = "results.json"
 TRACES = {
@@ -92,114 +81,42 @@ TRACES = {
 """What is drawn of single runs, with the names that U-ViT and diffusers' UNets give it."""
 
 
-@dataclass(frozen=True)
-class RunRecord:
-    """What a run became. The same run may appear in several items, under the names that it has there."""
+@dataclass(frozen=True, kw_only=True)
+class StudyResults(Results):
+    """Records of the runs of a study, and what they were made with."""
 
-    setting: str
-    method: str
-    seed: int
-    run: str
-    """Name of the run folder, which is a function of the configuration."""
-    held_out: list[tuple[int, float]]
-    """Steps and held-out losses of the averaged weights."""
-    kappas: list[float]
-    """Coefficients of the last step."""
-    o1_features: float | None
-    """Mean over all blocks."""
-    o1_gradient: float | None
-    gate: str = ""
-    """Why the oscillation does not count, if it does not."""
-    frechet: float | None = None
-    diverged: bool = False
-    seconds: float | None = None
-    """That training took, on whatever machine that was; without held-out losses and scores."""
-    traces: dict[str, list[float]] = field(default_factory=dict)
-    measured: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def curve(self) -> Curve:
-        return Curve(tuple(step for step, _ in self.held_out), tuple(value for _, value in self.held_out))
-
-
-@dataclass(frozen=True)
-class Results:
     item: str
     scale: Scale
     seeds: int
     settings: dict[str, dict[str, Any]]
     """By name: what defines the setting, as far as it differs from the defaults of a configuration."""
-    runs: list[RunRecord]
     versions: dict[str, str] = field(default_factory=dict)
-    """Of the packages that made them."""
+    """The packages that made them."""
     survey: dict[str, Any] = field(default_factory=dict)
-
-    def of(self, setting: str, method: str) -> list[RunRecord]:
-        """The runs of an arm, in the order of their seeds."""
-        found = [run for run in self.runs if (run.setting, run.method) == (setting, method)]
-        return sorted(found, key=lambda run: run.seed)
-
-    def methods(self, setting: str) -> list[str]:
-        return list(dict.fromkeys(run.method for run in self.runs if run.setting == setting))
 
     def write(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        values = asdict(self)
-        records = ",\n".join(f"  {json.dumps(record, ensure_ascii=False)}" for record in values.pop("runs"))
-        head = json.dumps(values, ensure_ascii=False, indent=1)[:-2]
+        names = ("item", "scale", "seeds", "settings", "versions", "survey")
+        head = json.dumps({name: getattr(self, name) for name in names}, ensure_ascii=False, indent=1)[:-2]
+        records = ",\n".join(f"  {json.dumps(run.to_dict(), ensure_ascii=False)}" for run in self.runs)
         write_text(folder / RESULTS, f'{head},\n "runs": [\n{records}\n ]\n}}\n')
 
     @classmethod
-    def read(cls, folder: Path) -> "Results":
+    def read(cls, folder: Path) -> "StudyResults":
         path = folder / RESULTS
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
-            runs = [
-                RunRecord(**{**run, "held_out": [(step, value) for step, value in run["held_out"]]})
-                for run in values.pop("runs")
-            ]
-            return cls(**values, runs=runs)
+            return cls([RunRecord.from_dict(run) for run in values.pop("runs")], **values)
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise InvalidConfigError(f"{path} cannot be read as results of `scalelong reproduce`: {error}") from error
 
 
 def record(arm: Arm, run: PlannedRun, *, traces: bool, measured: dict[str, Any]) -> RunRecord:
-    """Read a finished run, rounded: four digits say all there is to say."""
-    curves = read_curves(run.folder)
-    held_out = curves.get("held_out_loss", Curve((), ()))
-    features, gradient = block_oscillation(curves), curves.get(*TRACES["gradient"])
-    kappas = [curves[name].values[-1] for name in (f"kappa/{i}" for i in range(1, len(curves) + 1)) if name in curves]
-    scores = curves.get("frechet")
-    return RunRecord(
-        setting=arm.setting.name,
-        method=arm.method.label,
-        seed=run.seed,
-        run=run.name,
-        held_out=[(step, rounded(value)) for step, value in held_out.points],
-        kappas=[rounded(value) for value in kappas],
-        o1_features=_finite_or_none(features.o1),
-        o1_gradient=_finite_or_none(oscillation(gradient.values).o1) if gradient else None,
-        gate=features.gate,
-        frechet=rounded(scores.values[-1]) if scores else None,
-        diverged=run.divergence() is not None,
-        seconds=rounded(curves["seconds"].values[-1]) if "seconds" in curves else None,
-        traces=_traces(curves) if traces else {},
-        measured=measured,
-    )
-
-
-def _traces(curves: dict[str, Curve]) -> dict[str, list[float]]:
-    found = ((name, curves[key]) for name, keys in TRACES.items() for key in keys if key in curves)
-    return {name: [rounded(value) for value in curve.values] for name, curve in found}
-
-
-def _finite_or_none(value: float) -> float | None:
-    """JSON has no NaN."""
-    return rounded(value) if math.isfinite(value) else None
-
-
-def rounded(value: float) -> float:
-    return float(f"{value:.4g}")
+    """A finished run, rounded: four digits say all there is to say."""
+    found = run.read(arm.setting.name)
+    read = ((name, found.curves[key]) for name, keys in TRACES.items() for key in keys if key in found.curves)
+    kept = {name: list(curve.values) for name, curve in read} if traces else {}
+    return replace(found, traces=kept, measured=measured, curves={}).rounded()
 
 
 # What is compared: numbers of one run.
@@ -218,28 +135,28 @@ class Quantity:
 
 def final_loss(record: RunRecord) -> float:
     """At the end of training. A run that diverged counts as a predictor of zero, whose loss is 1."""
-    return 1.0 if record.diverged or not record.held_out else record.held_out[-1][1]
+    return 1.0 if record.diverged is not None or not len(record.held_out) else record.held_out.values[-1]
 
 
 def loss_at(step: int) -> Quantity:
     def value(record: RunRecord) -> float | None:
-        return 1.0 if record.diverged else dict(record.held_out).get(step)
+        return 1.0 if record.diverged is not None else dict(record.held_out.points).get(step)
 
     return Quantity(f"held-out loss at step {step}", value)
 
 
 def _if_counted(value: float | None, record: RunRecord) -> float | None:
     """Oscillation of a collapsed network is no oscillation score."""
-    return None if record.gate else value
+    return None if record.oscillation.gate or value is None or not math.isfinite(value) else value
 
 
 LOSS = Quantity("held-out loss", final_loss)
 FRECHET = Quantity("Fréchet distance", lambda record: record.frechet, "{:.2f}")
-FEATURES = Quantity("O1 of the features", lambda record: _if_counted(record.o1_features, record))
+FEATURES = Quantity("O1 of the features", lambda record: _if_counted(record.oscillation.o1, record))
 GRADIENTS = Quantity("O1 of the gradient", lambda record: _if_counted(record.o1_gradient, record), "{:.3f}")
 
 
-def qualities(results: Results) -> tuple[Quantity, ...]:
+def qualities(results: StudyResults) -> tuple[Quantity, ...]:
     """What a trained network is judged by: the held-out loss, and the Fréchet distance where it was measured.
 
     The paper speaks of FID alone. Of few images it is noisy; differences of the loss are seen much sooner. Neither is
@@ -255,7 +172,7 @@ SPEED_UP = 1.5
 
 
 def percent(value: float) -> str:
-    """Of the log of a ratio."""
+    """The log of a ratio as a change in percent."""
     return f"{100 * math.expm1(value):+.1f} %"
 
 
@@ -286,13 +203,13 @@ class Claim:
 
     def interval_text(self) -> str:
         """The mean, and where it lies with 90 % confidence."""
-        found = interval(self.known)
+        found = region_of(self.known)
         if math.isinf(found.low):
             return "-"
         return f"{self.show(fmean(self.known))} ({self.show(found.low)} to {self.show(found.high)})"
 
 
-def below(results: Results, setting: str, method: Method, other: Method, quantity: Quantity) -> Claim:
+def below(results: StudyResults, setting: str, method: Method, other: Method, quantity: Quantity) -> Claim:
     """The method's number is smaller than the other's, under equal seeds."""
     return Claim(
         f"{quantity.name}: {method.label} below {other.label}",
@@ -303,7 +220,7 @@ def below(results: Results, setting: str, method: Method, other: Method, quantit
     )
 
 
-def scaling_below(results: Results, settings: Iterable[str], quantities: Iterable[Quantity]) -> list[Claim]:
+def scaling_below(results: StudyResults, settings: Iterable[str], quantities: Iterable[Quantity]) -> list[Claim]:
     """CS and LS each below no scaling and below 1/√2."""
     return [
         below(results, setting, method, other, quantity)
@@ -314,7 +231,9 @@ def scaling_below(results: Results, settings: Iterable[str], quantities: Iterabl
     ]
 
 
-def alike(results: Results, setting: str, method: Method, other: Method, quantity: Quantity, margin: float) -> Claim:
+def alike(
+    results: StudyResults, setting: str, method: Method, other: Method, quantity: Quantity, margin: float
+) -> Claim:
     """The two numbers differ by less than the margin, as a share."""
     low, high = -math.log1p(margin), math.log1p(margin)
     return Claim(
@@ -326,12 +245,12 @@ def alike(results: Results, setting: str, method: Method, other: Method, quantit
     )
 
 
-def faster(results: Results, setting: str, method: Method, other: Method) -> Claim:
+def faster(results: StudyResults, setting: str, method: Method, other: Method) -> Claim:
     """The method reaches the loss where the other ends in 1.5 times fewer steps."""
     return Claim(
         f"steps to the loss of {other.label}: {method.label} needs 1/{SPEED_UP} or less",
         setting,
-        [log_steps(mine, theirs) for mine, theirs in pairs(results, setting, method, other)],
+        [log_steps(mine, theirs) for mine, theirs in results.pairs(method.label, other.label, setting)],
         Region(high=-math.log(SPEED_UP)),
         (ABOVE_ZERO,),
         factor,
@@ -341,27 +260,24 @@ def faster(results: Results, setting: str, method: Method, other: Method) -> Cla
 def log_steps(mine: RunRecord, theirs: RunRecord) -> float | None:
     """Log of the steps to equal quality, relative to the other's.
 
-    A run that ends above the other never gets there. How much slower it is, the other tells: it has passed the loss
-    where this one ends.
+    A run that ends above the other never gets there. How much slower it is follows from the other, which has passed the
+    loss where this one ends.
     """
-    if mine.diverged or theirs.diverged:
+    if mine.diverged is not None or theirs.diverged is not None:
         return None
-    ratio = steps_ratio(mine.curve, theirs.curve)
+    ratio = steps_ratio(mine.held_out, theirs.held_out)
     if ratio is not None:
         return math.log(ratio)
-    reverse = steps_ratio(theirs.curve, mine.curve)
+    reverse = steps_ratio(theirs.held_out, mine.held_out)
     return None if reverse is None else -math.log(reverse)
 
 
-def pairs(results: Results, setting: str, method: Method, other: Method) -> list[tuple[RunRecord, RunRecord]]:
-    """Runs of two methods under equal seeds."""
-    theirs = {run.seed: run for run in results.of(setting, other.label)}
-    mine = results.of(setting, method.label)
-    return [(run, theirs[run.seed]) for run in mine if run.seed in theirs]
-
-
-def log_ratios(results: Results, setting: str, method: Method, other: Method, quantity: Quantity) -> list[float | None]:
-    values = [(quantity.of(mine), quantity.of(theirs)) for mine, theirs in pairs(results, setting, method, other)]
+def log_ratios(
+    results: StudyResults, setting: str, method: Method, other: Method, quantity: Quantity
+) -> list[float | None]:
+    values = [
+        (quantity.of(mine), quantity.of(theirs)) for mine, theirs in results.pairs(method.label, other.label, setting)
+    ]
     return [math.log(mine / theirs) if mine and theirs else None for mine, theirs in values]
 
 
@@ -369,7 +285,9 @@ def log_ratios(results: Results, setting: str, method: Method, other: Method, qu
 
 
 @dataclass(frozen=True)
-class Item:
+class Study:
+    """A figure or a table of the paper: arms, quantities, claims and figures under one name."""
+
     name: str
     """As on the command line: fig1, table2, ..."""
     title: str
@@ -380,8 +298,8 @@ class Item:
     arms: Callable[[Scale], list[Arm]]
     quantities: tuple[Quantity, ...]
     """What the tables of the page show of every run."""
-    claims: Callable[[Results], list[Claim]]
-    figures: "dict[str, Callable[[Results], Figure]]"
+    claims: Callable[[StudyResults], list[Claim]]
+    figures: "dict[str, Callable[[StudyResults], Figure]]"
     """By name of the file."""
     published: dict[str, str] = field(default_factory=dict)
     """The paper's own numbers by method, where it prints them."""

@@ -9,14 +9,16 @@ from torch import Tensor
 
 from scalelong.data import load_data, to_float
 from scalelong.errors import ScaleLongError
-from scalelong.experiments.runs import PlannedRun
-from scalelong.noise import epsilon_losses, even_fractions
+from scalelong.experiments.figures import draw_seeds, legend, panels
+from scalelong.experiments.results import RunRecord, rounded
+from scalelong.experiments.runs import PlannedRun, noisy_probe
+from scalelong.noise import epsilon_losses
 from scalelong.runs.load import load_run
 from scalelong.runs.model import load_run_data
 from scalelong.theory import expected_input_norm, noise_gain, sampled_statistics, second_moment
 
-from .claims import ABOVE_ZERO, BELOW_ZERO, Claim, Item, Quantity, Region, Results, RunRecord, below, rounded
-from .figures import by_method, colour, draw_seeds, legend_of as legend, panels
+from .claims import ABOVE_ZERO, BELOW_ZERO, Claim, Quantity, Region, Study, StudyResults, below
+from .figures import by_method, colour
 from .settings import CS, LS, NONE, PAPER, UNIFORM, Arm, Scale, arms, base, unet
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 RANGES = {"norm": (0, 2, "‖x_t‖² / m"), "ratio": (0, 6, "‖ε‖² / ‖x_t‖²")}
 
 
-def noise_figure(results: Results) -> "Figure":
+def noise_figure(results: StudyResults) -> "Figure":
     figure, axes = panels(2 + len(results.settings))
     histograms, losses = axes[:2], axes[2:]
     for axis, (name, (low, high, label)) in zip(histograms, RANGES.items(), strict=True):
@@ -132,7 +134,7 @@ def increase(sigma: float) -> Quantity:
     return Quantity(f"rise of the loss under extra noise of σ = {sigma}", value, "{:.3f}")
 
 
-def claims(results: Results) -> list[Claim]:
+def claims(results: StudyResults) -> list[Claim]:
     found = data_claims(results)
     for setting in results.settings:
         found.append(hurts(results, setting, SIGMAS[-1]))
@@ -141,15 +143,15 @@ def claims(results: Results) -> list[Claim]:
     return found
 
 
-def hurts(results: Results, setting: str, sigma: float) -> Claim:
-    values = [increase(sigma).of(run) for run in results.of(setting, NONE.label)]
+def hurts(results: StudyResults, setting: str, sigma: float) -> Claim:
+    values = [increase(sigma).of(run) for run in results.of(NONE.label, setting)]
     logs = [math.log(value) if value else None for value in values]
     return Claim(
         f"extra noise of σ = {sigma} raises the loss without scaling", setting, logs, ABOVE_ZERO, (BELOW_ZERO,)
     )
 
 
-def data_claims(results: Results) -> list[Claim]:
+def data_claims(results: StudyResults) -> list[Claim]:
     found: list[Claim] = []
     limit = math.log(1.05)
     for data, values in results.survey.get("data", {}).items():
@@ -175,7 +177,7 @@ def data_claims(results: Results) -> list[Claim]:
     return found
 
 
-ITEM = Item(
+ITEM = Study(
     name="fig3",
     title="Figure 3: the input of the network, and extra noise on it",
     paper="(a, b) On common data ‖x_t‖² is of the order of the dimension m, as Lemma 3.2 says of uniform data, and "

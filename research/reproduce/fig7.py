@@ -5,12 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from scalelong.experiments.figures import draw_seeds, legend, panels
+from scalelong.experiments.results import RunRecord, rounded
 from scalelong.experiments.runs import PlannedRun
 from scalelong.runs.load import load_run
 from scalelong.skips import coefficients
 
-from .claims import Claim, Item, Quantity, Region, Results, RunRecord, rounded
-from .figures import by_method, colour, draw_seeds, legend_of as legend, panels
+from .claims import Claim, Quantity, Region, Study, StudyResults
+from .figures import by_method, colour
 from .settings import LS, LS_FROM_CS, Arm, Method, Scale, arms, base, deepest, other_data, other_unets, unet
 
 if TYPE_CHECKING:
@@ -19,10 +21,8 @@ if TYPE_CHECKING:
 
 # κ_i over i, against the band of CS (Figure 7).
 
-CS_BAND = (0.5, 0.95)
 
-
-def coefficient_figure(results: Results) -> "Figure":
+def coefficient_figure(results: StudyResults) -> "Figure":
     figure, axes = panels(len(results.settings))
     for axis, setting in zip(axes, results.settings, strict=True):
         count = 0
@@ -32,7 +32,7 @@ def coefficient_figure(results: Results) -> "Figure":
             color = colour(results, method)
             draw_seeds(axis, [(range(1, len(line) + 1), line) for line in lines], method, color)
         numbers = range(1, count + 1)
-        low, high = ([kappa ** (i - 1) for i in numbers] for kappa in CS_BAND)
+        low, high = ([kappa ** (i - 1) for i in numbers] for kappa in BAND)
         axis.fill_between(numbers, low, high, color="#e69f00", alpha=0.25, linewidth=0, label="CS, κ from 0.5 to 0.95")
         axis.set(title=setting, xlabel="long skip i (1 is the outermost)", ylabel=r"$\kappa_i$", ylim=(0, 1.05))
         axis.xaxis.get_major_locator().set_params(integer=True)  # pyright: ignore[reportCallIssue]
@@ -70,7 +70,7 @@ def measure(run: PlannedRun) -> dict[str, Any]:
 
 
 def kappas(record: RunRecord) -> list[float]:
-    return record.measured.get("kappas") or record.kappas
+    return record.measured.get("kappas") or list(record.kappas)
 
 
 def slope(record: RunRecord) -> float:
@@ -90,13 +90,13 @@ def has_learnt(record: RunRecord) -> bool:
     return max(abs(value - START) for value in kappas(record)) >= MOVED
 
 
-def claims(results: Results) -> list[Claim]:
+def claims(results: StudyResults) -> list[Claim]:
     return [claim for setting in results.settings for claim in of_setting(results, setting, LS)]
 
 
-def of_setting(results: Results, setting: str, method: Method) -> list[Claim]:
+def of_setting(results: StudyResults, setting: str, method: Method) -> list[Claim]:
     # Gates that still stand where they were put have learnt nothing that could agree or disagree with the paper.
-    runs = [run if has_learnt(run) else None for run in results.of(setting, method.label)]
+    runs = [run if has_learnt(run) else None for run in results.of(method.label, setting)]
     low, high = (math.log(kappa) for kappa in BAND)
     return [
         Claim(
@@ -118,7 +118,7 @@ def of_setting(results: Results, setting: str, method: Method) -> list[Claim]:
     ]
 
 
-ITEM = Item(
+ITEM = Study(
     name="fig7",
     title="Figure 7: what LS learns",
     paper="The coefficients that LS predicts for Gaussian noise lie in the band that CS suggests (κ from 0.5 to "

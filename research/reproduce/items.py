@@ -9,9 +9,9 @@ from .claims import (
     GRADIENTS,
     LOSS,
     Claim,
-    Item,
     Quantity,
-    Results,
+    Study,
+    StudyResults,
     alike,
     below,
     faster,
@@ -57,11 +57,11 @@ def fig1_runs(scale: Scale) -> list[Arm]:
     return [*arms([base(scale)], CORE), *arms([deepest(scale), unet(scale)], PAPER)]
 
 
-def fig1_claims(results: Results) -> list[Claim]:
+def fig1_claims(results: StudyResults) -> list[Claim]:
     return scaling_below(results, results.settings, (FEATURES, GRADIENTS))
 
 
-FIG1 = Item(
+FIG1 = Study(
     name="fig1",
     title="Figure 1: oscillation of features and gradients",
     paper="The outputs of hidden layers and the gradients oscillate during training, most in deep networks. 1/√2 "
@@ -86,18 +86,20 @@ def fig5_runs(scale: Scale) -> list[Arm]:
     return [*arms([base(scale)], CORE), *arms(others, PAPER)]
 
 
-def fig5_claims(results: Results) -> list[Claim]:
+def fig5_claims(results: StudyResults) -> list[Claim]:
     return [faster(results, setting, method, NONE) for setting in results.settings for method in (CS, LS)]
 
 
-HALF_WAY = Quantity("held-out loss half way", lambda record: 1.0 if record.diverged else _half_way(record.held_out))
+HALF_WAY = Quantity(
+    "held-out loss half way", lambda record: 1.0 if record.diverged is not None else _half_way(record.held_out.points)
+)
 
 
 def _half_way(points: list[tuple[int, float]]) -> float | None:
     return next((value for step, value in points if 2 * step >= points[-1][0]), None)
 
 
-FIG5 = Item(
+FIG5 = Study(
     name="fig5",
     title="Figure 5: training curves",
     paper="CS and LS learn at least 1.5 times faster, in steps, than the unscaled network, over data sets, batch "
@@ -119,11 +121,11 @@ def fig6_runs(scale: Scale) -> list[Arm]:
     return arms([*batch_sizes(scale), *depths(scale)], PAPER)
 
 
-def fig6_claims(results: Results) -> list[Claim]:
+def fig6_claims(results: StudyResults) -> list[Claim]:
     return scaling_below(results, distinct(results), qualities(results))
 
 
-def distinct(results: Results) -> list[str]:
+def distinct(results: StudyResults) -> list[str]:
     """The usual batch and the usual depth are the same runs, which are judged once."""
     found: dict[frozenset[str], str] = {}
     for setting in results.settings:
@@ -131,7 +133,7 @@ def distinct(results: Results) -> list[str]:
     return list(found.values())
 
 
-FIG6 = Item(
+FIG6 = Study(
     name="fig6",
     title="Figure 6: batch sizes and depths",
     paper="CS and LS improve U-ViT much at every batch size and depth that was tried, over no scaling and over 1/√2.",
@@ -152,11 +154,11 @@ def table1_runs(scale: Scale) -> list[Arm]:
     return [*arms([base(scale)], (*CORE, *KAPPAS)), *arms(others, PAPER)]
 
 
-def table1_claims(results: Results) -> list[Claim]:
+def table1_claims(results: StudyResults) -> list[Claim]:
     return scaling_below(results, results.settings, qualities(results))
 
 
-TABLE1 = Item(
+TABLE1 = Study(
     name="table1",
     title="Table 1: quality after training",
     paper="Over unconditional, class-conditional and text-to-image settings, UNet and U-ViT end with a better FID "
@@ -188,7 +190,7 @@ def table2_runs(scale: Scale) -> list[Arm]:
     return arms([base(scale)], (NONE, LS, *LS_RATIOS, *LS_ACTIVATIONS, LS_IE, LS_SCALAR, LS_PER_SKIP))
 
 
-def table2_claims(results: Results) -> list[Claim]:
+def table2_claims(results: StudyResults) -> list[Claim]:
     (setting,) = results.settings
     found: list[Claim] = []
     for quantity in qualities(results):
@@ -198,7 +200,7 @@ def table2_claims(results: Results) -> list[Claim]:
     return found
 
 
-TABLE2 = Item(
+TABLE2 = Study(
     name="table2",
     title="Table 2: the network inside of LS",
     paper="Ratio and activation of the SE module hardly matter, IE does nearly as well, plain learnable scalars do "
@@ -228,7 +230,7 @@ def table3_runs(scale: Scale) -> list[Arm]:
     return arms([base(scale)], (NONE, CS, LS, *STABLE, REZERO))
 
 
-def table3_claims(results: Results) -> list[Claim]:
+def table3_claims(results: StudyResults) -> list[Claim]:
     (setting,) = results.settings
     return [
         below(results, setting, method, other, quantity)
@@ -238,7 +240,7 @@ def table3_claims(results: Results) -> list[Claim]:
     ]
 
 
-TABLE3 = Item(
+TABLE3 = Study(
     name="table3",
     title="Table 3: scaling of block outputs",
     paper="Methods that scale the outputs of blocks (stable τ, ReZero) do worse than CS and LS, with U-ViT on "
@@ -280,12 +282,12 @@ def table4_runs(scale: Scale) -> list[Arm]:
     return arms([setting(scale)], (NONE, CS, REVERSED))
 
 
-def table4_claims(results: Results) -> list[Claim]:
+def table4_claims(results: StudyResults) -> list[Claim]:
     (name,) = results.settings
     return [below(results, name, CS, REVERSED, loss_at(step)) for step in STEPS[results.scale][1:]]
 
 
-TABLE4 = Item(
+TABLE4 = Study(
     name="table4",
     title="Table 4: direction of the decay",
     paper="κ_i = κ^(i-1), which fades inner skips, is better than the reverse, κ^(N-i+1), from 10,000 steps on; at "
@@ -300,6 +302,6 @@ TABLE4 = Item(
 
 # All figures and tables, in the paper's order.
 
-ITEMS: dict[str, Item] = {
+ITEMS: dict[str, Study] = {
     item.name: item for item in (FIG1, fig3.ITEM, FIG5, FIG6, fig7.ITEM, TABLE1, TABLE2, TABLE3, TABLE4)
 }

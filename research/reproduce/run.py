@@ -12,7 +12,7 @@ from scalelong.experiments.runs import PlannedRun, run_all
 from scalelong.runs.config import TrainConfig, differences
 
 from ..pages import summary, write_index, write_item
-from .claims import RESULTS, Item, Results, record
+from .claims import RESULTS, Study, StudyResults, record
 from .items import ITEMS
 from .settings import SCALES, Scale, planned
 
@@ -24,7 +24,7 @@ READINGS = 75
 
 def reproduce(
     names: Sequence[str], scale: Scale, seeds: int, out: Path, jobs: int | None = None
-) -> list[Results] | None:
+) -> list[StudyResults] | None:
     """Results and pages of the items in `out`, one after the other; their runs in `out/runs`. None if interrupted."""
     found = []
     for item in [_item(name) for name in names]:
@@ -54,15 +54,14 @@ def train_all(runs: Sequence[PlannedRun], scale: Scale, out: Path, jobs: int | N
     return all(run_all(group, every, jobs) for every, group in groups.items())
 
 
-def collect(item: Item, scale: Scale, seeds: int, out: Path) -> Results:
+def collect(item: Study, scale: Scale, seeds: int, out: Path) -> StudyResults:
     """What the finished runs of an item say."""
     arms = item.arms(scale)
     records = []
     for arm in arms:
         for seed in range(seeds):
             run = arm.run(seed, out / "runs")
-            diverged = run.divergence() is not None
-            measured = {} if item.measure is None or diverged else item.measure(run)
+            measured = {} if item.measure is None or run.diverged else item.measure(run)
             records.append(record(arm, run, traces=item.traces and seed == 0, measured=measured))
     settings = {
         arm.setting.name: {name: value for name, (_, value) in differences(TrainConfig(), arm.setting.config).items()}
@@ -70,7 +69,9 @@ def collect(item: Item, scale: Scale, seeds: int, out: Path) -> Results:
     }
     survey = item.survey(scale, seeds) if item.survey else {}
     versions = {"scalelong": __version__, "torch": torch.__version__}
-    return Results(item.name, scale, seeds, settings, records, versions, survey)
+    return StudyResults(
+        records, item=item.name, scale=scale, seeds=seeds, settings=settings, versions=versions, survey=survey
+    )
 
 
 def redraw(folder: Path) -> list[str]:
@@ -81,7 +82,7 @@ def redraw(folder: Path) -> list[str]:
             f"{folder} holds no results: looked for {', '.join(f'{name}/{RESULTS}' for name in ITEMS)}"
         )
     for item in found:
-        write_item(item, Results.read(folder / item.name), folder)
+        write_item(item, StudyResults.read(folder / item.name), folder)
     write_index(folder, ITEMS.values())
     return [item.name for item in found]
 
@@ -108,7 +109,7 @@ def describe(names: Sequence[str], scale: Scale, seeds: int, out: Path) -> str:
     return "\n".join(lines)
 
 
-def _item(name: str) -> Item:
+def _item(name: str) -> Study:
     if name not in ITEMS:
         raise InvalidConfigError(f"unknown figure or table {name!r}; known: {', '.join(ITEMS)}, all")
     return ITEMS[name]

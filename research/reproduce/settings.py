@@ -43,7 +43,7 @@ def tiny_uvit(**changes: Any) -> TrainConfig:
 
     The paper's objective without clipping of gradients, which would hide what scaling is for. Two things keep a small
     network from hiding it as well (docs/recipe.md), and are the same for all methods: the deviation of the initial
-    weights is the authors' 0.02 scaled from width 512 to this one, so that inner skips are heard, and the last
+    weights is the authors' 0.02 scaled from width 512 to this one, so that inner skips count, and the last
     convolution starts as the identity, which takes a plateau away that has nothing to do with skips.
 
     The rate is the best one for no scaling of 2e-3, 4e-3 and 8e-3 (seed 0, step 600).
@@ -218,7 +218,9 @@ class Arm:
 
     def run(self, seed: int, folder: Path) -> PlannedRun:
         config = self.config(seed)
-        return PlannedRun(self.method.label, seed, folder / run_name(config), config)
+        options = {f"model_options.{name}": value for name, value in self.method.model_options.items()}
+        changes = {"scaling": self.method.scaling, **options}
+        return PlannedRun(self.method.label, seed, folder / run_name(config), config, changes)
 
 
 def arms(settings: Iterable[Setting], methods: Sequence[Method]) -> list[Arm]:
@@ -228,8 +230,8 @@ def arms(settings: Iterable[Setting], methods: Sequence[Method]) -> list[Arm]:
 def run_name(config: TrainConfig) -> str:
     """The configuration as the name of a folder: arms of different items that agree share the run."""
     # What differs from the defaults, so that a new option with a default does not rename old runs.
-    essence = {name: value for name, (_, value) in sorted(differences(TrainConfig(), config).items())}
-    digest = hashlib.sha256(json.dumps(essence, sort_keys=True).encode()).hexdigest()[:8]
+    identity = {name: value for name, (_, value) in sorted(differences(TrainConfig(), config).items())}
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
     model = config.model.partition(":")[2] or config.model
     return f"{slug(config.data)}-{slug(model)}-{slug(config.scaling)}-seed{config.seed}-{digest}"
 

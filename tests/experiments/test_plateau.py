@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from research.starts import error_row, plateau_main as main
+from research.starts import error_row, main
 from scalelong.runs.recipes import recipe
 from scalelong.training import train
 
@@ -40,7 +40,10 @@ def test_the_gains_are_those_of_the_kernel(tmp_path):
 
 
 def test_other_networks_are_refused_in_one_line(tmp_path, capsys):
-    assert main([str(run(tmp_path / "run", diffusion=replace(recipe("digits-tiny").diffusion, prediction="v")))]) == 1
+    assert (
+        main(["errors", str(run(tmp_path / "run", diffusion=replace(recipe("digits-tiny").diffusion, prediction="v")))])
+        == 1
+    )
     assert "is not a U-ViT that predicts ε and ends in a convolution" in capsys.readouterr().err
-    assert main([str(run(tmp_path / "good"))]) == 0
+    assert main(["errors", str(run(tmp_path / "good"))]) == 0
     assert "quarter 4" in capsys.readouterr().out

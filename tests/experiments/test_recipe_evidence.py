@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from research.recipe.__main__ import main
-from research.recipe.evidence import Evidence
+from research.recipe import Evidence, main
 from scalelong.commands.compare import remember
 from scalelong.runs.config import TrainConfig, dump_config
 
@@ -32,7 +31,7 @@ def runs(tmp_path):
 def test_gather_and_redraw(runs):
     out = runs / "evidence" / "made-up.json"
     assert main(["gather", str(runs / "runs"), str(out), "--title", "Made up", "--command", "scalelong compare x"]) == 0
-    evidence = Evidence(out)
+    evidence = Evidence.read(out)
     assert evidence.speedups("fast") == {0: pytest.approx(2.5), 1: pytest.approx(2.5)}
     assert evidence.speedups("slow") == {0: None, 1: None}
     assert evidence.differs["fast"] == {"optimizer.lr": 0.5}
@@ -61,7 +60,7 @@ def test_the_command_is_the_one_that_compare_noted(runs, capsys):
     for given in (["--seeds", "2", "--variants", "a: lr=1 clip=2"], ["--seeds", "3"], ["--seeds", "3"]):
         remember([*given, "--out", "/somewhere"], runs / "runs")
     assert main(arguments) == 0
-    assert Evidence(runs / "x.json").command.splitlines() == [
+    assert Evidence.read(runs / "x.json").command.splitlines() == [
         "scalelong compare --seeds 2 --variants 'a: lr=1 clip=2'",
         "scalelong compare --seeds 3",
     ]
@@ -79,6 +78,6 @@ def test_a_baseline_that_collapsed_counts_by_what_it_had_reached(runs):
         metrics.write_text(metrics.read_text() + json.dumps({"step": 120, "held_out_loss": 1.2}) + "\n")
     out = runs / "made-up.json"
     assert main(["gather", str(runs / "runs"), str(out), "--title", "Made up", "--command", "x"]) == 0
-    evidence = Evidence(out)
+    evidence = Evidence.read(out)
     assert evidence.collapsed("none") == 2
     assert evidence.speedups("fast") == {0: pytest.approx(2.5), 1: pytest.approx(2.5)}

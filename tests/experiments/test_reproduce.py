@@ -17,26 +17,27 @@ from research.reproduce.claims import (
     FEATURES,
     LOSS,
     Region,
-    Results,
-    RunRecord,
+    StudyResults,
     Verdict,
     alike,
     below,
     faster,
-    interval,
     judge,
     overall,
     qualities,
+    region_of,
 )
 from research.reproduce.items import ITEMS
 from research.reproduce.run import describe, redraw, reproduce
 from research.reproduce.settings import CS, LS, NONE, SCALES, planned, run_name, tiny_uvit
 from scalelong.cli import main
 from scalelong.errors import InvalidConfigError
+from scalelong.experiments.results import Curve, RunRecord
 from scalelong.runs.config import TrainConfig
 from scalelong.runs.model import DataShape, build_model
 from scalelong.runs.recipes import RECIPES, recipe
 from scalelong.skips import is_scaled
+from scalelong.stability import Oscillation
 
 EVIDENCE = Path(__file__).parents[2] / "docs" / "evidence"
 
@@ -46,7 +47,7 @@ EVIDENCE = Path(__file__).parents[2] / "docs" / "evidence"
 
 @pytest.mark.parametrize("values", [[0.1, 0.3], [-1.0, 2.0, 4.0], [0.5, 0.6, 0.4, 0.55, 0.7]])
 def test_the_interval_is_students(values):
-    found = interval(values)
+    found = region_of(values)
     expected = stats.t.interval(0.9, len(values) - 1, loc=stats.tmean(values), scale=stats.sem(values))
     assert (found.low, found.high) == pytest.approx(expected, rel=1e-3)
 
@@ -56,9 +57,9 @@ def test_the_interval_is_students(values):
     [
         ([-0.10, -0.11, -0.12], Verdict.REPRODUCED),
         ([0.10, 0.11, 0.12], Verdict.CONTRADICTED),
-        ([-0.30, -0.01, 0.05], Verdict.NOT),  # the mean is below zero, but so large a spread says nothing
-        ([-5.0], Verdict.NOT),  # one seed is no evidence
-        ([], Verdict.NOT),
+        ([-0.30, -0.01, 0.05], Verdict.NOT_REPRODUCED),  # the mean is below zero, but so large a spread says nothing
+        ([-5.0], Verdict.NOT_REPRODUCED),  # one seed is no evidence
+        ([], Verdict.NOT_REPRODUCED),
     ],
 )
 def test_verdicts_respect_the_spread(values, verdict):
@@ -68,12 +69,12 @@ def test_verdicts_respect_the_spread(values, verdict):
 def test_a_claim_of_equality_needs_a_narrow_interval():
     equal, outside = Region(-0.03, 0.03), [Region(high=-0.03), Region(low=0.03)]
     assert judge([0.01, 0.00, -0.01], equal, outside) is Verdict.REPRODUCED
-    assert judge([0.2, -0.2, 0.0], equal, outside) is Verdict.NOT
+    assert judge([0.2, -0.2, 0.0], equal, outside) is Verdict.NOT_REPRODUCED
     assert judge([-0.2, -0.21, -0.19], equal, outside) is Verdict.CONTRADICTED
 
 
 def test_the_verdict_of_an_item():
-    yes, no, opposite = Verdict.REPRODUCED, Verdict.NOT, Verdict.CONTRADICTED
+    yes, no, opposite = Verdict.REPRODUCED, Verdict.NOT_REPRODUCED, Verdict.CONTRADICTED
     assert overall([yes, yes]) is yes
     assert overall([yes, no]) is no
     assert overall([opposite, no, no]) is no
@@ -86,12 +87,14 @@ def test_the_verdict_of_an_item():
 
 def made_up(method: str, seed: int, losses: list[float], setting: str = "s", **more) -> RunRecord:
     held_out = [(100 * (place + 1), value) for place, value in enumerate(losses)]
-    values = {"o1_features": 0.1 + 0.01 * seed, "o1_gradient": 0.2, "kappas": [1.0, 0.7, 0.5]} | more
-    return RunRecord(setting, method, seed, "run", held_out, **values)
+    o1, gate = more.pop("o1_features", 0.1 + 0.01 * seed), more.pop("gate", "")
+    values = {"o1_gradient": 0.2, "kappas": (1.0, 0.7, 0.5), "oscillation": Oscillation(o1, 0, 0, 1, 99, gate)} | more
+    curve = Curve(tuple(step for step, _ in held_out), tuple(value for _, value in held_out))
+    return RunRecord(setting=setting, method=method, seed=seed, run="run", held_out=curve, **values)
 
 
-def results_of(*runs: RunRecord) -> Results:
-    return Results("table4", "tiny", 3, {"s": {}}, list(runs))
+def results_of(*runs: RunRecord) -> StudyResults:
+    return StudyResults(list(runs), item="table4", scale="tiny", seeds=3, settings={"s": {}})
 
 
 def test_ratios_are_those_of_equal_seeds():
@@ -111,7 +114,7 @@ def test_a_seed_without_the_number_keeps_its_column():
     runs += [made_up(CS.label, seed, [0.5], gate="collapsed" if seed == 1 else "") for seed in range(3)]
     claim = below(results_of(*runs), "s", CS, NONE, FEATURES)
     assert [claim.text_of(value) for value in claim.values] == ["+0.0 %", "-", "+0.0 %"]
-    assert claim.verdict is Verdict.NOT
+    assert claim.verdict is Verdict.NOT_REPRODUCED
 
 
 def test_a_speed_up_counts_steps_to_where_the_other_ends():
@@ -127,16 +130,16 @@ def test_a_speed_up_counts_steps_to_where_the_other_ends():
 
 
 def test_a_run_that_diverged_counts_as_one_that_learnt_nothing():
-    record = made_up("none", 0, [0.5], diverged=True)
+    record = made_up("none", 0, [0.5], diverged="NaN")
     assert LOSS.of(record) == 1.0
-    claim = faster(results_of(made_up("none", 0, [0.5]), made_up(CS.label, 0, [0.1], diverged=True)), "s", CS, NONE)
+    claim = faster(results_of(made_up("none", 0, [0.5]), made_up(CS.label, 0, [0.1], diverged="NaN")), "s", CS, NONE)
     assert list(claim.values) == [None]
 
 
 def test_a_collapsed_network_has_no_oscillation():
     assert FEATURES.of(made_up("none", 0, [0.5])) == 0.1
     assert FEATURES.of(made_up("none", 0, [0.5], gate="it fell below 0.0001: collapsed")) is None
-    assert FEATURES.of(made_up("none", 0, [0.5], o1_features=None)) is None
+    assert FEATURES.of(made_up("none", 0, [0.5], o1_features=math.nan)) is None
 
 
 def test_quality_is_loss_and_frechet_distance_where_there_is_one():
@@ -235,7 +238,7 @@ def test_pages_of_made_up_results(name, scale):
         for seed in range(3)
     ]
     settings = {arm.setting.name: {"data": arm.setting.config.data} for arm in item.arms(scale)}
-    text = page(item, Results(name, scale, 3, settings, runs))
+    text = page(item, StudyResults(runs, item=name, scale=scale, seeds=3, settings=settings))
     assert text.startswith(f"# {item.title}\n")
     assert f"scalelong reproduce {name} --scale {scale} --seeds 3" in text
     assert all(f"| {run.setting} | {run.method} |" in text for run in runs) or name == "table4"
@@ -269,11 +272,11 @@ def test_a_table_from_runs_to_page_and_back(in_small, tmp_path, capsys):
     command = ["reproduce", "table4", "--seeds", "2", "--jobs", "1", "--out", str(tmp_path)]
     assert main(command) == 0
     assert "table4: " in capsys.readouterr().out
-    results = Results.read(tmp_path / "table4")
+    results = StudyResults.read(tmp_path / "table4")
     assert [(run.method, run.seed) for run in results.runs] == [
         (method, seed) for method in ("none", "CS(0.7)", "CS(0.7) reversed") for seed in (0, 1)
     ]
-    assert results.of("U-ViT", "CS(0.7) reversed")[0].kappas == pytest.approx([0.49, 0.7])
+    assert results.of("CS(0.7) reversed", "U-ViT")[0].kappas == pytest.approx([0.49, 0.7])
     written = json.loads((tmp_path / "table4" / "results.json").read_text())
     assert written["settings"]["U-ViT"]["model_options.depth"] == 4
     # Figure 1 looks at the baseline, so it is read densely whoever trains it; CS reversed is in Table 4 alone.
@@ -322,7 +325,7 @@ def test_extra_noise_and_the_data(in_small, tmp_path, monkeypatch):
     monkeypatch.setitem(fig3.DATA, "tiny", ("digits", "no-such-data"))
     found = reproduce(["fig3"], "tiny", 1, tmp_path, 1)
     assert found is not None
-    record = found[0].of("UNet", "none")[0]
+    record = found[0].of("none", "UNet")[0]
     assert set(record.measured["losses"]) == {"0.0", "0.1", "0.2", "0.4"}
     assert record.measured["gain"] > 0
     # Data that is not there is left out; noise is what the general form of Lemma 3.2 says.
@@ -340,10 +343,10 @@ def test_learned_coefficients_are_measured(in_small, tmp_path):
     found = reproduce(["fig7"], "tiny", 1, tmp_path, 1)
     assert found is not None
     results = found[0]
-    authors, ours = results.of("U-ViT", "LS")[0], results.of("U-ViT", "LS from CS")[0]
+    authors, ours = results.of("LS", "U-ViT")[0], results.of("LS from CS", "U-ViT")[0]
     assert authors.measured["kappas"] == pytest.approx([0.5, 0.5], abs=0.1)
     assert ours.measured["kappas"] == pytest.approx([1.0, 0.7], abs=0.02)
-    assert len(results.of("UNet", "LS")[0].measured["kappas"]) == 4
+    assert len(results.of("LS", "UNet")[0].measured["kappas"]) == 4
 
 
 def test_gates_that_have_not_moved_are_not_judged():
@@ -351,7 +354,7 @@ def test_gates_that_have_not_moved_are_not_judged():
         runs = [made_up("LS", seed, [0.5], measured={"kappas": values}) for seed, values in enumerate(kappas)]
         return [claim.verdict for claim in ITEMS["fig7"].claims(results_of(*runs))]
 
-    assert verdicts([0.5, 0.52], [0.51, 0.5], [0.48, 0.5]) == [Verdict.NOT, Verdict.NOT]
+    assert verdicts([0.5, 0.52], [0.51, 0.5], [0.48, 0.5]) == [Verdict.NOT_REPRODUCED, Verdict.NOT_REPRODUCED]
     assert verdicts([0.98, 0.7], [0.99, 0.71], [0.97, 0.72]) == [Verdict.REPRODUCED, Verdict.REPRODUCED]
     assert verdicts([0.2, 0.7], [0.21, 0.7], [0.22, 0.7]) == [Verdict.CONTRADICTED, Verdict.CONTRADICTED]
 
@@ -381,11 +384,11 @@ def test_every_figure_and_table_is_there():
 @pytest.mark.parametrize("name", ITEMS)
 def test_committed_pages_are_those_of_the_raw_results(name):
     folder = EVIDENCE / name
-    assert (folder / "README.md").read_text() == page(ITEMS[name], Results.read(folder))
+    assert (folder / "README.md").read_text() == page(ITEMS[name], StudyResults.read(folder))
     assert all((folder / f"{figure}.png").exists() for figure in ITEMS[name].figures)
     assert (folder / "results.json").stat().st_size < 100_000
 
 
 def test_the_committed_index():
     assert (EVIDENCE / "README.md").read_text() == index(EVIDENCE, ITEMS.values())
-    assert all(Results.read(EVIDENCE / name).seeds >= 3 for name in ITEMS)
+    assert all(StudyResults.read(EVIDENCE / name).seeds >= 3 for name in ITEMS)

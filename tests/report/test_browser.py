@@ -194,4 +194,8 @@ def test_a_range_is_drawn(shared_browser, tmp_path):
     assert shared_browser.run("document.querySelectorAll('.grid .alive').length") == 1
     assert shared_browser.run("document.querySelectorAll('.grid .lost').length") == 7
     assert shared_browser.run("document.getElementById('results').hidden") is True
+    # The losses stand there at once, also where printing leaves no time for a frame.
+    shared_browser.run("dispatchEvent(new Event('beforeprint'))")
+    assert shared_browser.run("document.querySelectorAll('.range-losses path.line').length") == 1
+    shared_browser.run("dispatchEvent(new Event('afterprint'))")
     assert shared_browser.errors == []

@@ -1,12 +1,15 @@
 """`scalelong theory`, `scalelong kappa`, and the table of the validation."""
 
+import gzip
 import json
 import math
+import struct
 from pathlib import Path
 
 import pytest
+import torch
 
-from research import kappa as kappa_regret
+from research import kappa as kappa_study
 from scalelong.cli import main
 
 
@@ -81,7 +84,7 @@ def _run(architecture: str, depth: int, method: str, seed: int, losses: dict[str
 
 
 def test_regret_is_counted_from_the_grids_best(tmp_path, capsys) -> None:
-    rows = {row["choice"]: row for row in kappa_regret.regret_rows(kappa_regret.load(evidence(tmp_path)))}
+    rows = {row["choice"]: row for row in kappa_study.regret_rows(kappa_study.load(evidence(tmp_path)))}
     assert rows["κ = 0.7"]["U-ViT N=4"] == "+0.0 ± 0.0"
     assert rows["κ = 0.7"]["UNet N=6"] == "+9.0 ± 0.0"
     assert rows["no scaling"]["UNet N=6"] == "+0.0 ± 0.0"
@@ -90,17 +93,32 @@ def test_regret_is_counted_from_the_grids_best(tmp_path, capsys) -> None:
     assert rows["A, data"]["U-ViT N=4"] == "+2.0 ± 0.0"
     assert rows["C, pilot"]["mean"] == 0
     assert rows["B, network"]["mean"] == pytest.approx(4.5)
-    assert kappa_regret.main([str(tmp_path), "--figure", str(tmp_path / "kappa.png")]) == 0
+    assert kappa_study.main(["regret", str(tmp_path), "--figure", str(tmp_path / "kappa.png")]) == 0
     assert "Regret" in capsys.readouterr().out
     assert (tmp_path / "kappa.png").stat().st_size > 1000
 
 
 def test_stored_evidence_is_whole() -> None:
     folder = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "kappa"
-    networks = kappa_regret.load(folder)
+    networks = kappa_study.load(folder)
     assert {architecture for architecture, _ in networks} == {"uvit", "unet"}
     assert len(networks) >= 4
     for found in networks.values():
         assert len(found.seeds) >= 3
         assert len(found.grid) >= 6
-        assert all(math.isfinite(found.final(method, seed)) for method in found.losses for seed in found.seeds)
+        assert all(math.isfinite(found.final(method, seed)) for method in found.methods() for seed in found.seeds)
+
+
+def test_fashion_mnist_is_read_as_its_idx_files_say(tmp_path) -> None:
+    """Padded to 32x32 and averaged over 4x4, computed here from the bytes."""
+    pixels = torch.randint(0, 256, (5, 28, 28), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    header = struct.pack(">IIII", 0x803, 5, 28, 28)
+    with gzip.open(tmp_path / "train-images-idx3-ubyte.gz", "wb") as file:
+        file.write(header + pixels.numpy().tobytes())
+    with gzip.open(tmp_path / "train-labels-idx1-ubyte.gz", "wb") as file:
+        file.write(struct.pack(">II", 0x801, 5) + bytes(5))
+    padded = torch.full((5, 1, 32, 32), -1.0)
+    padded[:, 0, 2:30, 2:30] = pixels.float() / 127.5 - 1
+    expected = padded.view(5, 1, 8, 4, 8, 4).mean((3, 5))
+    assert torch.allclose(kappa_study.fashion_mnist(str(tmp_path)), expected, atol=1e-6)
+    assert kappa_study.main(["run", "--data", "digits", "--results", str(tmp_path / "x.json")]) == 1

@@ -155,9 +155,9 @@ class _Kind:
 
 
 def _kept_lines(path: Path) -> Iterator[bytes]:
-    """The lines worth parsing. To parse a million would take a minute; to tell their kinds apart takes half a second.
+    """The lines worth parsing. To parse a million takes half a minute; to sort them by kind takes a second.
 
-    A kind is told by the name of its first quantity, that of its last, and the number of quotes between them. Held-out
+    A kind is known by the name of its first quantity, that of its last, and the number of quotes between them. Held-out
     losses and scores, which are rare, are of their own kind and all kept.
     """
     if not path.exists():

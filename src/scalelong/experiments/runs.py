@@ -243,7 +243,7 @@ def plan_runs(
 
 
 def run_one(run: PlannedRun, every: int) -> bool:
-    """Train, or continue to train, with a reading `every` so many steps. False if it was interrupted.
+    """Train, or continue to train, with a reading every `every` steps. False if it was interrupted.
 
     A run that diverges is a result, not a failure.
     """

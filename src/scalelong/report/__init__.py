@@ -184,7 +184,7 @@ def _finite(value: float) -> float | None:
 
 
 def _evenly(entries: list[Any], most: int) -> list[Any]:
-    """At most so many entries, the first and the last among them."""
+    """At most `most` entries, the first and the last among them."""
     if len(entries) <= most:
         return entries
     return [entries[round(i * (len(entries) - 1) / (most - 1))] for i in range(most)]

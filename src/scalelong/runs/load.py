@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Literal
-
+from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
-
 from ..diffusion.conditions import Conditions
 from ..diffusion.images import ImageMaker, requests
 from ..diffusion.latents import Autoencoder
@@ -19,9 +17,14 @@ from ..errors import CheckpointError, RunFolderError
 from ..models.call import Denoiser
 from ..noise import NoiseProcess
 from .checkpoint import EMA, MODEL, newest_good, step_folder, verify
-from .config import TrainConfig, load_config
+from .model import make_conditions
+from .config import TrainConfig
+from .config import load_config
+from .model import DataShape, Network, build_model
 from .folder import CONFIG, RunFolder
-from .model import DataShape, Log, build_model, make_conditions
+
+if TYPE_CHECKING:
+    from ..diffusion.images import ImageMaker
 
 logger = logging.getLogger(__name__)
 

@@ -237,8 +237,8 @@
     drawLoss("held-out", "held_out_loss", "Held-out loss (averaged weights)");
     drawLoss("train-loss", "loss", "Training loss");
     drawSkips(); drawSamples(); drawExplorer(); drawDiagnosis();
-    drawRanges(find("ranges"), data.ranges, tableOf);
     find("range-section").hidden = !data.ranges.length;
+    drawRanges(find("ranges"), data.ranges, tableOf);
     find("results").hidden = !data.tables.length;
     noteOverflow();
   }

@@ -1,13 +1,16 @@
 // Which learning rates each method survives: a row per method, a column per rate, survivors counted; and the losses.
+const chosenRates = new Map();
+
 function drawRanges(box, ranges, tableOf) {
+  const waiting = [];
   box.replaceChildren(...ranges.flatMap((range, number) => {
     const colour = (method) => `var(--m${range.methods.indexOf(method) % 8})`;
     const losses = html("div", { class: "card chart range-losses" });
-    const found = [rangeMap(range, colour), losses, tableOf("Per method", range.rows), ...rangeSamples(range, colour)];
-    if (range.runs.some((run) => run.curve[0].length)) requestAnimationFrame(() => drawRangeLosses(losses, range, colour, number));
+    if (range.runs.some((run) => run.curve[0].length)) waiting.push(() => drawRangeLosses(losses, range, colour, number));
     else losses.hidden = true;
-    return found;
+    return [rangeMap(range, colour), losses, tableOf("Per method", range.rows), ...rangeSamples(range, colour)];
   }));
+  for (const drawNow of waiting) drawNow();  // a chart measures its box, so that the box must stand on the page
 }
 
 function rangeMap(range, colour) {
@@ -33,9 +36,9 @@ function rangeMap(range, colour) {
 // The smoothed losses of all runs at one rate: first at the rate where the methods differ most.
 function drawRangeLosses(box, range, colour, number) {
   const spreadAt = (i) => { const shares = range.cells.map((row) => row[i]).filter((cell) => cell && cell.count).map((cell) => cell.survived / cell.count); return shares.length ? Math.max(...shares) - Math.min(...shares) : -1; };
-  const chosen = box.dataset.rate === undefined ? range.rates.reduce((best, _, i) => spreadAt(i) > spreadAt(best) ? i : best, 0) : Number(box.dataset.rate);
+  const chosen = chosenRates.get(number) ?? range.rates.reduce((best, _, i) => spreadAt(i) > spreadAt(best) ? i : best, 0);
   const select = html("select", { "aria-label": "learning rate", id: `range-rate-${number}` }, ...range.rates.map((rate, i) => html("option", { value: i, ...(i === chosen ? { selected: "" } : {}) }, format(rate))));
-  select.addEventListener("change", () => { box.dataset.rate = select.value; drawRangeLosses(box, range, colour, number); box.querySelector("select").focus(); });
+  select.addEventListener("change", () => { chosenRates.set(number, Number(select.value)); drawRangeLosses(box, range, colour, number); box.querySelector("select").focus(); });
   const groups = range.methods.map((method) => ({ label: method, colour: colour(method), seedsOnly: true, lines: range.runs.filter((run) => run.method === method && run.rate === range.rates[chosen] && run.curve[0].length).map((run) => ({ x: run.curve[0], y: run.curve[1] })) })).filter((group) => group.lines.length);
   drawChart(box, { title: `Smoothed training loss of every run at a rate of ${format(range.rates[chosen])}`, yLabel: "loss", log: true, groups, controls: html("label", { class: "check" }, "rate ", select) });
 }
