@@ -63,7 +63,7 @@ if TYPE_CHECKING:
         unscale_,
         unscaled,
     )
-    from .stability import Diagnosis, StabilityMonitor, diagnose
+    from .stability import Diagnosis, RateRange, StabilityMonitor, diagnose, rate_range
 
 _HOMES = {
     "errors": (
@@ -123,7 +123,7 @@ _HOMES = {
         "unscale_",
         "unscaled",
     ),
-    "stability": ("Diagnosis", "StabilityMonitor", "diagnose"),
+    "stability": ("Diagnosis", "RateRange", "StabilityMonitor", "diagnose", "rate_range"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -148,6 +148,7 @@ __all__ = [
     "NoScaling",
     "NormScaling",
     "NotScaledError",
+    "RateRange",
     "ScaleLongError",
     "Scaling",
     "ScalingMismatchError",
@@ -170,6 +171,7 @@ __all__ = [
     "is_scaled",
     "load_scaling_",
     "plan_of",
+    "rate_range",
     "register_scaling",
     "save_scaling",
     "scale_skips_",
