@@ -1,18 +1,169 @@
-"""Where the time of a training step goes, on all cores, by groups of operations."""
+"""What a step does: arithmetic, live tensors, operations slice by slice, and where its time goes."""
 
+import gc
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from torch._C._profiler import _ExperimentalConfig
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile, record_function
+from torch.utils.flop_counter import FlopCounterMode
+
+from .lockstep import Lockstep
+from .record import Spread
 
 if TYPE_CHECKING:
     from scalelong.training.loop import Trainer
 
+
+# The arithmetic of a step: matrix products, convolutions and attention, forward and backward.
+
+# pyright: reportPrivateUsage=false
+
+
+_FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+def count_flops(step: Callable[[], object]) -> float:
+    """Floating-point operations of one step, two for each multiplication and addition.
+
+    Attention is counted as plain products, so that what a fused kernel computes twice in backward counts once.
+    """
+    counter = FlopCounterMode(display=False, custom_mapping={_FLASH: _forward, _FLASH_BACKWARD: _backward})
+    with sdpa_kernel(SDPBackend.MATH), counter:
+        step()
+    return float(counter.get_total_flops())
+
+
+def _forward(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    """QKᵀ and its product with V, of shapes (B, H, L, D)."""
+    batch, heads, length, dim = query
+    return 2 * batch * heads * length * key[2] * (dim + value[3])
+
+
+def _backward(grad: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:  # noqa: ARG001
+    return 2 * _forward(query, key, value)
+
+
+# Bytes of tensors that exist at the same time: the same in every run, unlike the memory of a process.
+
+BUILT = "bench::built"
+
+
+def peak_of_tensors(build: Callable[[], Callable[[], object]]) -> int:
+    """The most bytes that torch has allocated on the CPU at a time during a step, with what was left of building it.
+
+    torch tells of the allocations of this thread, so that all is done by one thread.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+            step = build()
+            gc.collect()  # what only waits for it is not the step's
+            with record_function(BUILT):
+                pass
+            step()
+    finally:
+        torch.set_num_threads(threads)
+    assert found.profiler is not None
+    results = found.profiler.kineto_results
+    assert results is not None
+    now = most = 0
+    for event in sorted(_all(results.experimental_event_tree()), key=lambda event: event.start_time_ns):
+        if event.name == BUILT:
+            most = now
+        elif event.name == "[memory]":
+            now += event.extra_fields.alloc_size
+            most = max(most, now)
+    return most
+
+
+def _all(events: Iterable[Any]) -> Iterator[Any]:
+    waiting = list(events)
+    while waiting:
+        event = waiting.pop()
+        yield event
+        waiting += event.children
+
+
+# Which operations a step calls in each of its slices, and in which slices two steps differ.
+
+_CUT = "bench::cut"
+
+
+def operations(step: Callable[[], object], lockstep: Lockstep) -> list[list[str]]:
+    """Names and sizes of what one step calls, slice by slice. Nothing else may run meanwhile."""
+    lockstep.on_cut = _mark
+    try:
+        with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as found:
+            step()
+    finally:
+        lockstep.on_cut = None
+    slices: list[list[str]] = [[]]
+    for event in sorted(found.events() or (), key=lambda event: event.time_range.start):
+        if event.name == _CUT:
+            slices.append([])
+        else:
+            slices[-1].append(f"{event.name} {event.input_shapes}")
+    return slices
+
+
+def differing(first: list[list[str]], second: list[list[str]]) -> set[int]:
+    """The slices in which they do not do the same."""
+    assert len(first) == len(second), (len(first), len(second))
+    return {number for number, (a, b) in enumerate(zip(first, second, strict=True)) if a != b}
+
+
+def _mark() -> None:
+    with record_function(_CUT):
+        pass
+
+
+# What contenders in lockstep cost over a baseline, from the seconds of their slices.
+
+DRAWS = 400
+CONFIDENCE = 0.95
+
+
+def cost(slices: Tensor, baseline: Tensor, parts: Tensor) -> Spread:
+    """Time over the baseline's in these parts, as a share of the baseline's step, with its 95 % interval.
+
+    Both have the shape (rounds, slices). The difference is taken slice by slice in the same round, where the machine is
+    as fast for both, and its median over the rounds is not moved by interruptions. The interval is a bootstrap over
+    rounds.
+    """
+    if not parts.any():
+        return Spread(0.0, 0.0, 0.0)
+    step = float(baseline.median(0).values.sum())
+    differences = (slices - baseline)[:, parts]
+    rounds = len(differences)
+    generator = torch.Generator().manual_seed(0)
+    drawn = [
+        _middle(differences[torch.randint(rounds, (rounds,), generator=generator)]).sum() / step for _ in range(DRAWS)
+    ]
+    tail = (1 - CONFIDENCE) / 2
+    low, high = torch.stack(drawn).quantile(torch.tensor([tail, 1 - tail], dtype=differences.dtype)).tolist()
+    return Spread(float(_middle(differences).sum() / step), low, high)
+
+
+def _middle(values: Tensor) -> Tensor:
+    # torch.median takes the lower of the two middle values, and a difference must not lean to a side.
+    return values.quantile(0.5, dim=0)
+
+
+def table_of(rounds: list[dict[str, list[float]]]) -> Mapping[str, Tensor]:
+    """From the slices of each round to (rounds, slices) of each contender."""
+    return {name: torch.tensor([each[name] for each in rounds], dtype=torch.float64) for name in rounds[0]}
+
+
+# Where the time of a training step goes, on all cores, by groups of operations.
 
 SCOPES = {"Optimizer.step": "optimiser", "bench::ema": "moving average", "bench::examples": "data and noise"}
 """Everything inside of these counts for them, whatever it is."""

@@ -1,4 +1,4 @@
-"""A contender's own process: it builds its step, then does as many as it is told, and sleeps in between.
+"""A contender's own process: it builds its step, then does as many as it is asked for, and sleeps in between.
 
 Each line of its input is a request in JSON, each line of its output the reply. It has a process to itself so that its
 peak memory is its own, and so that it can have its own allocator and environment.
@@ -38,17 +38,17 @@ def main() -> None:
             _reply(replies, _failure(error))
 
 
-def _prepare(wish: dict[str, Any]) -> tuple[Callable[[], Callable[[], object]], float]:
+def _prepare(request: dict[str, Any]) -> tuple[Callable[[], Callable[[], object]], float]:
     """What builds the step, and the memory of this process before it does."""
     warnings.simplefilter("ignore")  # they were shown to whoever trains such a model
-    module, _, name = wish["factory"].partition(":")
+    module, _, name = request["factory"].partition(":")
     factory = getattr(importlib.import_module(module), name)
-    for package in wish["imports"]:
+    for package in request["imports"]:
         with suppress(ImportError):  # the factory says it better
             importlib.import_module(package)
     if "torch" in sys.modules:
-        _warm_torch(wish["threads"])
-    return partial(factory, **wish["arguments"]), current_memory()
+        _warm_torch(request["threads"])
+    return partial(factory, **request["arguments"]), current_memory()
 
 
 def _warm_torch(threads: int) -> None:
@@ -74,7 +74,7 @@ def _answer(step: Callable[[], object], request: dict[str, Any], before: float) 
 
 def _tensors(build: Callable[[], Callable[[], object]]) -> int:
     """Bytes of tensors at the peak of one step that is built anew."""
-    from .live import peak_of_tensors
+    from .profile import peak_of_tensors
 
     return peak_of_tensors(build)
 

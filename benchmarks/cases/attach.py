@@ -4,14 +4,11 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from ..contender import Contender, start
-from ..contenders.names import PLANNING, SWITCHED_ATTACHED, UNET_IMPORTS
-from ..paired import lockstep
-from ..record import Result
+from ..contender import Contender, interleave, start
+from ..contenders import PLANNING, SWITCHED_ATTACHED, UNET_IMPORTS
+from ..lockstep import lockstep
+from ..record import Result, Spread, Table
 from ..settings import Settings
-from ..spread import Spread
-from ..tables import Table
-from ..turns import interleave
 
 NONE, AGAIN = "as it is", "as it is, again"
 METHODS = {"κ = 1": {"scaling": "uniform:1.0"}, "CS": {"scaling": "cs"}, "LS": {"scaling": "ls"}}

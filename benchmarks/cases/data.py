@@ -1,19 +1,62 @@
 """Images per second by source: alone, and while training."""
 
+import io
 import tempfile
+import zipfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from ..contender import Contender, race
-from ..contenders.names import TRAINING_ON
-from ..networks import UViTSize
-from ..pictures import write_sources
-from ..record import Result
-from ..settings import Settings
-from ..spread import Spread
-from ..tables import Table
-from ..turns import interleave, turn_of
+import torch
+
+from scalelong.errors import MissingDependencyError
+
+from ..contender import Contender, interleave, race, turn_of
+from ..contenders import TRAINING_ON
+from ..record import Result, Spread, Table
+from ..settings import Settings, UViTSize
+
+# The same pictures as a folder, a zip, a parquet file and an .npz.
+
+
+def write_sources(folder: Path, count: int, size: int) -> dict[str, str]:
+    """From a name to what `load_data` takes. Smooth noise gives PNG and JPEG about as much to do as photographs."""
+    try:
+        import numpy as np
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise MissingDependencyError(error.name or "pyarrow", "train", "the data benchmark") from error
+    coarse = torch.rand(count, 3, size // 8, size // 8, generator=torch.Generator().manual_seed(0))
+    images = torch.nn.functional.interpolate(coarse, (size, size), mode="bicubic").clamp(0, 1).mul(255).byte()
+    pixels = images.permute(0, 2, 3, 1).contiguous().numpy()
+    sources = {"shapes (drawn)": "shapes"}
+    for form in ("png", "jpg"):
+        contents = [encoded(image, form) for image in pixels]
+        (folder / form).mkdir()
+        with zipfile.ZipFile(folder / f"{form}.zip", "w") as archive:
+            for number, content in enumerate(contents):
+                (folder / form / f"{number:06}.{form}").write_bytes(content)
+                archive.writestr(f"{number:06}.{form}", content)
+        pq.write_table(pa.table({"image": contents}), folder / f"{form}.parquet", row_group_size=1000)
+        sources |= {
+            f"folder of {form}": str(folder / form),
+            f"zip of {form}": str(folder / f"{form}.zip"),
+            f"parquet of {form}": str(folder / f"{form}.parquet"),
+        }
+    np.savez_compressed(folder / "images.npz", images=pixels)
+    return sources | {".npz": str(folder / "images.npz")}
+
+
+def encoded(image: object, form: str) -> bytes:
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.fromarray(image).save(buffer, {"png": "PNG", "jpg": "JPEG"}[form])  # pyright: ignore[reportArgumentType]
+    return buffer.getvalue()
+
+
+# Images per second by source: alone, and while training.
 
 BATCH = 128
 WORKERS = 2
@@ -50,7 +93,7 @@ def _epochs(source: str, count: int, size: int, settings: Settings) -> dict[str,
 
     from scalelong.data import ImageData, batches, to_float
 
-    from ..contenders.data import load
+    from ..contenders.ours import load
 
     torch.set_num_threads(settings.threads)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(0)).split(BATCH)

@@ -7,12 +7,9 @@ from functools import partial
 from typing import Any
 
 from ..contender import Contender, race
-from ..contenders.names import TRAINER, UNET_IMPORTS
-from ..networks import SMALL_UNET, TINY_UNET, UNetSize, UViTSize
-from ..record import Result
-from ..settings import Settings
-from ..spread import Spread
-from ..tables import Table
+from ..contenders import TRAINER, UNET_IMPORTS
+from ..record import Result, Spread, Table
+from ..settings import SMALL_UNET, TINY_UNET, Settings, UNetSize, UViTSize
 
 BASE = UViTSize(image=16, patch=2, dim=128, depth=8, heads=4, batch=16)
 HEAD = 32

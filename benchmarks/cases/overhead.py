@@ -5,12 +5,10 @@ from functools import partial
 from typing import Any
 
 from ..contender import Contender
-from ..contenders.names import INFERENCE, SWITCHED_INFERENCE, SWITCHED_TRAINING, TRAINER, UNET_IMPORTS
-from ..networks import S2_8, SMALL, SMALL_UNET, TINY, TINY_UNET, UNetSize, UViTSize
-from ..paired import Lockstepped, Memory, lockstep, memory_of
-from ..record import Result
-from ..settings import Settings
-from ..tables import Table
+from ..contenders import INFERENCE, SWITCHED_INFERENCE, SWITCHED_TRAINING, TRAINER, UNET_IMPORTS
+from ..lockstep import Lockstepped, Memory, lockstep, memory_of
+from ..record import Result, Table
+from ..settings import S2_8, SMALL, SMALL_UNET, TINY, TINY_UNET, Settings, UNetSize, UViTSize
 
 NONE, AGAIN = "none", "none, again"
 CONSTANT = {"uniform": "uniform", "CS": "cs"}

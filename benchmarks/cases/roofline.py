@@ -4,14 +4,10 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
-from ..contender import Contender, ask_one, start
-from ..contenders.names import MATMUL, TRAINER
-from ..networks import S2_8, S2_32, SMALL, TINY, UViTSize
-from ..record import Result
-from ..settings import Settings
-from ..spread import Spread
-from ..tables import Table
-from ..turns import interleave
+from ..contender import Contender, ask_one, interleave, start
+from ..contenders import MATMUL, TRAINER
+from ..record import Result, Spread, Table
+from ..settings import S2_8, S2_32, SMALL, TINY, Settings, UViTSize
 
 SIZES = (1024, 2048, 4096)
 """Square products whose best speed counts as the peak."""

@@ -6,11 +6,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..record import Result
+from ..contender import interleave, turn_of
+from ..record import Result, Spread, Table
 from ..settings import Settings
-from ..spread import Spread
-from ..tables import Table
-from ..turns import interleave, turn_of
 
 if TYPE_CHECKING:
     from scalelong.runs.load import Run

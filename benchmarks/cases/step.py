@@ -2,14 +2,10 @@
 
 from functools import partial
 
-from ..contender import Contender, ask_one, race
-from ..contenders.names import DIFFUSERS, OFFICIAL, OFFICIAL_CHECK, TRAINER, UNET_IMPORTS
-from ..errors import BenchmarkError
-from ..networks import CIFAR_UNET, S2_8, S2_32, SMALL, TINY, TINY_UNET, UViTSize
-from ..record import Result
-from ..settings import Settings
-from ..tables import Table
-from ..turns import Race
+from ..contender import Contender, Race, ask_one, race
+from ..contenders import DIFFUSERS, OFFICIAL, OFFICIAL_CHECK, TRAINER, UNET_IMPORTS
+from ..record import Result, Table
+from ..settings import CIFAR_UNET, S2_8, S2_32, SMALL, TINY, TINY_UNET, BenchmarkError, Settings, UViTSize
 
 OURS, COMPILED, THEIRS, SCRIPT = "ours", "ours, compiled", "authors", "diffusers' script"
 COLUMNS = {

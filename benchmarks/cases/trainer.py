@@ -7,15 +7,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ..contender import Contender, package_environment, race, start
-from ..contenders.names import MONITORED, PAIR, SWITCHED_MONITOR, TRAINER, WATCHED
-from ..networks import S2_8, S2_32, SMALL, TINY, UViTSize
-from ..paired import lockstep
-from ..record import Result
-from ..settings import Settings
-from ..spread import Spread, ratios
-from ..tables import Table
-from ..turns import interleave, turn_of
+from ..contender import Contender, interleave, package_environment, race, start, turn_of
+from ..contenders import MONITORED, PAIR, SWITCHED_MONITOR, TRAINER, WATCHED
+from ..lockstep import lockstep
+from ..record import Result, Spread, Table, ratios
+from ..settings import S2_8, S2_32, SMALL, TINY, Settings, UViTSize
 
 MONITOR_EVERY = 10
 """Steps between two readings of the monitor, by default."""

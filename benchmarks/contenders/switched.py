@@ -1,24 +1,65 @@
 """One process with several contenders that share their memory and go in lockstep."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from scalelong.runs.config import TrainConfig
+from scalelong.runs.model import DataShape
 from scalelong.stability import StabilityMonitor
+from scalelong.training import loop
 from scalelong.training.loop import Trainer
 
-from ..estimate import cost, table_of
 from ..lockstep import Cut, Lockstep
-from ..operations import differing, operations
-from .attach import make_network
-from .parts import monitor_of
-from .sharing import networks_share, share_state_, share_weights_
-from .trainer import TrainingStep, configuration, inference_parts, make_trainer
+from ..profile import cost, differing, operations, table_of
+from .ours import TrainingStep, configuration, inference_parts, make_network, make_trainer, monitor_of
+
+# Networks and trainers that work on the very same memory, so that none of them has better places than another.
+
+
+@torch.no_grad()
+def share_weights_(model: nn.Module, base: nn.Module) -> None:
+    """Weights that both have with the same values become the base's memory."""
+    known = dict(base.named_parameters())
+    for name, weight in model.named_parameters():
+        if name in known and torch.equal(weight, known[name]):
+            weight.data = known[name].data
+
+
+@contextmanager
+def networks_share(base: Trainer) -> Iterator[None]:
+    """Trainers made within have the weights of this one. They must be shared before anything is made of them."""
+    build = loop.build_model
+
+    def sharing(config: TrainConfig, shape: DataShape) -> nn.Module:
+        model = build(config, shape)
+        share_weights_(model, base.state.bare)
+        return model
+
+    loop.build_model = sharing
+    try:
+        yield
+    finally:
+        loop.build_model = build
+
+
+def share_state_(trainer: Trainer, base: Trainer) -> None:
+    """AdamW's moments and the averages of the weights that are shared."""
+    known = dict(base.state.bare.named_parameters())
+    averages = dict(zip(base.state.ema.names, base.state.ema.averages, strict=True))
+    for name, weight in trainer.state.bare.named_parameters():
+        if name in known and weight.data_ptr() == known[name].data_ptr():
+            trainer.state.optimizer.state[weight] = base.state.optimizer.state[known[name]]
+            trainer.state.ema.averages[trainer.state.ema.names.index(name)] = averages[name]
+
+
+# One process with several contenders that share their memory and go in lockstep.
 
 UNCUT = (nn.Linear, nn.LayerNorm)
-"""Layers that a fused block takes for itself only if nobody listens to them."""
+"""Layers that a fused block takes for itself only if no hook is attached to them."""
 OPTIMISER = (-3, -2, -1)
 """The slices before, in and after the optimiser's step. They always count: operations on lists of tensors do not tell
 how many there are, and a learned gate adds some."""
@@ -41,7 +82,6 @@ class Switched:
         """Slices, counted from the end, that are compared even if they call the same operations."""
         self.rounds: list[dict[str, list[float]]] = []
         self.parts: set[int] = set()
-        self.same: list[str] = []
 
     def __call__(self) -> None:
         self.rounds.append(self.lockstep.round())

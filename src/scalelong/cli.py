@@ -32,7 +32,7 @@ COMMANDS = {
     "demo": "see a deep U-ViT collapse at a high rate, and what keeps it alive, in three minutes",
 }
 
-CHECKOUT = {"bench": "benchmarks.command", "reproduce": "research.reproduce.command"}
+CHECKOUT = {"bench": "benchmarks.catalogue", "reproduce": "research.reproduce.command"}
 
 
 def usage() -> str:

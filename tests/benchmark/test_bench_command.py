@@ -10,14 +10,10 @@ import torch
 from benchmarks import catalogue, record
 from benchmarks.cases.growth import exponent, uvit_at
 from benchmarks.catalogue import BENCHMARKS, cases_of, chosen
-from benchmarks.checkout import checkout
-from benchmarks.contenders.official import definitions
-from benchmarks.errors import OfficialCheckoutError
-from benchmarks.flops import count_flops
-from benchmarks.profile import REST, group_of, shares_of
-from benchmarks.record import Result
-from benchmarks.settings import Settings
-from benchmarks.tables import Table
+from benchmarks.contenders.theirs import definitions
+from benchmarks.profile import REST, count_flops, group_of, shares_of
+from benchmarks.record import Result, Table
+from benchmarks.settings import OfficialCheckoutError, Settings, checkout
 from scalelong.cli import main
 from scalelong.errors import InvalidConfigError
 
@@ -79,7 +75,7 @@ def test_results_are_kept_case_by_case(tmp_path, monkeypatch, capsys):
 
 def test_a_file_that_cannot_be_added_to_is_noticed_before_measuring(tmp_path, monkeypatch, capsys):
     (tmp_path / "notes.txt").write_text("mine")
-    monkeypatch.setattr("benchmarks.command.measure", lambda *_: pytest.fail("it measured"))
+    monkeypatch.setattr("benchmarks.catalogue.measure", lambda *_: pytest.fail("it measured"))
     assert main(["bench", "trainer/start", "--out", str(tmp_path / "notes.txt")]) == 1
     assert "not a file of `scalelong bench --out`" in capsys.readouterr().err
 
@@ -180,8 +176,8 @@ def test_a_profile_is_of_all_cores():
 
 
 def test_a_profile_sees_what_the_other_core_does():
-    from benchmarks.contenders.trainer import training_step
-    from benchmarks.networks import TINY
+    from benchmarks.contenders.ours import training_step
+    from benchmarks.settings import TINY
 
     before, found = torch.get_num_threads(), []
     try:
@@ -207,8 +203,8 @@ def test_one_size_is_changed_at_a_time():
 
 
 def test_flops_of_a_step_do_not_depend_on_the_number_of_cores():
-    from benchmarks.contenders.trainer import training_step
-    from benchmarks.networks import TINY
+    from benchmarks.contenders.ours import training_step
+    from benchmarks.settings import TINY
 
     before = torch.get_num_threads()
     found = []

@@ -8,16 +8,12 @@ from torch import nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from benchmarks.contenders import switched
-from benchmarks.contenders.attach import make_network
-from benchmarks.contenders.sharing import share_weights_
-from benchmarks.contenders.trainer import TrainingStep
-from benchmarks.errors import BenchmarkError
-from benchmarks.estimate import cost, table_of
-from benchmarks.live import peak_of_tensors
+from benchmarks.contenders.ours import TrainingStep, make_network
+from benchmarks.contenders.switched import share_weights_
 from benchmarks.lockstep import Lockstep
-from benchmarks.networks import TINY, TINY_UNET
-from benchmarks.operations import differing, operations
-from benchmarks.spread import Spread
+from benchmarks.profile import cost, differing, operations, peak_of_tensors, table_of
+from benchmarks.record import Spread
+from benchmarks.settings import TINY, TINY_UNET, BenchmarkError
 
 
 class Clock:

@@ -5,13 +5,18 @@ import json
 import pytest
 
 from benchmarks import record
-from benchmarks.errors import BenchmarkError
-from benchmarks.fill import fill_page
-from benchmarks.machine import busy_warning, describe_machine, machine_line
-from benchmarks.record import Result, entry
-from benchmarks.settings import cores
-from benchmarks.spread import Spread
-from benchmarks.tables import Table, show
+from benchmarks.record import (
+    Result,
+    Spread,
+    Table,
+    busy_warning,
+    describe_machine,
+    entry,
+    fill_page,
+    machine_line,
+    show,
+)
+from benchmarks.settings import BenchmarkError, cores
 
 
 def table():

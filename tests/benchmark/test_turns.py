@@ -2,9 +2,9 @@
 
 import pytest
 
-from benchmarks.errors import BenchmarkError
-from benchmarks.spread import Spread, ratios
-from benchmarks.turns import Race, interleave, steps_per_turn, turn_of
+from benchmarks.contender import Race, interleave, steps_per_turn, turn_of
+from benchmarks.record import Spread, ratios
+from benchmarks.settings import BenchmarkError
 
 
 class Machine:

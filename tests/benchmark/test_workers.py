@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.contender import Contender, Worker, race
-from benchmarks.errors import BenchmarkError
-from benchmarks.settings import Settings
+from benchmarks.settings import BenchmarkError, Settings
 
 HERE = str(Path(__file__).parent)
 SETTINGS = Settings(threads=1, quick=True)

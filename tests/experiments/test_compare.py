@@ -10,8 +10,7 @@ import torch
 from scalelong.cli import main
 from scalelong.commands.compare import configuration, parser, split
 from scalelong.errors import InvalidConfigError
-from scalelong.experiments.compare import at, compare, conclude, noise_rows, sweep
-from scalelong.experiments.demo import demo_config
+from scalelong.experiments.compare import at, compare, noise_rows, summarise, sweep
 from scalelong.experiments.runs import PlannedRun, plan_runs
 from scalelong.report import collect
 from scalelong.runs.config import TrainConfig
@@ -149,6 +148,22 @@ def test_runs_in_processes_of_their_own_give_the_same_numbers(finished, tmp_path
     assert (tmp_path / "logs" / "none-seed0.txt").exists()
 
 
+def test_run_folders_name_the_variant_and_the_command_that_continues_them(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["scalelong", "compare", "--seeds", "1"])
+    variants = ["none", "slow: lr=1e-5"]
+    comparison = compare(small(2), variants, [0], tmp_path, every=1, jobs=2)
+    assert comparison is not None
+    for run in comparison.runs:
+        # The runs were trained by processes of their own, whose commands would continue nothing.
+        assert "    scalelong compare --seeds 1\n" in (run.folder / "README.md").read_text()
+    assert json.loads((tmp_path / "slow-seed0" / "variant.json").read_text()) == {
+        "name": "slow",
+        "changes": {"optimizer.lr": 1e-5},
+    }
+    assert collect([tmp_path])["methods"] == ["none", "slow"]
+    assert len(collect([tmp_path])["tables"]) == 1
+
+
 def test_a_run_that_fails_is_named_with_its_log(tmp_path):
     from scalelong.experiments.runs import RunFailedError, run_all
 
@@ -226,20 +241,9 @@ def test_plans_that_make_no_sense(tmp_path, methods, seeds, message):
 
 def test_a_comparison_needs_held_out_images(tmp_path):
     config = replace(small(), images=replace(small().images, held_out=0))
-    with pytest.raises(InvalidConfigError, match="held-out"):
+    with pytest.raises(InvalidConfigError, match=r"held-out images.*--config"):
         compare(config, ["none"], [0], tmp_path)
 
 
-def test_the_demo_in_small(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("scalelong.experiments.demo.demo_config", lambda steps: small(steps))
-    monkeypatch.setattr("scalelong.experiments.demo.METHODS", ("none",))
-    assert main(["demo", "--steps", "2", "--out", str(tmp_path / "demo")]) == 0
-    out = capsys.readouterr().out
-    assert "κ_1 ... κ_N" in out
-    assert (tmp_path / "demo" / "report.html").exists()
-    assert str(tmp_path / "demo" / "report.html") in out
-    assert demo_config(500).logging.trackers == ()
-
-
-def test_conclude_reads_runs_that_are_there(finished):
-    assert str(conclude(finished.runs, finished.out)) == str(finished)
+def test_a_comparison_can_be_made_of_runs_that_are_there(finished):
+    assert str(summarise(finished.runs, finished.out)) == str(finished)

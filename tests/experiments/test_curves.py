@@ -1,6 +1,28 @@
-import pytest
+"""Records of runs: curves, intervals, verdicts, and metrics of a million lines."""
 
-from scalelong.experiments.results import Curve, ratio_text, spread, steps_ratio, steps_to
+import json
+import math
+import tracemalloc
+from itertools import pairwise
+
+import pytest
+from scipy import stats
+
+from scalelong.experiments.results import (
+    Curve,
+    Results,
+    RunRecord,
+    fisher_p,
+    interval,
+    ratio_text,
+    read_curves,
+    read_run,
+    spread,
+    steps_ratio,
+    steps_to,
+    student_t,
+    verdict,
+)
 
 
 def curve(*values: float) -> Curve:
@@ -55,3 +77,122 @@ def test_recorded_values_are_given_back_to_the_last_bit():
     found = Curve((250, 300), (0.32813, 0.22883))
     assert found.at(300) == 0.22883
     assert steps_to(found, found.at(300) or 0) == 300
+
+
+# Reading
+
+
+def write_metrics(folder, lines):
+    folder.mkdir(exist_ok=True)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def test_a_short_run_is_read_whole_and_foreign_lines_are_left_out(tmp_path):
+    folder = write_metrics(tmp_path / "run", [{"step": step, "loss": 1 / step} for step in range(1, 1001)])
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write('[1, 2]\n"text"\n{"loss": 3}\n{"step": "x", "loss": 3}\n{"step": 1001, "lo')
+    found = read_curves(folder)
+    assert found["loss"].steps == tuple(range(1, 1001))
+    assert found["loss"].values[-1] == 1e-3
+
+
+def test_a_long_run_is_thinned_and_rare_lines_are_kept(tmp_path):
+    lines = []
+    for step in range(1, 60_001):
+        lines.append({"step": step, "loss": 1.0, "gradient_norm": 2.0})
+        if step % 3000 == 0:
+            lines.append({"step": step, "held_out_loss": 1 / step})
+    tracemalloc.start()
+    found = read_curves(write_metrics(tmp_path / "run", lines))
+    assert found["held_out_loss"].steps == tuple(range(3000, 60_001, 3000))
+    steps = found["loss"].steps
+    assert 4096 <= len(steps) <= 8193
+    assert (steps[0], steps[-1]) == (1, 60_000)
+    distances = {after - before for before, after in pairwise(steps[:-1])}
+    assert len(distances) == 1, "scores of oscillation need equal distances"
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 50e6
+
+
+def test_a_record_knows_the_name_of_its_variant(tmp_path):
+    folder = write_metrics(tmp_path / "fast-seed3", [{"step": 1, "held_out_loss": 0.5, "kappa/1": 1.0, "kappa/2": 0.7}])
+    (folder / "config.yaml").write_text("scaling: cs\nseed: 3\nsteps: 10\noptimizer: {lr: 0.1}\n")
+    assert read_run(folder).method == "cs"
+    (folder / "variant.json").write_text('{"name": "fast", "changes": {"optimizer.lr": 0.1}}')
+    record = read_run(folder)
+    assert (record.method, record.seed, record.kappas, record.finished) == ("fast", 3, (1.0, 0.7), False)
+    assert record.config["optimizer.lr"] == 0.1
+
+
+def test_a_record_survives_the_file_of_results():
+    record = RunRecord(method="LS", seed=2, setting="U-ViT", run="x", held_out=curve(0.123456, 0.1), kappas=(0.9,))
+    stored = json.loads(json.dumps(record.rounded().to_dict()))
+    again = RunRecord.from_dict(stored)
+    assert again.held_out.values == (0.1235, 0.1)
+    assert again.to_dict() == stored
+
+
+# What is said of them
+
+
+@pytest.mark.parametrize("freedom", [1, 5, 16, 17, 18, 25, 60, 400])
+def test_students_t_is_that_of_scipy(freedom):
+    assert student_t(freedom) == pytest.approx(stats.t.ppf(0.95, freedom), abs=6e-4)
+
+
+@pytest.mark.parametrize("count", [2, 8, 18, 24, 64])
+def test_intervals_are_those_of_scipy(count):
+    values = [math.sin(7 * i) for i in range(count)]
+    expected = stats.t.interval(0.9, count - 1, loc=stats.tmean(values), scale=stats.sem(values))
+    assert interval(values) == pytest.approx(expected, abs=2e-3)
+
+
+@pytest.mark.parametrize("table", [(7, 8, 1, 8), (8, 8, 8, 8), (0, 3, 3, 3), (5, 9, 2, 4)])
+def test_fishers_test_is_that_of_scipy(table):
+    alive, count, other, others = table
+    expected = stats.fisher_exact([[alive, count - alive], [other, others - other]]).pvalue
+    assert fisher_p(*table) == pytest.approx(expected)
+
+
+def records(method: str, losses: list[float], *, collapsed: int = 0) -> list[RunRecord]:
+    found = [RunRecord(method=method, seed=seed, held_out=curve(1.0, loss)) for seed, loss in enumerate(losses)]
+    return [
+        RunRecord(method=run.method, seed=run.seed, held_out=curve(0.1, 1.0)) if run.seed < collapsed else run
+        for run in found
+    ]
+
+
+def test_the_verdict_names_a_difference_over_paired_seeds():
+    # Seeds differ by more than methods do: only pairs show it.
+    runs = [*records("none", [0.1, 0.2, 0.4]), *records("cs", [0.09, 0.181, 0.359])]
+    first, second = verdict(Results(runs))
+    assert first == "All 6 runs survived: none diverged and none collapsed."
+    assert second.startswith("cs ends 9.9 % below none in held-out loss (90 % interval -1")
+    assert second.endswith("3 seeds).")
+
+
+def test_the_verdict_says_when_there_is_no_difference_and_when_one_seed_is_too_few():
+    equal = [*records("none", [0.1, 0.2, 0.4]), *records("cs", [0.11, 0.18, 0.41])]
+    assert verdict(Results(equal))[1].startswith("No difference can be seen between cs and none")
+    alone = [*records("none", [0.1]), *records("cs", [0.05])]
+    assert verdict(Results(alone))[1].startswith("One seed cannot be judged: there cs ends 50.0 % below none")
+
+
+def test_the_verdict_counts_survivors():
+    runs = [*records("none", [0.1] * 8, collapsed=7), *records("cs", [0.1] * 8, collapsed=1)]
+    said = verdict(Results(runs))
+    assert said[0] == "Survivors: none 1 of 8, cs 7 of 8."
+    assert said[1].startswith("cs survives more often than none: 7 of 8 against 1 of 8 (Fisher's exact test, p = 0.0")
+    few = [*records("none", [0.1] * 2, collapsed=1), *records("cs", [0.1] * 2)]
+    assert "cannot be told" in verdict(Results(few))[1]
+
+
+def test_the_verdict_of_a_single_run():
+    assert verdict(Results(records("cs", [0.25]))) == [
+        "The run with cs did not collapse and ends with a held-out loss of 0.25."
+    ]
+    assert verdict(Results([RunRecord(method="cs", seed=0, diverged="NaN")])) == [
+        "The run with cs diverged: its numbers stopped being finite."
+    ]

@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from scalelong.experiments.compare import Comparison, best_rate_rows
-from scalelong.experiments.results import summarise, table_rows
-from scalelong.experiments.runs import DIVERGED, PlannedRun
+from scalelong.experiments.results import DIVERGED, Results, table_rows
+from scalelong.experiments.runs import PlannedRun
 from scalelong.runs.config import TrainConfig
 
 CURVES = {
@@ -32,7 +32,7 @@ def comparison(folder: Path, rate: float, *, diverged: bool = False) -> Comparis
             if diverged and method == "cs":
                 (run.folder / DIVERGED).write_text("{}")
             runs.append(run)
-    return Comparison(folder, runs, summarise(runs))
+    return Comparison(folder, runs, Results([run.read() for run in runs]))
 
 
 def test_each_method_has_its_own_best_rate(tmp_path):

@@ -12,7 +12,7 @@ STEPS = 100
 KAPPAS = {"none": (1.0, 1.0, 1.0, 1.0), "cs:0.7": (1.0, 0.7, 0.49, 0.343), "ls": (0.98, 0.71, 0.5, 0.3)}
 
 
-def make_run(folder: Path, method: str, seed: int = 0, **changes: object) -> Path:
+def make_run(folder: Path, method: str, seed: int = 0, *, kappas: bool = True, **changes: object) -> Path:
     from PIL import Image
 
     config: TrainConfig = replace(recipe("digits-tiny"), scaling=method, seed=seed, steps=STEPS, **changes)  # pyright: ignore[reportArgumentType]
@@ -20,20 +20,22 @@ def make_run(folder: Path, method: str, seed: int = 0, **changes: object) -> Pat
     (folder / "checkpoints" / f"step-{STEPS:08d}").mkdir(parents=True)
     (folder / "config.yaml").write_text(dump_config(config))
     (folder / "environment.json").write_text(json.dumps({"scalelong": "1", "note": "</script><b>&"}))
-    (folder / "data.json").write_text(json.dumps({"name": "digits"}))
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines(method, seed)))
+    about = {"name": "digits", "channels": 1, "height": 8, "width": 8, "classes": None}
+    (folder / "data.json").write_text(json.dumps(about))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines(method, seed, kappas)))
     for number, step in enumerate((50, 100)):
         Image.new("L", (16, 16), 40 + 100 * number).save(folder / "samples" / f"step-{step:08d}.png")
     return folder
 
 
-def lines(method: str, seed: int) -> list[dict[str, float]]:
+def lines(method: str, seed: int, kappas: bool = True) -> list[dict[str, float]]:
     faster = {"none": 1.0, "cs:0.7": 1.25, "ls": 0.8}.get(method, 1.0)
     found: list[dict[str, float]] = []
     for step in range(1, STEPS + 1):
         loss = math.exp(-faster * step / 50) + 0.01 * seed
         line: dict[str, float] = {"step": step, "loss": loss * 1.1, "gradient_norm": 1.0, "seconds_per_step": 0.01}
-        line |= {f"kappa/{i}": kappa for i, kappa in enumerate(KAPPAS[method], start=1)}
+        if kappas:
+            line |= {f"kappa/{i}": kappa for i, kappa in enumerate(KAPPAS[method], start=1)}
         line |= {f"probe_skip_rms/{i}": 1.0 + i for i in range(1, 5)}
         line |= {f"probe_block_rms/{name}": 2.0 + 0.1 * math.sin(step) for name in ("encoder.0", "middle", "decoder.0")}
         if step % 5 == 0:

@@ -1,5 +1,7 @@
 """The report in a real browser: no errors, and everything that can be operated works."""
 
+import json
+
 import pytest
 
 from report.browser import Browser
@@ -68,6 +70,7 @@ def test_the_sample_slider_changes_images(browser):
 
 
 def test_hover_and_arrow_keys_show_values(browser):
+    browser.run("document.getElementById('held-out').scrollIntoView({block: 'center'})")
     box = browser.run("(({x, y, width, height}) => [x, y, width, height])"
                       "(document.querySelector('#held-out svg').getBoundingClientRect())")  # fmt: skip
     browser.hover(box[0] + box[2] * 0.6, box[1] + box[3] / 2)
@@ -121,3 +124,74 @@ def test_every_control_has_a_name_and_can_be_reached(browser):
     )
     assert unnamed == []
     assert browser.run("[...document.querySelectorAll('[tabindex]')].every(e => e.tabIndex === 0)")
+
+
+def test_charts_have_labels_and_legends(browser):
+    for chart in ("held-out", "train-loss", "coefficients", "explorer"):
+        assert browser.run(f"document.querySelector('#{chart} .y-label').textContent")
+        assert "cs:0.7" in browser.run(f"document.querySelector('#{chart} .legend').textContent")
+
+
+def test_words_are_explained_on_focus_and_tap_and_in_a_list(browser):
+    tip = "document.getElementById('explanation')"
+    word = "[...document.querySelectorAll('#tables .term')].find(e => e.textContent === 'O1')"
+    assert browser.run(f"{tip}.hidden") is True
+    browser.run(f"{word}.focus()")
+    assert browser.run(f"{tip}.hidden") is False
+    assert "local trend" in browser.run(f"{tip}.textContent")
+    browser.key("Escape")
+    assert browser.run(f"{tip}.hidden") is True
+    browser.run(f"{word}.click()")
+    assert browser.run(f"{tip}.hidden") is False
+    glossary = browser.run("document.getElementById('glossary').textContent")
+    assert all(name in glossary for name in ("O1", "O2", "O3", "peak", "wi", "κi"))
+
+
+def test_losses_can_be_shown_as_difference_to_none(browser):
+    box = "document.querySelector('#held-out input[type=checkbox]')"
+    assert browser.run(f"{box}.checked") is False  # these curves are far apart
+    browser.run(f"{box}.click()")
+    assert "difference to none, %" in browser.run("document.querySelector('#held-out .y-label').textContent")
+    assert browser.run(LINES) == 3
+    browser.run(f"{box}.click()")
+    assert browser.run("document.querySelector('#held-out .y-label').textContent") == "loss"
+
+
+def test_the_gradient_norm_is_the_first_quantity_and_sliders_end_at_the_last_step(browser):
+    assert browser.run("document.getElementById('quantity').value") == "gradient_norm"
+    for slider in ("skip-step", "sample-step"):
+        assert browser.run(f"document.getElementById('{slider}-out').value") == "100"
+
+
+def test_on_a_phone_charts_fill_the_card_and_tables_say_that_they_scroll(browser, page):
+    browser.open(page, width=390, height=800)
+    share = browser.run(
+        "document.querySelector('#held-out svg').getBoundingClientRect().width"
+        " / document.querySelector('#held-out').getBoundingClientRect().width"
+    )
+    assert share > 0.9
+    hint = "getComputedStyle(document.querySelector('#tables .sideways')).display"
+    assert browser.run(hint) == "block"
+
+
+def test_curves_that_overlap_are_shown_as_a_difference_at_once(shared_browser, tmp_path):
+    for method in ("none", "cs:0.7"):
+        run = make_run(tmp_path / method.replace(":", "-"), method)
+        lines = (tmp_path / "none" / "metrics.jsonl").read_text()
+        (run / "metrics.jsonl").write_text(lines)
+    shared_browser.open(write_report([tmp_path], tmp_path / "report.html"))
+    assert shared_browser.run("document.querySelector('#held-out input[type=checkbox]').checked") is True
+
+
+def test_a_range_is_drawn(shared_browser, tmp_path):
+    cell = {"method": "none", "rate": 0.008, "survived": 1, "runs": 8, "best_loss": [0.1], "last_loss": [0.2]}
+    run = {"method": "none", "rate": 0.008, "seed": 0, "outcome": "collapsed", "curve": [[10, 1.0], [20, 0.5]]}
+    values = {"methods": ["none"], "rates": [0.008], "cells": [cell], "runs": [run], "verdict": "One of eight."}
+    (tmp_path / "range.json").write_text(json.dumps(values))
+    shared_browser.errors.clear()
+    shared_browser.open(write_report([tmp_path], tmp_path / "report.html"))
+    assert shared_browser.run("document.querySelector('.verdict .first').textContent") == "One of eight."
+    assert shared_browser.run("document.querySelectorAll('.grid .alive').length") == 1
+    assert shared_browser.run("document.querySelectorAll('.grid .lost').length") == 7
+    assert shared_browser.run("document.getElementById('results').hidden") is True
+    assert shared_browser.errors == []

@@ -1,9 +1,14 @@
 """What the report says, without a browser."""
 
+import io
 import json
 import re
+import subprocess
+import sys
+from dataclasses import replace
 
 import pytest
+import torch
 
 from report.made_up import make_run
 from scalelong.cli import main
@@ -67,6 +72,139 @@ def test_a_single_run_and_runs_that_differ_in_more_than_the_method(tmp_path):
     other = make_run(tmp_path / "b", "none", batch_size=7)
     size = recipe("digits-tiny").batch_size
     assert collect([one, other])["methods"] == [f"none, batch_size {size}", "none, batch_size 7"]
+
+
+def test_a_single_run_has_no_empty_columns_and_knows_its_constants(tmp_path):
+    run = make_run(tmp_path / "a", "cs:0.7", kappas=False)
+    data = collect([run])
+    (row,) = data["tables"][0]["rows"]
+    assert "-" not in row.values()
+    assert not any(name.startswith("steps to") for name in row)
+    # digits-tiny has three long skips; nothing was read, and the configuration says it all.
+    assert row["κ_1 ... κ_N"] == "1.00 0.70 0.49"
+    assert data["runs"][0]["curves"]["kappa/3"] == [[100], [0.49]]
+    assert data["verdict"][0]["text"][0].startswith("The run with cs:0.7 did not collapse and ends with")
+
+
+def test_three_variants_are_three_methods(tmp_path):
+    """They differ in the rate alone, and have the same scaling."""
+    for name, rate in (("slow", 1e-4), ("usual", 1e-3), ("fast", 1e-2)):
+        optimizer = replace(recipe("digits-tiny").optimizer, lr=rate)
+        run = make_run(tmp_path / f"{name}-seed0", "none", optimizer=optimizer)
+        (run / "variant.json").write_text(json.dumps({"name": name, "changes": {"optimizer.lr": rate}}))
+    data = collect([tmp_path])
+    assert sorted(data["methods"]) == ["fast", "slow", "usual"]
+    (table,) = data["tables"]
+    assert sorted(row["method"] for row in table["rows"]) == ["fast", "slow", "usual"]
+
+
+def test_the_verdict_comes_first_and_is_computed(comparison):
+    (found,) = collect([comparison])["verdict"]
+    assert found["text"][0] == "All 6 runs survived: none diverged and none collapsed."
+    assert found["text"][1].startswith("cs:0.7 ends 3")
+    page = write_report([comparison], comparison / "report.html").read_text()
+    assert page.index('id="verdict"') < page.index('id="results"')
+
+
+def test_scores_and_alarms_are_shown(tmp_path):
+    run = make_run(tmp_path / "a", "none")
+    score = {"value": 12.5, "low": 12.0, "high": 13.0}
+    scores = {
+        "protocol": {"images": 500, "sampler": "ddim", "sampler_steps": 10, "features": "classifier"},
+        "frechet": score,
+        "precision": score,
+        "recall": score,
+        "subject": {"step": 100},
+        "agreement": None,
+    }
+    (run / "scores.jsonl").write_text(f'{json.dumps(scores)}\nnot json\n{{"foreign": 1}}\n')
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write(json.dumps({"step": 101, "probe_block_rms/middle": 40.0}) + "\n")
+    data = collect([run])
+    assert [(row["Fréchet distance"], row["sampler"]) for row in data["scores"]] == [
+        ("12.5 [12, 13]", "ddim, 10 steps")
+    ]
+    assert [(alarm["step"], alarm["kind"]) for alarm in data["alarms"]] == [(101, "spike")]
+
+
+def test_gaps_between_samples_are_clear(tmp_path):
+    from PIL import Image
+
+    from scalelong import report
+    from scalelong.runs import samples
+
+    assert (report.GAP, report.SMALLEST_SIDE) == (samples.GAP, samples.SMALLEST_SIDE)
+    grid = samples.image_grid(torch.zeros(4, 1, 8, 8))
+    samples.save_png(tmp_path / "grid.png", grid)
+    made = report._without_gaps((tmp_path / "grid.png").read_bytes(), 8, 8)
+    assert made is not None
+    with Image.open(io.BytesIO(made)) as image:
+        alpha = image.getchannel("A")
+        assert (alpha.getpixel((0, 0)), alpha.getpixel((samples.GAP, samples.GAP))) == (0, 255)
+        assert sum(alpha.histogram()[1:]) == 4 * 32 * 32
+    # A grid of other tiles stays as it is.
+    assert report._without_gaps((tmp_path / "grid.png").read_bytes(), 7, 9) is None
+
+
+def test_a_folder_with_a_range_needs_no_runs(tmp_path):
+    cells = [
+        {"method": method, "rate": rate, "survived": alive, "runs": 8, "best_loss": [0.1], "last_loss": [None]}
+        for method, rate, alive in (("none", 0.008, 1), ("none", 0.012, 0), ("cs", 0.008, 7), ("cs", 0.012, 5))
+    ]
+    run = {"method": "none", "rate": 0.008, "seed": 0, "outcome": "collapsed", "curve": [[10, 1.0], [20, 0.5]]}
+    values = {
+        "format": 1,
+        "title": "deep",
+        "verdict": "CS survives.",
+        "methods": ["none", "cs"],
+        "rates": [0.008, 0.012],
+        "cells": cells,
+        "half": [{"method": "cs", "text": "1.1e-2"}],
+        "runs": [run],
+    }
+    (tmp_path / "range.json").write_text(json.dumps(values))
+    data = collect([tmp_path])
+    assert data["verdict"] == [{"title": "deep", "text": ["CS survives."]}]
+    (found,) = data["ranges"]
+    assert [[cell["survived"] for cell in row] for row in found["cells"]] == [[1, 0], [7, 5]]
+    assert found["rows"][1]["half of the runs survive"] == "1.1e-2"
+    write_report([tmp_path], tmp_path / "report.html")
+    (tmp_path / "range.json").write_text('{"methods": 3}')
+    with pytest.raises(NoRunsError, match="scalelong range"):
+        collect([tmp_path])
+
+
+def test_a_run_whose_name_begins_with_control_is_shown_when_asked_for(tmp_path):
+    make_run(tmp_path / "control-lr0", "none")
+    make_run(tmp_path / "none-seed0", "none")
+    assert len(collect([tmp_path])["runs"]) == 1
+    assert [run["folder"] for run in collect([tmp_path / "control-lr0"])["runs"]] == ["control-lr0"]
+
+
+def test_a_report_cannot_replace_a_folder(comparison):
+    with pytest.raises(NoRunsError, match="which is a folder"):
+        write_report([comparison], comparison)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak of memory is read from /proc")
+def test_a_long_run_is_reported_in_little_time_and_memory(tmp_path):
+    """A tenth of a million lines, in a process of its own: without torch, and without holding all lines."""
+    run = make_run(tmp_path / "a", "none")
+    line = '{"step": %d, "epoch": 0.1, "loss": 0.5, "gradient_norm": 1.0, "seconds_per_step": 0.01, "lr": 0.001}\n'
+    with open(run / "metrics.jsonl", "a") as file:
+        file.writelines(line % step for step in range(101, 100_101))
+    script = (
+        "import sys\n"
+        "from scalelong.cli import main\n"
+        f"code = main(['report', {str(run)!r}])\n"
+        # Not by getrusage: a new process inherits the peak of the one that started it.
+        "peak = next(line for line in open('/proc/self/status') if line.startswith('VmHWM'))\n"
+        "print(code, 'torch' in sys.modules, int(peak.split()[1]) // 1024)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    code, torch_loaded, megabytes = done.stdout.splitlines()[-1].split()
+    assert (code, torch_loaded) == ("0", "False")
+    assert int(megabytes) < 200
 
 
 def test_a_diverged_run_says_so(tmp_path):

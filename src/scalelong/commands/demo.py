@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="scalelong demo",
-        description="Train a deep U-ViT on embedded photographs of garments at a rate where it breaks: without scaling, "
+        description="Train a deep U-ViT on photographs of garments at a rate where it breaks: without scaling, "
         "with constant scaling (CS) of its long skips as a start, and with a unit-gain start. Count the survivors. The "
         "same command continues an interrupted demo.",
     )

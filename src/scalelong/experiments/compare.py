@@ -1,11 +1,13 @@
-"""Methods side by side: the same recipe, the same seeds, another scaling."""
+"""Methods side by side: the same recipe and the same seeds, with different scalings."""
 
 import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
+from statistics import fmean
 from typing import TypeVar
 
 from ..console import text_table
@@ -17,19 +19,17 @@ from ..stability import oscillation
 from ..theory import noise_gain
 from .figures import draw_comparison
 from .results import (
-    Curve,
+    DIAGNOSIS,
     MethodSummary,
+    Results,
     baseline_of,
-    mean,
     ratio_text,
     read_curves,
     spread,
     steps_ratio,
-    summarise,
     table_rows,
 )
 from .runs import (
-    DIAGNOSIS,
     PlannedRun,
     Variant,
     as_variant,
@@ -52,7 +52,11 @@ class Comparison:
 
     out: Path
     runs: list[PlannedRun]
-    summaries: list[MethodSummary]
+    results: Results
+
+    @cached_property
+    def summaries(self) -> list[MethodSummary]:
+        return self.results.summaries()
 
     def __str__(self) -> str:
         return text_table(table_rows(self.summaries))
@@ -76,22 +80,23 @@ def compare(
     """
     if not config.images.held_out:
         raise InvalidConfigError(
-            "a comparison needs held-out images: set held_out in the configuration (--held-out 500)"
+            "a comparison needs held-out images, and this configuration has none: give --config a YAML file that has "
+            "`images: {held_out: 500}`, or a recipe that holds images out"
         )
     runs = plan_runs(config, methods, seeds, Path(out))
     if not (Path(out) / DIAGNOSIS).exists():
         write_diagnosis(diagnose_config(runs[0].config), Path(out))
     if not run_all(runs, every or max(1, config.steps // RECORDS), jobs):
         return None
-    return conclude(runs, Path(out))
+    return summarise(runs, Path(out))
 
 
-def conclude(runs: list[PlannedRun], out: Path) -> Comparison:
+def summarise(runs: list[PlannedRun], out: Path) -> Comparison:
     """The table and the figure of runs that are there: table.txt, comparison.json, comparison.png."""
-    comparison = Comparison(out, runs, summarise(runs))
+    comparison = Comparison(out, runs, Results([run.read() for run in runs]))
     write_text(out / "table.txt", f"{comparison}\n")
     write_text(out / "comparison.json", json.dumps([asdict(entry) for entry in comparison.summaries], indent=1))
-    draw_comparison(runs, out / "comparison.png")
+    draw_comparison(comparison.results, out / "comparison.png")
     return comparison
 
 
@@ -104,7 +109,10 @@ def best_rate_rows(found: dict[float, Comparison]) -> list[dict[str, str]]:
     methods = [entry.method for entry in found[rates[0]].summaries]
     base = baseline_of(methods)
     best = {method: min(rates, key=lambda rate: _loss(found[rate], method)) for method in methods}
-    curves = {method: _curves(found[best[method]], method) for method in methods}
+    curves = {
+        method: {run.seed: run.held_out for run in found[best[method]].results.of(method) if len(run.held_out)}
+        for method in methods
+    }
     rows = []
     for method in methods:
         ratios = [
@@ -130,25 +138,16 @@ def _named(rate: float, rates: list[float]) -> str:
     return f"{rate:g}"
 
 
-def _runs(comparison: Comparison, method: str) -> list[PlannedRun]:
-    return [run for run in comparison.runs if run.method == method]
-
-
-def _curves(comparison: Comparison, method: str) -> dict[int, Curve]:
-    """Held-out losses by seed."""
-    read = {run.seed: read_curves(run.folder).get("held_out_loss") for run in _runs(comparison, method)}
-    return {seed: curve for seed, curve in read.items() if curve}
-
-
 def _loss(comparison: Comparison, method: str) -> float:
     """The mean over seeds at the end; a seed that diverged has none, so that its rate is never the best."""
-    if any(run.divergence() is not None for run in _runs(comparison, method)):
+    runs = comparison.results.of(method)
+    if any(run.diverged is not None for run in runs):
         return math.inf
-    return mean([curve.values[-1] for curve in _curves(comparison, method).values()] or [math.inf])
+    return fmean([run.held_out.values[-1] for run in runs if len(run.held_out)] or [math.inf])
 
 
 def _all_well(comparison: Comparison, method: str) -> bool:
-    return not any(entry.collapsed or entry.diverged for entry in comparison.summaries if entry.method == method)
+    return all(run.survived for run in comparison.results.of(method))
 
 
 # Comparisons along an axis: depth, width, batch size, rate, and noise on the input of the trained networks.
@@ -212,7 +211,7 @@ def noise_rows(runs: Sequence[PlannedRun], sigmas: Sequence[float]) -> list[dict
     """By how much each trained network amplifies extra noise on its input (Figure 3 c); averaged weights, all seeds."""
     gains: dict[tuple[str, float], list[float]] = {}
     for run in runs:
-        if run.divergence() is not None:
+        if run.diverged:
             continue
         trained = load_run(run.folder)
         x, t, labels = noisy_probe(run.config, PROBE)
@@ -221,7 +220,7 @@ def noise_rows(runs: Sequence[PlannedRun], sigmas: Sequence[float]) -> list[dict
             gains.setdefault((run.method, sigma), []).append(noise_gain(trained.model, x, *rest, sigma=sigma))
     methods = list(dict.fromkeys(method for method, _ in gains))
     return [
-        {"method": method, **{f"gain at σ = {sigma:g}": f"{mean(gains[method, sigma]):.3f}" for sigma in sigmas}}
+        {"method": method, **{f"gain at σ = {sigma:g}": f"{fmean(gains[method, sigma]):.3f}" for sigma in sigmas}}
         for method in methods
     ]
 
@@ -244,7 +243,7 @@ def control_text(config: TrainConfig, out: Path, every: int | None = None, jobs:
     curves = read_curves(run.folder)
     scores = [oscillation(curve.values) for name, curve in curves.items() if name.startswith("probe_block_rms/")]
     # The mean of a window differs from its equal readings in the last digits.
-    features = round(mean([score.o1 for score in scores]), 9)
+    features = round(fmean([score.o1 for score in scores]), 9)
     gradient = oscillation(curves["gradient_norm/all"].values)
     return (
         f"control with a rate of zero: O1 of the features is {features:.2g} (must be 0); "

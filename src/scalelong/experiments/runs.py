@@ -1,4 +1,4 @@
-"""How the modules end that are run with `python -m`."""
+"""The runs of a comparison: variants, plans, the probe batch, the recording, and a pool of processes."""
 
 import inspect
 import json
@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -21,8 +21,8 @@ from ..files import write_text
 from ..noise import NoiseProcess
 from ..randomness import generator
 from ..runs.checkpoint import saved_steps
-from ..runs.config import TrainConfig, from_dict, to_dict
-from ..runs.folder import read_metrics, shape_of
+from ..runs.config import TrainConfig, flatten, from_dict, to_dict
+from ..runs.folder import shape_of
 from ..runs.load import Run
 from ..runs.model import build_model, load_images
 from ..scaling import as_scaling
@@ -30,6 +30,9 @@ from ..stability import Alarm, StabilityMonitor
 from ..stability.diagnosis import Diagnosis, diagnose
 from ..training import TrainState, train
 from ..training.loop import Interrupt
+from .results import DIAGNOSIS, DIVERGED, RunRecord, last_line, read_run, write_variant
+
+# Exit codes of `python -m` modules
 
 
 def exit_code(work: Callable[[], int | None]) -> int:
@@ -91,9 +94,9 @@ def _change(text: str, variant: str) -> tuple[str, Any]:
 def _path(name: str) -> str:
     """Fields have names of their own in all groups, so that the group may be left out."""
     base = TrainConfig()
-    known = {field.name: field.name for field in fields(base)}
-    for group in [field.name for field in fields(base) if is_dataclass(getattr(base, field.name))]:
-        known |= {field.name: f"{group}.{field.name}" for field in fields(getattr(base, group))}
+    known = {each.name: each.name for each in fields(base)}
+    for group in [each.name for each in fields(base) if is_dataclass(getattr(base, each.name))]:
+        known |= {each.name: f"{group}.{each.name}" for each in fields(getattr(base, group))}
     if name in known.values() or name.startswith(f"{OPTIONS}."):
         return name
     if name not in known:
@@ -127,7 +130,6 @@ def noisy_probe(config: TrainConfig, count: int) -> ProbeBatch:
 
 # The diagnosis of a recipe: its model as it starts, on its own data.
 
-DIAGNOSIS = "diagnosis.json"
 BATCH = 16
 IMAGES = 512
 """Images that the choice of κ looks at."""
@@ -210,15 +212,18 @@ def _say(alarm: Alarm) -> None:
 # Runs of one seed differ in what the method says alone, mostly the scaling: they share initial weights, order of data,
 # noise and times, because the trainer draws all of them as functions of (seed, step).
 
-DIVERGED = "diverged.json"
-
 
 @dataclass(frozen=True)
 class PlannedRun:
+    """A run before, while and after it is trained."""
+
     method: str
+    """The name of the method or variant, which is written into the folder."""
     seed: int
     folder: Path
     config: TrainConfig
+    changes: dict[str, Any] = field(default_factory=dict)
+    """The fields of the configuration that the method changes."""
 
     @property
     def name(self) -> str:
@@ -232,9 +237,19 @@ class PlannedRun:
         steps = saved_steps(self.folder / "checkpoints")
         return bool(steps) and steps[-1] >= self.config.steps
 
-    def divergence(self) -> dict[str, object] | None:
-        path = self.folder / DIVERGED
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    @property
+    def diverged(self) -> bool:
+        return (self.folder / DIVERGED).exists()
+
+    def read(self, setting: str = "") -> RunRecord:
+        """What became of it."""
+        return read_run(
+            self.folder,
+            method=self.method,
+            setting=setting,
+            seed=self.seed,
+            config=flatten(to_dict(self.config)),
+        )
 
 
 def plan_runs(
@@ -248,22 +263,27 @@ def plan_runs(
         twice = sorted({str(entry) for entry in given if list(given).count(entry) > 1})
         if twice:
             raise InvalidConfigError(f"{kind} {', '.join(twice)} is given twice")
-    configs = {variant.name: variant.apply(config) for variant in variants}
+    configs = {variant.name: (variant.apply(config), variant.changes) for variant in variants}
     return [
-        PlannedRun(name, seed, out / f"{prefix}{slug(name)}-seed{seed}", replace(changed, seed=seed))
+        PlannedRun(name, seed, out / f"{prefix}{slug(name)}-seed{seed}", replace(changed, seed=seed), changes)
         for seed in seeds
-        for name, changed in configs.items()
+        for name, (changed, changes) in configs.items()
     ]
 
 
-def carry_out(run: PlannedRun, every: int) -> bool:
+def run_one(run: PlannedRun, every: int) -> bool:
     """Train, or continue to train, with a reading `every` so many steps. False if it was interrupted.
 
     A run that diverges is a result, not a failure.
     """
+
+    def name_folder(_: TrainState) -> None:
+        # At the first step: the trainer takes a folder only if it is empty or holds a run.
+        write_variant(run.folder, run.method, run.changes)
+
     try:
         with Recording(every, run.config) as recording:
-            return train(run.config, run.folder, hooks=[recording]).finished
+            return train(run.config, run.folder, hooks=[recording, name_folder]).finished
     except NonFiniteError as error:
         write_text(run.folder / DIVERGED, json.dumps({"message": str(error)}))
         return True
@@ -294,7 +314,7 @@ def default_jobs(runs: int) -> int:
 
 
 def run_all(runs: Sequence[PlannedRun], every: int, jobs: int | None = None, logs: Path | None = None) -> bool:
-    """Carry out the runs that are not finished. False if they were interrupted; all that was done is kept."""
+    """Train the runs that are not finished. False if they were interrupted; all that was done is kept."""
     waiting = [run for run in runs if not run.finished]
     jobs = default_jobs(len(waiting)) if jobs is None else jobs
     if len(waiting) < len(runs):
@@ -303,7 +323,7 @@ def run_all(runs: Sequence[PlannedRun], every: int, jobs: int | None = None, log
         return Pool(runs, every, jobs, logs or runs[0].folder.parent / "logs").work(waiting)
     for number, run in enumerate(waiting, start=1):
         print(f"[{number}/{len(waiting)}] {run.name}", flush=True)
-        if not carry_out(run, every):
+        if not run_one(run, every):
             return False
     return True
 
@@ -316,25 +336,25 @@ class Pool:
         self.started = self.printed = time.monotonic()
 
     def work(self, waiting: list[PlannedRun]) -> bool:
-        queue, told = list(waiting), False
+        queue, stopping = list(waiting), False
         self.logs.mkdir(parents=True, exist_ok=True)
         with Interrupt() as interrupt:
             try:
-                while self.active or (queue and not told):
-                    while queue and not told and len(self.active) < self.jobs:
+                while self.active or (queue and not stopping):
+                    while queue and not stopping and len(self.active) < self.jobs:
                         self._start(queue.pop(0))
-                    if interrupt.requested and not told:
-                        told = True
-                        self._tell_to_stop()
-                    told |= self._collect()
+                    if interrupt.requested and not stopping:
+                        stopping = True
+                        self._stop()
+                    stopping |= self._collect()
                     self._report()
                     time.sleep(POLL_SECONDS)
             finally:
-                self._tell_to_stop()
+                self._stop()
                 for process in self.active:
                     process.wait()
         self._report(final=True)
-        return not told
+        return not stopping
 
     def _start(self, run: PlannedRun) -> None:
         threads = str(max(1, cores() // self.jobs))
@@ -349,7 +369,14 @@ class Pool:
                 env={**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
             )
         self.active[process] = run
-        given: dict[str, Any] = {"folder": str(run.folder), "every": self.every, "config": to_dict(run.config)}
+        given: dict[str, Any] = {
+            "method": run.method,
+            "changes": run.changes,
+            "folder": str(run.folder),
+            "every": self.every,
+            "config": to_dict(run.config),
+            "command": sys.argv,
+        }
         assert process.stdin is not None
         with process.stdin as pipe:
             pipe.write(json.dumps(given))
@@ -369,7 +396,7 @@ class Pool:
                 raise RunFailedError(f"{run.name} ended with code {process.returncode}, see {self.log(run)}:\n{tail}")
         return interrupted
 
-    def _tell_to_stop(self) -> None:
+    def _stop(self) -> None:
         """Each run saves what it has and ends."""
         for process in self.active:
             process.terminate()
@@ -387,10 +414,10 @@ class Pool:
 
 def _state(run: PlannedRun) -> str:
     # Only lines of the trainer itself have a loss; those of hooks and held-out losses come in between.
-    lines = [line for line in read_metrics(run.folder) if "loss" in line]
-    if not lines:
+    line = last_line(run.folder, "loss")
+    if line is None:
         return f"{run.name} starting"
-    return f"{run.name} {lines[-1]['step']}/{run.config.steps} loss {lines[-1]['loss']:.3f}"
+    return f"{run.name} {line['step']}/{run.config.steps} loss {line['loss']:.3f}"
 
 
 # One run in a process of its own: `python -m scalelong.experiments.runs`, described on the standard input.
@@ -401,8 +428,10 @@ INTERRUPTED = 130
 def main() -> int:
     given = json.load(sys.stdin)
     config = from_dict(given["config"])
-    run = PlannedRun(config.scaling, config.seed, Path(given["folder"]), config)
-    return exit_code(lambda: 0 if carry_out(run, given["every"]) else INTERRUPTED)
+    run = PlannedRun(given["method"], config.seed, Path(given["folder"]), config, given["changes"])
+    # The run folder says how to go on: by the command that started all runs, not by that of this process.
+    sys.argv[:] = given["command"]
+    return exit_code(lambda: 0 if run_one(run, given["every"]) else INTERRUPTED)
 
 
 if __name__ == "__main__":

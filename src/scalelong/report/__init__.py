@@ -1,9 +1,20 @@
-"""Show it: one HTML file that holds runs, curves, samples and the long skips, and works offline."""
+"""One HTML file about runs: a verdict, curves, samples, the long skips. It works offline and loads nothing.
+
+    scalelong report runs/compare-digits-tiny
+    write_report(["runs/a", "runs/b"], "report.html")
+
+`collect` gathers from run folders what the page shows, as plain data; `render` puts template, style, script and data
+into one file. A folder may also hold the range.json of `scalelong range`: which rates each method survives. Nothing
+here needs torch, except for the κ of a run that did not record them.
+"""
 
 import base64
+import io
 import json
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from importlib.resources import files
 from os import PathLike
 from pathlib import Path
@@ -11,99 +22,168 @@ from typing import Any
 
 from .._version import __version__
 from ..errors import ScaleLongError
-from ..experiments.results import BASELINE, Curve, MethodSummary, read_curves, summarise, table_rows
-from ..experiments.runs import DIAGNOSIS, PlannedRun
+from ..experiments.results import (
+    BASELINE,
+    CONFIG,
+    DIAGNOSIS,
+    Curve,
+    Results,
+    RunRecord,
+    read_json,
+    read_run,
+    table_rows,
+    verdict,
+)
 from ..files import write_text
-from ..runs.config import TrainConfig, flatten, load_config, to_dict
-from ..runs.folder import CONFIG
+from ..stability.alarms import AlarmRules, Watchman
 
 __all__ = ["NoRunsError", "collect", "write_report"]
-
-
-# Everything that the report shows, gathered from run folders as plain data.
 
 MOST_POINTS = 600
 """Longer curves are thinned: more points than pixels cannot be seen."""
 MOST_GRIDS = 24
 """Sample grids per run; of more, evenly chosen ones are shown."""
 LEFT_OUT = ("epoch", "seconds", "loss_scale")
+RANGE, SCORES, ALARMS = "range.json", "scores.jsonl", "alarms.jsonl"
 
 
 class NoRunsError(ScaleLongError, ValueError):
     """The folders hold no runs."""
 
 
+def write_report(folders: Sequence[str | PathLike[str]], out: str | PathLike[str]) -> Path:
+    """Write the report of these runs, atomically. Returns its path."""
+    path = Path(out)
+    if path.is_dir():
+        raise NoRunsError(f"the report cannot be written to {path}, which is a folder: give a file, such as r.html")
+    data = collect(folders)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, render({**data, "version": __version__}))
+    return path
+
+
+# Everything that the report shows, gathered from run folders as plain data
+
+
 def collect(folders: Sequence[str | PathLike[str]]) -> dict[str, Any]:
     """Runs, methods and tables. A folder is a run, or holds runs (what `scalelong compare` writes)."""
-    runs = [_planned(path) for path in find_runs(map(Path, folders))]
+    ranges = _ranges(map(Path, folders))
+    runs = [_with_known_kappas(read_run(path)) for path in find_runs(map(Path, folders), may_be_empty=bool(ranges))]
     runs.sort(key=lambda run: run.method != BASELINE)
-    groups: dict[str, list[PlannedRun]] = {}
-    for run in runs:
-        groups.setdefault(_essence(run.config), []).append(run)
-    labels = _labels(runs)
+    labelled = [replace(run, method=label) for run, label in zip(runs, _labels(runs), strict=True)]
+    groups: dict[str, list[RunRecord]] = {}
+    for run, labelled_run in zip(runs, labelled, strict=True):
+        groups.setdefault(_identity(run, _varied(runs, run)), []).append(labelled_run)
+    many = len(groups) + len(ranges) > 1
     return {
-        "runs": [_run(run, label) for run, label in zip(runs, labels, strict=True)],
-        "methods": list(dict.fromkeys(labels)),
+        "verdict": [
+            *({"title": entry["title"], "text": [entry["verdict"]]} for entry in ranges if entry["verdict"]),
+            *({"title": _title(group) if many else "", "text": verdict(Results(group))} for group in groups.values()),
+        ],
+        "runs": [_run(run) for run in labelled],
+        "methods": list(dict.fromkeys(run.method for run in labelled)),
+        "baseline": next((run.method for run in labelled if run.method.partition(",")[0] == BASELINE), None),
         "tables": [_table(group) for group in groups.values()],
+        "scores": [row for run in labelled for row in _scores(run)],
+        "alarms": [row for run in labelled for row in _alarms(run)],
+        "ranges": ranges,
         "diagnosis": _diagnosis(folders),
     }
 
 
-def find_runs(folders: Iterable[Path]) -> list[Path]:
+def find_runs(folders: Iterable[Path], *, may_be_empty: bool = False) -> list[Path]:
     found: list[Path] = []
     for folder in folders:
         if not folder.is_dir():
             raise NoRunsError(f"there is no folder {folder}; give run folders or a comparison's folder")
-        inside = [folder] if (folder / CONFIG).exists() else sorted(path.parent for path in folder.glob(f"**/{CONFIG}"))
-        if not inside:
+        if (folder / CONFIG).exists():
+            inside = [folder]
+        else:
+            # The control of a comparison has a rate of zero and is no run to look at, unless it is asked for.
+            below = sorted(path.parent for path in folder.glob(f"**/{CONFIG}"))
+            inside = [path for path in below if not path.name.startswith("control")]
+        if not inside and not may_be_empty:
             raise NoRunsError(f"{folder} is not a run and holds none: there is no {CONFIG} in it or below it")
-        found += [path for path in inside if path not in found and not path.name.startswith("control")]
+        found += [path for path in inside if path not in found]
     return found
 
 
-def _planned(path: Path) -> PlannedRun:
-    config = load_config(path / CONFIG)
-    return PlannedRun(config.scaling, config.seed, path, config)
+def _varied(runs: Sequence[RunRecord], run: RunRecord) -> set[str]:
+    """The fields that the variants of one comparison change, by the names beside its runs."""
+    beside = [other for other in runs if other.folder and run.folder and other.folder.parent == run.folder.parent]
+    return {"scaling", *(name for other in beside for name in other.differs)}
 
 
-def _labels(runs: list[PlannedRun]) -> list[str]:
-    """The method; where runs differ in more than method and seed, what sets them apart as well."""
-    flat = [flatten(to_dict(run.config)) for run in runs]
+def _labels(runs: Sequence[RunRecord]) -> list[str]:
+    """The method's name; where runs differ in more than their method and seed, what sets them apart as well."""
     names = ["model", "model_options.depth", "batch_size", "optimizer.lr", "data"]
-    apart = [name for name in names if len({repr(values.get(name)) for values in flat}) > 1]
+    known = [{name: run.config.get(name) for name in names if name not in _varied(runs, run)} for run in runs]
+    apart = [name for name in names if len({repr(values[name]) for values in known if name in values}) > 1]
     return [
-        run.method + "".join(f", {name.split('.')[-1]} {values.get(name)}" for name in apart)
-        for run, values in zip(runs, flat, strict=True)
+        run.method + "".join(f", {name.split('.')[-1]} {values[name]}" for name in apart if name in values)
+        for run, values in zip(runs, known, strict=True)
     ]
 
 
-def _essence(config: TrainConfig) -> str:
+def _identity(run: RunRecord, varied: set[str]) -> str:
     """All that runs of one comparison have in common."""
-    values = {name: value for name, value in flatten(to_dict(config)).items() if name not in ("scaling", "seed")}
-    return json.dumps(values, sort_keys=True)
+    values = {name: value for name, value in run.config.items() if name != "seed" and name not in varied}
+    return json.dumps(values, sort_keys=True, default=str)
 
 
-def _run(run: PlannedRun, label: str) -> dict[str, Any]:
+def _with_known_kappas(run: RunRecord) -> RunRecord:
+    """The κ of a constant scaling follow from the configuration, even if no monitor has read them."""
+    scaling = run.config.get("scaling", BASELINE)
+    if run.kappas or scaling == BASELINE or run.folder is None or not (run.folder / "data.json").exists():
+        return run
+    kappas: list[float] = []
+    # A class of the user's own may not be importable here; then the κ stay unknown.
+    with suppress(ScaleLongError, ImportError, KeyError, ValueError, TypeError):
+        kappas = _constant_kappas(run.folder)
+    last = max((curve.steps[-1] for curve in run.curves.values() if len(curve)), default=0)
+    curves = {f"kappa/{i}": Curve((last,), (value,)) for i, value in enumerate(kappas, start=1)}
+    return replace(run, kappas=tuple(kappas), curves=run.curves | curves)
+
+
+def _constant_kappas(folder: Path) -> list[float]:
+    import torch
+
+    from ..runs.config import load_config
+    from ..runs.folder import RunFolder
+    from ..runs.model import build_model
+    from ..scaling import FixedScaling, as_scaling
+    from ..skips import coefficients
+
+    config = load_config(folder / CONFIG)
+    if not isinstance(as_scaling(config.scaling), FixedScaling):
+        return []
+    with torch.device("meta"):
+        return [float(value) for value in coefficients(build_model(config, RunFolder(folder).shape()))]
+
+
+def _run(run: RunRecord) -> dict[str, Any]:
+    assert run.folder is not None
     return {
-        "label": label,
+        "label": run.method,
         "seed": run.seed,
-        "folder": run.name,
+        "folder": run.run,
         "finished": run.finished,
-        "diverged": (run.divergence() or {}).get("message"),
-        "curves": {name: _points(curve) for name, curve in read_curves(run.folder).items() if name not in LEFT_OUT},
-        "samples": [_sample(path) for path in _evenly(sorted((run.folder / "samples").glob("step-*.png")), MOST_GRIDS)],
+        "diverged": run.diverged,
+        "collapsed": run.collapsed,
+        "curves": {name: _points(curve) for name, curve in run.curves.items() if name not in LEFT_OUT},
+        "samples": _samples(run.folder),
         "config": (run.folder / CONFIG).read_text(encoding="utf-8"),
-        "environment": _json(run.folder / "environment.json"),
-        "data": _json(run.folder / "data.json"),
+        "environment": read_json(run.folder / "environment.json"),
+        "data": read_json(run.folder / "data.json"),
     }
 
 
 def _points(curve: Curve) -> list[list[float | int | None]]:
     points = _evenly(curve.points, MOST_POINTS)
-    return [[step for step, _ in points], [_rounded(value) for _, value in points]]
+    return [[step for step, _ in points], [_finite(value) for _, value in points]]
 
 
-def _rounded(value: float) -> float | None:
+def _finite(value: float) -> float | None:
     return float(f"{value:.5g}") if math.isfinite(value) else None
 
 
@@ -114,37 +194,219 @@ def _evenly(entries: list[Any], most: int) -> list[Any]:
     return [entries[round(i * (len(entries) - 1) / (most - 1))] for i in range(most)]
 
 
-def _sample(path: Path) -> dict[str, Any]:
-    image = base64.b64encode(path.read_bytes()).decode()
-    return {"step": int(path.stem.removeprefix("step-")), "image": f"data:image/png;base64,{image}"}
+# Tables, scores, alarms
 
 
-def _table(runs: list[PlannedRun]) -> dict[str, Any]:
-    summaries: list[MethodSummary] = summarise(runs)
-    options = runs[0].config.model_options
+def _title(runs: Sequence[RunRecord]) -> str:
+    config = runs[0].config
+    options = {name.removeprefix("model_options."): value for name, value in config.items() if "model_options." in name}
     size = ", ".join(f"{name} {value}" for name, value in options.items())
-    title = f"{runs[0].config.model} on {Path(runs[0].config.data).name}, batch {runs[0].config.batch_size}"
-    return {"title": f"{title} ({size})" if size else title, "rows": table_rows(summaries)}
+    title = f"{config.get('model')} on {Path(str(config.get('data'))).name}, batch {config.get('batch_size')}"
+    return f"{title} ({size})" if size else title
+
+
+def _table(runs: Sequence[RunRecord]) -> dict[str, Any]:
+    """The table of the comparison, without columns that say nothing: all dashes, or a method against itself."""
+    summaries = Results(runs).summaries()
+    rows = table_rows(summaries)
+    empty = [name for name in rows[0] if all(row[name] == "-" for row in rows)]
+    if len(summaries) == 1:
+        empty += [name for name in rows[0] if name.startswith("steps to ")]
+    return {
+        "title": _title(runs),
+        "rows": [{name: value for name, value in row.items() if name not in empty} for row in rows],
+    }
+
+
+def _scores(run: RunRecord) -> list[dict[str, str]]:
+    """What `scalelong eval` found, from scores.jsonl."""
+    assert run.folder is not None
+    rows = []
+    for values in _json_lines(run.folder / SCORES):
+        with suppress(KeyError, TypeError, ValueError):  # a line that someone else wrote
+            protocol = values["protocol"]
+            asked = {"prompt accuracy": _score(values["agreement"])} if values.get("agreement") else {}
+            rows.append(
+                {
+                    "method": run.method,
+                    "seed": str(run.seed),
+                    "step": str(values["subject"].get("step", "-")),
+                    "Fréchet distance": _score(values["frechet"]),
+                    "precision": _score(values["precision"]),
+                    "recall": _score(values["recall"]),
+                    **asked,
+                    "images": str(protocol.get("images", "-")),
+                    "sampler": f"{protocol.get('sampler', '-')}, {protocol.get('sampler_steps', '-')} steps",
+                    "features": str(protocol.get("features", "-")),
+                }
+            )
+    return rows
+
+
+def _score(values: dict[str, Any]) -> str:
+    return f"{values['value']:.3g} [{values['low']:.3g}, {values['high']:.3g}]"
+
+
+def _alarms(run: RunRecord) -> list[dict[str, Any]]:
+    """The alarms that were written down, or else those that the recorded readings raise."""
+    assert run.folder is not None
+    about = {"method": run.method, "seed": run.seed}
+    if (run.folder / ALARMS).exists():
+        written = [entry for entry in _json_lines(run.folder / ALARMS) if "step" in entry and "kind" in entry]
+        return [
+            {**about, "step": entry["step"], "kind": str(entry["kind"]), "message": str(entry.get("message", ""))}
+            for entry in written
+        ]
+    prefixes = ("probe_", "kappa/", "gradient_norm/", "block_rms/", "skip_rms/")
+    readings: dict[int, dict[str, float]] = {}
+    for name, curve in run.curves.items():
+        if name.startswith(prefixes) or name in ("loss_max", "headroom", "activation_max"):
+            for step, value in curve.points:
+                readings.setdefault(step, {})[name] = value
+    watch = Watchman(AlarmRules())
+    return [
+        {**about, "step": alarm.step, "kind": alarm.kind, "message": alarm.message}
+        for step in sorted(readings)
+        for alarm in watch.look(step, readings[step])
+    ]
+
+
+def _json_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file of JSON lines; cut and foreign lines are left out."""
+    found = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        with suppress(ValueError):
+            values = json.loads(line)
+            found += [values] if isinstance(values, dict) else []
+    return found
 
 
 def _diagnosis(folders: Sequence[str | PathLike[str]]) -> dict[str, Any] | None:
-    found = (_json(Path(folder) / DIAGNOSIS) for folder in folders)
-    return next((entry for entry in found if entry), None)
+    found = (read_json(Path(folder) / DIAGNOSIS) for folder in folders)
+    return next((entry for entry in found if entry.get("rows")), None)
 
 
-def _json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+# Sample grids
+
+GAP, SMALLEST_SIDE = 2, 32
+"""As `scalelong.runs.samples` draws grids."""
 
 
-# The HTML file: template, style, script and data in one, without any reference to the outside.
+def _samples(folder: Path) -> list[dict[str, Any]]:
+    about = read_json(folder / "data.json")
+    size = (about.get("height"), about.get("width"))
+    return [
+        {"step": int(path.stem.removeprefix("step-")), "image": _embedded(path, size)}
+        for path in _evenly(sorted((folder / "samples").glob("step-*.png")), MOST_GRIDS)
+        if path.stem.removeprefix("step-").isdigit()
+    ]
 
 
-def write_report(folders: Sequence[str | PathLike[str]], out: str | PathLike[str]) -> Path:
-    """Write the report of these runs, atomically. Returns its path."""
-    path = Path(out)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, render({**collect(folders), "version": __version__}))
-    return path
+def _embedded(path: Path, size: tuple[Any, Any]) -> str:
+    content = path.read_bytes()
+    if all(isinstance(side, int) and side > 0 for side in size):
+        content = _without_gaps(content, *size) or content
+    return f"data:image/png;base64,{base64.b64encode(content).decode()}"
+
+
+def _without_gaps(content: bytes, height: int, width: int) -> bytes | None:
+    """The grid with clear gaps in place of white ones, which would be the brightest thing of a dark page."""
+    try:
+        from PIL import Image
+    except ImportError:
+        return None
+    enlarge = max(1, math.ceil(SMALLEST_SIDE / min(height, width)))
+    down, across = enlarge * height + GAP, enlarge * width + GAP
+    try:
+        with Image.open(io.BytesIO(content)) as image:
+            if (image.width - GAP) % across or (image.height - GAP) % down:
+                return None
+            clear = Image.new("L", image.size, 0)
+            for top in range(GAP, image.height, down):
+                for left in range(GAP, image.width, across):
+                    clear.paste(255, (left, top, left + across - GAP, top + down - GAP))
+            made = image.convert("LA" if image.mode == "L" else "RGBA")
+            made.putalpha(clear)
+    except OSError:
+        return None
+    buffer = io.BytesIO()
+    made.save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+# The rates that each method survives
+
+
+def _ranges(folders: Iterable[Path]) -> list[dict[str, Any]]:
+    """What `scalelong range` wrote: rates x methods x seeds, with who survived."""
+    paths = dict.fromkeys(path for folder in folders if folder.is_dir() for path in sorted(folder.glob(f"**/{RANGE}")))
+    return [_range(path) for path in paths]
+
+
+def _range(path: Path) -> dict[str, Any]:
+    values = read_json(path)
+    try:
+        methods, rates = list(values["methods"]), list(values["rates"])
+        cells = {(cell["method"], cell["rate"]): cell for cell in values["cells"]}
+        half = {entry["method"]: entry["text"] for entry in values.get("half", [])}
+        left = {entry["method"]: _left_first(entry) for entry in values.get("left_first", [])}
+        return {
+            "title": str(values.get("title") or path.parent.name),
+            "verdict": str(values.get("verdict", "")),
+            "rule": str(values.get("rule", "")),
+            "rates": rates,
+            "your_rate": values.get("your_rate"),
+            "methods": methods,
+            "cells": [[_range_cell(cells.get((method, rate))) for rate in rates] for method in methods],
+            "rows": [
+                {
+                    "method": method,
+                    "half of the runs survive": half.get(method, "-"),
+                    "left first": left.get(method, "-"),
+                }
+                for method in methods
+            ],
+            "runs": [
+                {
+                    **{name: run[name] for name in ("method", "rate", "seed", "outcome")},
+                    "curve": _points(Curve(*zip(*run["curve"], strict=True))) if run.get("curve") else [[], []],
+                }
+                for run in values.get("runs", [])
+            ],
+            "samples": [
+                {**entry, "image": _embedded(path.parent / entry["file"], (None, None))}
+                for entry in values.get("samples", [])
+                if (path.parent / entry["file"]).is_file()
+            ],
+        }
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise NoRunsError(
+            f"{path} cannot be read as a result of `scalelong range` ({type(error).__name__}: {error}); "
+            f"run that command again, or remove the file"
+        ) from error
+
+
+def _range_cell(cell: dict[str, Any] | None) -> dict[str, Any] | None:
+    if cell is None:
+        return None
+    losses = [loss for loss in cell.get("last_loss", []) if loss is not None and math.isfinite(loss)]
+    reached = [loss for loss in cell.get("best_loss", []) if loss is not None and math.isfinite(loss)]
+    return {
+        "survived": cell["survived"],
+        "count": cell["runs"],
+        "outcomes": {name: count for name, count in cell.get("outcomes", {}).items() if count},
+        "best": _finite(sum(reached) / len(reached)) if reached else None,
+        "last": _finite(sum(losses) / len(losses)) if losses else None,
+    }
+
+
+def _left_first(entry: dict[str, Any]) -> str:
+    """Where the readings left their course first, most frequent first."""
+    counts = sorted(entry.get("counts", {}).items(), key=lambda item: -item[1])
+    return ", ".join(f"{where} ({count})" for where, count in counts[:3]) or "-"
+
+
+# The HTML file: template, style, script and data in one, without any reference to the outside
 
 
 def render(data: dict[str, object]) -> str:
@@ -157,7 +419,7 @@ def render(data: dict[str, object]) -> str:
 
 
 def _script() -> str:
-    return "\n".join(_asset(name) for name in ("chart.js", "skips.js", "app.js"))
+    return "\n".join(_asset(name) for name in ("chart.js", "glossary.js", "skips.js", "range.js", "app.js"))
 
 
 def _asset(name: str) -> str:

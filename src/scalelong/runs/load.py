@@ -6,18 +6,18 @@ from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+
 import torch
 from torch import Tensor, nn
+
 from ..diffusion.conditions import Conditions
 from ..diffusion.latents import Autoencoder
 from ..errors import CheckpointError, RunFolderError
 from ..noise import NoiseProcess
 from .checkpoint import EMA, MODEL, newest_good, step_folder, verify
-from .model import make_conditions
-from .config import TrainConfig
-from .config import load_config
-from .model import DataShape, Network, build_model
+from .config import TrainConfig, load_config
 from .folder import CONFIG, RunFolder
+from .model import DataShape, Network, build_model, make_conditions
 
 if TYPE_CHECKING:
     from ..diffusion.images import ImageMaker

@@ -3,27 +3,33 @@
 import importlib
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
 import torch
 from torch import Tensor, nn
+
+from ..data import ImageData, load_data
+from ..diffusion.conditions import (
+    ClassCondition,
+    Conditions,
+    PretrainedTextEncoder,
+    TextCondition,
+    TextEncoder,
+    Unconditional,
+    WordEncoder,
+    cache_captions,
+)
+from ..diffusion.latents import Autoencoder, encode_data
 from ..errors import InvalidConfigError
-from ..models import UViT
-from ..models import unet
+from ..models import UViT, unet
 from ..models.presets import preset_arguments
 from ..randomness import seed_global
 from ..scaling import NoScaling, as_scaling
 from ..skips import scale_skips_, start_merges_
-from .config import TrainConfig
-from collections.abc import Callable, Sequence
-from ..diffusion.conditions import ClassCondition, Conditions, PretrainedTextEncoder, TextCondition, TextEncoder, Unconditional, WordEncoder, cache_captions
 from .config import TextConfig, TrainConfig
-from ..data import ImageData, load_data
-from ..diffusion.latents import Autoencoder, encode_data
-
-
 
 LABEL_ARGUMENTS = ("y", "class_labels", "labels")
 """Names under which networks take labels."""

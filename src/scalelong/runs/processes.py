@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 from typing import Any, TypeVar
+
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+
 from ..errors import InvalidConfigError, MissingDependencyError, ScaleLongError
 from .config import TrainConfig
-
-
 
 Result = TypeVar("Result")
 

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import io
+import json
 import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 import torch
 from torch import Tensor
-from ..errors import MissingDependencyError
-from ..files import write_bytes
-import json
-from collections.abc import Iterator, Sequence
-from typing import Any
+
 from ..data import to_float
 from ..diffusion.images import Request
-from ..errors import ScaleLongError
-from ..files import write_text
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 from ..diffusion.solvers import SampleSettings
-from ..files import file_digest
+from ..errors import MissingDependencyError, ScaleLongError
+from ..files import file_digest, write_bytes, write_text
 from .checkpoint import EMA, MODEL, step_folder
 from .processes import on_main
 

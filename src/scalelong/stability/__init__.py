@@ -1,13 +1,22 @@
-"""What happens: sizes of features and gradients at the long skips, oscillation scores, alarms, and a diagnosis."""
+"""What happens: sizes of features and gradients at the long skips, oscillation scores, alarms, and a diagnosis.
 
-from .alarms import Alarm, AlarmRules, JsonLines, Oscillation, TensorBoard, oscillation, read_json_lines
-from .callbacks import AccelerateMonitor, lightning_callback
-from .diagnosis import Diagnosis, diagnose
-from .many import StepFailedError
-from .monitor import StabilityMonitor
-from .probe import Features, probe
-from .range import CollapseRule, Method, rate_range
-from .survival import Difference, HalfRate, RateRange, RateRun
+The names load at first use: a report needs the scores and the alarms, and they need no torch.
+"""
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .alarms import Alarm, AlarmRules, JsonLines, Oscillation, TensorBoard, oscillation, read_json_lines
+    from .callbacks import AccelerateMonitor, lightning_callback
+    from .diagnosis import Diagnosis, diagnose
+    from .many import StepFailedError
+    from .monitor import StabilityMonitor
+    from .probe import Features, probe
+    from .range import CollapseRule, Method, rate_range
+    from .survival import Difference, HalfRate, RateRange, RateRun
 
 __all__ = [
     "AccelerateMonitor",
@@ -33,3 +42,37 @@ __all__ = [
     "rate_range",
     "read_json_lines",
 ]
+
+_ROOMS = {
+    "alarms": ("Alarm", "AlarmRules", "JsonLines", "Oscillation", "TensorBoard", "oscillation", "read_json_lines"),
+    "callbacks": ("AccelerateMonitor", "lightning_callback"),
+    "diagnosis": ("Diagnosis", "diagnose"),
+    "many": ("StepFailedError",),
+    "monitor": ("StabilityMonitor",),
+    "probe": ("Features", "probe"),
+    "range": ("CollapseRule", "Method", "rate_range"),
+    "survival": ("Difference", "HalfRate", "RateRange", "RateRun"),
+}
+_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
+
+
+class _Package(ModuleType):
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Importing the room `probe` would put the module in the place of the function of that name.
+        if not (name in _ROOM_OF and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ROOM_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{_ROOM_OF[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, *_ROOMS]

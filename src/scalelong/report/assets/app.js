@@ -3,10 +3,11 @@
   const data = JSON.parse(document.getElementById("data").textContent);
   const find = (id) => document.getElementById(id);
   const shown = new Set(data.methods);
-  const colour = (label) => `var(--m${data.methods.indexOf(label) % 8})`;
+  const colour = (label) => `var(--m${Math.max(0, data.methods.indexOf(label)) % 8})`;
   const runsOf = (label) => data.runs.filter((run) => run.label === label);
   const visible = () => data.methods.filter((label) => shown.has(label));
   const line = (run, name) => run.curves[name] ? { x: run.curves[name][0], y: run.curves[name][1] } : null;
+  const lastStep = Math.max(0, ...data.runs.map((run) => Object.values(run.curves).reduce((most, curve) => Math.max(most, curve[0].at(-1) || 0), 0)));
 
   function groups(name) {
     return visible().map((label) => ({ label, colour: colour(label), lines: runsOf(label).map((run) => line(run, name)).filter(Boolean) })).filter((group) => group.lines.length);
@@ -35,24 +36,57 @@
       });
       find("methods").append(button);
     }
+    find("methods").closest("nav").hidden = data.methods.length < 2;
   }
 
+  function drawVerdict() {
+    find("verdict").hidden = !data.verdict.some((entry) => entry.text.length);
+    find("verdict-text").replaceChildren(...data.verdict.flatMap((entry) => [
+      ...(entry.title ? [html("h3", {}, entry.title)] : []),
+      ...entry.text.map((text, i) => html("p", { class: i ? "" : "first" }, text)),
+    ]));
+  }
+
+  // A table that says when it can be scrolled sideways; the title stands above, where nothing is cut.
+  function tableOf(title, rows, rowLabel) {
+    const columns = [...new Set(rows.flatMap((row) => Object.keys(row)))];
+    const head = html("tr", {}, ...columns.map((name) => html("th", { scope: "col" }, term(name))));
+    const body = rows.map((row) => {
+      const label = rowLabel ? rowLabel(row) : null;
+      return html("tr", { class: label && !shown.has(label) ? "off" : "" }, ...columns.map((name, i) => i || !label ? html("td", {}, String(row[name] ?? "–")) : html("th", { scope: "row", style: `--c:${colour(label)}` }, html("i"), row[name])));
+    });
+    const scroll = html("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": title || "table" }, html("table", {}, html("thead", {}, head), html("tbody", {}, ...body)));
+    return html("div", { class: "card table" }, ...(title ? [html("h3", {}, title)] : []), scroll, html("p", { class: "sideways", "aria-hidden": "true" }, "scroll sideways for more →"));
+  }
+
+  function noteOverflow() {
+    for (const scroll of document.querySelectorAll(".scroll")) scroll.parentElement.classList.toggle("overflows", scroll.scrollWidth > scroll.clientWidth + 1);
+  }
+
+  const labelOf = (row) => data.methods.find((method) => method === row.method) || row.method;
+
   function drawTables() {
-    find("tables").replaceChildren(...data.tables.map((table) => {
-      const columns = table.rows.length ? Object.keys(table.rows[0]) : [];
-      const head = html("tr", {}, ...columns.map((name) => html("th", { scope: "col" }, name)));
-      const body = table.rows.map((row) => {
-        const label = data.methods.find((method) => method === row.method || method.startsWith(`${row.method},`)) || row.method;
-        return html("tr", { class: shown.has(label) ? "" : "off" }, ...columns.map((name, i) => i ? html("td", {}, row[name]) : html("th", { scope: "row", style: `--c:${colour(label)}` }, html("i"), row[name])));
-      });
-      return html("div", { class: "card scroll", tabindex: "0", role: "region", "aria-label": table.title, style: "margin-bottom:1rem" }, html("table", {}, html("caption", {}, table.title), html("thead", {}, head), html("tbody", {}, ...body)));
-    }));
-    for (const run of data.runs) if (run.diverged) find("tables").append(html("p", { class: "warn" }, `${run.label}, seed ${run.seed} diverged. ${run.diverged}`));
+    find("tables").replaceChildren(...data.tables.map((table) => tableOf(table.title, table.rows, labelOf)));
+    for (const run of data.runs) if (run.diverged !== null) find("tables").append(html("p", { class: "warn" }, `${run.label}, seed ${run.seed} diverged. ${run.diverged}`));
+    find("scores-section").hidden = !data.scores.length;
+    if (data.scores.length) find("scores").replaceChildren(tableOf("Value and 95 % interval, from scores.jsonl", data.scores, labelOf));
+  }
+
+  // Alarms of the stability monitor. Many alarms are one story: the first of each run and kind are shown.
+  const watched = data.runs.some((run) => Object.keys(run.curves).some((name) => name.startsWith("probe_block_rms/") || name.startsWith("gradient_norm/")));
+  const MOST_ALARMS = 40;
+  function drawAlarms() {
+    find("alarms-section").hidden = !watched && !data.alarms.length;
+    if (!data.alarms.length) { find("alarms").replaceChildren(html("p", { class: "hint" }, "No alarm: no spike, no collapse, no dead skip, nothing infinite in the readings.")); return; }
+    const rows = data.alarms.slice(0, MOST_ALARMS).map((alarm) => ({ method: alarm.method, seed: alarm.seed, step: alarm.step, alarm: alarm.kind, "what was seen": alarm.message }));
+    const rest = data.alarms.length - rows.length;
+    find("alarms").replaceChildren(tableOf(`${data.alarms.length} alarm${data.alarms.length === 1 ? "" : "s"}`, rows, labelOf), ...(rest > 0 ? [html("p", { class: "hint" }, `and ${rest} more`)] : []));
   }
 
   const kappaNames = (run) => Object.keys(run.curves).filter((name) => name.startsWith("kappa/")).sort((a, b) => a.slice(6) - b.slice(6));
-  const readingSteps = [...new Set(data.runs.flatMap((run) => kappaNames(run).slice(0, 1).flatMap((name) => run.curves[name][0])))].sort((a, b) => a - b);
-  const sampleSteps = [...new Set(data.runs.flatMap((run) => run.samples.map((sample) => sample.step)))].sort((a, b) => a - b);
+  const distinct = (steps) => [...new Set(steps.length ? [...steps, lastStep] : [])].sort((a, b) => a - b);
+  const readingSteps = distinct(data.runs.flatMap((run) => kappaNames(run).slice(0, 1).flatMap((name) => run.curves[name][0])));
+  const sampleSteps = distinct(data.runs.flatMap((run) => run.samples.map((sample) => sample.step)));
 
   // The mean over seeds of κ and RMS of every skip at the reading closest to a step.
   function skipsAt(label, step) {
@@ -71,18 +105,20 @@
     const step = readingSteps[find("skip-step").value];
     find("skip-step-out").value = step;
     find("skip-step").setAttribute("aria-valuetext", `step ${step}`);
+    find("skip-step").closest(".slider").hidden = readingSteps.length < 2;
     const found = visible().map((label) => ({ label, skips: skipsAt(label, step) })).filter((entry) => entry.skips.length);
     const largest = Math.max(1e-12, ...found.flatMap((entry) => entry.skips.map((skip) => skip.kappa * (skip.rms ?? 1))));
     find("maps").replaceChildren(...found.map((entry) => html("div", { class: "card tile", style: `--c:${colour(entry.label)}` },
       html("h3", {}, entry.label, html("small", {}, `${entry.skips.length} long skips`)), drawMap(entry.skips, largest, entry.label))));
     const count = Math.max(1, ...found.map((entry) => entry.skips.length)), x = Array.from({ length: count }, (_, i) => i + 1);
     drawChart(find("coefficients"), {
-      title: `Coefficients κ_i at step ${step}, against the band of constant scaling (κ from 0.5 to 0.95)`, xLabel: "long skip i (1 is the outermost)", xName: "skip", integer: true,
+      title: `Coefficients at step ${step}`, yLabel: "κ of the skip", xLabel: "long skip i (1 is the outermost)", xName: "skip", integer: true,
       range: [0, Math.max(1.05, ...found.flatMap((entry) => entry.skips.map((skip) => skip.kappa * 1.05)))],
       band: { x, low: x.map((i) => 0.5 ** (i - 1)), high: x.map((i) => 0.95 ** (i - 1)) },
       groups: found.map((entry) => ({ label: entry.label, colour: colour(entry.label), dots: true, lines: [{ x: entry.skips.map((_, i) => i + 1), y: entry.skips.map((skip) => skip.kappa) }] })),
     });
-    find("coefficients").append(html("div", { class: "legend" }, html("span", {}, "Colour in the maps: κ = 0 "), html("span", { class: "ramp", role: "img", "aria-label": "from light (0) to strong (1)" }), html("span", {}, "κ = 1")));
+    find("coefficients").querySelector(".legend")?.append(html("span", { class: "key" }, html("i", { class: "swatch" }), "band of constant scaling, κ from 0.5 to 0.95"),
+      html("span", {}, "Colour in the maps: κ = 0 ", html("i", { class: "ramp", role: "img", "aria-label": "from light (0) to strong (1)" }), " κ = 1"));
   }
 
   function drawSamples() {
@@ -97,15 +133,23 @@
     })));
   }
 
+  const KINDS = {
+    gradient_norm: ["Gradient norm per block", "gradient norm"], "": ["Training", ""], probe_block_rms: ["Feature RMS per block, probe batch", "RMS of the feature"],
+    probe_skip_rms: ["Feature RMS per skip, probe batch", "RMS of the skip"], update_ratio: ["Update relative to weight", "update / weight"], kappa: ["Coefficients κ_i", "κ of the skip"],
+  };
+  const kindOf = (name) => name === "gradient_norm" ? "gradient_norm" : name.includes("/") ? name.split("/")[0] : "";
+
   function fillSelectors() {
     const names = [...new Set(data.runs.flatMap((run) => Object.keys(run.curves)))];
-    const titles = { "": "Training", gradient_norm: "Gradient norm per block", probe_block_rms: "Feature RMS per block, probe batch", probe_skip_rms: "Feature RMS per skip, probe batch", update_ratio: "Update relative to weight", kappa: "Coefficients κ_i" };
-    for (const [prefix, title] of Object.entries(titles)) {
-      const mine = names.filter((name) => (name.includes("/") ? name.split("/")[0] : "") === prefix);
-      if (mine.length) find("quantity").append(html("optgroup", { label: title }, ...mine.map((name) => html("option", { value: name }, name.includes("/") ? name.slice(prefix.length + 1) : name.replaceAll("_", " ")))));
+    for (const [kind, [title]] of Object.entries(KINDS)) {
+      const mine = names.filter((name) => kindOf(name) === kind);
+      const text = (name) => name === "gradient_norm" ? "whole network, before clipping" : name === "gradient_norm/all" ? "whole network, as read by the monitor" : name.includes("/") ? name.slice(kind.length + 1) : name.replaceAll("_", " ");
+      if (mine.length) find("quantity").append(html("optgroup", { label: title }, ...mine.map((name) => html("option", { value: name }, text(name)))));
     }
-    const favourite = names.find((name) => name.startsWith("probe_block_rms/decoder") || name.startsWith("probe_block_rms/up")) || names.find((name) => name === "gradient_norm") || names[0];
+    // What a reader wants to see first: the gradient norm of the whole network.
+    const favourite = ["gradient_norm", "gradient_norm/all"].find((name) => names.includes(name)) || names[0];
     if (favourite) find("quantity").value = favourite;
+    find("stability-section").hidden = !names.length;
     find("quantity").addEventListener("change", drawExplorer);
     find("log").addEventListener("change", drawExplorer);
     const seeds = [...new Set(data.runs.map((run) => run.seed))].sort((a, b) => a - b);
@@ -119,40 +163,95 @@
   }
 
   function drawExplorer() {
-    const name = find("quantity").value;
-    drawChart(find("explorer"), { title: find("quantity").selectedOptions[0]?.closest("optgroup")?.label.concat(": ", find("quantity").selectedOptions[0].textContent) || name, log: find("log").checked, groups: groups(name) });
+    const name = find("quantity").value, option = find("quantity").selectedOptions[0];
+    if (!option) return;
+    const [title, unit] = KINDS[kindOf(name)];
+    const marks = data.alarms.filter((alarm) => shown.has(alarm.method)).map((alarm) => ({ x: alarm.step, colour: colour(alarm.method), text: `${alarm.method}, seed ${alarm.seed}, step ${alarm.step}: ${alarm.kind}. ${alarm.message}` }));
+    drawChart(find("explorer"), { title: `${title.replace(" per block", "").replace(" per skip", "")}: ${option.textContent}`.replace("κ_i", "κ_i"), yLabel: unit || option.textContent, log: find("log").checked, groups: groups(name), marks });
+    if (marks.length) find("explorer").querySelector(".legend")?.append(html("span", {}, "▲ an alarm, see below"));
+  }
+
+  // Loss: as it is, or where the curves lie on each other as the difference to the baseline under the same seed.
+  const asDifference = {};
+  function differences(name) {
+    const base = new Map(runsOf(data.baseline).map((run) => [run.seed, line(run, name)]));
+    return visible().map((label) => ({
+      label, colour: colour(label),
+      lines: runsOf(label).map((run) => {
+        const mine = line(run, name), theirs = base.get(run.seed);
+        if (!mine || !theirs) return null;
+        const known = new Map(theirs.x.map((step, i) => [step, theirs.y[i]])), x = mine.x.filter((step) => known.get(step));
+        return { x, y: x.map((step) => { const value = mine.y[mine.x.indexOf(step)]; return value === null ? null : 100 * (value / known.get(step) - 1); }) };
+      }).filter((entry) => entry && entry.x.length),
+    })).filter((group) => group.lines.length);
+  }
+
+  // Whether the means lie within a few hundredths of the chart's height from the baseline, over the second half.
+  function overlap(name) {
+    if (!data.baseline || data.methods.length < 2) return false;
+    const means = groups(name).map((group) => ({ label: group.label, ...meanOf(group.lines) }));
+    const base = means.find((mean) => mean.label === data.baseline);
+    if (!base || means.length < 2) return false;
+    const values = means.flatMap((mean) => mean.y.filter((value) => value > 0)), height = Math.log(Math.max(...values) / Math.min(...values)) || 1;
+    return means.filter((mean) => mean !== base).every((mean) => {
+      const apart = mean.x.map((step, i) => [mean.y[i], valueAt(base, step)]).slice(Math.floor(mean.x.length / 2)).filter(([a, b]) => a > 0 && b > 0).map(([a, b]) => Math.abs(Math.log(a / b)));
+      return apart.length && apart.reduce((a, b) => a + b, 0) / apart.length < 0.06 * height;
+    });
+  }
+
+  function drawLoss(id, name, title) {
+    const possible = data.baseline && data.methods.length > 1 && shown.has(data.baseline) && differences(name).length > 1;
+    asDifference[id] ??= overlap(name);
+    const on = possible && asDifference[id];
+    let controls = null;
+    if (possible) {
+      const box = html("input", { type: "checkbox", ...(on ? { checked: "" } : {}) });
+      box.addEventListener("change", () => { asDifference[id] = box.checked; drawLoss(id, name, title); find(id).querySelector("input").focus(); });
+      controls = html("label", { class: "check" }, box, ` difference to ${data.baseline}`);
+    }
+    drawChart(find(id), on
+      ? { title: `${title}: difference to ${data.baseline}`, yLabel: `difference to ${data.baseline}, %`, unit: " %", zero: true, groups: differences(name), controls }
+      : { title, yLabel: "loss", log: true, groups: groups(name), controls });
   }
 
   function drawConfigs() {
     find("configs").replaceChildren(...data.runs.map((run) => html("details", { style: `--c:${colour(run.label)}` },
-      html("summary", {}, html("i"), `${run.label}, seed ${run.seed}${run.diverged ? " (diverged)" : run.finished ? "" : " (not finished)"}`),
+      html("summary", {}, html("i"), `${run.label}, seed ${run.seed}${run.diverged !== null ? " (diverged)" : run.finished ? "" : " (not finished)"}`),
       html("div", {}, html("pre", { tabindex: "0", "aria-label": "configuration" }, run.config), html("pre", { tabindex: "0", "aria-label": "environment and data" }, JSON.stringify({ data: run.data, environment: run.environment }, null, 2))))));
+    find("config-section").hidden = !data.runs.length;
   }
 
   function drawDiagnosis() {
     if (!data.diagnosis) return;
     find("diagnosis-section").hidden = false;
-    const { rows, facts, reasons } = data.diagnosis, columns = Object.keys(rows[0]);
-    const table = html("table", {}, html("thead", {}, html("tr", {}, ...columns.map((name) => html("th", { scope: "col" }, name)))),
-      html("tbody", {}, ...rows.map((row) => html("tr", {}, ...columns.map((name) => html("td", {}, row[name]))))));
+    const { rows, facts, reasons } = data.diagnosis;
     find("diagnosis").replaceChildren(html("div", { class: "card" },
       html("dl", { class: "facts" }, ...Object.entries(facts).flatMap(([name, value]) => [html("dt", {}, name), html("dd", {}, value)])),
-      html("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "long skips at initialisation" }, table),
-      html("ul", { class: "hint" }, ...reasons.map((reason) => html("li", {}, reason)))));
+      html("ul", { class: "hint" }, ...reasons.map((reason) => html("li", {}, reason)))),
+      tableOf("Long skips before the first step", rows));
   }
 
   function draw() {
-    drawTables();
-    drawChart(find("held-out"), { title: "Held-out loss (averaged weights)", log: true, groups: groups("held_out_loss") });
-    drawChart(find("train-loss"), { title: "Training loss", log: true, groups: groups("loss") });
-    drawSkips(); drawSamples(); drawExplorer();
+    drawTables(); drawAlarms();
+    find("loss-section").hidden = !data.runs.length;
+    drawLoss("held-out", "held_out_loss", "Held-out loss (averaged weights)");
+    drawLoss("train-loss", "loss", "Training loss");
+    drawSkips(); drawSamples(); drawExplorer(); drawDiagnosis();
+    drawRanges(find("ranges"), data.ranges, tableOf);
+    find("range-section").hidden = !data.ranges.length;
+    find("results").hidden = !data.tables.length;
+    noteOverflow();
   }
 
-  startTheme(); makeToggles(); fillSelectors(); drawConfigs(); drawDiagnosis();
+  startTheme(); makeToggles(); fillSelectors(); drawConfigs(); drawVerdict(); drawGlossary(find("glossary"));
   find("version").textContent = data.version;
-  const seeds = new Set(data.runs.map((run) => run.seed)).size, steps = Math.max(0, ...data.runs.map((run) => Math.max(0, ...Object.values(run.curves).map((curve) => curve[0].at(-1) || 0))));
-  find("lead").textContent = `${data.runs.length} run${data.runs.length === 1 ? "" : "s"}: ${data.methods.join(", ")}; ${seeds} seed${seeds === 1 ? "" : "s"}, up to ${steps} steps. Runs of one seed share initial weights, order of data and noise; they differ in the scaling of the long skips alone.`;
+  const seeds = new Set(data.runs.map((run) => run.seed)).size, plural = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
+  find("lead").textContent = !data.runs.length ? "" : `${plural(data.runs.length, "run")}: ${data.methods.join(", ")}; ${plural(seeds, "seed")}, up to ${lastStep} steps.` + (data.runs.length > 1 ? " Runs of one seed share initial weights, order of data and noise; they differ in what their names say." : "");
   draw();
+  // Paper is white: colours that the script computes are drawn for it, and the theme comes back afterwards.
+  let screenTheme = null;
+  addEventListener("beforeprint", () => { screenTheme = document.documentElement.dataset.theme; document.documentElement.dataset.theme = "light"; draw(); });
+  addEventListener("afterprint", () => { document.documentElement.dataset.theme = screenTheme; draw(); });
   let waiting = 0;
   addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(draw, 120); });
 })();

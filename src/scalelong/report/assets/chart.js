@@ -1,5 +1,5 @@
 "use strict";
-// A line chart in plain SVG: thin lines for seeds, thick ones for means, a cursor for pointer and arrow keys.
+// A line chart in plain SVG: thin lines for seeds, thick ones for means, a legend, and a cursor for pointer and keys.
 const SVG = "http://www.w3.org/2000/svg";
 
 function element(name, attributes = {}, ...children) {
@@ -52,22 +52,35 @@ function meanOf(lines) {
   return { x, y: x.map((step) => lookups.reduce((sum, lookup) => sum + lookup.get(step), 0) / lookups.length) };
 }
 
-// options: title, log, xLabel, groups: [{label, colour, lines: [{x, y}], dots}], band: {x, low, high}, integer
+// Room inside of a box, so that a chart fills it and its text is as large as the page's.
+function roomIn(box) {
+  const style = getComputedStyle(box);
+  return Math.max(240, box.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight));
+}
+
+function legendOf(groups) {
+  return html("div", { class: "legend" }, ...groups.map((group) => html("span", { class: "key", style: `--c:${group.colour}` }, html("i"), group.label)));
+}
+
+// options: title, yLabel, log, xLabel, groups: [{label, colour, lines: [{x, y}], dots}], band: {x, low, high}, integer,
+// zero (draw a line there), marks: [{x, colour, text}], controls (a node beside the title)
 function drawChart(box, options) {
-  const width = Math.max(260, box.clientWidth - 32), height = box.classList.contains("tall") ? 380 : window.innerWidth <= 760 ? 240 : 300;
-  const margin = { left: 54, right: 24, top: 10, bottom: 36 };
+  const narrow = window.innerWidth <= 760, width = roomIn(box);
+  const height = box.classList.contains("tall") ? (narrow ? 300 : 380) : narrow ? 260 : 300;
+  const margin = { left: options.yLabel ? 66 : 50, right: 14, top: 10, bottom: 40 };
   const groups = options.groups.map((group) => ({ ...group, mean: meanOf(group.lines) })).filter((group) => group.mean.x.length);
   const usable = (value) => value !== null && value !== undefined && (!options.log || value > 0);
   const values = groups.flatMap((group) => group.lines.flatMap((line) => line.y.filter(usable)));
   if (options.band) values.push(...options.band.low.filter(usable), ...options.band.high.filter(usable));
+  if (options.zero) values.push(0);
   const steps = groups.flatMap((group) => group.lines.flatMap((line) => line.x));
-  box.replaceChildren(html("h3", {}, options.title));
+  box.replaceChildren(html("div", { class: "head" }, html("h3", {}, options.title), ...(options.controls ? [options.controls] : [])));
   if (!groups.length || !values.length) { box.append(html("p", { class: "hint" }, "Nothing to show: no method is selected, or this was not recorded.")); return; }
-  let low = Math.min(...values), high = Math.max(...values);
+  let low = values.reduce((a, b) => Math.min(a, b)), high = values.reduce((a, b) => Math.max(a, b));
   if (options.range) [low, high] = options.range;
   else if (options.log) { const room = Math.max((high / low) ** 0.04, 1.01); low /= room; high *= room; }
   else { const room = (high - low || Math.abs(high) || 1) * 0.05; low -= room; high += room; }
-  const first = Math.min(...steps), last = Math.max(...steps) === first ? first + 1 : Math.max(...steps);
+  const first = steps.reduce((a, b) => Math.min(a, b)), most = steps.reduce((a, b) => Math.max(a, b)), last = most === first ? first + 1 : most;
   const toX = (step) => margin.left + (step - first) / (last - first) * (width - margin.left - margin.right);
   const scale = options.log ? Math.log : (value) => value;
   const toY = (value) => height - margin.bottom - (scale(value) - scale(low)) / (scale(high) - scale(low)) * (height - margin.top - margin.bottom);
@@ -76,10 +89,11 @@ function drawChart(box, options) {
     svg.append(element("line", { class: "gridline", x1: margin.left, x2: width - margin.right, y1: toY(tick), y2: toY(tick) }),
       element("text", { x: margin.left - 8, y: toY(tick) + 4, "text-anchor": "end" }, format(tick)));
   }
-  const xTicks = options.integer ? [...new Set(steps)].sort((a, b) => a - b) : niceTicks(first, last, width / 110);
-  for (const tick of xTicks) svg.append(element("text", { x: toX(tick), y: height - margin.bottom + 18, "text-anchor": "middle" }, format(tick)));
+  const xTicks = options.integer ? [...new Set(steps)].sort((a, b) => a - b) : niceTicks(first, last, width / 90);
+  for (const tick of xTicks) svg.append(element("text", { x: toX(tick), y: height - margin.bottom + 17, "text-anchor": "middle" }, format(tick)));
   svg.append(element("line", { class: "axis", x1: margin.left, x2: width - margin.right, y1: height - margin.bottom, y2: height - margin.bottom }),
-    element("text", { x: width - margin.right, y: height - 3, "text-anchor": "end" }, options.xLabel || "training step"));
+    element("text", { x: (margin.left + width - margin.right) / 2, y: height - 5, "text-anchor": "middle", class: "x-label" }, options.xLabel || "training step"));
+  if (options.yLabel) svg.append(element("text", { class: "y-label", "text-anchor": "middle", transform: `translate(13 ${(margin.top + height - margin.bottom) / 2}) rotate(-90)` }, options.yLabel));
   const path = (line) => line.x.map((step, i) => usable(line.y[i]) ? [toX(step), toY(line.y[i])] : null)
     .reduce((text, point, i, all) => point ? `${text}${i && all[i - 1] ? "L" : "M"}${point[0].toFixed(1)} ${point[1].toFixed(1)}` : text, "");
   if (options.band) {
@@ -87,13 +101,19 @@ function drawChart(box, options) {
     const lower = options.band.x.map((step, i) => `${toX(step)} ${toY(options.band.low[i])}`).reverse();
     svg.append(element("path", { d: `M${[...upper, ...lower].join("L")}Z`, fill: "var(--band)" }));
   }
-  for (const group of groups) {
-    if (group.lines.length > 1) for (const line of group.lines) svg.append(element("path", { d: path(line), fill: "none", stroke: group.colour, "stroke-width": 1, opacity: 0.4 }));
-    svg.append(element("path", { d: path(group.mean), fill: "none", stroke: group.colour, "stroke-width": 2.4, "stroke-linejoin": "round", class: "line", "data-label": group.label }));
-    if (group.dots) group.mean.x.forEach((step, i) => usable(group.mean.y[i]) && svg.append(element("circle", { cx: toX(step), cy: toY(group.mean.y[i]), r: 3.5, fill: group.colour })));
+  for (const mark of options.marks || []) if (mark.x >= first && mark.x <= last) {
+    const x = toX(mark.x), y = height - margin.bottom;
+    svg.append(element("path", { class: "mark", d: `M${x - 5} ${y}L${x + 5} ${y}L${x} ${y - 9}Z`, fill: mark.colour }, element("title", {}, mark.text)));
   }
-  box.append(svg);
-  attachCursor(box, svg, groups, { toX, toY, margin, width, height, usable, xName: options.xName || "step" });
+  for (const group of groups) {
+    if (group.lines.length > 1) for (const line of group.lines) svg.append(element("path", { d: path(line), fill: "none", stroke: group.colour, "stroke-width": group.seedsOnly ? 1.4 : 1, opacity: group.seedsOnly ? 0.75 : 0.4 }));
+    if (group.seedsOnly && group.lines.length > 1) continue;  // survivors and collapses have no mean that means something
+    svg.append(element("path", { d: path(group.mean), fill: "none", stroke: group.colour, "stroke-width": 2.4, "stroke-linejoin": "round", class: "line", "data-label": group.label }));
+    const alone = group.mean.x.length === 1;
+    if (group.dots || alone) group.mean.x.forEach((step, i) => usable(group.mean.y[i]) && svg.append(element("circle", { cx: toX(step), cy: toY(group.mean.y[i]), r: 3.5, fill: group.colour })));
+  }
+  box.append(svg, legendOf(groups));
+  attachCursor(box, svg, groups, { toX, toY, margin, width, height, usable, xName: options.xName || "step", unit: options.unit || "" });
 }
 
 function attachCursor(box, svg, groups, place) {
@@ -110,7 +130,7 @@ function attachCursor(box, svg, groups, place) {
       const value = valueAt(group.mean, step);
       if (value === null) continue;
       if (place.usable(value)) layer.append(element("circle", { cx: x, cy: place.toY(value), r: 4, fill: group.colour, stroke: "var(--card)", "stroke-width": 1.5 }));
-      tip.append(html("span", {}, html("i", { style: `--c:${group.colour}` }), group.label, html("em", {}, format(value))));
+      tip.append(html("span", {}, html("i", { style: `--c:${group.colour}` }), group.label, html("em", {}, `${format(value)}${place.unit}`)));
     }
     tip.hidden = false;
     const share = svg.clientWidth / place.width, right = x > place.width / 2;

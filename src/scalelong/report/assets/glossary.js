@@ -1,0 +1,75 @@
+// What the words and symbols mean: on hover, focus and tap, and as a list at the end of the page, which prints.
+const GLOSSARY = {
+  "held-out loss": "The error of the network on images that it was not trained on, by the averaged weights, with the same noise and times for all methods of a seed. Lower is better.",
+  "steps to the baseline's loss": "The steps after which a method reaches the loss where the baseline ends, divided by the steps that the baseline needs for it. × 0.5 is twice as fast.",
+  "Fréchet distance": "How far samples are from real images, in the features of a network. Lower is better; only equal features, numbers of images and samplers can be compared.",
+  "precision": "The share of samples that lie among the real images. Noise can have a high precision too: read it with recall and the Fréchet distance.",
+  "recall": "The share of real images that lie among the samples.",
+  "ms/step": "Milliseconds of one training step, the median.",
+  "κ_i": "The coefficient of long skip i: what the skip is multiplied by before the decoder takes it. i = 1 is the outermost, i = N the innermost.",
+  "O1": "How far readings of a feature lie from their own local trend: the root mean square, in logarithms. 0.01 is about 1 %. Smaller is smoother.",
+  "O2": "The same as O1 without a window: from second differences of the logarithms. For white noise both are equal.",
+  "O3": "The share of readings that lie more than one and a half times above their trend.",
+  "peak": "The highest reading, divided by its trend. 1 is no peak.",
+  "w_i": "The sensitivity of the output to long skip i at the weights of that moment; shown relative to the outermost skip.",
+  "RMS": "The root mean square of a feature: its size.",
+  "κ kept": "The share of a skip's channels for which a constant κ is not cancelled by the normalisation behind the merge.",
+  "collapsed": "The held-out loss ended at more than twice its smallest value, though it stayed finite.",
+  "diverged": "The loss or the weights became infinite or not a number, and the run was ended.",
+  "90 % interval": "Where the mean over seeds lies with 90 % confidence (Student's t), each seed paired with the baseline of the same seed.",
+};
+
+const PLACES = [
+  [/^held-out loss/, "held-out loss"], [/^steps to /, "steps to the baseline's loss"], [/^κ(_1| survives| kept)?/, "κ_i"], [/^w_i/, "w_i"], [/^RMS/, "RMS"],
+];
+
+function meaningOf(name) {
+  if (/^κ (survives|kept)/.test(name)) return "κ kept";
+  if (name in GLOSSARY) return name;
+  return PLACES.find(([pattern]) => pattern.test(name))?.[1] ?? null;
+}
+
+// κ_1 and w_i with real subscripts.
+function rich(text) {
+  const node = html("span");
+  for (const part of String(text).replace("...", "…").split(/([κwx]_\w+)/)) {
+    const match = /^([κwx])_(\w+)$/.exec(part);
+    node.append(...(match ? [match[1], html("sub", {}, match[2])] : [part]));
+  }
+  return node;
+}
+
+const explanation = html("div", { class: "explain", role: "tooltip", id: "explanation", hidden: "" });
+
+function explain(target, text) {
+  explanation.textContent = text;
+  explanation.hidden = false;
+  const place = target.getBoundingClientRect(), size = explanation.getBoundingClientRect();
+  const left = Math.max(8, Math.min(place.left, document.documentElement.clientWidth - size.width - 8));
+  const below = place.bottom + 6 + size.height < window.innerHeight;
+  explanation.style.left = `${left + window.scrollX}px`;
+  explanation.style.top = `${(below ? place.bottom + 6 : place.top - size.height - 6) + window.scrollY}px`;
+}
+
+function dismiss() { explanation.hidden = true; }
+
+// A word with its explanation, or just the word.
+function term(name) {
+  const meaning = meaningOf(name);
+  if (!meaning) return rich(name);
+  const node = html("button", { type: "button", class: "term", "aria-describedby": "explanation" }, rich(name));
+  const show = () => explain(node, GLOSSARY[meaning]);
+  node.addEventListener("pointerenter", show);
+  node.addEventListener("focus", show);
+  node.addEventListener("click", (event) => { event.stopPropagation(); show(); });
+  node.addEventListener("pointerleave", (event) => { if (event.pointerType === "mouse") dismiss(); });
+  node.addEventListener("blur", dismiss);
+  node.addEventListener("keydown", (event) => { if (event.key === "Escape") dismiss(); });
+  return node;
+}
+
+function drawGlossary(box) {
+  document.body.append(explanation);
+  document.addEventListener("click", dismiss);
+  box.replaceChildren(...Object.entries(GLOSSARY).flatMap(([name, text]) => [html("dt", {}, rich(name)), html("dd", {}, text)]));
+}
