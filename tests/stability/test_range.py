@@ -51,6 +51,7 @@ def sgd(parameters: list[nn.Parameter], rate: float) -> torch.optim.Optimizer:
 
 
 def quick(**changes) -> RateRange:
+    """Too short to learn anything: what does not run away survives."""
     options = {
         "rates": (0.05, 1e6),
         "methods": ("none", "start:cs:0.7"),
@@ -59,7 +60,8 @@ def quick(**changes) -> RateRange:
         "warmup": 2,
         "jobs": 1,
     }
-    return rate_range(build, step, **{**options, "optimizer": sgd, "say": None, **changes})  # type: ignore[arg-type]
+    options |= {"optimizer": sgd, "rule": CollapseRule(learned=2.0), "say": None}
+    return rate_range(build, step, **{**options, **changes})  # type: ignore[arg-type]
 
 
 def test_survivors_are_counted_and_lost_runs_end_early():
@@ -96,7 +98,7 @@ def test_methods_of_one_seed_share_weights_data_and_noise():
     seen: dict[str, list[Tensor]] = {}
 
     def watched(model: nn.Module, i: int, source: torch.Generator) -> Tensor:
-        name = "started" if float(model.up[0].weight[0, 4:].abs().sum()) < before else "none"  # pyright: ignore
+        name = "started" if float(model.up[0].weight[0, 4:].detach().abs().sum()) < before else "none"  # pyright: ignore
         x = torch.randn(4, 3, 4, generator=source)
         if i == 0:
             seen.setdefault(name, []).append(torch.cat([x.flatten(), torch.rand(3)]))
@@ -105,7 +107,7 @@ def test_methods_of_one_seed_share_weights_data_and_noise():
     from scalelong.randomness import seed_global
 
     seed_global(5, "weights")
-    before = float(Plain().up[0].weight[0, 4:].abs().sum()) * 0.99  # pyright: ignore
+    before = float(Plain().up[0].weight[0, 4:].detach().abs().sum()) * 0.99  # pyright: ignore
     rate_range(
         build, watched, rates=(0.01,), methods=("none", "start:uniform:0.5"), seeds=[5], steps=4, jobs=1, say=None
     )
@@ -116,7 +118,7 @@ def test_a_model_is_copied_and_left_alone():
     model = Plain()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     found = rate_range(model, step, rates=(0.01,), methods=("none", "cs", "ls"), seeds=1, steps=3, jobs=1, say=None)
-    assert [run.outcome for run in found.runs] == ["survived"] * 3 or len(found.runs) == 3
+    assert [run.method for run in found.runs] == ["none", "cs", "ls"]
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert not sl.is_scaled(model)
 
@@ -167,6 +169,7 @@ def test_the_same_call_continues_and_other_settings_are_refused_by_name(tmp_path
             seeds=1,
             steps=8,
             warmup=2,
+            rule=CollapseRule(learned=2.0),
             reference_loss=first.reference_loss,
             jobs=1,
             out=tmp_path,

@@ -21,7 +21,7 @@ from ..stability import RateRange, RateRun
 from .rates import RecipeTask, config_range
 
 METHODS = ("none", "start:cs:0.7", "unit gain: model_options.init_std=unit")
-RATE = 1.2e-2
+RATE = 1.6e-2
 DEPTH = 24
 SEEDS = 8
 STEPS = 150

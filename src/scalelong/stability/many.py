@@ -168,14 +168,17 @@ class Store:
                 before = json.loads(path.read_text(encoding="utf-8"))
             except ValueError as error:
                 raise RunFolderError(f"{path} is damaged: {error}; choose another folder") from error
-            methods = {**before.get("weights", {}), **now["weights"]}
-            changed = _differences(before, {**now, "weights": {**before.get("weights", {}), **now["weights"]}})
+            known = before.get("weights", {})
+            # A method that is new here has nothing to be compared with.
+            changed = _differences(
+                {**before, "weights": {**now["weights"], **known}}, {**now, "weights": {**known, **now["weights"]}}
+            )
             if changed:
                 raise RunFolderError(
                     f"{path.parent} holds runs with other settings: {'; '.join(changed[:4])}. Choose another folder "
                     f"with out= (--out), or give the settings that it has"
                 )
-            now["weights"] = methods
+            now["weights"] = {**known, **now["weights"]}
         write_text(path, json.dumps(now, indent=1))
 
     def read(self) -> dict[Key, RateRun]:

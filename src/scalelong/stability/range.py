@@ -250,14 +250,19 @@ class Task:
 
     def prepared(self, plan: SkipPlan | None, reference: float | None) -> tuple["Task", dict[str, str]]:
         """Try every method for a step, before any work: what is wrong shows now. Gives its weights' hashes as well."""
-        plans, prints, measured = [], {}, reference
+        plans: list[SkipPlan | None] = []
+        prints, measured = {}, reference
+        bare = replace(self, methods=tuple(replace(method, change="none") for method in self.methods))
         for position, method in enumerate(self.methods):
-            bare = replace(self, methods=tuple(replace(m, change="none") for m in self.methods))
-            shared = method.build is None and position > 0 and self.methods[0].build is None
-            found = plans[0] if shared else plan or self._find(bare.make(position, 0, None))
-            if found is None and isinstance(method.change, str) and not _is_none(method.change):
-                # Raises the error that says why.
-                found = find_skips(bare.make(position, 0, None), self.example_inputs)
+            shared = position > 0 and method.build is None and self.methods[0].build is None
+            found = plans[0] if shared else plan
+            if found is None:
+                try:
+                    found = self._find(bare.make(position, 0, None))
+                except ScaleLongError:
+                    # Without long skips a network can still be trained, but not scaled.
+                    if isinstance(method.change, str) and not _is_none(method.change):
+                        raise
             plans.append(found)
             model = self.make(position, 0, found)
             prints[method.name] = _fingerprint(model)
@@ -273,15 +278,12 @@ class Task:
             )
         return replace(self, plans=tuple(plans), reference=measured), prints
 
-    def _find(self, model: nn.Module) -> SkipPlan | None:
-        """The long skips, on what the model is given in the first step; None if they cannot be found in this way."""
+    def _find(self, model: nn.Module) -> SkipPlan:
+        """The long skips, on what the model is given in the first step."""
         inputs = self.example_inputs
         if inputs is None:
             inputs = _seen_inputs(model, lambda: self._loss(model, 0, 0))
-        try:
-            return find_skips(model, inputs)
-        except ScaleLongError:
-            return None
+        return find_skips(model, inputs)
 
     def _loss(self, model: nn.Module, i: int, seed: int) -> Tensor:
         seed_global(seed, "step", i)

@@ -186,7 +186,7 @@ class RateRange:
         for (left, _), (right, _), p, q in zip(points, points[1:], shares, shares[1:], strict=False):
             if q < 0.5 <= p:
                 return math.exp(math.log(left) + (p - 0.5) / (p - q) * math.log(right / left))
-        return math.inf
+        return points[-1][0] if shares[-1] == 0.5 else math.inf
 
     def _half_text(self, rate: float, low: float, high: float) -> str:
         if rate == 0.0:
