@@ -7,15 +7,17 @@ from pathlib import Path
 from ..experiments.demo import DEPTH, METHODS, RATE, SEEDS, STEPS, run_demo
 from ..report import write_report
 from ..stability.survival import rate_text
+from .compare import listed
 
 
 def main(arguments: list[str]) -> int:
     options = parser().parse_args(arguments)
     began = time.monotonic()
+    rates = listed(options.rates, float, "--rates")
     names = [method.partition(": ")[0] for method in METHODS]
     print(
-        f"The same U-ViT of depth {options.depth}, trained at a learning rate of {rate_text(options.rate)} for "
-        f"{options.steps} steps: {options.seeds} seeds each of {', '.join(names)}. Runs that collapse are ended."
+        f"The same U-ViT of depth {options.depth}, trained at a learning rate of {', '.join(map(rate_text, rates))} "
+        f"for {options.steps} steps: {options.seeds} seeds each of {', '.join(names)}. Runs that collapse are ended."
     )
     found = run_demo(
         options.out,
@@ -23,7 +25,7 @@ def main(arguments: list[str]) -> int:
         seeds=options.seeds,
         steps=options.steps,
         depth=options.depth,
-        rate=options.rate,
+        rates=rates,
         jobs=options.jobs,
     )
     report = write_report([options.out], options.out / "report.html")
@@ -46,6 +48,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seeds", type=int, default=SEEDS, help="runs of each method (default: %(default)s)")
     made.add_argument("--steps", type=int, default=STEPS, help="training steps of each run (default: %(default)s)")
     made.add_argument("--depth", type=int, default=DEPTH, help="blocks of the U-ViT (default: %(default)s)")
-    made.add_argument("--rate", type=float, default=RATE, help="learning rate (default: %(default)s)")
+    made.add_argument("--rates", default=str(RATE), help="learning rates, comma-separated (default: %(default)s)")
     made.add_argument("--jobs", type=int, help="runs at a time (default: one per core)")
     return made
