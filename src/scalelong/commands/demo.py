@@ -30,7 +30,10 @@ def main(arguments: list[str]) -> int:
     )
     report = write_report([options.out], options.out / "report.html")
     print(f"\n{found}\n")
-    print(f"runs as marks and curves: {options.out / 'range.png'}; samples: {options.out / 'samples'}")
+    print(
+        f"runs as marks and curves: {options.out / 'range.png'}; what each makes of noisy images: "
+        f"{options.out / 'samples'}"
+    )
     print("how this was chosen, and where nothing differs: docs/range.md, and scalelong demo --depth 8")
     print(f"done in {time.monotonic() - began:.0f} s; open the report: {report.resolve()}")
     return 0
