@@ -8,7 +8,7 @@ import pytest
 from scalelong.scaling import METHODS
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ["README.md", "docs/methods.md", "docs/theory.md", "docs/stability.md", "docs/compare.md"]
+PAGES = ["README.md", "docs/methods.md", "docs/theory.md", "docs/stability.md", "docs/compare.md", "docs/range.md"]
 
 
 @pytest.mark.parametrize("page", PAGES)

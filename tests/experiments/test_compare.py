@@ -12,7 +12,6 @@ from scalelong.commands.compare import configuration, parser
 from scalelong.commands.options import split
 from scalelong.errors import InvalidConfigError
 from scalelong.experiments.compare import at, compare, noise_rows, summarise, sweep
-from scalelong.experiments.demo import demo_config
 from scalelong.experiments.runs import PlannedRun, plan_runs
 from scalelong.report import collect
 from scalelong.runs.config import TrainConfig
@@ -245,17 +244,6 @@ def test_a_comparison_needs_held_out_images(tmp_path):
     config = replace(small(), images=replace(small().images, held_out=0))
     with pytest.raises(InvalidConfigError, match=r"held-out images.*--config"):
         compare(config, ["none"], [0], tmp_path)
-
-
-def test_the_demo_in_small(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("scalelong.experiments.demo.demo_config", lambda steps: small(steps))
-    monkeypatch.setattr("scalelong.experiments.demo.METHODS", ("none",))
-    assert main(["demo", "--steps", "2", "--out", str(tmp_path / "demo")]) == 0
-    out = capsys.readouterr().out
-    assert "κ_1 ... κ_N" in out
-    assert (tmp_path / "demo" / "report.html").exists()
-    assert str(tmp_path / "demo" / "report.html") in out
-    assert demo_config(500).logging.trackers == ()
 
 
 def test_a_comparison_can_be_made_of_runs_that_are_there(finished):

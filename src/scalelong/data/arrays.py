@@ -453,3 +453,22 @@ def load_digits(name: str, options: Options) -> ImageData:
     with files("scalelong.data").joinpath("digits.npz").open("rb") as file, np.load(file, allow_pickle=False) as arrays:
         images, labels = torch.from_numpy(arrays["images"]), torch.from_numpy(arrays["labels"])
     return from_array(name, images[:, None], Annotations(labels.to(torch.int64), DIGITS), options)
+
+
+# Real photographs that come with the package (see garments.md): large enough for deep networks to break on.
+
+GARMENTS = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+
+
+def load_garments(name: str, options: Options) -> ImageData:
+    """2000 images of Fashion-MNIST, 16×16, grayscale."""
+    if options.split != "train":
+        raise UnknownSplitError(
+            f"{name!r} has no part {options.split!r}: all 2000 garments are 'train'. "
+            "Use data.split(held_out=...) to keep some apart"
+        )
+    np = needs("numpy", "reading the embedded garments")
+    place = files("scalelong.data").joinpath("garments.npz")
+    with place.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        images, labels = torch.from_numpy(arrays["images"]), torch.from_numpy(arrays["labels"])
+    return from_array(name, images[:, None], Annotations(labels.to(torch.int64), GARMENTS), options)

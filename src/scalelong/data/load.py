@@ -7,7 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import DataNotFoundError, UnknownSplitError, UnreadableDataError
-from .arrays import CIFAR10_CLASSES, find_cifar, find_idx, is_idx, load_cifar, load_digits, load_idx, load_npz
+from .arrays import (
+    CIFAR10_CLASSES,
+    find_cifar,
+    find_idx,
+    is_idx,
+    load_cifar,
+    load_digits,
+    load_garments,
+    load_idx,
+    load_npz,
+)
 from .dataset import Annotations, ImageData, Options, Progress
 from .decode import SUFFIXES
 from .files import FileTree, Folder, TreeSource, ZipTree, annotate, by_folder, canonical, split_in
@@ -67,7 +77,7 @@ def _roots() -> list[Path]:
 
 # One function for every source: a name, a path, or "hf:NAME".
 
-DATASETS = ("digits", "shapes", *KNOWN)
+DATASETS = ("digits", "garments", "shapes", *KNOWN)
 
 
 def load_data(
@@ -83,9 +93,9 @@ def load_data(
 ) -> ImageData:
     """Opens a data set.
 
-    spec: "digits" or "shapes", which come with the package; "mnist", "fashion-mnist" or "cifar10", searched for; the
-        path of a folder of images, of parquet, IDX or CIFAR-10 files or of a saved Hugging Face data set; the path of
-        a .zip, .parquet, .npz or IDX file; or "hf:NAME" for a data set of the Hugging Face hub.
+    spec: "digits", "garments" or "shapes", which come with the package; "mnist", "fashion-mnist" or "cifar10", searched
+        for; the path of a folder of images, of parquet, IDX or CIFAR-10 files or of a saved Hugging Face data set; the
+        path of a .zip, .parquet, .npz or IDX file; or "hf:NAME" for a data set of the Hugging Face hub.
     size: a side or (height, width); the shorter side is resized, the middle kept. Needed if the images differ in size.
     channels: 1, 3 or 4. By default 1 if all images are gray, 4 if all are RGBA, and 3 otherwise.
     split: "train", "test" or "validation".
@@ -106,6 +116,8 @@ def load_data(
     spec = os.fspath(spec)
     if spec == "digits":
         return load_digits(spec, options)
+    if spec == "garments":
+        return load_garments(spec, options)
     if spec == "shapes":
         return load_shapes(spec, options)
     if spec in KNOWN:

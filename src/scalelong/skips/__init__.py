@@ -14,13 +14,15 @@ from .api import (
 from .find import find_skips
 from .fold import FoldReport, fold_
 from .plan import LongSkip, SkipPlan
-from .start import StartReport, start_merges_
+from .start import SkipStart, StartReport, UnfoldableSkipsError, start_merges_, start_skips_
 
 __all__ = [
     "FoldReport",
     "LongSkip",
     "SkipPlan",
+    "SkipStart",
     "StartReport",
+    "UnfoldableSkipsError",
     "coefficients",
     "find_skips",
     "fold_",
@@ -31,6 +33,7 @@ __all__ = [
     "scale_skips_",
     "scaling_of",
     "start_merges_",
+    "start_skips_",
     "unscale_",
     "unscaled",
 ]

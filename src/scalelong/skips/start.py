@@ -1,4 +1,8 @@
-"""Start the merges of a new model as the addition of Eq. (3), before the first step of training."""
+"""Starts of a new model, before the first step of training.
+
+`start_merges_` overwrites the weights of the merges, so that they begin as the addition of Eq. (3). `start_skips_`
+multiplies the coefficients κ_i of a scaling into the weights that read each long skip, and leaves nothing else behind.
+"""
 
 import math
 from dataclasses import dataclass, field
@@ -7,12 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import NotFreshError, UnsupportedModelError
-from ..scaling.base import UNSCALED, Constants
+from ..console import text_table
+from ..errors import AlreadyScaledError, InvalidConfigError, NotFreshError, ScaleLongError, UnsupportedModelError
+from ..scaling.base import UNSCALED, Constants, Scaling, SkipScaling, as_scaling
 from ..scaling.baselines import MERGE_STARTS, require_merge_start, start_merge_
 from .api import is_scaled, scaling_of
+from .attach import acts_behind_norm, has_scaling
 from .examples import ExampleInputs
-from .find import find_skips
+from .find import Patterns, find_skips
+from .fold import _multiply, _targets
 from .host import SkipHost, unwrap
 from .plan import FoldTarget, LongSkip, SkipPlan
 
@@ -122,3 +129,154 @@ def _start(layer: Any, target: FoldTarget, start: str, factors: Constants) -> No
     start_merge_(main, skip, start, factors)
     if layer.bias is not None:
         layer.bias.zero_()
+
+
+# The scaling as a start: the coefficients go into the weights, and the model is trained as a plain one.
+#
+# The bounds of section 3 (features, gradients, robustness) are expectations over random weights: they speak of the
+# network before its first step. A network whose weights hold κ_i is, at that step, the same function as one whose long
+# skips are scaled by κ_i. From then on κ_i is a weight like any other, free to grow.
+
+
+class UnfoldableSkipsError(ScaleLongError, ValueError):
+    """Long skips whose coefficients cannot be multiplied into weights exactly. `reasons` has them by i."""
+
+    def __init__(self, message: str, reasons: dict[int, str]) -> None:
+        super().__init__(message)
+        self.reasons = reasons
+
+
+@dataclass(frozen=True)
+class SkipStart:
+    """What `start_skips_` did: per long skip (i) its coefficient κ_i and the layers whose weights hold it now."""
+
+    scaling: str
+    factors: dict[int, float] = field(default_factory=dict)
+    layers: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """Empty where κ_i is 1: nothing was to be done."""
+    main: dict[int, float] = field(default_factory=dict)
+    """Factors of the main path, for methods that have any."""
+
+    def __str__(self) -> str:
+        rows = [
+            {
+                "i": index,
+                "κ_i": f"{factor:.4g}",
+                **({"main path": f"{self.main[index]:.4g}"} if self.main else {}),
+                "in the weights of": ", ".join(self.layers[index]) or "-",
+            }
+            for index, factor in self.factors.items()
+        ]
+        return f"{self.scaling} as a start, outermost first\n{text_table(rows)}"
+
+
+def start_skips_(
+    model: nn.Module,
+    config: Scaling | str | dict[str, Any] = "cs",
+    example_inputs: ExampleInputs = None,
+    *,
+    plan: SkipPlan | None = None,
+    include: Patterns = None,
+    exclude: Patterns = None,
+) -> SkipStart:
+    """Multiply the coefficients of a constant scaling into the weights that read each long skip, in place.
+
+    Call it once, after building the model and before the first step of training: a second call squares κ_i. Nothing
+    is attached, nothing has to be saved, and the model has the keys that it had. At the start it computes what
+    `scale_skips_(model, config)` computes. The long skips are found or given as in `scale_skips_`.
+
+    All long skips or none: if one of them cannot be folded exactly, UnfoldableSkipsError says why and what to do
+    instead, and no weight has changed.
+    """
+    config, host = as_scaling(config), unwrap(model)
+    if is_scaled(model) or (isinstance(host, nn.Module) and has_scaling(host)):
+        raise AlreadyScaledError(
+            f"the long skips of this {type(host).__name__} are scaled already, and a start would scale them twice: "
+            f"unscale_(model) first, or fold_(model) to put the constants that it has into the weights"
+        )
+    if plan is not None and isinstance(host, SkipHost) and plan.sites != host.skip_sites():
+        raise InvalidConfigError(f"the plan is for another model than this {type(host).__name__}")
+    plan = find_skips(model, example_inputs, include=include, exclude=exclude) if plan is None else plan
+    scaling = config.build(plan.sites)
+    reasons = {skip.index: reason for skip in plan if (reason := _unfoldable(host, skip, scaling))}
+    if reasons:
+        raise _refusal(host, plan, scaling, reasons)
+    factors: dict[int, Constants] = {}
+    layers: dict[int, tuple[str, ...]] = {}
+    for skip in plan:
+        found = scaling.constants(skip.index)
+        assert found is not None  # otherwise there were reasons
+        factors[skip.index] = found
+        layers[skip.index] = () if found == UNSCALED else _fold(host, skip, scaling, found)
+    main = {index: found.main for index, found in factors.items()}
+    return SkipStart(
+        str(config),
+        {index: found.skip for index, found in factors.items()},
+        layers,
+        main if any(value != 1.0 for value in main.values()) else {},
+    )
+
+
+def _unfoldable(host: Any, skip: LongSkip, scaling: SkipScaling) -> str:
+    """Why κ_i cannot go into the weights; empty if it can."""
+    constants = scaling.constants(skip.index)
+    if constants is None:
+        return "its coefficients depend on the data or are learned"
+    if constants == UNSCALED:
+        return ""
+    if isinstance(host, SkipHost):
+        weights = [(skip.consumer, parameter) for parameter in host.parameters()] if isinstance(host, nn.Module) else []
+    else:
+        targets = _targets(skip, scaling)
+        if not targets:
+            return skip.unfoldable
+        if constants.main != 1.0 and any(target.output for target in targets):
+            return "its main path cannot be folded"
+        weights = [(target.module, _weight(host, target)) for target in targets]
+    for name, weight in weights:
+        if weight is None:
+            return f"{name} is not the layer that the plan names"
+        if weight.is_meta:
+            return f"{name} is on the meta device and has no weights yet"
+    return ""
+
+
+def _weight(host: nn.Module, target: FoldTarget) -> Tensor | None:
+    """The weight of a target, None if the model is not the one of the plan."""
+    try:
+        weight = getattr(host.get_submodule(target.module), "weight", None)
+    except AttributeError:
+        return None
+    return weight if isinstance(weight, Tensor) and weight.dim() >= 2 else None
+
+
+def _fold(host: Any, skip: LongSkip, scaling: SkipScaling, factors: Constants) -> tuple[str, ...]:
+    if isinstance(host, SkipHost):
+        host.fold_skip(skip.index, factors)
+        return (skip.consumer or "the model",)
+    targets = _targets(skip, scaling)
+    for target in targets:
+        _multiply(host.get_submodule(target.module), target, factors)
+    return tuple(target.module for target in targets)
+
+
+def _refusal(host: Any, plan: SkipPlan, scaling: SkipScaling, reasons: dict[int, str]) -> UnfoldableSkipsError:
+    lines = [
+        f"  long skip {i} ({plan[i].producer} to {plan[i].consumer or 'the model'}): {reasons[i]}" for i in reasons
+    ]
+    shown = [*lines[:4], f"  and {len(lines) - 4} more"] if len(lines) > 5 else lines
+    normed = [i for i in reasons if plan[i].norm and plan[i].beyond and not acts_behind_norm(plan[i], scaling)]
+    if any(scaling.constants(i) is None for i in reasons):
+        advice = 'a start needs constants, such as "cs"; for learned or data-dependent coefficients use scale_skips_'
+    elif len(normed) == len(reasons):
+        advice = (
+            'start_skips_(model, "cs:behind_norms=true", ...) multiplies the weights behind the norm, where nothing '
+            "cancels them; scale_skips_ scales in front of it, attached"
+        )
+    else:
+        advice = "attach the scaling with scale_skips_, or leave these skips out with exclude="
+    return UnfoldableSkipsError(
+        f"{len(reasons)} of {len(plan)} long skips of this {type(host).__name__} cannot be started by their weights, "
+        f"so nothing was changed:\n" + "\n".join(shown) + f"\n{advice}",
+        reasons,
+    )

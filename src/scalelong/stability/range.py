@@ -1,0 +1,535 @@
+"""The range of learning rates in which a network trains, with and without each fix.
+
+    def build(seed):                      # a new network; torch is seeded
+        return UViT(image_size=16, patch_size=4, dim=64, depth=24, heads=4)
+
+    def step(model, i, generator):        # the loss of training step i; draw data and noise from the generator
+        ...
+        return loss
+
+    print(rate_range(build, step, rates=(4e-3, 8e-3, 12e-3), seeds=8))
+
+Every method is trained at every constant rate with every seed, and the survivors are counted: a ramp of the rate is
+a much noisier instrument. Runs of one seed share initial weights, data and noise, and differ in method and rate alone.
+A run that has collapsed is ended. Runs are shared over the cores, one thread each; what is finished is kept in a
+folder, and the same call goes on from there.
+"""
+
+import copy
+import hashlib
+import inspect
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import InvalidConfigError, ScaleLongError, UnsupportedModelError
+from ..randomness import generator, seed_global
+from ..scaling.base import as_scaling
+from ..scaling.constant import NoScaling
+from ..skips import find_skips, is_scaled, scale_skips_, start_skips_
+from ..skips.examples import ExampleInputs
+from ..skips.host import unwrap
+from ..skips.plan import SkipPlan
+from .many import Key, Store, carry_out, default_jobs, kept_random_state, line
+from .probe import Meter, listen
+from .survival import RateRange, RateRun
+
+Build = Callable[[int], nn.Module]
+"""From a seed to a new network. Python's, numpy's and torch's generators are seeded before it is called."""
+Step = Callable[[nn.Module, int, torch.Generator], Tensor]
+"""The loss of training step i: a scalar with a gradient. `rate_range` does the backward and the optimiser's step."""
+MakeOptimizer = Callable[[list[nn.Parameter], float], torch.optim.Optimizer]
+
+METHODS = ("none", "start:cs:0.7", "cs:0.7", "ls")
+START = "start:"
+WATCH_EVERY = 5
+"""Steps between readings of the sizes of blocks and skips."""
+LEFT = 2.0
+"""A block or skip has left its level when it is larger or smaller than that by this factor."""
+REFERENCE_BATCHES = 4
+CURVE_POINTS = 60
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to begin: a scaling ("cs:0.7"), a start ("start:cs:0.7"), or a function that changes the new network.
+
+    `build` makes another network than that of the other methods, for example one with another initialisation.
+    """
+
+    name: str
+    change: str | Callable[[nn.Module], object] = "none"
+    build: Build | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollapseRule:
+    """When a run counts as lost. Losses are smoothed exponentially; the reference is that of a network which knows
+    nothing: of the zero predictor, or at the start."""
+
+    smoothing: float = 0.9
+    share: float = 0.5
+    """Collapsed: above this share of the reference,"""
+    factor: float = 2.0
+    """and above so many times its own best after the warm-up."""
+    learned: float = 0.9
+    """A run that ends above this share of the reference has not survived either."""
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.smoothing < 1 and self.share > 0 and self.factor > 1 and self.learned > 0):
+            raise InvalidConfigError(
+                f"a collapse rule needs 0 <= smoothing < 1, share > 0, factor > 1, learned > 0: {self}"
+            )
+
+    def __str__(self) -> str:
+        return (
+            f"a run has collapsed when its smoothed loss ({self.smoothing:g}) is above {self.share:g} of the reference "
+            f"and above {self.factor:g} times its best after the warm-up, or not finite, or ends above "
+            f"{self.learned:g} of the reference"
+        )
+
+
+def adamw(parameters: list[nn.Parameter], rate: float) -> torch.optim.Optimizer:
+    """AdamW with a short memory, as in the small recipes. One kernel for all weights: these networks are small."""
+    fused = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in parameters)
+    return torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.99), weight_decay=0.03, fused=fused)
+
+
+def rate_range(
+    build: Build | nn.Module,
+    step: Step,
+    *,
+    rates: Sequence[float],
+    methods: Sequence[str | Method] = METHODS,
+    seeds: int | Sequence[int] = 8,
+    steps: int = 300,
+    warmup: int | None = None,
+    your_rate: float | None = None,
+    optimizer: MakeOptimizer = adamw,
+    clip: float | None = None,
+    reference_loss: float | None = None,
+    rule: CollapseRule | None = None,
+    example_inputs: ExampleInputs = None,
+    plan: SkipPlan | None = None,
+    jobs: int | None = None,
+    out: str | PathLike[str] | None = None,
+    title: str = "",
+    about: dict[str, Any] | None = None,
+    after: Callable[[nn.Module, RateRun], object] | None = None,
+    say: Callable[[str], None] | None = print,
+) -> RateRange:
+    """Train every method at every rate with every seed, and count who survives.
+
+    build: makes the network from a seed; or a network, which is copied for each run and left as it is (then seeds
+        differ in data and noise alone).
+    step: (model, i, generator) -> loss. Draw everything random from the generator, and equal seeds are equal.
+    rates: constant after `warmup` steps (default: a sixth of `steps`).
+    methods: the first one is the baseline; see `Method`.
+    your_rate: the rate that you train with, for the verdict.
+    optimizer: (parameters, rate) -> torch optimiser; AdamW with betas of 0.9 and 0.99 if left out.
+    reference_loss: of the zero predictor; left out, the loss of the baseline at the start.
+    example_inputs, plan: to find the long skips; left out, the model is looked at while it takes the first step.
+    jobs: processes (default: one per core; one on an accelerator).
+    out: a folder that keeps every finished run; the same call continues there, other settings are refused.
+    about: plain values that belong to the settings and are compared as well, such as a configuration.
+    after: called at the end of each run with the trained model, in the process of the run.
+    """
+    task = Task(
+        build=_checked_build(build),
+        step=step,
+        methods=_checked_methods(methods),
+        rates=_checked_rates(rates),
+        seeds=_checked_seeds(seeds),
+        steps=_checked_count("steps", steps, 2),
+        warmup=_checked_count("warmup", steps // 6 if warmup is None else warmup, 0),
+        optimizer=optimizer,
+        clip=clip,
+        rule=rule or CollapseRule(),
+        example_inputs=example_inputs,
+        after=after,
+    )
+    if task.warmup >= task.steps:
+        raise InvalidConfigError(f"a warm-up of {task.warmup} steps leaves nothing of {task.steps} steps")
+    if not callable(step):
+        raise InvalidConfigError(f"step must be a function (model, i, generator) -> loss, got {type(step).__name__}")
+    for name, value in {"your_rate": your_rate, "clip": clip, "reference_loss": reference_loss}.items():
+        if value is not None:
+            _require_positive(name, value)
+    jobs = default_jobs() if jobs is None else _checked_count("jobs", jobs, 1)
+    with kept_random_state():
+        task, prints = task.prepared(plan, reference_loss)
+    settings = {**task.settings(), "about": about or {}}
+    store = Store(Path(out) if out is not None else None, settings, prints)
+    with store:
+        done = {key: run for key, run in store.read().items() if key in set(task.keys)}
+        waiting = [key for key in task.keys if key not in done]
+        if say is not None and done:
+            say(f"{len(done)} of {len(task.keys)} runs are finished already")
+        for run in carry_out(task.run, waiting, jobs):
+            done[run.method, run.rate, run.seed] = run
+            store.add(run)
+            if say is not None:
+                say(f"{len(done)}/{len(task.keys)}  {line(run)}")
+        assert task.reference is not None
+        found = RateRange(
+            methods=tuple(method.name for method in task.methods),
+            rates=task.rates,
+            seeds=task.seeds,
+            runs=tuple(done[key] for key in task.keys),
+            steps=task.steps,
+            warmup=task.warmup,
+            reference_loss=task.reference,
+            rule=str(task.rule),
+            your_rate=your_rate,
+            title=title,
+        )
+        if store.folder is not None:
+            found.save(store.folder)
+    return found
+
+
+# One run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """All that the runs share."""
+
+    build: Build
+    step: Step
+    methods: tuple[Method, ...]
+    rates: tuple[float, ...]
+    seeds: tuple[int, ...]
+    steps: int
+    warmup: int
+    optimizer: MakeOptimizer
+    clip: float | None
+    rule: CollapseRule
+    example_inputs: ExampleInputs
+    after: Callable[[nn.Module, RateRun], object] | None
+    reference: float | None = None
+    plans: tuple[SkipPlan | None, ...] = ()
+    """The long skips of the network of each method, where they are needed or could be found."""
+
+    @property
+    def keys(self) -> list[Key]:
+        """Seed by seed, so that what is interrupted holds whole seeds."""
+        return [(method.name, rate, seed) for seed in self.seeds for rate in self.rates for method in self.methods]
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            "steps": self.steps,
+            "warmup": self.warmup,
+            "clip": self.clip,
+            "rule": asdict(self.rule),
+            # Sums may come out differently in the last digits on another machine.
+            "reference_loss": float(f"{self.reference:.3g}"),
+        }
+
+    def make(self, position: int, seed: int, plan: SkipPlan | None) -> nn.Module:
+        """The network of a method before its first step. Weights that methods share are equal."""
+        method = self.methods[position]
+        seed_global(seed, "weights")
+        model = (method.build or self.build)(seed)
+        if not isinstance(model, nn.Module):
+            raise UnsupportedModelError(f"build({seed}) must return a torch.nn.Module, got {type(model).__name__}")
+        if callable(method.change):
+            method.change(model)
+        elif method.change.startswith(START):
+            start_skips_(model, method.change.removeprefix(START), plan=plan)
+        elif not isinstance(as_scaling(method.change), NoScaling):
+            scale_skips_(model, method.change, plan=plan)
+        return model.train()
+
+    def prepared(self, plan: SkipPlan | None, reference: float | None) -> tuple["Task", dict[str, str]]:
+        """Try every method for a step, before any work: what is wrong shows now. Gives its weights' hashes as well."""
+        plans: list[SkipPlan | None] = []
+        prints, measured = {}, reference
+        bare = replace(self, methods=tuple(replace(method, change="none") for method in self.methods))
+        for position, method in enumerate(self.methods):
+            shared = position > 0 and method.build is None and self.methods[0].build is None
+            found = plans[0] if shared else plan
+            if found is None:
+                try:
+                    found = self._find(bare.make(position, 0, None))
+                except ScaleLongError:
+                    # Without long skips a network can still be trained, but not scaled.
+                    if isinstance(method.change, str) and not _is_none(method.change):
+                        raise
+            plans.append(found)
+            model = self.make(position, 0, found)
+            prints[method.name] = _fingerprint(model)
+            losses = [self._loss(model, i, 0) for i in range(REFERENCE_BATCHES if measured is None else 1)]
+            _require_loss(losses[0], method.name)
+            if measured is None:
+                measured = sum(float(loss.detach()) for loss in losses) / len(losses)
+        assert measured is not None
+        if not (math.isfinite(measured) and measured > 0):
+            raise InvalidConfigError(
+                f"the loss at the start is {measured:g}, and collapse is judged in shares of it: give reference_loss, "
+                f"the loss of a network that has learned nothing, above 0"
+            )
+        return replace(self, plans=tuple(plans), reference=measured), prints
+
+    def _find(self, model: nn.Module) -> SkipPlan:
+        """The long skips, on what the model is given in the first step."""
+        inputs = self.example_inputs
+        if inputs is None:
+            inputs = _seen_inputs(model, lambda: self._loss(model, 0, 0))
+        return find_skips(model, inputs)
+
+    def _loss(self, model: nn.Module, i: int, seed: int) -> Tensor:
+        seed_global(seed, "step", i)
+        return self.step(model, i, generator(seed, "range", i))
+
+    def run(self, key: Key) -> RateRun:
+        """One training, from the first step to the last or to its collapse."""
+        name, rate, seed = key
+        position = [method.name for method in self.methods].index(name)
+        assert self.reference is not None
+        began = time.process_time()
+        plan = self.plans[position]
+        model = self.make(position, seed, plan)
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        optimizer = self.optimizer(parameters, rate)
+        full = [group["lr"] for group in optimizer.param_groups]
+        fate = Fate(self.rule, self.reference, self.warmup, self.steps)
+        with Watch(model, plan) as watch:
+            for i in range(self.steps):
+                for group, lr in zip(optimizer.param_groups, full, strict=True):
+                    group["lr"] = lr * min(1.0, (i + 1) / max(self.warmup, 1))
+                watch.listen(i)
+                loss = self._loss(model, i, seed)
+                watch.read(i)
+                if fate.over(i, float(loss.detach())):
+                    break
+                optimizer.zero_grad()
+                loss.backward()
+                if self.clip is not None:
+                    nn.utils.clip_grad_norm_(parameters, self.clip)
+                optimizer.step()
+        run = RateRun(
+            method=name,
+            rate=rate,
+            seed=seed,
+            outcome=fate.outcome(),
+            steps=fate.steps,
+            best=_rounded(fate.best),
+            best_step=fate.best_step,
+            last=_rounded(fate.smoothed),
+            curve=fate.curve,
+            left_first=None if fate.outcome() == "survived" else watch.left_first(fate.best_step),
+            seconds=round(time.process_time() - began, 2),
+        )
+        if self.after is not None:
+            self.after(model, run)
+        return run
+
+
+class Fate:
+    """The smoothed loss of a run, and whether it is over."""
+
+    def __init__(self, rule: CollapseRule, reference: float, warmup: int, steps: int) -> None:
+        self.rule, self.reference, self.warmup = rule, reference, warmup
+        self.smoothed, self.best, self.best_step, self.steps = math.nan, math.inf, 0, 0
+        self.curve: list[list[float]] = []
+        self._every = max(1, -(-steps // CURVE_POINTS))
+        self._collapsed = False
+
+    def over(self, i: int, loss: float) -> bool:
+        """Take the loss of step i (counted from 0); true once the run is lost."""
+        rule = self.rule
+        self.steps = i + 1
+        self.smoothed = loss if i == 0 else rule.smoothing * self.smoothed + (1 - rule.smoothing) * loss
+        if i >= self.warmup and self.smoothed < self.best:
+            self.best, self.best_step = self.smoothed, i + 1
+        risen = self.smoothed > rule.share * self.reference and self.smoothed > rule.factor * self.best
+        self._collapsed = risen or not math.isfinite(self.smoothed)
+        if ((i + 1) % self._every == 0 or i == 0 or self._collapsed) and math.isfinite(self.smoothed):
+            self.curve.append([i + 1, float(f"{self.smoothed:.4g}")])
+        return self._collapsed
+
+    def outcome(self) -> str:
+        if not math.isfinite(self.smoothed):
+            return "not finite"
+        bar = self.rule.learned * self.reference
+        if self._collapsed or (self.smoothed > bar >= self.best):
+            return "collapsed"
+        return "survived" if self.smoothed <= bar else "not learned"
+
+
+class Watch:
+    """The sizes of blocks and long skips every few steps, to tell afterwards which of them left its level first."""
+
+    def __init__(self, model: nn.Module, plan: SkipPlan | None) -> None:
+        self.meter = Meter()
+        self.readings: list[tuple[int, dict[str, float]]] = []
+        self._handles = [] if plan is None else listen(unwrap(model), plan, self.meter)
+
+    def __enter__(self) -> "Watch":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def listen(self, i: int) -> None:
+        self.meter.on = i % WATCH_EVERY == 0
+        self.meter.clear()
+
+    def read(self, i: int) -> None:
+        if self.meter.on:
+            sizes = {f"block {name}": size for name, size in self.meter.blocks.items()}
+            sizes |= {f"skip {index}": size for index, size in self.meter.skips.items()}
+            self.readings.append((i + 1, {name: float(size[0]) for name, size in sizes.items()}))
+        self.meter.on = False
+
+    def left_first(self, best_step: int) -> dict[str, Any] | None:
+        """Against the reading at the best loss: the first one that changed by LEFT; of several, the one furthest."""
+        before = [sizes for step, sizes in self.readings if step <= best_step] or [s for _, s in self.readings[:1]]
+        for step, sizes in self.readings:
+            if step <= best_step or not before:
+                continue
+            changes = {name: _change(size, before[-1].get(name, 0.0)) for name, size in sizes.items()}
+            where = max(changes, key=lambda name: changes[name], default=None)
+            if where is not None and changes[where] > math.log(LEFT):
+                factor = sizes[where] / before[-1][where] if before[-1].get(where) else math.inf
+                return {"where": where, "step": step, "factor": _rounded(factor)}
+        return None
+
+
+def _change(size: float, level: float) -> float:
+    """|log(size / level)|; a size that is not finite has left furthest."""
+    if not math.isfinite(size):
+        return math.inf
+    return abs(math.log(size / level)) if size > 0 and level > 0 else 0.0
+
+
+# Checks, and what belongs to them
+
+
+def _checked_build(build: Build | nn.Module) -> Build:
+    if isinstance(build, nn.Module):
+        if is_scaled(build):
+            raise InvalidConfigError("the model is scaled already: give it as it is without scaling (unscale_)")
+        given = build
+        return lambda _: copy.deepcopy(given)
+    if not callable(build):
+        raise InvalidConfigError(f"give a network or a function from a seed to one, got {type(build).__name__}")
+    return build
+
+
+def _checked_methods(methods: Sequence[str | Method]) -> tuple[Method, ...]:
+    listed = [methods] if isinstance(methods, str) else list(methods)
+    found = tuple(method if isinstance(method, Method) else Method(method, method) for method in listed)
+    for method in found:
+        if isinstance(method.change, str):
+            scaling = as_scaling(method.change.removeprefix(START))
+            if method.change.startswith(START) and isinstance(scaling, NoScaling):
+                raise InvalidConfigError(f"{method.change!r} starts nothing: write 'none', or 'start:cs:0.7'")
+    _require_distinct("methods", [method.name for method in found])
+    return found
+
+
+def _checked_rates(rates: Sequence[float]) -> tuple[float, ...]:
+    listed = [rates] if isinstance(rates, int | float) else list(rates)
+    for rate in listed:
+        _require_positive("rates", rate)
+    _require_distinct("rates", listed)
+    return tuple(sorted(map(float, listed)))
+
+
+def _checked_seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
+    if isinstance(seeds, int) and not isinstance(seeds, bool):
+        seeds = range(_checked_count("seeds", seeds, 1))
+    listed = list(seeds)  # type: ignore[arg-type]
+    if any(not isinstance(seed, int) or isinstance(seed, bool) for seed in listed):
+        raise InvalidConfigError(f"seeds must be whole numbers, or how many there are, got {listed}")
+    _require_distinct("seeds", listed)
+    return tuple(listed)
+
+
+def _checked_count(name: str, value: Any, low: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        raise InvalidConfigError(f"{name} must be a whole number, at least {low}, got {value!r}")
+    return value
+
+
+def _require_positive(name: str, value: Any) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or value <= 0:
+        raise InvalidConfigError(f"{name} must be above 0, got {value!r}")
+
+
+def _require_distinct(name: str, values: Sequence[Any]) -> None:
+    if not values:
+        raise InvalidConfigError(f"give at least one of {name}")
+    twice = sorted({str(value) for value in values if list(values).count(value) > 1})
+    if twice:
+        raise InvalidConfigError(f"{name}: {', '.join(twice)} is given twice")
+
+
+def _require_loss(loss: Any, method: str) -> None:
+    good = isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad
+    if not good:
+        found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        if isinstance(loss, Tensor) and loss.numel() == 1:
+            found = "a loss without a gradient"
+        raise InvalidConfigError(
+            f"step(model, i, generator) must return the loss, one number with a gradient; with {method} it returned "
+            f"{found}"
+        )
+
+
+def _seen_inputs(model: nn.Module, run: Callable[[], object]) -> ExampleInputs:
+    """What the model is given in a step, by name; None if it is called in a way that cannot be repeated."""
+    seen: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        seen.append((args, kwargs))
+
+    host = unwrap(model)
+    handle = host.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        run()
+    finally:
+        handle.remove()
+    if not seen:
+        return None
+    args, kwargs = seen[0]
+    if not kwargs:
+        return args
+    try:
+        bound = inspect.signature(host.forward).bind(*args, **kwargs)
+    except TypeError:
+        return None
+    kinds = {parameter.kind for parameter in bound.signature.parameters.values()}
+    if inspect.Parameter.VAR_POSITIONAL in kinds or inspect.Parameter.POSITIONAL_ONLY in kinds:
+        return None
+    return {**dict(zip(bound.signature.parameters, bound.args, strict=False)), **bound.kwargs}
+
+
+def _is_none(change: str) -> bool:
+    return not change.startswith(START) and isinstance(as_scaling(change), NoScaling)
+
+
+def _fingerprint(model: nn.Module) -> str:
+    """A hash of names and values of all weights."""
+    digest = hashlib.sha256()
+    for name, value in model.state_dict().items():
+        digest.update(name.encode())
+        if isinstance(value, Tensor) and not value.is_meta:
+            digest.update(str(tuple(value.shape)).encode())
+            digest.update(value.detach().cpu().double().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _rounded(value: float) -> float | None:
+    return float(f"{value:.4g}") if math.isfinite(value) else None

@@ -1,0 +1,86 @@
+"""The demo and the command `scalelong range`, in small."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from scalelong.cli import main
+from scalelong.errors import InvalidConfigError
+from scalelong.experiments import demo
+from scalelong.experiments.demo import demo_config, run_demo
+from scalelong.experiments.rates import RecipeTask, config_range
+from scalelong.runs.recipes import recipe
+
+SMALL = {"patch_size": 8, "dim": 16, "depth": 4, "heads": 2, "init_std": 0.1}
+
+
+@pytest.fixture
+def _small(monkeypatch):
+    changed = replace(demo_config(), model_options=SMALL, batch_size=4)
+    monkeypatch.setattr(demo, "demo_config", lambda depth: changed)
+    monkeypatch.setattr(demo, "WARMUP", 2)
+
+
+@pytest.mark.usefixtures("_small")
+def test_the_demo_counts_draws_and_writes_a_report(tmp_path, capsys):
+    out = tmp_path / "demo"
+    arguments = ["demo", "--steps", "5", "--seeds", "2", "--seed", "3", "--jobs", "1", "--out", str(out)]
+    assert main(arguments) == 0
+    said = capsys.readouterr().out
+    found = json.loads((out / "range.json").read_text())
+    assert found["verdict"] in said
+    assert found["seeds"] == [300, 301]
+    assert found["methods"] == ["none", "start:cs:0.7", "unit gain"]
+    assert [entry["seed"] for entry in found["samples"]] == [300] * 3
+    assert all((out / entry["file"]).read_bytes().startswith(b"\x89PNG") for entry in found["samples"])
+    report = (out / "report.html").read_text()
+    assert "unit gain" in report
+    before = (out / "runs.jsonl").read_text()
+    assert main(arguments) == 0
+    assert "6 of 6 runs are finished already" in capsys.readouterr().out
+    assert (out / "runs.jsonl").read_text() == before
+
+
+def test_base_seeds_share_no_run(tmp_path):
+    with pytest.raises(InvalidConfigError, match="base seed"):
+        run_demo(tmp_path, seed=-1)
+
+
+def test_the_range_of_a_recipe_from_the_command_line(tmp_path, capsys):
+    out = tmp_path / "range"
+    arguments = ["range", "--recipe", "digits-class-tiny", "--set", "model_options.dim=16", "model_options.heads=2"]
+    arguments += [
+        "batch_size=4",
+        "--rates",
+        "1e-3,2e-3",
+        "--methods",
+        "none,start:cs:0.7",
+        "--seeds",
+        "1",
+        "--steps",
+        "4",
+    ]
+    arguments += ["--variants", "unit: model_options.init_std=unit", "--jobs", "1", "--out", str(out)]
+    assert main(arguments) == 0
+    assert "Cannot be judged with one seed" in capsys.readouterr().out
+    found = json.loads((out / "range.json").read_text())
+    assert found["methods"] == ["none", "start:cs:0.7", "unit"]
+    assert found["your_rate"] == 1e-3
+    assert (out / "command.txt").read_text().startswith("scalelong range --recipe digits-class-tiny")
+    assert "--out" not in (out / "command.txt").read_text()
+    assert main([*arguments, "--set", "batch_size=8"]) == 1
+    assert "batch_size was 4 and is 8" in capsys.readouterr().err
+
+
+def test_methods_of_a_range_share_the_optimiser(tmp_path):
+    with pytest.raises(InvalidConfigError, match=r"'fast' changes optimizer\.betas"):
+        config_range(recipe("digits-tiny"), rates=(1e-3,), methods=["none", "fast: betas=[0.9,0.9]"], out=tmp_path)
+    half = replace(recipe("digits-tiny"), hardware=replace(recipe("digits-tiny").hardware, precision="bf16"))
+    with pytest.raises(InvalidConfigError, match="float32"):
+        config_range(half, rates=(1e-3,))
+
+
+def test_the_reference_is_the_loss_of_the_zero_predictor():
+    # ε has unit variance, whatever the data.
+    assert RecipeTask(demo_config()).zero_loss() == pytest.approx(1.0, abs=0.05)
