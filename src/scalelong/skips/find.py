@@ -127,8 +127,8 @@ def _main(trace: Trace, candidate: Candidate, attachment: Attachment | None, rep
     merge = candidate.merge
     if attachment is None or attachment.length == attachment.channels or merge.axis is None:
         return reach(trace, merge, candidate.main, repeats)
-    widths = [shape[merge.axis] for shape in merge.shapes]
-    return replace(attachment, start=sum(widths[: candidate.main]), length=widths[candidate.main])
+    width = merge.shapes[candidate.main][merge.axis]
+    return replace(attachment, start=merge.starts[candidate.main], length=width)
 
 
 def _site(trace: Trace, candidate: Candidate, index: int, attachment: Attachment | None) -> SkipSite:

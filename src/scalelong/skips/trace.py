@@ -1,10 +1,11 @@
 """One forward of a model, recorded: operations, calls, what follows from what. The model is left untouched."""
 
-import re
+import dataclasses
 import sys
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -12,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.weak import WeakTensorKeyDictionary
 
+from .identity import Extent, Identity, Write
+from .merges import OTHER, SLICES, MergeKind, kind_of
 from .untouched import untouched
 
 # Where in the source of a model an operation or a module call stands.
@@ -23,24 +25,58 @@ _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 _HELPERS = ("einops", "accelerate/hooks")
 
 
+@cache
 def is_model_code(code: CodeType) -> bool:
     file = code.co_filename
     return not file.startswith(_LIBRARIES) and not any(helper in file for helper in _HELPERS)
+
+
+@dataclass(eq=False, slots=True)
+class Invocation:
+    """One run of a function, torch's own included."""
+
+    code: CodeType
+    parent: "Invocation | None"
+    depth: int
+    module: str | None
+    """The module whose method this is, by name; None for a plain function."""
+
+    def is_inside(self, other: "Invocation") -> bool:
+        at: Invocation | None = self
+        while at is not None and at.depth > other.depth:
+            at = at.parent
+        return at is other
+
+
+def common_scope(one: Invocation, other: Invocation) -> Invocation:
+    """The innermost run of a function in which both took place."""
+    while one is not other:
+        deeper, shallower = (one, other) if one.depth > other.depth else (other, one)
+        if deeper.parent is None:
+            return deeper
+        one, other = deeper.parent, shallower
+    return one
 
 
 @dataclass(frozen=True)
 class Frame:
     code: CodeType
     instruction: int
-    module: str | None
-    """The module whose method this is, by name; None for a plain function."""
-    invocation: int
-    """Tells one run of the function from another."""
+    invocation: Invocation
+
+    @property
+    def module(self) -> str | None:
+        return self.invocation.module
 
     @property
     def position(self) -> tuple[int | None, int | None, int | None, int | None]:
         """First line, last line, first column, last column of the expression."""
-        return list(self.code.co_positions())[self.instruction // 2]
+        return _positions(self.code)[self.instruction // 2]
+
+
+@cache
+def _positions(code: CodeType) -> list[tuple[int | None, int | None, int | None, int | None]]:
+    return list(code.co_positions())
 
 
 @dataclass(frozen=True)
@@ -72,46 +108,51 @@ def _nested(code: CodeType) -> Iterator[CodeType]:
             yield from _nested(constant)
 
 
-class CallSites:
-    """Looks at the Python stack. Frames are kept, so that their identities are unique, but not their variables."""
+class CallStack:
+    """Looks at the Python stack. Only the frames of the last look are held, so that no variables are kept alive."""
 
     def __init__(self, names: dict[nn.Module, str]) -> None:
         self._names = names
-        self._frames: dict[int, FrameType] = {}
-        self._running: list[FrameType] = []
+        self._frames: list[FrameType] = []
+        self._invocations: list[Invocation] = []
 
-    def current(self, frame: FrameType | None = None) -> CallSite | None:
-        """The call site of whoever called torch, or of a frame; None if no method of a module did."""
+    def look(self, frame: FrameType) -> Invocation:
+        """The run of the innermost function. The same run is the same object at every look."""
+        frames: list[FrameType] = []
+        at: FrameType | None = frame
+        while at is not None:
+            frames.append(at)
+            at = at.f_back
+        frames.reverse()
+        same = 0
+        for old, new in zip(self._frames, frames, strict=False):
+            if old is not new:
+                break
+            same += 1
+        del self._frames[same:], self._invocations[same:]
+        for new in frames[same:]:
+            parent = self._invocations[-1] if self._invocations else None
+            self._invocations.append(Invocation(new.f_code, parent, len(self._invocations), self._owner(new)))
+            self._frames.append(new)
+        return self._invocations[-1]
+
+    def site(self, frame: FrameType) -> CallSite | None:
+        """The call site of whoever called torch from this frame; None if no method of a module did."""
+        self.look(frame)
         frames = []
-        frame = frame or sys._getframe(1)
-        while frame is not None:
-            if is_model_code(frame.f_code):
-                owner = self._owner(frame)
-                frames.append(Frame(frame.f_code, frame.f_lasti, owner, self._identity(frame)))
-                if owner is not None:
+        for at, invocation in zip(reversed(self._frames), reversed(self._invocations), strict=True):
+            if is_model_code(at.f_code):
+                frames.append(Frame(at.f_code, at.f_lasti, invocation))
+                if invocation.module is not None:
                     return CallSite(tuple(frames))
-            frame = frame.f_back
         return None
 
-    def release(self) -> None:
-        """Let go of the variables of functions that have returned."""
-        still_running = []
-        for frame in self._running:
-            try:
-                frame.clear()
-            except RuntimeError:
-                still_running.append(frame)
-        self._running = still_running
-
-    def _identity(self, frame: FrameType) -> int:
-        if id(frame) not in self._frames:
-            self._frames[id(frame)] = frame
-            self._running.append(frame)
-        return id(frame)
+    def forget(self) -> None:
+        self._frames, self._invocations = [], []
 
     def _owner(self, frame: FrameType) -> str | None:
         code = frame.f_code
-        if not code.co_argcount:
+        if not code.co_argcount or not is_model_code(code):
             return None
         first = frame.f_locals.get(code.co_varnames[0])
         return self._names.get(first) if isinstance(first, nn.Module) else None
@@ -123,6 +164,8 @@ class CallSites:
 # tensors do as well as real ones.
 
 TreePath = tuple[int | str, ...]
+Leaf = tuple[TreePath | None, int]
+"""A node among the arguments or results of a call. Without a path, it is inside of an object that cannot be copied."""
 
 
 @dataclass(slots=True)
@@ -142,6 +185,8 @@ class Node:
     options: tuple[Any, ...] = ()
     """Its arguments that are not tensors."""
     is_layer: bool = False
+    scope: Invocation | None = None
+    """The run of a function that called it, for layers."""
 
 
 @dataclass(slots=True)
@@ -152,13 +197,15 @@ class Call:
     module: nn.Module
     parent: "Call | None"
     start: int
-    inputs: list[tuple[TreePath, int]]
+    inputs: list[Leaf]
     site: CallSite | None
     """The expression that made the call, if it stands in a method of a module."""
+    number: int = 0
+    """The n-th call of this module in the forward."""
     end: int = 1 << 60
-    outputs: list[tuple[TreePath, int]] = field(default_factory=list)
-    emptied: bool = False
-    """Whether the call took elements out of a list that it was given."""
+    outputs: list[Leaf] = field(default_factory=list)
+    pops_list: bool = False
+    """Whether the call changed a list, dictionary or set that it was given: it must get that very object, no copy."""
 
     def contains(self, node: int) -> bool:
         return self.start <= node < self.end
@@ -182,26 +229,56 @@ class FunctionCall:
     start: int
     site: CallSite
     end: int = 1 << 60
-    outputs: list[tuple[TreePath, int]] = field(default_factory=list)
+    outputs: list[Leaf] = field(default_factory=list)
 
     def contains(self, node: int) -> bool:
         return self.start <= node < self.end
 
 
-@dataclass(slots=True)
-class Merge:
-    """A concatenation or addition of two or more tensors."""
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Where torch gets one operand of a merge: an argument of one operation in the forward."""
 
-    kind: str
     name: str
     ordinal: int
     """The n-th operation of this name in the forward."""
+    position: int
+    """Among the tensors of its arguments."""
     node: int
+    """What that operation makes."""
+    site: CallSite
+    call: Call
+
+
+@dataclass(slots=True)
+class Merge:
+    """Two or more tensors become one."""
+
+    form: MergeKind
+    node: int
+    """The result."""
     operands: tuple[int | None, ...]
     shapes: tuple[tuple[int, ...], ...]
     axis: int | None
+    starts: tuple[int, ...]
+    """Where each operand begins along that axis."""
+    parts: tuple[Part, ...]
+    """Where each operand goes in."""
     call: Call
     site: CallSite
+    scope: Invocation
+
+    @property
+    def kind(self) -> str:
+        return self.form.name
+
+    @property
+    def name(self) -> str:
+        return self.parts[0].name
+
+    @property
+    def ordinal(self) -> int:
+        return self.parts[0].ordinal
 
 
 @dataclass
@@ -242,6 +319,25 @@ class Trace:
             at = self.nodes[at.inputs[0]]
         return f"input {at.options[0]}"
 
+    def settle(self) -> None:
+        """A stack of tensors that is summed or averaged over the new axis, and used for nothing else, is a merge."""
+        for merge in self.merges:
+            if merge.kind == "stack":
+                users = self.users[merge.node]
+                reduced = self.nodes[users[0]] if len(users) == 1 else None
+                if reduced is not None and _sums_over(reduced, self.nodes[merge.node]) and len(reduced.inputs) == 1:
+                    merge.node = reduced.index
+                else:
+                    merge.form = OTHER
+
+
+def _sums_over(step: Node, stack: Node) -> bool:
+    """Whether a reduction takes the axis that a stack made, and that one alone."""
+    axes = [option for option in step.options if isinstance(option, list | tuple)]
+    made = [option for option in stack.options if isinstance(option, int)]
+    new = (made[0] if made else 0) % len(stack.shape)
+    return step.name in ("sum", "mean") and bool(axes) and [axis % len(stack.shape) for axis in axes[0]] == [new]
+
 
 def bits(value: int) -> Iterator[int]:
     while value:
@@ -257,19 +353,212 @@ def leaves(value: Any, path: TreePath = ()) -> Iterator[tuple[TreePath, Tensor]]
     elif isinstance(value, dict):
         for key, item in value.items():
             yield from leaves(item, (*path, key))
-    elif isinstance(value, tuple | list):
+    elif isinstance(value, tuple | list | deque):
         for position, item in enumerate(value):
             yield from leaves(item, (*path, position))
 
 
-# Record one forward of a model, with every operation and every module call.
+def held_tensors(value: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
+    """The tensors in objects of any class, such as dataclasses, and in what these hold."""
+    seen = set() if seen is None else seen
+    for item in _objects(value):
+        if id(item) not in seen:
+            seen.add(id(item))
+            for content in _attributes(item):
+                yield from (tensor for _, tensor in leaves(content))
+                yield from held_tensors(content, seen)
 
-LAYER = re.compile(
-    r"^(_|mkldnn_|cudnn_)?conv|^_?(add|b|badd|int_|scaled_)*mm$|^addbmm$|^linear$|attention|lstm|gru|encoder_layer"
+
+def _objects(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        for item in value.values():
+            yield from _objects(item)
+    elif isinstance(value, tuple | list | deque | set | frozenset):
+        for item in value:
+            yield from _objects(item)
+    elif not isinstance(value, Tensor | nn.Module | type) and (
+        dataclasses.is_dataclass(value) or type(value).__module__ not in ("builtins", "types", "torch")
+    ):
+        yield value
+
+
+def _attributes(value: Any) -> list[Any]:
+    slots = [name for cls in type(value).__mro__ for name in getattr(cls, "__slots__", ()) if isinstance(name, str)]
+    try:
+        return [*vars(value).values()] if hasattr(value, "__dict__") else [getattr(value, n, None) for n in slots]
+    except TypeError:
+        return []
+
+
+def _containers(value: Any) -> Iterator[Any]:
+    if isinstance(value, list | dict | deque | set):
+        yield value
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list | deque) else ()
+    for item in items:
+        yield from _containers(item)
+    for item in _objects(value) if not items else ():
+        for content in _attributes(item):
+            if isinstance(content, list | dict | deque | set):
+                yield content
+
+
+def _content(container: Any) -> list[Any]:
+    return [*container.items()] if isinstance(container, dict) else [*container]
+
+
+def _changed(container: Any, before: list[Any]) -> bool:
+    now = _content(container)
+    if len(now) != len(before):
+        return True
+    if isinstance(container, dict):
+        return any(a[0] != b[0] or a[1] is not b[1] for a, b in zip(now, before, strict=True))
+    return any(a is not b for a, b in zip(now, before, strict=True))
+
+
+# What counts as a layer: it has learned weights, or mixes positions. Everything does that is not known to do neither,
+# so that recurrent layers, Fourier transforms, scans and operations of other libraries count.
+
+_NO_LAYERS = frozenset(
+    [
+        "cat",
+        "stack",
+        "copy",
+        "clone",
+        "_to_copy",
+        "contiguous",
+        "lift_fresh",
+        "lift",
+        "index",
+        "index_select",
+        "index_put",
+        "index_copy",
+        "index_fill",
+        "index_add",
+        "gather",
+        "scatter",
+        "scatter_add",
+        "scatter_reduce",
+        "take",
+        "take_along_dim",
+        "masked_fill",
+        "masked_scatter",
+        "masked_select",
+        "where",
+        "flip",
+        "roll",
+        "repeat",
+        "repeat_interleave",
+        "tile",
+        "rot90",
+        "constant_pad_nd",
+        "pad",
+        "im2col",
+        "col2im",
+        "unfold_copy",
+        "pixel_shuffle",
+        "pixel_unshuffle",
+        "channel_shuffle",
+        "slice_scatter",
+        "select_scatter",
+        "diagonal_scatter",
+        "as_strided_scatter",
+        "tril",
+        "triu",
+        "diag_embed",
+        "_reshape_copy",
+        "sum",
+        "mean",
+        "amax",
+        "amin",
+        "max",
+        "min",
+        "argmax",
+        "argmin",
+        "var",
+        "std",
+        "var_mean",
+        "std_mean",
+        "prod",
+        "norm",
+        "linalg_vector_norm",
+        "any",
+        "all",
+        "logsumexp",
+        "median",
+        "mode",
+        "sort",
+        "topk",
+        "kthvalue",
+        "argsort",
+        "unique",
+        "nonzero",
+        "count_nonzero",
+        "_softmax",
+        "_log_softmax",
+        "_safe_softmax",
+        "softmax",
+        "_weight_norm_interface",
+        "grid_sampler_2d",
+        "grid_sampler_3d",
+        "affine_grid_generator",
+        "dropout",
+        "native_dropout",
+        "bernoulli",
+        "normal",
+        "rand_like",
+        "_local_scalar_dense",
+        "item",
+        "equal",
+        "searchsorted",
+        "bucketize",
+        "histc",
+        "bincount",
+        "one_hot",
+        "_unique2",
+        "unique_dim",
+        "polar",
+        "complex",
+        "view_as_real_copy",
+        "resize_",
+        "set_",
+        "renorm",
+        "dequantize",
+        "quantize_per_tensor",
+        "slices",
+        "alias",
+        "trace",
+    ]
 )
-MERGES = {"cat": "cat", "add": "add", "add_": "add", "sub": "add", "sub_": "add", "lerp": "lerp", "lerp_": "lerp"}
+_NO_LAYER_PARTS = ("_norm", "upsample", "_pool", "reflection_pad", "replication_pad", "fake_quantize", "foreach")
 # These take the shape of a tensor, not its values.
-SHAPE_ONLY = ("zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "new_")
+_SHAPE_ONLY = ("zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "new_")
+# These write without looking at what was there.
+_OVERWRITE = frozenset(("copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_", "exponential_"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Operation:
+    """What the schema of an operation tells."""
+
+    name: str
+    is_layer: bool
+    writes: tuple[int | str, ...]
+    """The arguments that it changes, by position or keyword."""
+    outs: tuple[str, ...]
+
+
+@cache
+def _operation(func: Any) -> _Operation:
+    schema = func._schema
+    name = schema.name.partition("::")[2]
+    written = [n for n, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
+    writes = tuple(key for n in written for key in (n, schema.arguments[n].name))
+    outs = tuple(argument.name for argument in schema.arguments if argument.is_out)
+    views = any(result.alias_info is not None and not result.alias_info.is_write for result in schema.returns)
+    plain = name.rstrip("_").removesuffix("_copy")
+    known = views or torch.Tag.pointwise in func.tags or plain in _NO_LAYERS or name in _NO_LAYERS
+    known = known or any(part in name for part in _NO_LAYER_PARTS) or name.startswith(_SHAPE_ONLY)
+    return _Operation(name, not known, writes, outs)
 
 
 class Recorder(TorchDispatchMode):
@@ -279,13 +568,13 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.trace = Trace(model)
         self.names = {module: name for name, module in model.named_modules()}
-        self._node_of = WeakTensorKeyDictionary()
-        self._last_write: dict[int, int] = {}
-        self._sites = CallSites(self.names)
+        self._identity = Identity(self._assembled)
+        self._python = CallStack(self.names)
         self._counts: Counter[str] = Counter()
         self._stack: list[Call] = []
-        self._lists: list[list[tuple[list[Any], int]]] = []
+        self._lists: list[list[tuple[Any, list[Any]]]] = []
         self._functions: dict[FrameType, FunctionCall] = {}
+        self._assignments: dict[int, Part] = {}
 
     # Module boundaries -------------------------------------------------------------------------------------------
 
@@ -297,72 +586,84 @@ class Recorder(TorchDispatchMode):
             parent=self._stack[-1] if self._stack else None,
             start=len(self.trace.nodes),
             inputs=self._tracked((args, kwargs)),
-            site=self._sites.current(),
+            site=self._python.site(sys._getframe(1)),
+            number=self.trace.call_count[name],
         )
         self.trace.call_count[name] += 1
         self._stack.append(call)
-        self._lists.append([(value, len(value)) for value in _lists((args, kwargs))])
+        self._lists.append([(value, _content(value)) for value in _containers((args, kwargs))])
         self.trace.calls.append(call)
 
     def leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:  # noqa: ARG002
         call = self._stack.pop()
         call.end = len(self.trace.nodes)
         call.outputs = self._tracked(output)
-        call.emptied = any(len(value) != length for value, length in self._lists.pop())
-        self._sites.release()
+        call.pops_list = any(_changed(value, content) for value, content in self._lists.pop())
 
     # Operations --------------------------------------------------------------------------------------------------
 
-    def add_input(self, tensor: Tensor, path: TreePath) -> None:
-        node = Node(len(self.trace.nodes), "input", tuple(tensor.shape), options=(".".join(map(str, path)),))
+    def add_input(self, tensor: Tensor, name: str) -> None:
+        node = Node(len(self.trace.nodes), "input", tuple(tensor.shape), options=(name,))
         self.trace.nodes.append(node)
-        self._node_of[tensor] = node.index
+        self._identity.know(tensor, node.index)
 
     def node_of(self, tensor: Tensor) -> int | None:
-        node = self._node_of.get(tensor)
-        # A later write through another view of the same memory changed this tensor, too.
-        written = self._last_write.get(_memory(tensor))
-        if written is not None and (node is None or written > node):
-            return written
-        return node
+        return self._identity.node_of(tensor)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        name = func._schema.name.partition("::")[2]
-        tensors = [tensor for _, tensor in leaves((args, kwargs))]
-        operands = tuple(self.node_of(tensor) for tensor in tensors)
+        operation = _operation(func)
+        name = operation.name
+        found = [(path, tensor) for path, tensor in leaves((args, kwargs))]
+        tensors = [tensor for _, tensor in found]
+        ignored = {*operation.outs, *(operation.writes if name in _OVERWRITE else ())}
+        operands = tuple(None if path[1] in ignored else self._identity.node_of(tensor) for path, tensor in found)
         result = func(*args, **kwargs)
+        ordinal = self._counts[name]
         self._counts[name] += 1
-        inputs = tuple(dict.fromkeys(node for node in operands if node is not None))
-        if not inputs or name.startswith(SHAPE_ONLY):
-            for _, tensor in leaves(result):
-                self._node_of.pop(tensor, None)
-            return result
         outputs = [tensor for _, tensor in leaves(result)]
-        if not outputs:
+        written = [tensor for path, tensor in found if path[1] in operation.writes]
+        inputs = tuple(dict.fromkeys(node for node in operands if node is not None))
+        if not inputs or name.startswith(_SHAPE_ONLY):
+            for tensor in outputs:
+                self._identity.know(tensor, None)
+            for tensor in written:
+                self._identity.write(tensor, None)
             return result
-        node = self._add(name, outputs[0], inputs, operands, _plain((args, kwargs)))
-        if func._schema.is_mutable:
-            self._last_write[_memory(outputs[0])] = node.index
-        if len(outputs) == 1:
-            self._node_of[outputs[0]] = node.index
+        if not outputs and not written:
+            return result
+        made = (written or outputs)[0]
+        node = self._add(operation, made, inputs, operands, _plain((args, kwargs)))
+        if written:
+            for tensor in written:
+                self._identity.write(tensor, node.index)
+        elif len(outputs) == 1:
+            self._identity.know(outputs[0], node.index)
         else:
             # Each piece of a split is a tensor of its own.
+            piece = _Operation(f"{name} output", False, (), ())
             for tensor in outputs:
-                self._node_of[tensor] = self._add(f"{name} output", tensor, (node.index,), (node.index,), ()).index
-        if name in MERGES and outputs[0].is_floating_point():
-            self._add_merge(MERGES[name], node, tensors, operands, args, kwargs)
+                self._identity.know(tensor, self._add(piece, tensor, (node.index,), (node.index,), ()).index)
+        joins = len(inputs) > 1 or kind_of(name) is not OTHER
+        if (joins or name == "copy_") and (made.is_floating_point() or made.is_complex()) and self._stack:
+            site = self._python.site(sys._getframe(1))
+            if site is not None and name == "copy_":
+                self._assignments[node.index] = Part(name, ordinal, 1, node.index, site, self._stack[-1])
+            elif site is not None and len(tensors) > 1:
+                self._add_merge(node, ordinal, tensors, operands, args, kwargs, site)
         return result
 
-    def _add(self, name: str, tensor: Tensor, inputs: tuple[int, ...], operands: Any, options: Any) -> Node:
+    def _add(self, operation: _Operation, tensor: Tensor, inputs: tuple[int, ...], operands: Any, options: Any) -> Node:
         trace = self.trace
         ancestors = 0
         for one in inputs:
             ancestors |= trace.with_ancestors(one)
-        is_layer = LAYER.search(name) is not None and not name.endswith(" output")
+        is_layer = operation.is_layer and (tensor.is_floating_point() or tensor.is_complex())
         call = self._stack[-1] if self._stack else None
         index = len(trace.nodes)
-        node = Node(index, name, tuple(tensor.shape), inputs, operands, ancestors, call, options, is_layer)
+        scope = self._python.look(sys._getframe(2)) if is_layer else None
+        name = operation.name
+        node = Node(index, name, tuple(tensor.shape), inputs, operands, ancestors, call, options, is_layer, scope)
         trace.nodes.append(node)
         trace.layers |= is_layer << index
         trace.products |= (name in ("mul", "mul_") and len(inputs) == 2) << index
@@ -370,30 +671,76 @@ class Recorder(TorchDispatchMode):
             trace.users[one].append(index)
         return node
 
-    def _add_merge(self, kind: str, node: Node, tensors: list[Tensor], operands: Any, args: Any, kwargs: Any) -> None:
-        site = self._sites.current()
-        if len(tensors) < 2 or site is None or not self._stack:
-            return
-        axis = None
-        if kind == "cat":
-            axis = int(args[1] if len(args) > 1 else kwargs.get("dim", 0)) % len(node.shape)
-        else:
-            tensors, operands = tensors[:2], operands[:2]
-        shapes = tuple(tuple(tensor.shape) for tensor in tensors)
-        ordinal = self._counts[node.name] - 1
+    def _add_merge(
+        self, node: Node, ordinal: int, tensors: list[Tensor], operands: Any, args: Any, kwargs: Any, site: CallSite
+    ) -> None:
+        form = kind_of(node.name)
+        shapes = [tuple(tensor.shape) for tensor in tensors]
+        positions = form.positions(node.name, shapes, [operand is not None for operand in operands])
+        axis = form.axis(args, kwargs, len(node.shape))
+        shapes = tuple(shapes[position] for position in positions)
+        widths = [0 if axis is None or len(shape) <= axis else shape[axis] for shape in shapes]
+        call = self._stack[-1]
+        parts = tuple(Part(node.name, ordinal, position, node.index, site, call) for position in positions)
         self.trace.merges.append(
-            Merge(kind, node.name, ordinal, node.index, operands, shapes, axis, self._stack[-1], site)
+            Merge(
+                form=form,
+                node=node.index,
+                operands=tuple(operands[position] for position in positions),
+                shapes=shapes,
+                axis=axis,
+                starts=tuple(sum(widths[:n]) for n in range(len(widths))),
+                parts=parts,
+                call=call,
+                site=site,
+                scope=site.frames[0].invocation,
+            )
         )
+
+    def _assembled(self, tensor: Tensor, writes: list[Write], before: int | None) -> int:
+        """A node for a tensor that was written in parts, or through another view of its memory."""
+        tracked = [write for write in reversed(writes) if write.node is not None]
+        nodes = tuple(dict.fromkeys([*([] if before is None else [before]), *(w.node for w in tracked)]))
+        if len(nodes) == 1:
+            return self._add(_Operation("alias", False, (), ()), tensor, nodes, nodes, ()).index
+        node = self._add(_Operation("slices", False, (), ()), tensor, nodes, nodes, ())
+        parts = [self._assignments.get(write.node or -1) for write in tracked]
+        known = [part for part in parts if part is not None]
+        axis_and_starts = _side_by_side([write.extent for write in tracked], Extent.of(tensor))
+        complete = before is None and len(known) == len(parts) and axis_and_starts is not None
+        form = SLICES if complete else OTHER
+        site = known[-1].site if known else self._python.site(sys._getframe(2))
+        if site is not None and self._stack:
+            axis, starts = axis_and_starts if complete and axis_and_starts is not None else (None, (0,) * len(nodes))
+            sources = tuple(self.trace.nodes[part.node].operands[1] for part in known) if complete else nodes
+            call = self._stack[-1]
+            self.trace.merges.append(
+                Merge(
+                    form=form,
+                    node=node.index,
+                    operands=sources,
+                    shapes=tuple(
+                        self.trace.nodes[n].shape for n in ((part.node for part in known) if complete else nodes)
+                    ),
+                    axis=axis,
+                    starts=starts,
+                    parts=tuple(known) if complete else (Part("slices", 0, 0, node.index, site, call),) * len(nodes),
+                    call=call,
+                    site=site,
+                    scope=site.frames[0].invocation,
+                )
+            )
+        return node.index
 
     # Plain functions ---------------------------------------------------------------------------------------------
 
     def watch(self, frame: FrameType, event: str, value: Any) -> None:
         """A profiler that notes calls of the model's own functions."""
         if event == "call" and frame.f_back is not None and is_model_code(frame.f_code):
-            site = self._sites.current(frame.f_back)
             code = frame.f_code
             names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-            if site is None or not is_model_code(frame.f_back.f_code) or site.method is None:
+            site = self._python.site(frame.f_back) if is_model_code(frame.f_back.f_code) else None
+            if site is None or site.method is None:
                 return
             bound = bool(names) and names[0] == "self"
             values = {name: frame.f_locals.get(name) for name in names}
@@ -406,9 +753,26 @@ class Recorder(TorchDispatchMode):
             call = self._functions.pop(frame)
             call.end, call.outputs = len(self.trace.nodes), self._tracked(value)
 
-    def _tracked(self, value: Any) -> list[tuple[TreePath, int]]:
-        found = ((path, self.node_of(tensor)) for path, tensor in leaves(value))
-        return [(path, node) for path, node in found if node is not None]
+    def _tracked(self, value: Any) -> list[Leaf]:
+        found: list[tuple[TreePath | None, Tensor]] = [*leaves(value)]
+        found += [(None, tensor) for tensor in held_tensors(value)]
+        nodes = ((path, self.node_of(tensor)) for path, tensor in found)
+        return [(path, node) for path, node in nodes if node is not None]
+
+
+def _side_by_side(parts: list[Extent], whole: Extent) -> tuple[int, tuple[int, ...]] | None:
+    """The one axis along which parts of a tensor follow each other, and where each begins; None if it is not so."""
+    intervals = [part.intervals(whole) for part in parts]
+    if any(one is None for one in intervals):
+        return None
+    cut = {n for one in intervals for n, (a, end, b, whole_end) in enumerate(one or ()) if (a, end) != (b, whole_end)}
+    if len(cut) != 1:
+        return None
+    (axis,) = cut
+    spans = sorted((one[axis][0], one[axis][1]) for one in intervals if one is not None)
+    apart = all(first[1] <= second[0] for first, second in zip(spans, spans[1:], strict=False))
+    first = whole.corner()[axis]
+    return (axis, tuple(one[axis][0] - first for one in intervals if one is not None)) if apart else None
 
 
 def record(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], *, functions: bool = False) -> Trace:
@@ -424,7 +788,9 @@ def record(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], *, fun
                 handles.append(module.register_forward_pre_hook(recorder.enter, with_kwargs=True))
                 handles.append(module.register_forward_hook(recorder.leave, with_kwargs=True))
             for path, tensor in leaves((tuple(args), kwargs)):
-                recorder.add_input(tensor, path[1:])
+                recorder.add_input(tensor, ".".join(map(str, path[1:])))
+            for number, tensor in enumerate(held_tensors((tuple(args), kwargs))):
+                recorder.add_input(tensor, f"object {number}")
             with recorder:
                 profiler = sys.getprofile()
                 if functions:
@@ -432,31 +798,24 @@ def record(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], *, fun
                 try:
                     output = model(*args, **kwargs)
                 finally:
-                    sys.setprofile(profiler)
+                    if functions:
+                        _restore_profiler(profiler)
         finally:
             for handle in handles:
                 handle.remove()
-        recorder.trace.outputs = {node for _, node in recorder._tracked(_unpacked(output))}
+            recorder._python.forget()
+        recorder.trace.outputs = {node for _, node in recorder._tracked(output)}
+    recorder.trace.settle()
     return recorder.trace
 
 
-def _unpacked(output: Any) -> Any:
-    """Outputs that are dataclasses without being dictionaries (transformers, diffusers) count as well."""
-    return vars(output) if hasattr(output, "__dict__") and not isinstance(output, dict | Tensor) else output
-
-
-def _memory(tensor: Tensor) -> int:
-    try:
-        return tensor.untyped_storage()._cdata
-    except (NotImplementedError, RuntimeError):  # sparse tensors and wrapper subclasses have none
-        return -id(tensor)
-
-
-def _lists(value: Any) -> Iterator[list[Any]]:
-    if isinstance(value, list):
-        yield value
-    for item in value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ():
-        yield from _lists(item)
+def _restore_profiler(profiler: Any) -> None:
+    # cProfile's is no function: it has to be switched on again by its own means.
+    if profiler is None or callable(profiler):
+        sys.setprofile(profiler)
+    else:
+        sys.setprofile(None)
+        profiler.enable()
 
 
 def _plain(value: Any) -> tuple[Any, ...]:
