@@ -38,6 +38,8 @@ class SkipSite:
     """Length L of a token tensor (B, L, C); None for other features."""
     fixed_tokens: bool = False
     """Whether L can never change, so that a gate with one weight per token makes sense."""
+    batch_axis: int | None = 0
+    """The axis along which the images of a batch lie: 1 for tokens (L, B, C), None for features without a batch."""
 
 
 class Constants(NamedTuple):
@@ -65,6 +67,14 @@ class SkipScaling(nn.Module, ABC):
     @abstractmethod
     def scale(self, skip: Tensor, index: int) -> Tensor:
         """The skip as it enters merge i."""
+
+    def scales_main(self, index: int) -> bool:  # noqa: ARG002
+        """Whether the main path is changed at merge i by more than the factor of `constants`."""
+        return False
+
+    def scale_main(self, main: Tensor, index: int) -> Tensor:  # noqa: ARG002
+        """The main path as it enters merge i."""
+        return main
 
     def prepare(self, skip: Tensor, index: int) -> tuple[Tensor, Constants, Tensor | None]:
         """The skip, and what is left for the merge to multiply it by: constants, and a gate that broadcasts against it.

@@ -23,7 +23,7 @@ from ..errors import (
 )
 from ..scaling.base import Scaling, SkipScaling, as_scaling
 from ..scaling.constant import NoScaling
-from .attach import REGISTERED, Attached, acts_behind_norm, attach_, attached, detach_, forget_compiled, has_scaling
+from .attach import REGISTERED, Attached, acts_behind_norm, attach_, attached, detach_, reset_compiler, has_scaling
 from .examples import ExampleInputs
 from .find import Patterns, find_skips
 from .host import SkipHost, native_plan, unwrap
@@ -160,7 +160,7 @@ def _set_native(host: SkipHost, scaling: SkipScaling) -> None:
     if isinstance(host, nn.Module):
         anchor = next(host.parameters(), None)
         host.skip_scaling = scaling.to(anchor.device).train(host.training) if anchor is not None else scaling
-    forget_compiled()
+    reset_compiler()
 
 
 def _warn_if_cancelled(plan: SkipPlan, scaling: SkipScaling) -> None:

@@ -17,7 +17,7 @@ from .host import native_plan, unwrap
 from .nest import Candidate, Selection, candidates, select, select_all
 from .plan import Attachment, LongSkip, SkipPlan
 from .reach import merge_axis, obstacle, reach
-from .trace import Trace, record
+from .trace import Merge, Trace, record
 
 Patterns = str | Sequence[str] | None
 
@@ -114,7 +114,16 @@ def _describe(trace: Trace, candidate: Candidate, index: int, repeats: int) -> L
         unfoldable=unfoldable,
         readers=readers(trace, candidate, repeats),
         beyond=beyond_norms(trace, candidate, repeats) if behind.norm else (),
+        operand=candidate.operand,
+        main_operand=candidate.main,
+        occurrence=occurrence(trace, merge),
     )
+
+
+def occurrence(trace: Trace, merge: Merge) -> int:
+    """Of the merges at one place of the source in one module: which it is."""
+    same = [m.node for m in trace.merges if m.site.text == merge.site.text and m.call.name == merge.call.name]
+    return same.index(merge.node)
 
 
 def _producer(trace: Trace, candidate: Candidate) -> str:

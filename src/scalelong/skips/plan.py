@@ -33,6 +33,11 @@ class Attachment:
     """All channels of that tensor."""
     source: "Source | None" = None
 
+    @property
+    def is_slice(self) -> bool:
+        """Whether the operand is a part of that tensor, a concatenation."""
+        return self.length < self.channels
+
     def __str__(self) -> str:
         if self.kind == "native":
             return "by the model itself"
@@ -56,6 +61,8 @@ class Source:
     execution: int
     executions: int
     """This is the n-th of so many executions of the expression in one run of the method."""
+    owner: str = ""
+    """The qualified name of the function: a method of a base class, or one that the instance keeps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +109,14 @@ class LongSkip:
     """The linear layers and convolutions that take the merge as it is, such as the shortcut of a residual block."""
     beyond: tuple[FoldTarget, ...] = ()
     """The convolutions behind the normalisation as well: all that read the skip. Empty if something else does, too."""
+    operand: int = -1
+    """Position of the skip among the operands of the merge."""
+    main_operand: int = -1
+    occurrence: int = 0
+    """This is the n-th merge at its location in its module in one forward."""
+    direct: Attachment | None = None
+    """Where to scale the skip exactly as it enters the merge, if `attachment` lies before a crop, a pad or a factor of
+    the model: for methods that look at the data."""
 
     def replace(self, **changes: Any) -> "LongSkip":
         return replace(self, **changes)
@@ -229,6 +244,7 @@ def _skip(entry: dict[str, Any]) -> LongSkip:
     values["shape"] = tuple(values["shape"])
     values["attachment"] = _attachment(values["attachment"])
     values["main"] = _attachment(values["main"])
+    values["direct"] = _attachment(values.get("direct"))
     for name in ("fold", "readers", "beyond"):
         values[name] = tuple(FoldTarget(**target) for target in values.get(name, ()))
     return LongSkip(**values)

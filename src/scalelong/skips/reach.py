@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from .plan import Attachment, Source
-from .source import can_rewrite, source_digest
+from .source import can_rewrite, function_of, source_digest
 from .trace import Call, CallSite, FunctionCall, Merge, Node, Trace
 from .trace import TreePath as Path
 
@@ -298,11 +298,13 @@ class _Places:
             return None
         first = method.code.co_firstlineno
         relative = (line - first, last_line - first, column, last_column)
-        if not can_rewrite(module, method.code, relative, operand):
+        function = function_of(module, method.code)
+        if function is None or not can_rewrite(module, method.code, relative, operand):
             return None
         return method.module, Source(
             method=method.code.co_name,
-            digest=source_digest(type(module), method.code.co_name),
+            owner=function.__qualname__,
+            digest=source_digest(function),
             line=line,
             position=relative,
             operand=operand,
