@@ -235,7 +235,13 @@ class GateSlices(Action):
     """The slices of a concatenation that are the operands, as their method scales them: (start, length, is main)."""
 
     def __init__(
-        self, label: str, axis: int, channels: int, slices: list[tuple[int, int, bool]], scaling: SkipScaling, index: int
+        self,
+        label: str,
+        axis: int,
+        channels: int,
+        slices: list[tuple[int, int, bool]],
+        scaling: SkipScaling,
+        index: int,
     ) -> None:
         super().__init__(label, axis, channels)
         self.slices = slices

@@ -23,7 +23,7 @@ from ..errors import (
 )
 from ..scaling.base import Scaling, SkipScaling, as_scaling
 from ..scaling.constant import NoScaling
-from .attach import REGISTERED, Attached, acts_behind_norm, attach_, attached, detach_, reset_compiler, has_scaling
+from .attach import REGISTERED, Attached, acts_behind_norm, attach_, attached, detach_, has_scaling, reset_compiler
 from .examples import ExampleInputs
 from .find import Patterns, find_skips
 from .host import SkipHost, native_plan, unwrap

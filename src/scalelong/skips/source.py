@@ -413,7 +413,9 @@ def can_rewrite(module: nn.Module, code: CodeType, position: Position, operand: 
 def source_digest(function: FunctionType) -> str:
     tree = syntax_tree(function)
     if tree is None:
-        raise UnreachableSkipError(f"there is no source of {function.__qualname__}, or it changed since it was imported")
+        raise UnreachableSkipError(
+            f"there is no source of {function.__qualname__}, or it changed since it was imported"
+        )
     return hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:16]
 
 
@@ -501,7 +503,9 @@ def _rewritten_code(function: FunctionType, original: CodeType, sites: list[Edit
     exec(code, {}, names)
     rewritten = names["factory"](*free).__code__
     if rewritten.co_freevars != free:
-        raise UnreachableSkipError(f"{function.__qualname__} uses variables around it in a way that cannot be rewritten")
+        raise UnreachableSkipError(
+            f"{function.__qualname__} uses variables around it in a way that cannot be rewritten"
+        )
     return rewritten.replace(co_qualname=original.co_qualname, co_firstlineno=original.co_firstlineno)
 
 
@@ -661,4 +665,3 @@ def _call(method: str, number: int, *arguments: Any) -> ast.Call:
 
 def _expression(text: str) -> ast.expr:
     return ast.parse(text, mode="eval").body
-
