@@ -85,6 +85,7 @@ class Identity:
     def __init__(self, assemble: Assemble) -> None:
         self._assemble = assemble
         self._known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+        self._assembled: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._writes: dict[int, list[Write]] = {}
         self._memory: dict[int, StorageWeakRef] = {}
         self._time = 0
@@ -95,6 +96,9 @@ class Identity:
         history = self._writes.get(_address(tensor), ())
         if not history or history[-1].time <= since:
             return node
+        until, made = self._assembled.get(tensor, (-1, None))
+        if until == history[-1].time:
+            return made
         extent, parts = Extent.of(tensor), []
         for write in reversed(history):
             if write.time <= since:
@@ -111,7 +115,7 @@ class Identity:
         if all(part.node is None for part in parts) and (whole or node is None):
             return None
         made = self._assemble(tensor, parts, None if whole else node)
-        self.know(tensor, made)
+        self._assembled[tensor] = (history[-1].time, made)
         return made
 
     def know(self, tensor: Tensor, node: int | None) -> None:

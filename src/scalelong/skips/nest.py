@@ -2,8 +2,8 @@
 
 A candidate is an interval: it begins where a feature leaves the main path and ends at the merge. The skips of a U lie
 one inside the other; residual blocks follow each other. Where a candidate belongs is told by its *scope*, the innermost
-run of a function in which the merge and all layers that it goes around took place: the skips of one U share the scope of
-the U, while a residual of an attention block, a dense block or a pyramid of pooled features has a scope of its own.
+run of a function in which the merge and all layers that it goes around took place: the skips of one U share the scope
+of the U, while a residual of an attention block, a dense block or a pyramid of pooled features has a scope of its own.
 """
 
 import ast
@@ -234,6 +234,8 @@ def _fork(features: Features, skip: int, main: int, merge: Merge) -> tuple[int, 
         start = common.bit_length() - 1
         on_skip, on_main = len(trace.layers_between(start, skip)), len(trace.layers_between(start, main))
         longer = on_main > on_skip
+        if not on_skip and not on_main:
+            longer = trace.mixes_between(start, main) > trace.mixes_between(start, skip)
         if on_skip and on_main:
             lower, skip_lower = (_goes_lower(trace, start, end, merge) for end in (main, skip))
             longer = lower if lower != skip_lower else longer
@@ -452,7 +454,8 @@ def _hidden(trace: Trace, chain: list[Candidate], others: list[Candidate]) -> li
             continue
         inside = [one for one in chain if contains(trace, c, one)]
         outside = [one for one in chain if contains(trace, one, c)]
-        is_level = len(inside) + len(outside) == len(chain) and (inside or c.goes_lower) and _has_decoder(trace, c)
+        lower = c.goes_lower and not trace.nodes[c.end].is_layer
+        is_level = len(inside) + len(outside) == len(chain) and (inside or lower) and _has_decoder(trace, c)
         if is_level and c.skip_layers <= 1 and _dominates(trace, c.start, c.main_node):
             found.append(c)
     return found
@@ -496,17 +499,19 @@ def _has_branches(candidate: Candidate) -> bool:
 
 def _without_injections(trace: Trace, found: list[Candidate]) -> list[Candidate]:
     """Without the input at several sizes, which some networks show to every level again."""
-    raw = [c for c in found if trace.nodes[c.start].name == "input"]
+    raw = [c for c in found if not trace.with_ancestors(c.start) & trace.layers]
     resized = [c for c in raw if _resized(trace, c)]
     return [c for c in found if c not in raw] if resized and len({c.end for c in raw}) > 1 else list(found)
 
 
 def _resized(trace: Trace, candidate: Candidate) -> bool:
-    axis = candidate.merge.axis
-    shape, image = candidate.merge.shapes[candidate.operand], trace.nodes[candidate.start].shape
-    axis = 1 if axis is None else axis
-    return len(shape) == len(image) and any(
-        a != b for n, (a, b) in enumerate(zip(shape, image, strict=True)) if n != axis
+    axis = 1 if candidate.merge.axis is None else candidate.merge.axis
+    shape = candidate.merge.shapes[candidate.operand]
+    sources = trace.with_ancestors(candidate.start)
+    images = [trace.nodes[node].shape for node in bits(sources) if trace.nodes[node].name == "input"]
+    same = [image for image in images if len(image) == len(shape)]
+    return bool(same) and not any(
+        all(a == b for n, (a, b) in enumerate(zip(shape, image, strict=True)) if n != axis) for image in same
     )
 
 
@@ -514,6 +519,9 @@ def _without_blocks(trace: Trace, found: list[Candidate]) -> list[Candidate]:
     """Without residual blocks (merges at one place that follow each other) and parallel branches of one block."""
     kept: list[Candidate] = []
     for same in _by_site(trace, found).values():
+        # Around nothing but weights that are multiplied in a loop (a scan) only where others go around layers.
+        if not any(c.main_layers for c in same):
+            continue
         several = len({c.merge.node for c in same}) > 1
         if several and _follow_each_other(trace, same):
             first = [c for c in same if c.goes_lower][:1]

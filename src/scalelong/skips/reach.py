@@ -161,7 +161,7 @@ COMMUTING = COPIES | VIEWS | {"expand", "slice", "narrow", "pin_memory", "mul"}
 
 
 def reach(trace: Trace, merge: Merge, operand: int, repeats: int, *, directly: bool = False) -> Attachment | None:
-    """The best place to scale an operand, or None. Directly: exactly as it enters the merge, but for copies and views."""
+    """The best place to scale an operand, or None. Directly: as it enters the merge, but for copies and views."""
     return next(_Places(trace, merge, operand, repeats, directly).all(), None)
 
 
@@ -376,7 +376,7 @@ def _parameter(trace: Trace, call: Call | FunctionCall, node: int, follower: int
     names = [name for name, leaf in call.parameters.items() if leaf == node]
     if len(names) != 1 or not _is_only_for(trace, call, node, follower):
         return None
-    return f"#{call.names.index(names[0])}={names[0]}"
+    return names[0]
 
 
 def _is_only_for(trace: Trace, call: Call | FunctionCall, node: int, follower: int) -> bool:

@@ -1,11 +1,13 @@
 """One forward of a model, recorded: operations, calls, what follows from what. The model is left untouched."""
 
 import dataclasses
+import inspect
 import sys
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -223,9 +225,7 @@ class FunctionCall:
     """One call of a plain function or method from the method of a module."""
 
     parameters: dict[str, int]
-    """The nodes that it got, by the name of the parameter."""
-    names: tuple[str, ...]
-    """All parameters in order, without `self`."""
+    """The nodes that it got, by the argument in the text of the call: "#1=skip" for the second one, or its keyword."""
     start: int
     site: CallSite
     end: int = 1 << 60
@@ -294,6 +294,8 @@ class Trace:
     """The layer nodes as a bit set."""
     products: int = 0
     """The nodes that multiply two tensors."""
+    mixtures: int = 0
+    """The nodes that are no layers, but multiply or add weights, or stack positions, as a scan in a loop does."""
 
     def __post_init__(self) -> None:
         self.call_count: Counter[str] = Counter()
@@ -308,6 +310,10 @@ class Trace:
         """The layers on the paths from one node to another, without the first."""
         found = self.with_ancestors(end) & self.layers & ~((2 << start) - 1)
         return [layer for layer in bits(found) if self.depends(layer, start)]
+
+    def mixes_between(self, start: int, end: int) -> int:
+        found = self.with_ancestors(end) & self.mixtures & ~((2 << start) - 1)
+        return sum(self.depends(node, start) for node in bits(found))
 
     def producer(self, node: int) -> str:
         """The name of the outermost module call whose result this node is, behind plain functions."""
@@ -419,115 +425,17 @@ def _changed(container: Any, before: list[Any]) -> bool:
 # so that recurrent layers, Fourier transforms, scans and operations of other libraries count.
 
 _NO_LAYERS = frozenset(
-    [
-        "cat",
-        "stack",
-        "copy",
-        "clone",
-        "_to_copy",
-        "contiguous",
-        "lift_fresh",
-        "lift",
-        "index",
-        "index_select",
-        "index_put",
-        "index_copy",
-        "index_fill",
-        "index_add",
-        "gather",
-        "scatter",
-        "scatter_add",
-        "scatter_reduce",
-        "take",
-        "take_along_dim",
-        "masked_fill",
-        "masked_scatter",
-        "masked_select",
-        "where",
-        "flip",
-        "roll",
-        "repeat",
-        "repeat_interleave",
-        "tile",
-        "rot90",
-        "constant_pad_nd",
-        "pad",
-        "im2col",
-        "col2im",
-        "unfold_copy",
-        "pixel_shuffle",
-        "pixel_unshuffle",
-        "channel_shuffle",
-        "slice_scatter",
-        "select_scatter",
-        "diagonal_scatter",
-        "as_strided_scatter",
-        "tril",
-        "triu",
-        "diag_embed",
-        "_reshape_copy",
-        "sum",
-        "mean",
-        "amax",
-        "amin",
-        "max",
-        "min",
-        "argmax",
-        "argmin",
-        "var",
-        "std",
-        "var_mean",
-        "std_mean",
-        "prod",
-        "norm",
-        "linalg_vector_norm",
-        "any",
-        "all",
-        "logsumexp",
-        "median",
-        "mode",
-        "sort",
-        "topk",
-        "kthvalue",
-        "argsort",
-        "unique",
-        "nonzero",
-        "count_nonzero",
-        "_softmax",
-        "_log_softmax",
-        "_safe_softmax",
-        "softmax",
-        "_weight_norm_interface",
-        "grid_sampler_2d",
-        "grid_sampler_3d",
-        "affine_grid_generator",
-        "dropout",
-        "native_dropout",
-        "bernoulli",
-        "normal",
-        "rand_like",
-        "_local_scalar_dense",
-        "item",
-        "equal",
-        "searchsorted",
-        "bucketize",
-        "histc",
-        "bincount",
-        "one_hot",
-        "_unique2",
-        "unique_dim",
-        "polar",
-        "complex",
-        "view_as_real_copy",
-        "resize_",
-        "set_",
-        "renorm",
-        "dequantize",
-        "quantize_per_tensor",
-        "slices",
-        "alias",
-        "trace",
-    ]
+    """
+    cat stack copy clone _to_copy contiguous lift_fresh lift slices alias resize_ set_ polar complex _reshape_copy
+    index index_select index_put index_copy index_fill index_add gather scatter scatter_add scatter_reduce take where
+    take_along_dim masked_fill masked_scatter masked_select slice_scatter select_scatter diagonal_scatter tril triu
+    flip roll repeat repeat_interleave tile rot90 constant_pad_nd pad im2col col2im pixel_shuffle pixel_unshuffle
+    channel_shuffle diag_embed as_strided_scatter grid_sampler_2d grid_sampler_3d affine_grid_generator
+    sum mean amax amin max min argmax argmin var std var_mean std_mean prod norm linalg_vector_norm any all logsumexp
+    median mode sort topk kthvalue argsort nonzero count_nonzero _softmax _log_softmax _safe_softmax softmax trace
+    dropout native_dropout bernoulli normal renorm _weight_norm_interface dequantize quantize_per_tensor
+    _local_scalar_dense item equal searchsorted bucketize histc bincount one_hot _unique2 unique_dim
+    """.split()  # noqa: SIM905, as a list it would fill two screens
 )
 _NO_LAYER_PARTS = ("_norm", "upsample", "_pool", "reflection_pad", "replication_pad", "fake_quantize", "foreach")
 # These take the shape of a tensor, not its values.
@@ -666,6 +574,7 @@ class Recorder(TorchDispatchMode):
         node = Node(index, name, tuple(tensor.shape), inputs, operands, ancestors, call, options, is_layer, scope)
         trace.nodes.append(node)
         trace.layers |= is_layer << index
+        trace.mixtures |= (not is_layer and (None in operands or name == "stack")) << index
         trace.products |= (name in ("mul", "mul_") and len(inputs) == 2) << index
         for one in inputs:
             trace.users[one].append(index)
@@ -735,18 +644,14 @@ class Recorder(TorchDispatchMode):
     # Plain functions ---------------------------------------------------------------------------------------------
 
     def watch(self, frame: FrameType, event: str, value: Any) -> None:
-        """A profiler that notes calls of the model's own functions."""
-        if event == "call" and frame.f_back is not None and is_model_code(frame.f_code):
-            code = frame.f_code
-            names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-            site = self._python.site(frame.f_back) if is_model_code(frame.f_back.f_code) else None
+        """A profiler that notes calls from the model's own functions: of each other, and of torch's (checkpoint)."""
+        if event == "call" and frame.f_back is not None and is_model_code(frame.f_back.f_code):
+            site = self._python.site(frame.f_back)
             if site is None or site.method is None:
                 return
-            bound = bool(names) and names[0] == "self"
-            values = {name: frame.f_locals.get(name) for name in names}
-            tensors = {name: self.node_of(item) for name, item in values.items() if isinstance(item, Tensor)}
-            parameters = {name: node for name, node in tensors.items() if node is not None}
-            call = FunctionCall(parameters, names[1:] if bound else names, len(self.trace.nodes), site)
+            words = {word: self.node_of(item) for word, item in _arguments(frame) if isinstance(item, Tensor)}
+            parameters = {word: node for word, node in words.items() if node is not None}
+            call = FunctionCall(parameters, len(self.trace.nodes), site)
             self._functions[frame] = call
             self.trace.functions.append(call)
         elif event == "return" and frame in self._functions:
@@ -760,6 +665,24 @@ class Recorder(TorchDispatchMode):
         return [(path, node) for path, node in nodes if node is not None]
 
 
+def _arguments(frame: FrameType) -> Iterator[tuple[str, Any]]:
+    """The arguments of a function that begins to run, as they may stand in the text of the call; without `self`."""
+    code, values = frame.f_code, frame.f_locals
+    positional, named = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
+    names = code.co_varnames
+    bound = int(bool(positional) and names[0] == "self")
+    for n, name in enumerate(names[bound:positional]):
+        yield f"#{n}={name}", values.get(name)
+    for name in names[positional:named]:
+        yield name, values.get(name)
+    if code.co_flags & inspect.CO_VARARGS:
+        for n, item in enumerate(values.get(names[named], ())):
+            yield f"#{positional - bound + n}", item
+        named += 1
+    if code.co_flags & inspect.CO_VARKEYWORDS:
+        yield from values.get(names[named], {}).items()
+
+
 def _side_by_side(parts: list[Extent], whole: Extent) -> tuple[int, tuple[int, ...]] | None:
     """The one axis along which parts of a tensor follow each other, and where each begins; None if it is not so."""
     intervals = [part.intervals(whole) for part in parts]
@@ -770,7 +693,7 @@ def _side_by_side(parts: list[Extent], whole: Extent) -> tuple[int, tuple[int, .
         return None
     (axis,) = cut
     spans = sorted((one[axis][0], one[axis][1]) for one in intervals if one is not None)
-    apart = all(first[1] <= second[0] for first, second in zip(spans, spans[1:], strict=False))
+    apart = all(first[1] <= second[0] for first, second in pairwise(spans))
     first = whole.corner()[axis]
     return (axis, tuple(one[axis][0] - first for one in intervals if one is not None)) if apart else None
 
