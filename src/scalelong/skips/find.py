@@ -200,8 +200,8 @@ def _hidden(trace: Trace, selection: Selection) -> UnreachableSkipError:
     places = ", ".join(dict.fromkeys(f"{m.parts[0].name.rstrip('_')} at {m.site.text}" for m in merges))
     return UnreachableSkipError(
         f"{type(trace.model).__name__} has {len(selection.chosen)} long skips that can be scaled, and among them "
-        f"features that are merged in another way: {places}. Whether these are long skips is not known, and the numbers "
-        f"of the others depend on it. Merge by torch.cat or an addition there, or leave these merges out by "
+        f"features that are merged in another way: {places}. Whether these are long skips is not known, and the "
+        f"numbers of the others depend on it. Merge by torch.cat or an addition there, or leave these merges out by "
         f"exclude={first.site.text!r} if they are no long skips"
     )
 
@@ -214,6 +214,6 @@ def _nothing(trace: Trace, found: list[Candidate], include: Patterns, exclude: P
         f"no long skip in {type(trace.model).__name__}{patterns}: looked at {len(trace.nodes)} operations in "
         f"{len(trace.calls)} module calls, with {counts['cat'] + counts['slice']} concatenations, "
         f"{counts['add'] + counts['stack']} additions and {counts['lerp']} interpolations of tensors. {shortcuts} of "
-        f"them join a path with a shortcut around it, but these follow each other (residual and dense blocks) instead of "
-        f"lying one inside the other, as in a U. Merges by a maximum, a product or attention are no long skips"
+        f"them join a path with a shortcut around it, but these follow each other (residual and dense blocks) instead "
+        f"of lying one inside the other, as in a U. Merges by a maximum, a product or attention are no long skips"
     )

@@ -86,7 +86,8 @@ class Features:
             return len(shape) >= 2
         if len(shape) == 2:
             return shape[0] != merged[0]
-        return len(shape) > 2 and (_positions_beside_batch(shape) > 1 or _positions_beside_batch(merged) == 1)
+        vector = _positions_beside_batch(shape) == 1 and _positions_beside_batch(merged) > 1
+        return len(shape) > 2 and (not vector or shape in merge.shapes)
 
 
 def _positions_beside_batch(shape: tuple[int, ...]) -> int:
@@ -488,11 +489,14 @@ def _without_dense(cats: list[Candidate]) -> list[Candidate]:
 
 
 def _has_branches(candidate: Candidate) -> bool:
-    """A pyramid of pooled or dilated branches: beside the main path others that begin at the same feature."""
-    trace, merge = candidate.trace, candidate.merge
+    """A pyramid of pooled or dilated branches: beside the main path others that fork off at the same feature."""
+    trace, merge, start = candidate.trace, candidate.merge, candidate.start
+    main = trace.with_ancestors(candidate.main_node)
     rest = [node for n, node in enumerate(merge.operands) if n not in (candidate.operand, candidate.main)]
     return any(
-        node is not None and trace.depends(node, candidate.start) and trace.layers_between(candidate.start, node)
+        node is not None
+        and (trace.with_ancestors(node) & main).bit_length() - 1 == start
+        and trace.layers_between(start, node)
         for node in rest
     )
 
