@@ -109,7 +109,7 @@ def contains(trace: Trace, outer: Candidate, inner: Candidate) -> bool:
 
 def _contains_or_again(trace: Trace, outer: Candidate, inner: Candidate) -> bool:
     """The same, or the same feature is merged a second time, later."""
-    again = outer.skip_node == inner.skip_node and outer.start == inner.start
+    again = outer.start == inner.start and not outer.skip_layers and not inner.skip_layers
     return contains(trace, outer, inner) or (again and trace.depends(outer.end, inner.end))
 
 
@@ -503,7 +503,7 @@ def _has_branches(candidate: Candidate) -> bool:
 
 def _without_injections(trace: Trace, found: list[Candidate]) -> list[Candidate]:
     """Without the input at several sizes, which some networks show to every level again."""
-    raw = [c for c in found if not trace.with_ancestors(c.start) & trace.layers]
+    raw = [c for c in found if not any(trace.nodes[n].is_learned for n in bits(trace.with_ancestors(c.start)))]
     resized = [c for c in raw if _resized(trace, c)]
     return [c for c in found if c not in raw] if resized and len({c.end for c in raw}) > 1 else list(found)
 
@@ -552,10 +552,21 @@ def _is_parallel_branch(trace: Trace, candidate: Candidate, found: list[Candidat
 
 def _doubtful(trace: Trace, chain: list[Candidate], rest: list[Candidate]) -> list[Candidate]:
     sites = {site_key(trace, c) for c in chain}
+    aside = [c for c in rest if site_key(trace, c) not in sites and _is_one_sided(trace, c, chain[-1])]
+    # On one side of the bottleneck lie fusions of the encoder or of the decoder; or another U.
+    if len(longest_chain(trace, aside)) < 2:
+        rest = [c for c in rest if c not in aside or (c.goes_lower and not c.skip_layers)]
     doubtful = [c for c in rest if site_key(trace, c) in sites or any(_conflict(c, one, chain) for one in chain)]
     second = longest_chain(trace, [c for c in rest if c not in doubtful])
     # With any doubt, all are shown: which of them is meant is for the reader to say.
     return list(rest) if doubtful or len(second) > 1 else []
+
+
+def _is_one_sided(trace: Trace, candidate: Candidate, innermost: Candidate) -> bool:
+    def follows(first: int, second: int) -> bool:
+        return first == second or trace.depends(second, first)
+
+    return follows(candidate.end, innermost.start) or follows(innermost.end, candidate.start)
 
 
 def _conflict(candidate: Candidate, one: Candidate, chain: list[Candidate]) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from .identity import Extent, Identity, Write
 from .merges import OTHER, SLICES, MergeKind, kind_of
@@ -187,6 +188,8 @@ class Node:
     options: tuple[Any, ...] = ()
     """Its arguments that are not tensors."""
     is_layer: bool = False
+    is_learned: bool = False
+    """Whether it is a layer with weights of the model."""
     scope: Invocation | None = None
     """The run of a function that called it, for layers."""
 
@@ -483,6 +486,8 @@ class Recorder(TorchDispatchMode):
         self._lists: list[list[tuple[Any, list[Any]]]] = []
         self._functions: dict[FrameType, FunctionCall] = {}
         self._assignments: dict[int, Part] = {}
+        # The weights, and what is computed from them alone.
+        self._weights = WeakTensorKeyDictionary(dict.fromkeys(model.parameters(), True))
 
     # Module boundaries -------------------------------------------------------------------------------------------
 
@@ -533,8 +538,11 @@ class Recorder(TorchDispatchMode):
         written = [tensor for path, tensor in found if path[1] in operation.writes]
         inputs = tuple(dict.fromkeys(node for node in operands if node is not None))
         if not inputs or name.startswith(_SHAPE_ONLY):
+            learned = any(tensor in self._weights for tensor in tensors)
             for tensor in outputs:
                 self._identity.know(tensor, None)
+                if learned:
+                    self._weights[tensor] = True
             for tensor in written:
                 self._identity.write(tensor, None)
             return result
@@ -542,6 +550,7 @@ class Recorder(TorchDispatchMode):
             return result
         made = (written or outputs)[0]
         node = self._add(operation, made, inputs, operands, _plain((args, kwargs)))
+        node.is_learned = node.is_layer and any(tensor in self._weights for tensor in tensors)
         if written:
             for tensor in written:
                 self._identity.write(tensor, node.index)
@@ -571,7 +580,7 @@ class Recorder(TorchDispatchMode):
         index = len(trace.nodes)
         scope = self._python.look(sys._getframe(2)) if is_layer else None
         name = operation.name
-        node = Node(index, name, tuple(tensor.shape), inputs, operands, ancestors, call, options, is_layer, scope)
+        node = Node(index, name, tuple(tensor.shape), inputs, operands, ancestors, call, options, is_layer, scope=scope)
         trace.nodes.append(node)
         trace.layers |= is_layer << index
         trace.mixtures |= (not is_layer and (None in operands or name == "stack")) << index
