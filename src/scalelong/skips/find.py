@@ -116,6 +116,7 @@ def _describe(trace: Trace, candidate: Candidate, index: int, repeats: int) -> L
         beyond=beyond_norms(trace, candidate, repeats) if behind.norm else (),
         operand=candidate.operand,
         main_operand=candidate.main,
+        merged_in=merge.call.name,
         occurrence=occurrence(trace, merge),
     )
 
