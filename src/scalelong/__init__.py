@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         SkipMismatchError,
         UnreachableSkipError,
         UnsupportedModelError,
+        VerificationError,
     )
     from .kappa import (
         KappaChoice,
@@ -81,6 +82,7 @@ _HOMES = {
         "SkipMismatchError",
         "UnreachableSkipError",
         "UnsupportedModelError",
+        "VerificationError",
     ),
     "kappa": (
         "KappaChoice",
@@ -155,6 +157,7 @@ __all__ = [
     "UniformScaling",
     "UnreachableSkipError",
     "UnsupportedModelError",
+    "VerificationError",
     "__version__",
     "as_scaling",
     "choose_kappa",

@@ -60,6 +60,10 @@ class SkipMismatchError(ScaleLongError, RuntimeError):
     """A scaled model runs in another way than the plan of its long skips says."""
 
 
+class VerificationError(ScaleLongError, RuntimeError):
+    """A scaled model does not compute what it should: a skip has no effect, or something else is scaled."""
+
+
 class ExampleInputsError(ScaleLongError, ValueError):
     """Example inputs are needed to find the long skips, or the model cannot run on those that were given."""
 

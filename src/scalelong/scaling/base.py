@@ -109,6 +109,8 @@ class Scaling(ABC):
 
     name: ClassVar[str]
     """The shorthand, as in `scale_skips_(model, "cs")`."""
+    looks_at_data: ClassVar[bool] = True
+    """Whether coefficients depend on the features, so that it matters which axis holds the batch."""
 
     def __post_init__(self) -> None:
         self.validate()

@@ -18,9 +18,9 @@ AGAIN = (
 )
 
 
-def is_backward() -> bool:
-    """Whether a backward is running: what is called inside of it computes again what a forward has computed."""
-    return torch._C._current_graph_task_id() != -1
+def running_backward() -> int:
+    """The backward that is running, or -1: what is called inside of it computes again what a forward has computed."""
+    return torch._C._current_graph_task_id()
 
 
 # Every edit must act once in each forward of the model. A skip that is bypassed or scaled twice is an error.
@@ -52,7 +52,7 @@ class Tally:
         running = self._running()
         if len(running) > 32:  # forwards that ended with an exception
             running.clear()
-        running.append([0] * len(self.labels))
+        running.append((running_backward(), [0] * len(self.labels)))
 
     def count(self, slots: Sequence[int]) -> None:
         if torch.compiler.is_compiling():
@@ -63,9 +63,9 @@ class Tally:
             counts = self._traced
         else:
             running = self._running()
-            if not running or is_backward():
+            if not running or running[-1][0] != running_backward():
                 return
-            counts = running[-1]
+            counts = running[-1][1]
         for slot in slots:
             counts[slot] += 1
             if counts[slot] > self.repeats == 1:
@@ -76,7 +76,7 @@ class Tally:
             counts, self._traced = self._traced, []
         else:
             running = self._running()
-            counts = running.pop() if running else []
+            counts = running.pop()[1] if running else []
         # A network that runs several times may do so as often as it likes, but then with all of its skips.
         if self.is_off:
             return
@@ -108,7 +108,7 @@ class Tally:
         factors = self.factors
         return factors is not None and not factors
 
-    def _running(self) -> list[list[int]]:
+    def _running(self) -> list[tuple[int, list[int]]]:
         forwards = self._forwards
         if not hasattr(forwards, "counts"):
             forwards.counts = []

@@ -132,6 +132,7 @@ def _describe(trace: Trace, candidate: Candidate, index: int, repeats: int) -> L
         direct=_direct(trace, candidate, attachment, repeats),
         operand=merge.parts[candidate.operand].position,
         main_operand=merge.parts[candidate.main].position,
+        merged_in=merge.call.name,
         occurrence=occurrence(trace, merge),
     )
 

@@ -112,8 +112,10 @@ class LongSkip:
     operand: int = -1
     """Position of the skip among the operands of the merge."""
     main_operand: int = -1
+    merged_in: str = ""
+    """The module in whose forward the merge runs."""
     occurrence: int = 0
-    """This is the n-th merge at its location in its module in one forward."""
+    """This is the n-th merge at its location in that module in one forward."""
     direct: Attachment | None = None
     """Where to scale the skip exactly as it enters the merge, if `attachment` lies before a crop, a pad or a factor of
     the model: for methods that look at the data."""

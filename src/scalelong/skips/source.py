@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import SkipMismatchError, UnreachableSkipError
-from .actions import Action, Tally, is_backward
+from .actions import Action, Tally, running_backward
 
 Position = tuple[int, int, int, int]
 Operand = int | str | None
@@ -132,10 +132,11 @@ class InnerFunction:
     def __init__(self, outer: Invocation) -> None:
         self.outer = outer
         self.calls: list[InnerInvocation] = []
+        self.defined_in = -1 if torch.compiler.is_compiling() else running_backward()
 
     def start(self) -> "InnerInvocation":
-        # The backward can only follow a forward: a call inside of it computes again what was computed before.
-        again = not torch.compiler.is_compiling() and is_backward() and bool(self.calls)
+        # A call from a backward that began after the definition computes again what was computed before.
+        again = not torch.compiler.is_compiling() and running_backward() != self.defined_in and bool(self.calls)
         if again and len(self.calls) > 1:
             raise SkipMismatchError(
                 "a function inside of a method runs for several long skips, and activation checkpointing computes it "
@@ -241,8 +242,9 @@ class Rewrites:
 def _unpickled(entries: list[tuple[str, str, list[tuple[EditSite, Actions]]]], tally: Tally) -> Rewrites:
     edits = []
     for key, digest, sites in entries:
-        function = _imported(key)
-        if function is None or source_digest(function) != digest:
+        named = _imported(key)
+        function = next((f for f in named if syntax_tree(f) is not None and source_digest(f) == digest), None)
+        if function is None:
             raise UnreachableSkipError(
                 f"the source of {key.partition(':')[2]} has changed since this model was saved: its scaled skips "
                 f"cannot be placed. Load the weights into a new model and scale that"
@@ -385,16 +387,16 @@ def _key(function: FunctionType) -> str:
     return f"{function.__module__}:{function.__qualname__}"
 
 
-def _imported(key: str) -> FunctionType | None:
-    """The function of this name in its module, under its decorators."""
+def _imported(key: str) -> list[FunctionType]:
+    """The functions of this name in their module, decorators and what they wrap."""
     module, _, qualname = key.partition(":")
     try:
         found: Any = importlib.import_module(module)
         for part in qualname.split("."):
             found = inspect.getattr_static(found, part)
     except (ImportError, AttributeError):
-        return None
-    return next((f for f in _functions_in(found, set(), 6) if f.__qualname__ == qualname), None)
+        return []
+    return [function for function in _functions_in(found, set(), 6) if function.__qualname__ == qualname]
 
 
 # From a function to its text. The text must be the one that runs: a file can change after it was imported.
@@ -487,26 +489,22 @@ def _rewritten_code(function: FunctionType, original: CodeType, sites: list[Edit
     body: Any = editor.visit(tree)
     if editor.missing:
         raise UnreachableSkipError(f"the merges of {function.__qualname__} are not where they were planned")
-    body.decorator_list, body.returns = [], None
     arguments = body.args
-    # Defaults belong to the function, not to its code; they only must be as many.
-    arguments.defaults = [ast.Constant(None) for _ in arguments.defaults]
-    arguments.kw_defaults = [default and ast.Constant(None) for default in arguments.kw_defaults]
     first = (arguments.posonlyargs + arguments.args)[0].arg
     start = ast.parse(f"{_RUN} = {_START}({first}, {_key(function)!r})").body[0]
     _at_the_beginning(body, start)
     free = original.co_freevars
     factory: Any = ast.parse(f"def factory({', '.join(free)}):\n    return {body.name}")
     factory.body[0].body.insert(0, body)
-    names: dict[str, Any] = {}
+    # Only its code is wanted. Nothing runs: decorators and defaults belong to the function, which stays.
     code = compile(ast.fix_missing_locations(factory), original.co_filename, "exec", dont_inherit=True)
-    exec(code, {}, names)
-    rewritten = names["factory"](*free).__code__
-    if rewritten.co_freevars != free:
+    inner = next(constant for constant in code.co_consts if isinstance(constant, CodeType))
+    rewritten = next(c for c in inner.co_consts if isinstance(c, CodeType) and c.co_name == body.name)
+    if rewritten.co_freevars != free or rewritten.co_firstlineno != original.co_firstlineno:
         raise UnreachableSkipError(
             f"{function.__qualname__} uses variables around it in a way that cannot be rewritten"
         )
-    return rewritten.replace(co_qualname=original.co_qualname, co_firstlineno=original.co_firstlineno)
+    return rewritten.replace(co_qualname=original.co_qualname)
 
 
 def _at_the_beginning(function: Any, statement: ast.stmt) -> None:
