@@ -35,7 +35,7 @@ from ..scaling.base import SkipScaling, SkipSite
 from ..scaling.constant import NoScaling
 from .actions import running_backward
 from .attach import Attached, Edit, attached, detach_
-from .examples import planning_mode as without_freeu
+from .examples import without_freeu
 from .host import Host
 from .nest import candidates
 from .plan import LongSkip, SkipPlan
