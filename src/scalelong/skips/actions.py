@@ -1,4 +1,4 @@
-"""What is done at a merge: an operand is scaled, whole or as a slice; the hooks that do it; and who counts that all did."""
+"""What is done at a merge: an operand is scaled, whole or as a slice. The hooks that do it, and the count of them."""
 
 import copy
 import threading

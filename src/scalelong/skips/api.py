@@ -48,9 +48,9 @@ def scale_skips_(
     The long skips are found by `find_skips(model, example_inputs, include=..., exclude=...)`, or given as a `plan`.
     A model that is scaled already raises AlreadyScaledError: `unscale_` it first.
 
-    What the scaled model computes is verified on the example inputs, in evaluation and in training mode, and at the first
-    forward with inputs of another kind (`scalelong.skips.verify`); a difference raises VerificationError, and the model
-    is left as it was. `verify=False` leaves that out. In each forward it is checked that every skip was scaled, once.
+    What the scaled model computes is verified on the example inputs, in evaluation and in training mode, and at the
+    first forward with inputs of another kind (`scalelong.skips.verify`). A difference raises VerificationError, and the
+    model is left as it was. `verify=False` leaves that out. In each forward it is checked that every skip was scaled.
     """
     config = as_scaling(config)
     host = host_of(model)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import AlreadyScaledError, ScalingMismatchError, UnreachableSkipError
+from ..errors import AlreadyScaledError, ScalingMismatchError, SkipMismatchError, UnreachableSkipError
 from ..scaling.base import SkipScaling
 from .actions import Action, ArgumentHook, Gate, GateSlices, Multiply, MultiplySlices, OutputHook, Pass, Tally
 from .plan import Attachment, LongSkip, SkipPlan
@@ -46,6 +46,8 @@ class Attached:
     tally: Tally = field(default_factory=lambda: Tally((), 1))
     edits: "list[Edit]" = field(default_factory=list)
     """What was changed, in the order of the slots of the tally."""
+    structure: "list[tuple[nn.Module, str, nn.Module]]" = field(default_factory=list)
+    """The modules that were changed and those around them: (parent, name, child)."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "inputs": None}
@@ -81,6 +83,7 @@ def attach_(host: nn.Module, state: Attached) -> None:
     if learned and hasattr(host, REGISTERED):
         raise AlreadyScaledError(f"{type(host).__name__} has an attribute {REGISTERED!r} of its own: rename it first")
     state.edits = edits
+    state.structure = structure_of(host, edits)
     state.tally = Tally([edit.label for edit in edits], state.plan.repeats)
     try:
         for kind in dict.fromkeys(kind_of(edit.attachment) for edit in edits):
@@ -148,9 +151,25 @@ class EnterHook:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         state = self.state
-        if state.verifier is not None and not torch.compiler.is_compiling():
-            state.verifier(module, state, args, kwargs)
+        if not torch.compiler.is_compiling():
+            # Adapters and other people's edits put modules in the place of those that are scaled.
+            if any(parent._modules.get(name) is not child for parent, name, child in state.structure):
+                self.accept_new_structure(module)
+            if state.verifier is not None:
+                state.verifier(module, state, args, kwargs)
         state.tally.begin()
+
+    def accept_new_structure(self, host: nn.Module) -> None:
+        state = self.state
+        if getattr(host, "_is_replica", False):
+            return  # a copy of the model for another device, with modules of its own
+        if state.verifier is None:
+            raise SkipMismatchError(
+                f"modules of this {type(host).__name__} that are scaled were replaced or reordered: unscale_ the model "
+                f"and scale it again"
+            )
+        state.seen.clear()
+        state.structure = structure_of(host, state.edits)
 
 
 class LeaveHook:
@@ -294,8 +313,9 @@ def _edits(host: nn.Module, skip: LongSkip, scaling: SkipScaling) -> Iterator[Ed
             reason = skip.obstacle or "it is neither argument nor result of a module, nor can its merge be rewritten"
             raise UnreachableSkipError(
                 f"the {'main path' if main else 'skip'} of long skip {skip.index} ({skip.producer} to "
-                f"{skip.consumer or 'the model'}, merged at {skip.location}) cannot be scaled: {reason}. Do that merge in "
-                f"a module of its own, called once per forward, or leave this skip out with exclude={skip.location!r}"
+                f"{skip.consumer or 'the model'}, merged at {skip.location}) cannot be scaled: {reason}. Do that merge "
+                f"in a module of its own, called once per forward, or leave this skip out with "
+                f"exclude={skip.location!r}"
             )
         yield Edit(skip, place, factor, main)
 
@@ -319,6 +339,20 @@ def _edits_behind_norm(host: nn.Module, skip: LongSkip, factor: float) -> Iterat
             channels=layer.in_channels,
         )
         yield Edit(skip, place, factor, behind_norm=True)
+
+
+def structure_of(host: nn.Module, edits: list[Edit]) -> list[tuple[nn.Module, str, nn.Module]]:
+    """All modules on the way to those that are changed, as far as they are there."""
+    found: dict[tuple[int, str], tuple[nn.Module, str, nn.Module]] = {}
+    for name in dict.fromkeys(edit.attachment.module for edit in edits):
+        parent = host
+        for part in name.split(".") if name else ():
+            child = parent._modules.get(part)
+            if child is None:
+                break
+            found[id(parent), part] = (parent, part, child)
+            parent = child
+    return list(found.values())
 
 
 def require_module(host: nn.Module, name: str) -> None:

@@ -111,7 +111,7 @@ def _describe(trace: Trace, candidate: Candidate, index: int, repeats: int) -> L
     fold, unfoldable = fold_targets(trace, candidate, repeats)
     return LongSkip(
         index=index,
-        producer=_producer(trace, candidate),
+        producer=producer_of(trace, candidate),
         consumer=attachment.module
         if attachment is not None and attachment.kind == "concat argument"
         else merge.call.name,
@@ -130,8 +130,8 @@ def _describe(trace: Trace, candidate: Candidate, index: int, repeats: int) -> L
         readers=readers(trace, candidate, repeats),
         beyond=beyond_norms(trace, candidate, repeats) if behind.norm else (),
         direct=_direct(trace, candidate, attachment, repeats),
-        operand=merge.parts[candidate.operand].position,
-        main_operand=merge.parts[candidate.main].position,
+        operand=candidate.operand,
+        main_operand=candidate.main,
         merged_in=merge.call.name,
         occurrence=occurrence(trace, merge),
     )
@@ -147,7 +147,7 @@ def occurrence(trace: Trace, merge: Merge) -> int:
     return same.index(merge.node)
 
 
-def _producer(trace: Trace, candidate: Candidate) -> str:
+def producer_of(trace: Trace, candidate: Candidate) -> str:
     source, last = trace.producer(candidate.start), trace.producer(candidate.skip_node)
     return source if source == last else f"{source} via {last}"
 

@@ -1,4 +1,4 @@
-"""Hosts: models with long skips. One protocol for those that scale their skips themselves and those scaled from outside.
+"""Hosts: models with long skips. One protocol for those that scale their skips themselves and for all others.
 
     NativeHost     the model knows its skips and has a `skip_scaling`, as our U-ViT has
     AttachedHost   any other model: hooks and rewritten functions, by a plan

@@ -1,6 +1,7 @@
 """The plan: where the long skips of a model are and how each will be scaled. People read it before they trust it."""
 
 import json
+import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -120,6 +121,13 @@ class LongSkip:
     """Where to scale the skip exactly as it enters the merge, if `attachment` lies before a crop, a pad or a factor of
     the model: for methods that look at the data."""
 
+    @property
+    def positions(self) -> int | None:
+        """The number of rows times columns of the features; None for tokens and vectors."""
+        if len(self.shape) < 4 or self.site.channel_axis != 1:
+            return None
+        return math.prod(self.shape[2:])
+
     def replace(self, **changes: Any) -> "LongSkip":
         return replace(self, **changes)
 
@@ -148,7 +156,11 @@ class SkipPlan:
 
     @property
     def sites(self) -> tuple[SkipSite, ...]:
-        return tuple(skip.site for skip in self.skips)
+        """What a scaling method may know."""
+        sizes = [skip.positions for skip in self.skips]
+        known = sorted({size for size in sizes if size is not None})
+        pairs = zip(self.skips, sizes, strict=True)
+        return tuple(skip.site if s is None else replace(skip.site, level=known.index(s)) for skip, s in pairs)
 
     def select(self, indices: Sequence[int]) -> "SkipPlan":
         """A plan of these long skips alone, numbered anew in this order, outermost first."""

@@ -53,6 +53,7 @@ class Invocation:
         self.actions = actions
         self.executions = [0] * len(actions)
         self.as_method = [False] * len(actions)
+        self.pending = [0] * len(actions)
 
     def __call__(self, site: int, value: Any) -> Any:
         """The value as it enters the merge."""
@@ -91,18 +92,28 @@ class Invocation:
             items[operand] = self(site, items[operand])
         return tuple(items) if isinstance(values, tuple) else items
 
-    def summands(self, site: int, operand: int, values: Any) -> Any:
-        """A list that is summed up one by one: item j is the second operand of addition j."""
+    def summands(self, site: int, operand: int, values: Any, from_start: bool) -> Any:
+        """A list that is summed up one by one: the second operand of each addition is an item, the first what is there.
+
+        Without a start that is the first item.
+        """
         if self._is_foreign(site):
             return values
         items = [*values]
-        for position in range(1, len(items)):
-            place = position if operand == 1 else 0
-            if operand == 1 or position == 1:
-                items[place] = self(site, items[place])
-            else:
-                self._next(site)
+        first = 0 if from_start else 1
+        self.pending[site] = len(items) - first
+        if operand == 1:
+            for position in range(first, len(items)):
+                items[position] = self(site, items[position])
+        elif not from_start and len(items) > 1:
+            items[0] = self.start_of_sum(site, items[0])
         return items
+
+    def start_of_sum(self, site: int, value: Any) -> Any:
+        value = self(site, value)
+        for _ in range(1, self.pending[site]):
+            self(site, None)  # the first operand of the others is a partial sum
+        return value
 
     def function(self) -> "InnerFunction":
         """For a function that is defined inside of this one."""
@@ -127,7 +138,7 @@ class Invocation:
 
 
 class InnerFunction:
-    """A function inside of a rewritten one. Activation checkpointing calls it again in the backward, in another order."""
+    """A function inside of a rewritten one. Activation checkpointing calls it again in the backward, in any order."""
 
     def __init__(self, outer: Invocation) -> None:
         self.outer = outer
@@ -335,8 +346,8 @@ def find_function(module: nn.Module, method: str, owner: str, digest: str) -> Fu
             return function
     found = "is not the one that was planned" if named else "is not there any more"
     raise UnreachableSkipError(
-        f"the source of {type(module).__name__}.{method} {found}: find the skips again, after a reload if the source was "
-        f"edited"
+        f"the source of {type(module).__name__}.{method} {found}: find the skips again, after a reload if the source "
+        f"was edited"
     )
 
 
@@ -597,10 +608,6 @@ def _edit_call(node: ast.Call, operand: int) -> Edit | None:
     positions = _plain_positions(node)
 
     def edit(visited: Any, number: int) -> Any:
-        if name in ("sum", "reduce") and not (name == "sum" and is_method):
-            place = 0 if name == "sum" else 1
-            visited.args[place] = _call("summands", number, ast.Constant(operand), visited.args[place])
-            return visited
         if is_method:
             in_place = ast.Constant(name.endswith("_") and not name.endswith("__"))
             visited.func.value = _call("receiver", number, ast.Constant(operand), visited.func.value, in_place)
@@ -612,9 +619,30 @@ def _edit_call(node: ast.Call, operand: int) -> Edit | None:
             )
         return visited
 
-    if name in ("sum", "reduce") and not (name == "sum" and is_method):
-        return edit if len(positions) > (0 if name == "sum" else 1) and operand in (0, 1) else None
+    if (name == "sum" and not is_method) or name == "reduce":
+        return _edit_sum(node, operand, 0 if name == "sum" else 1)
     return edit if by_keyword or is_method or positions else None
+
+
+def _edit_sum(node: ast.Call, operand: int, place: int) -> Edit | None:
+    """`sum(list, start)`, `functools.reduce(add, list, start)`."""
+    keywords = [k for k, given in enumerate(node.keywords) if given.arg in ("start", "initial")]
+    from_start = bool(keywords) or len(node.args) > place + 1
+    if place not in _plain_positions(node) or operand not in (0, 1):
+        return None
+
+    def edit(visited: Any, number: int) -> Any:
+        values = visited.args[place]
+        visited.args[place] = _call("summands", number, ast.Constant(operand), values, ast.Constant(from_start))
+        if from_start and operand == 0:
+            owner, key = (visited.keywords[keywords[0]], "value") if keywords else (visited.args, place + 1)
+            if isinstance(owner, list):
+                owner[key] = _call("start_of_sum", number, owner[key])
+            else:
+                owner.value = _call("start_of_sum", number, owner.value)
+        return visited
+
+    return edit
 
 
 def _edit_argument(node: ast.AST, argument: str) -> Edit | None:
@@ -623,6 +651,9 @@ def _edit_argument(node: ast.AST, argument: str) -> Edit | None:
         return None
     argument, _, item = argument.partition("[")
     place, _, keyword = argument.rpartition("=") if "=" in argument else (argument, "", argument)
+    # checkpoint(function, x, skip) passes its arguments on, behind the function.
+    called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    shift = "=" in argument and "checkpoint" in called
 
     def wrapped(value: Any, number: int) -> ast.Call:
         if item:
@@ -637,7 +668,7 @@ def _edit_argument(node: ast.AST, argument: str) -> Edit | None:
                 return visited
 
             return edit_keyword
-    position = int(place[1:]) if place.startswith("#") else -1
+    position = int(place[1:]) + shift if place.startswith("#") else -1
     if position not in _plain_positions(node):
         return None
 

@@ -1,10 +1,10 @@
 """Prove that a scaled model computes what it should.
 
-The model runs twice on the same inputs with the same random numbers. In the first run its scaling is off, and a dispatch
-mode counts the operations and multiplies the recorded operand of each recorded merge: the reference. It shares nothing
-with hooks and rewritten functions. In the second run the edits themselves act. Both runs note what every layer gets and
-gives, because a new network often ends in a layer of zeros that hides everything. Each edit has a factor of its own, so
-that one which does not act, or acts on something else, shows.
+The model runs twice on the same inputs with the same random numbers. In the first run its scaling is off, and a
+dispatch mode counts the operations and multiplies the recorded operand of each recorded merge: the reference. It shares
+nothing with hooks and rewritten functions. In the second run the edits themselves act. Both runs note what every layer
+gets and gives, because a new network often ends in a layer of zeros that hides everything. Each edit has a factor of
+its own, so that one which does not act, or acts on something else, shows.
 
     reference   unscaled model, cat(x, f_i · skip_i) by the mode
     found       scaled model, every edit multiplies by its f_i
@@ -35,9 +35,14 @@ from ..scaling.base import SkipScaling, SkipSite
 from ..scaling.constant import NoScaling
 from .actions import running_backward
 from .attach import Attached, Edit, attached, detach_
+<<<<<<< HEAD
 from .examples import without_freeu
+=======
+from .examples import planning_mode as without_freeu
+from .find import producer_of
+>>>>>>> attach
 from .host import Host
-from .nest import candidates
+from .nest import Candidate, candidates
 from .plan import LongSkip, SkipPlan
 from .trace import Merge, Trace, record
 from .untouched import untouched
@@ -49,7 +54,7 @@ Change = Callable[[Tensor], Tensor]
 _TOLERANCES = {torch.float64: 1e-9, torch.float32: 2e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 _LAYERS = re.compile(r"conv|mm|linear|attention|lstm|gru|rnn|norm")
 _EXACT_KINDS = 32
-"""So many kinds of inputs are told apart by their exact sizes; beyond these, sizes count by magnitude and divisibility."""
+"""So many kinds of inputs are told apart by their exact sizes. Beyond these, sizes of a magnitude are alike."""
 _WAY_OUT = "Nothing was changed. Leave this skip out (exclude=...), or, if you know better, pass verify=False"
 
 
@@ -110,8 +115,10 @@ def _verify(host: nn.Module, state: Attached, call: Call, modes: list[bool]) -> 
     if not learned or any(places[slot].axis != state.edits[slot].attachment.axis for slot in learned):
         return
     changes = {slot: _as_method(state, state.edits[slot]) for slot in learned}
-    wanted = _run(host, state, call, modes, {}, _changes(places, changes))
-    found = _run(host, state, call, modes, None)
+    # New gates are flat: a gate that looks at the wrong data shows only when it looks at all.
+    with _awake(state.scaling):
+        wanted = _run(host, state, call, modes, {}, _changes(places, changes))
+        found = _run_scaled(host, state, call, modes, None)
     for index in dict.fromkeys(state.edits[slot].skip.index for slot in learned):
         far = _distance(found.coefficients[index], wanted.coefficients[index])
         if far is not None:
@@ -133,7 +140,7 @@ def _compare_factors(
 ) -> float | None:
     constants = {slot: _times(factor) for slot, factor in factors.items()}
     wanted = _run(host, state, call, modes, {}, _changes(places, constants))
-    found = _run(host, state, call, modes, {slot: factors.get(slot, 1.0) for slot in range(len(state.edits))})
+    found = _run_scaled(host, state, call, modes, {slot: factors.get(slot, 1.0) for slot in range(len(state.edits))})
     far = _first_difference(found.readings, wanted.readings)
     return far if far is not None else _first_difference(found.outputs, wanted.outputs)
 
@@ -192,41 +199,55 @@ class _Place:
 
 
 def _places(trace: Trace, state: Attached) -> list[_Place]:
-    operands: defaultdict[int, set[int]] = defaultdict(set)
+    found: defaultdict[int, list[Candidate]] = defaultdict(list)
     for candidate in candidates(trace):
-        operands[candidate.merge.node].add(candidate.operand)
-    return [_place(trace, state, edit, operands) for edit in state.edits]
+        found[candidate.merge.node].append(candidate)
+    return [_place(trace, state, edit, found) for edit in state.edits]
 
 
-def _place(trace: Trace, state: Attached, edit: Edit, operands: dict[int, set[int]]) -> _Place:
+def _place(trace: Trace, state: Attached, edit: Edit, by_merge: dict[int, list[Candidate]]) -> _Place:
     skip, repeats = edit.skip, state.plan.repeats
     if edit.behind_norm:
         place = edit.attachment
         return _Place(module=place.module, start=place.start, length=place.length)
     if skip.operand < 0:
         raise VerificationError(
-            f"the plan of long skip {skip.index} comes from an older version and does not say which operand it is: find "
-            f"the skips again, or pass verify=False"
+            f"the plan of long skip {skip.index} comes from an older version and does not say which operand it is: "
+            f"find the skips again, or pass verify=False"
         )
-    here = [m for m in trace.merges if m.site.text == skip.location and m.call.name == skip.merged_in]
+    here = [m for m in trace.merges if (m.site.text, m.call.name, m.kind) == (skip.location, skip.merged_in, skip.merge)]
     per_run = len(here) // repeats
     numbers = [skip.occurrence + run * per_run for run in range(repeats)]
     if not here or len(here) % repeats or numbers[-1] >= len(here):
         raise VerificationError(
-            f"the merge of long skip {skip.index} at {skip.location} runs {len(here)} times here, and was planned as number "
-            f"{skip.occurrence + 1} of those at this place"
+            f"the merge of long skip {skip.index} is number {skip.occurrence + 1} of those at {skip.location} in the "
+            f"plan, and {len(here)} run there now"
         )
     found = [here[number] for number in numbers]
     for merge in found:
-        if operands.get(merge.node) and skip.operand not in operands[merge.node]:
-            raise VerificationError(
-                f"the operands of long skip {skip.index} have changed places at {skip.location}: the skip was operand "
-                f"{skip.operand + 1}, and is {min(operands[merge.node]) + 1} here"
-            )
+        _require_same_skip(trace, skip, by_merge.get(merge.node, []))
     wanted = skip.main_operand if edit.main else skip.operand
     axis = skip.site.channel_axis if found[0].axis is None else found[0].axis
     shape = found[0].shapes[wanted]
     return _Place(tuple(_operation(merge, wanted) for merge in found), axis % len(shape))
+
+
+def _require_same_skip(trace: Trace, skip: LongSkip, here: list[Candidate]) -> None:
+    """The merge joins what was planned. A network may take the skips in another order, or write them on the left."""
+    if not here:
+        return
+    same = [candidate for candidate in here if candidate.operand == skip.operand]
+    if not same:
+        raise VerificationError(
+            f"the operands of long skip {skip.index} have changed places at {skip.location}: the skip was operand "
+            f"{skip.operand + 1}, and is {here[0].operand + 1} here"
+        )
+    producers = [producer_of(trace, candidate) for candidate in same]
+    if skip.producer not in producers:
+        raise VerificationError(
+            f"long skip {skip.index} comes from {skip.producer or 'the model'} in the plan, and from "
+            f"{producers[0] or 'the model'} here (merged at {skip.location})"
+        )
 
 
 def _operation(merge: Merge, operand: int) -> tuple[str, int, int]:
@@ -346,6 +367,36 @@ def _run(
                 if edit.factor is None:
                     coefficients[edit.skip.index] = _sample(_coefficient(state, edit))
     return _Result(outputs, observer.readings, coefficients)
+
+
+def _run_scaled(
+    host: nn.Module, state: Attached, call: Call, modes: list[bool], factors: dict[int, float] | None
+) -> _Result:
+    try:
+        return _run(host, state, call, modes, factors)
+    except ScaleLongError as error:
+        raise VerificationError(f"{error}. {_WAY_OUT}") from error
+    except Exception as error:
+        raise VerificationError(
+            f"the scaled {type(host).__name__} fails where the plain one runs: {type(error).__name__}: {error}. "
+            f"{_WAY_OUT}"
+        ) from error
+
+
+@contextmanager
+def _awake(scaling: SkipScaling) -> Iterator[None]:
+    """Gates with noise in their weights."""
+    saved = [(parameter, parameter.detach().clone()) for parameter in scaling.parameters()]
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter, _ in saved:
+            parameter.add_(0.5 * torch.randn(parameter.shape, generator=generator).to(parameter))
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, before in saved:
+                parameter.copy_(before)
 
 
 def _coefficient(state: Attached, edit: Edit) -> Tensor:
@@ -544,7 +595,9 @@ def _described(value: Any) -> Any:
         return tuple((name, _described(item)) for name, item in value.items())
     if isinstance(value, list | tuple):
         return tuple(_described(item) for item in value)
-    return value if isinstance(value, str | bool) else type(value)
+    # A small number may choose a path. A large one is rather a timestep.
+    chooses = isinstance(value, str | bool) or (isinstance(value, int) and abs(value) <= 16)
+    return repr(value) if chooses else type(value)
 
 
 def _rough(kind: Any) -> Any:
