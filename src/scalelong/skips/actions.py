@@ -36,6 +36,8 @@ class Tally:
     def __init__(self, labels: Sequence[str], repeats: int) -> None:
         self.labels = list(labels)
         self.repeats = repeats
+        self.after: dict[int, str | None] = {}
+        """The last of the modules with a `Witness` that ran before an edit, by slot, as it was seen while verifying."""
         self._forwards = threading.local()
         self._traced: list[int] = []
         self._compiled = False
@@ -53,6 +55,7 @@ class Tally:
         if len(running) > 32:  # forwards that ended with an exception
             running.clear()
         running.append((running_backward(), [0] * len(self.labels)))
+        self._forwards.last = None
 
     def count(self, slots: Sequence[int]) -> None:
         if torch.compiler.is_compiling():
@@ -66,10 +69,42 @@ class Tally:
             if not running or running[-1][0] != running_backward():
                 return
             counts = running[-1][1]
+            if self.after:
+                self._require_place(slots)
+            learned = getattr(self._forwards, "learned", None)
+            if learned is not None:
+                learned.update(dict.fromkeys(slots, self._forwards.last))
         for slot in slots:
             counts[slot] += 1
             if counts[slot] > self.repeats == 1:
                 raise SkipMismatchError(f"{self.labels[slot]} is reached a second time in one forward. {AGAIN}")
+
+    def _require_place(self, slots: Sequence[int]) -> None:
+        """An expression in a loop merges another skip each time: the layer before it tells which."""
+        last = self._forwards.last
+        for slot in slots:
+            if self.after.get(slot, last) != last:
+                raise SkipMismatchError(
+                    f"{self.labels[slot]} is merged behind {last or 'no layer'} in this forward, and was behind "
+                    f"{self.after[slot] or 'no layer'}: the model takes its skips in another order, or not all. "
+                    f"{AGAIN}"
+                )
+
+    def note(self, module: str) -> None:
+        """A module with a witness has run."""
+        self._forwards.last = module
+
+    @contextmanager
+    def learning(self, slots: Sequence[int]) -> Iterator[None]:
+        """Note what these edits run behind."""
+        self.after = {}
+        learned: dict[int, str | None] = {}
+        self._forwards.learned = learned
+        try:
+            yield
+        finally:
+            self._forwards.learned = None
+        self.after = {slot: learned[slot] for slot in slots if slot in learned}
 
     def end(self) -> None:
         if torch.compiler.is_compiling():
@@ -115,10 +150,11 @@ class Tally:
         return forwards.counts
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"labels": self.labels, "repeats": self.repeats}
+        return {"labels": self.labels, "repeats": self.repeats, "after": self.after}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)
+        self.__init__(state["labels"], state["repeats"])
+        self.after = dict(state["after"])
 
 
 # What happens to a tensor on its way into a merge. Plain objects, so that copies and pickles of a model keep them.
@@ -135,7 +171,8 @@ class Action:
     def __call__(self, tensor: Tensor) -> Tensor:
         if not isinstance(tensor, Tensor):
             raise SkipMismatchError(f"{self.label}: expected a tensor, found {type(tensor).__name__}")
-        if tensor.dim() <= self.axis or tensor.shape[self.axis] != self.channels:
+        # While torch.jit traces, sizes are tensors.
+        if not torch.jit.is_tracing() and (tensor.dim() <= self.axis or tensor.shape[self.axis] != self.channels):
             raise SkipMismatchError(
                 f"{self.label}: expected {self.channels} channels on axis {self.axis}, found the shape "
                 f"{tuple(tensor.shape)}. {AGAIN}"
@@ -301,6 +338,17 @@ class OutputHook:
         for path, action in self.edits:
             output = edited(output, path, action, module)
         return output
+
+
+class Witness:
+    """A forward hook that tells the tally that a module has run."""
+
+    def __init__(self, tally: Tally, name: str) -> None:
+        self.tally, self.name = tally, name
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:  # noqa: ARG002
+        if not torch.compiler.is_compiling():
+            self.tally.note(self.name)
 
 
 def edited(value: Any, path: TreePath, action: Callable[[Tensor], Tensor], module: nn.Module) -> Any:

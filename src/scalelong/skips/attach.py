@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..errors import AlreadyScaledError, ScalingMismatchError, SkipMismatchError, UnreachableSkipError
 from ..scaling.base import SkipScaling
-from .actions import Action, ArgumentHook, Gate, GateSlices, Multiply, MultiplySlices, OutputHook, Pass, Tally
+from .actions import Action, ArgumentHook, Gate, GateSlices, Multiply, MultiplySlices, OutputHook, Pass, Tally, Witness
 from .plan import Attachment, LongSkip, SkipPlan
 from .source import EditSite, find_function, is_rewritten, restore_, rewrite_
 
@@ -41,6 +41,8 @@ class Attached:
     verifier: Verifier | None = None
     seen: set[Any] = field(default_factory=set)
     """The kinds of inputs for which the scaling is known to be right."""
+    order: list[int] | None = None
+    """The order in which the skips leave the main path, as it was seen first."""
     inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None
     """Inputs to verify with. Pickles leave them out."""
     tally: Tally = field(default_factory=lambda: Tally((), 1))
@@ -401,5 +403,5 @@ def _own_hooks(module: nn.Module) -> Iterator[tuple[dict[int, Any], dict[int, bo
         (module._forward_hooks, module._forward_hooks_with_kwargs),
     ):
         for key, hook in hooks.items():
-            if isinstance(hook, ArgumentHook | OutputHook | EnterHook | LeaveHook):
+            if isinstance(hook, ArgumentHook | OutputHook | Witness | EnterHook | LeaveHook):
                 yield hooks, with_kwargs, key

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary, WeakSet, finalize
 
 import torch
 from torch import Tensor, nn
@@ -298,13 +298,17 @@ class _Patch:
             self.sites += new
             self.codes.append(code)
         self.users.add(user)
+        finalize(user, self._restore_if_unused)
         self.function.__globals__[_START] = start_invocation
         self.function.__code__ = self.codes[-1]
         return [wanted.get(site) for site in self.sites]
 
     def discard(self, user: Rewrites) -> None:
         self.users.discard(user)
-        if not self.users and self.function.__code__ in self.codes:
+        self._restore_if_unused()
+
+    def _restore_if_unused(self) -> None:
+        if not any(True for _ in self.users) and any(self.function.__code__ is code for code in self.codes):
             self.function.__code__ = self.original
 
 

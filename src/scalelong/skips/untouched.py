@@ -97,14 +97,16 @@ class _Kept:
             _restore_content(container, content)
         with torch.no_grad():
             for tensor, version, copy in self._tensors:
-                if _version(tensor) != version:
+                # BatchNorm writes its statistics without a new version.
+                if _version(tensor) != version or not (tensor.is_meta or torch.equal(tensor, copy)):
                     tensor.copy_(copy)
 
 
 def _is_plain_object(value: Any) -> bool:
-    """An object of the model's own classes. Functions, modules and the insides of libraries are left alone."""
+    """An object of the model's own classes. Functions, modules and the insides of libraries are left alone, ours, too."""
     module = type(value).__module__.partition(".")[0]
-    return not callable(value) and module not in ("builtins", "torch", "numpy", "types", "functools", "weakref")
+    libraries = ("builtins", "torch", "numpy", "types", "functools", "weakref", "_thread", "scalelong")
+    return not callable(value) and module not in libraries
 
 
 def _restore_content(container: Any, content: Any) -> None:

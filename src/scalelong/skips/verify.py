@@ -33,10 +33,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..errors import ScaleLongError, SkipMismatchError, VerificationError
 from ..scaling.base import SkipScaling, SkipSite
 from ..scaling.constant import NoScaling
-from .actions import running_backward
+from .actions import Witness, running_backward
 from .attach import Attached, Edit, attached, detach_
 from .examples import without_freeu
-from .find import producer_of
 from .host import Host
 from .nest import Candidate, candidates
 from .plan import LongSkip, SkipPlan
@@ -107,6 +106,8 @@ def _verify(host: nn.Module, state: Attached, call: Call, modes: list[bool]) -> 
     difference = _compare_factors(host, state, call, modes, places, factors)
     if difference is not None:
         raise _blame(host, state, call, modes, places, factors, difference)
+    if not state.tally.after:
+        _add_witnesses(host, state, trace, call, modes)
     learned = [slot for slot, edit in enumerate(state.edits) if edit.factor is None]
     if not learned or any(places[slot].axis != state.edits[slot].attachment.axis for slot in learned):
         return
@@ -129,6 +130,23 @@ def _verify(host: nn.Module, state: Attached, call: Call, modes: list[bool]) -> 
             f"the scaled {type(host).__name__} differs by {far:.1e} from one whose skips are scaled at their merges. "
             f"{_WAY_OUT}"
         )
+
+
+def _add_witnesses(host: nn.Module, state: Attached, trace: Trace, call: Call, modes: list[bool]) -> None:
+    """Know the executions of an expression in a loop by the layers that run between them."""
+    looped = [n for n, edit in enumerate(state.edits) if (s := edit.attachment.source) is not None and s.executions > 1]
+    if not looped:
+        return
+    places = {(state.edits[n].skip.location, state.edits[n].skip.merged_in) for n in looped}
+    names = set()
+    for merge in trace.merges:
+        if (merge.site.text, merge.call.name) in places:
+            before = [c for c in trace.calls if c.name and c.end <= merge.node and trace.call_count[c.name] == 1]
+            names |= {max(before, key=lambda c: (c.end, c.start)).name} if before else set()
+    for name in names:
+        host.get_submodule(name).register_forward_hook(Witness(state.tally, name))
+    with state.tally.learning(range(len(state.tally.labels))):
+        _run_scaled(host, state, call, modes, dict.fromkeys(range(len(state.edits)), 1.0))
 
 
 def _compare_factors(
@@ -195,62 +213,73 @@ class _Place:
 
 
 def _places(trace: Trace, state: Attached) -> list[_Place]:
-    found: defaultdict[int, list[Candidate]] = defaultdict(list)
+    by_merge: defaultdict[int, list[Candidate]] = defaultdict(list)
     for candidate in candidates(trace):
-        found[candidate.merge.node].append(candidate)
-    return [_place(trace, state, edit, found) for edit in state.edits]
+        by_merge[candidate.merge.node].append(candidate)
+    edited = {edit.skip.index for edit in state.edits if not edit.behind_norm}
+    merges = {skip.index: _merges(trace, skip, state.plan.repeats, skip.index in edited) for skip in state.plan}
+    starts = [_start(skip, merges[skip.index], by_merge) for skip in state.plan]
+    _require_same_order(state, starts)
+    return [_place(edit, merges[edit.skip.index]) for edit in state.edits]
 
 
-def _place(trace: Trace, state: Attached, edit: Edit, by_merge: dict[int, list[Candidate]]) -> _Place:
-    skip, repeats = edit.skip, state.plan.repeats
-    if edit.behind_norm:
-        place = edit.attachment
-        return _Place(module=place.module, start=place.start, length=place.length)
-    if skip.operand < 0:
-        raise VerificationError(
-            f"the plan of long skip {skip.index} comes from an older version and does not say which operand it is: "
-            f"find the skips again, or pass verify=False"
-        )
-    here = [m for m in trace.merges if (m.site.text, m.call.name, m.kind) == (skip.location, skip.merged_in, skip.merge)]
+def _merges(trace: Trace, skip: LongSkip, repeats: int, needed: bool) -> list[Merge]:
+    """The merge of a skip, in each run of the network."""
+    place = (skip.location, skip.merged_in, skip.merge)
+    here = [merge for merge in trace.merges if (merge.site.text, merge.call.name, merge.kind) == place]
     per_run = len(here) // repeats
     numbers = [skip.occurrence + run * per_run for run in range(repeats)]
-    if not here or len(here) % repeats or numbers[-1] >= len(here):
+    if here and len(here) % repeats == 0 and numbers[-1] < len(here):
+        return [here[number] for number in numbers]
+    if not needed:
+        return []
+    raise VerificationError(
+        f"the merge of long skip {skip.index} is number {skip.occurrence + 1} of those at {skip.location} in the plan, "
+        f"and {len(here)} run there now"
+    )
+
+
+def _start(skip: LongSkip, merges: list[Merge], by_merge: dict[int, list[Candidate]]) -> int:
+    """Where the skip leaves the main path; -1 if that is not known."""
+    starts = []
+    for merge in merges:
+        here = by_merge.get(merge.node, [])
+        same = [candidate for candidate in here if candidate.operand == skip.operand]
+        if here and not same:
+            raise VerificationError(
+                f"the operands of long skip {skip.index} have changed places at {skip.location}: the skip was operand "
+                f"{skip.operand + 1}, and is {here[0].operand + 1} here"
+            )
+        starts += [candidate.start for candidate in same[:1]]
+    return starts[0] if starts else -1
+
+
+def _require_same_order(state: Attached, starts: list[int]) -> None:
+    """The skips come from where they did. Names of modules will not do: in training, dropout makes the feature."""
+    ordered = sorted(set(starts))
+    order = [ordered.index(start) for start in starts]
+    if state.order is None:
+        state.order = order
+    if order != state.order:
+        moved = [index for index, (a, b) in enumerate(zip(order, state.order, strict=True), start=1) if a != b]
         raise VerificationError(
-            f"the merge of long skip {skip.index} is number {skip.occurrence + 1} of those at {skip.location} in the "
-            f"plan, and {len(here)} run there now"
+            f"long skips {', '.join(map(str, moved))} come from other places of the network than before: the merges "
+            f"take the features in another order"
         )
-    found = [here[number] for number in numbers]
-    for merge in found:
-        _require_same_skip(trace, skip, by_merge.get(merge.node, []))
+
+
+def _place(edit: Edit, merges: list[Merge]) -> _Place:
+    place, skip = edit.attachment, edit.skip
+    if edit.behind_norm:
+        return _Place(module=place.module, start=place.start, length=place.length)
     wanted = skip.main_operand if edit.main else skip.operand
-    axis = skip.site.channel_axis if found[0].axis is None else found[0].axis
-    shape = found[0].shapes[wanted]
-    return _Place(tuple(_operation(merge, wanted) for merge in found), axis % len(shape))
-
-
-def _require_same_skip(trace: Trace, skip: LongSkip, here: list[Candidate]) -> None:
-    """The merge joins what was planned. A network may take the skips in another order, or write them on the left."""
-    if not here:
-        return
-    same = [candidate for candidate in here if candidate.operand == skip.operand]
-    if not same:
-        raise VerificationError(
-            f"the operands of long skip {skip.index} have changed places at {skip.location}: the skip was operand "
-            f"{skip.operand + 1}, and is {here[0].operand + 1} here"
-        )
-    producers = [producer_of(trace, candidate) for candidate in same]
-    if skip.producer not in producers:
-        raise VerificationError(
-            f"long skip {skip.index} comes from {skip.producer or 'the model'} in the plan, and from "
-            f"{producers[0] or 'the model'} here (merged at {skip.location})"
-        )
+    axis = skip.site.channel_axis if merges[0].axis is None else merges[0].axis
+    shape = merges[0].shapes[wanted]
+    return _Place(tuple(_operation(merge, wanted) for merge in merges), axis % len(shape))
 
 
 def _operation(merge: Merge, operand: int) -> tuple[str, int, int]:
-    parts: Any = getattr(merge, "parts", None)
-    if parts is None:
-        return merge.name, merge.ordinal, operand
-    part = parts[operand]
+    part = merge.parts[operand]
     return part.name, part.ordinal, part.position
 
 
@@ -617,6 +646,9 @@ def _can_run(host: nn.Module, call: Call) -> bool:
     tensors = [*host.parameters(), *host.buffers(), *tensors_in(call)]
     if any(type(tensor) not in plain or tensor.is_meta for tensor in tensors):
         return False  # meta, fake and sharded tensors
+    state = attached(host)
+    if state is not None and any(skip.operand < 0 for skip in state.plan):
+        return False  # a plan of an older version, which does not say which operand is the skip
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     shares = any(isinstance(module, nn.SyncBatchNorm) for module in host.modules())
     return not (distributed and shares)
