@@ -35,12 +35,8 @@ from ..scaling.base import SkipScaling, SkipSite
 from ..scaling.constant import NoScaling
 from .actions import running_backward
 from .attach import Attached, Edit, attached, detach_
-<<<<<<< HEAD
 from .examples import without_freeu
-=======
-from .examples import planning_mode as without_freeu
 from .find import producer_of
->>>>>>> attach
 from .host import Host
 from .nest import Candidate, candidates
 from .plan import LongSkip, SkipPlan
