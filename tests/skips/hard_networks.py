@@ -2332,7 +2332,7 @@ class EinopsReduce(Reach):
 
 
 class CheckpointedConcat(WideReach):
-    """A local function that is recomputed in the backward; it reads the skip from around it."""
+    """A local function that is recomputed in the backward; it takes the skip from around it."""
 
     def forward(self, x):
         h, skips = self.encode(x)
@@ -2340,7 +2340,7 @@ class CheckpointedConcat(WideReach):
             i = len(skips)
             skip = skips.pop()
 
-            def level(h):
+            def level(h, up=up, dec=dec, i=i, skip=skip):
                 return F.silu(dec(F.silu(torch.cat([up(h), self.k(i, skip)], 1))))
 
             h = checkpoint(level, h, use_reentrant=False)
