@@ -700,6 +700,8 @@ class Recorder(TorchDispatchMode):
                 return
             words = {word: self.node_of(item) for word, item in _arguments(frame) if isinstance(item, Tensor)}
             parameters = {word: node for word, node in words.items() if node is not None}
+            if not parameters and not is_model_code(frame.f_code):
+                return  # such as callbacks for tensors that die at this moment
             call = FunctionCall(parameters, len(self.trace.nodes), site)
             self._functions[frame] = call
             self.trace.functions.append(call)
