@@ -118,6 +118,10 @@ class Identity:
         self._assembled[tensor] = (history[-1].time, made)
         return made
 
+    def has_seen(self, tensor: Tensor) -> bool:
+        """Whether the tensor, or another one in its memory, came out of an operation."""
+        return tensor in self._known or _address(tensor) in self._writes
+
     def know(self, tensor: Tensor, node: int | None) -> None:
         """The tensor came out of an operation."""
         self._time += 1

@@ -194,7 +194,7 @@ def _is_feature_merge(trace: Trace, merge: Merge, rank: int) -> bool:
 
 def _of_merge(features: Features, merge: Merge) -> list[Candidate]:
     trace = features.trace
-    tracked = [(position, node) for position, node in enumerate(merge.operands) if node is not None]
+    tracked = [(n, node) for n, node in enumerate(merge.operands) if node is not None and trace.nodes[node].is_number]
     gated = {
         position: start
         for position, node in tracked
@@ -364,9 +364,10 @@ def _select_adds(trace: Trace, adds: list[Candidate]) -> Selection:
     added = [c for c in joined if c not in chain]
     in_doubt: list[Candidate] = []
     if added and set(chain) <= set(joined):
-        # Nothing but a line of source tells a residual in the middle of a U of images from its innermost level.
-        is_image = bool(chain) and all(c.goes_lower for c in chain)
-        in_doubt = added if is_image or len(joined) < 3 else []
+        # A residual across several lines in the middle of a U looks like its innermost level. It is none where the
+        # skips begin at full resolution; where they begin below, as in Demucs, the innermost goes around the middle.
+        full = bool(chain) and all(c.goes_lower for c in chain) and not _below_the_input(trace, chain[0])
+        in_doubt = added if full or len(joined) < 3 else []
         chain = joined if not in_doubt or not chain else chain
     if len(chain) < 2:
         return Selection([], [])
@@ -375,6 +376,14 @@ def _select_adds(trace: Trace, adds: list[Candidate]) -> Selection:
     repeats = _repeats(trace, chain, doubtful)
     in_doubt = [c for c in in_doubt if c not in doubtful]
     return Selection(chain, in_doubt if repeats > 1 else [*doubtful, *in_doubt], repeats)
+
+
+def _below_the_input(trace: Trace, outermost: Candidate) -> bool:
+    shape = outermost.merge.shapes[outermost.operand]
+    sources = trace.with_ancestors(outermost.start)
+    images = [node.shape for node in trace.nodes if node.name == "input" and sources >> node.index & 1]
+    same = [image for image in images if len(image) == len(shape) > 2]
+    return bool(same) and all(math.prod(shape[2:]) < math.prod(image[2:]) for image in same)
 
 
 def _in_sequence(trace: Trace, candidate: Candidate, found: list[Candidate]) -> bool:

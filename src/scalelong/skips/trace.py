@@ -5,6 +5,7 @@ import inspect
 import sys
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
@@ -144,7 +145,9 @@ class CallStack:
         self.look(frame)
         frames = []
         for at, invocation in zip(reversed(self._frames), reversed(self._invocations), strict=True):
-            if is_model_code(at.f_code):
+            if at.f_code.co_name in ("__torch_function__", "__torch_dispatch__"):
+                frames = []  # how a subclass of Tensor carries out an operation; the model's text is further out
+            elif is_model_code(at.f_code):
                 frames.append(Frame(at.f_code, at.f_lasti, invocation))
                 if invocation.module is not None:
                     return CallSite(tuple(frames))
@@ -187,6 +190,8 @@ class Node:
     call: "Call | None" = None
     options: tuple[Any, ...] = ()
     """Its arguments that are not tensors."""
+    is_number: bool = True
+    """Real or complex, not an index or a mask."""
     is_layer: bool = False
     is_learned: bool = False
     """Whether it is a layer with weights of the model."""
@@ -487,7 +492,7 @@ class Recorder(TorchDispatchMode):
         self._functions: dict[FrameType, FunctionCall] = {}
         self._assignments: dict[int, Part] = {}
         # The weights, and what is computed from them alone.
-        self._weights = WeakTensorKeyDictionary(dict.fromkeys(model.parameters(), True))
+        self._weights = WeakTensorKeyDictionary(dict.fromkeys([*model.parameters(), *model.buffers()], True))
 
     # Module boundaries -------------------------------------------------------------------------------------------
 
@@ -508,10 +513,41 @@ class Recorder(TorchDispatchMode):
         self.trace.calls.append(call)
 
     def leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:  # noqa: ARG002
-        call = self._stack.pop()
+        call = self._stack[-1]
+        if call.inputs and next(module.parameters(), None) is not None:
+            self._note_unseen(type(module).__name__, [node for _, node in call.inputs], output)
+        self._stack.pop()
         call.end = len(self.trace.nodes)
         call.outputs = self._tracked(output)
         call.pops_list = any(_changed(value, content) for value, content in self._lists.pop())
+
+    def _note_unseen(self, name: str, inputs: list[int], output: Any) -> None:
+        """A result that no operation made: the code left torch, for NumPy or a kernel of its own. It is one layer."""
+        for _, tensor in leaves(output):
+            is_feature = tensor.is_floating_point() or tensor.is_complex()
+            if is_feature and not self._identity.has_seen(tensor) and tensor not in self._weights:
+                nodes = tuple(dict.fromkeys(inputs))
+                node = self._add(_Operation(name, True, (), ()), tensor, nodes, nodes, ())
+                node.is_learned = True
+                self._identity.know(tensor, node.index)
+
+    @contextmanager
+    def watching_functions(self) -> Iterator[None]:
+        """Custom functions for autograd may leave torch as well: look at what goes in and comes out of each."""
+        original = torch.autograd.Function.__dict__["apply"]
+
+        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            inputs = [node for _, node in self._tracked((args, kwargs))]
+            output = original.__func__(cls, *args, **kwargs)
+            if inputs:
+                self._note_unseen(cls.__name__, inputs, output)
+            return output
+
+        torch.autograd.Function.apply = classmethod(apply)  # pyright: ignore
+        try:
+            yield
+        finally:
+            torch.autograd.Function.apply = original  # pyright: ignore
 
     # Operations --------------------------------------------------------------------------------------------------
 
@@ -539,7 +575,9 @@ class Recorder(TorchDispatchMode):
         inputs = tuple(dict.fromkeys(node for node in operands if node is not None))
         if not inputs or name.startswith(_SHAPE_ONLY):
             learned = any(tensor in self._weights for tensor in tensors)
-            for tensor in outputs:
+            # What is made of tensors of unknown origin is of unknown origin; see `_note_unseen`.
+            origin = learned or all(self._identity.has_seen(tensor) for tensor in tensors)
+            for tensor in outputs if origin else ():
                 self._identity.know(tensor, None)
                 if learned:
                     self._weights[tensor] = True
@@ -575,12 +613,14 @@ class Recorder(TorchDispatchMode):
         ancestors = 0
         for one in inputs:
             ancestors |= trace.with_ancestors(one)
-        is_layer = operation.is_layer and (tensor.is_floating_point() or tensor.is_complex())
+        is_number = tensor.is_floating_point() or tensor.is_complex()
+        is_layer = operation.is_layer and is_number
         call = self._stack[-1] if self._stack else None
         index = len(trace.nodes)
         scope = self._python.look(sys._getframe(2)) if is_layer else None
         name = operation.name
-        node = Node(index, name, tuple(tensor.shape), inputs, operands, ancestors, call, options, is_layer, scope=scope)
+        node = Node(index, name, tuple(tensor.shape), inputs, operands, ancestors, call, options, is_number, is_layer)
+        node.scope = scope
         trace.nodes.append(node)
         trace.layers |= is_layer << index
         trace.mixtures |= (not is_layer and (None in operands or name == "stack")) << index
@@ -660,6 +700,8 @@ class Recorder(TorchDispatchMode):
                 return
             words = {word: self.node_of(item) for word, item in _arguments(frame) if isinstance(item, Tensor)}
             parameters = {word: node for word, node in words.items() if node is not None}
+            if not parameters and not is_model_code(frame.f_code):
+                return  # such as callbacks for tensors that die at this moment
             call = FunctionCall(parameters, len(self.trace.nodes), site)
             self._functions[frame] = call
             self.trace.functions.append(call)
@@ -723,7 +765,7 @@ def record(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], *, fun
                 recorder.add_input(tensor, ".".join(map(str, path[1:])))
             for number, tensor in enumerate(held_tensors((tuple(args), kwargs))):
                 recorder.add_input(tensor, f"object {number}")
-            with recorder:
+            with recorder, recorder.watching_functions():
                 profiler = sys.getprofile()
                 if functions:
                     sys.setprofile(recorder.watch)
