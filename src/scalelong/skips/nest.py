@@ -158,7 +158,7 @@ def _goes_lower(trace: Trace, start: int, end: int, merge: Merge) -> bool:
 
 def _positions(trace: Trace, layer: int) -> int:
     node = trace.nodes[layer]
-    if "fft" in node.name or not node.shape:
+    if "fft" in node.name or len(node.shape) == 0:
         return 1 << 60
     channels = node.shape[1] if "conv" in node.name and len(node.shape) > 1 else node.shape[-1]
     return math.prod(node.shape) // max(channels, 1)

@@ -657,37 +657,46 @@ class Recorder(TorchDispatchMode):
 
     def _assembled(self, tensor: Tensor, writes: list[Write], before: int | None) -> int:
         """A node for a tensor that was written in parts, or through another view of its memory."""
-        tracked = [write for write in reversed(writes) if write.node is not None]
-        nodes = tuple(dict.fromkeys([*([] if before is None else [before]), *(w.node for w in tracked)]))
+        tracked = [(write.node, write.extent) for write in reversed(writes) if write.node is not None]
+        nodes: tuple[int, ...] = tuple(
+            dict.fromkeys(([before] if before is not None else []) + [n for n, _ in tracked])
+        )
         if len(nodes) == 1:
             return self._add(_Operation("alias", False, (), ()), tensor, nodes, nodes, ()).index
         node = self._add(_Operation("slices", False, (), ()), tensor, nodes, nodes, ())
-        parts = [self._assignments.get(write.node or -1) for write in tracked]
-        known = [part for part in parts if part is not None]
-        axis_and_starts = _side_by_side([write.extent for write in tracked], Extent.of(tensor))
-        complete = before is None and len(known) == len(parts) and axis_and_starts is not None
-        form = SLICES if complete else OTHER
-        site = known[-1].site if known else self._python.site(sys._getframe(2))
-        if site is not None and self._stack:
-            axis, starts = axis_and_starts if complete and axis_and_starts is not None else (None, (0,) * len(nodes))
-            sources = tuple(self.trace.nodes[part.node].operands[1] for part in known) if complete else nodes
-            call = self._stack[-1]
-            self.trace.merges.append(
-                Merge(
-                    form=form,
-                    node=node.index,
-                    operands=sources,
-                    shapes=tuple(
-                        self.trace.nodes[n].shape for n in ((part.node for part in known) if complete else nodes)
-                    ),
-                    axis=axis,
-                    starts=starts,
-                    parts=tuple(known) if complete else (Part("slices", 0, 0, node.index, site, call),) * len(nodes),
-                    call=call,
-                    site=site,
-                    scope=site.frames[0].invocation,
-                )
+        parts = [self._assignments[written] for written, _ in tracked if written in self._assignments]
+        places = _side_by_side([extent for _, extent in tracked], Extent.of(tensor))
+        site = parts[-1].site if parts else self._python.site(sys._getframe(2))
+        if site is None or not self._stack:
+            return node.index
+        call, shape_of = self._stack[-1], [other.shape for other in self.trace.nodes]
+        if before is None and len(parts) == len(tracked) and places is not None:
+            merge = Merge(
+                form=SLICES,
+                node=node.index,
+                operands=tuple(self.trace.nodes[part.node].operands[1] for part in parts),
+                shapes=tuple(shape_of[part.node] for part in parts),
+                axis=places[0],
+                starts=places[1],
+                parts=tuple(parts),
+                call=call,
+                site=site,
+                scope=site.frames[0].invocation,
             )
+        else:
+            merge = Merge(
+                form=OTHER,
+                node=node.index,
+                operands=nodes,
+                shapes=tuple(shape_of[one] for one in nodes),
+                axis=None,
+                starts=(0,) * len(nodes),
+                parts=(Part("slices", 0, 0, node.index, site, call),) * len(nodes),
+                call=call,
+                site=site,
+                scope=site.frames[0].invocation,
+            )
+        self.trace.merges.append(merge)
         return node.index
 
     # Plain functions ---------------------------------------------------------------------------------------------
