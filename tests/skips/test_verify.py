@@ -188,7 +188,7 @@ def test_a_skip_that_is_left_out_is_an_error_and_spoils_nothing(left_out):
     model = Drops().eval()
     sl.scale_skips_(model, CONFIG, images())
     model.left_out = left_out
-    with pytest.raises(sl.SkipMismatchError, match="reached 0 times in this forward instead of 1"):
+    with pytest.raises(sl.SkipMismatchError, match=r"reached 0 times in this forward|is merged behind"):
         model(*images())
     model.left_out = ()
     torch.testing.assert_close(model(*images()), expected(model, *images()))

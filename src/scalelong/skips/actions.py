@@ -138,6 +138,15 @@ class Tally:
         finally:
             self._forwards.factors = before
 
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """Do not count."""
+        self.count = lambda slots: None  # noqa: ARG005
+        try:
+            yield
+        finally:
+            del self.count
+
     @property
     def is_off(self) -> bool:
         factors = self.factors
