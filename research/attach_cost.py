@@ -32,7 +32,7 @@ SD15 = {
 
 
 def unet(divisor: int) -> nn.Module:
-    from diffusers import UNet2DConditionModel
+    from diffusers import UNet2DConditionModel  # pyright: ignore[reportPrivateImportUsage]
 
     widths = tuple(width // divisor for width in SD15["block_out_channels"])
     groups = 32 if divisor == 1 else 8
@@ -69,10 +69,16 @@ def report_attaching(divisor: int) -> None:
 
 
 def report_forward(rounds: int) -> None:
-    from diffusers import UNet2DModel
+    from diffusers import UNet2DModel  # pyright: ignore[reportPrivateImportUsage]
 
     torch.manual_seed(0)
-    model = UNet2DModel(sample_size=32, block_out_channels=(32, 64, 64), norm_num_groups=8, **_plain_blocks(3)).eval()
+    model = UNet2DModel(
+        sample_size=32,
+        block_out_channels=(32, 64, 64),
+        norm_num_groups=8,
+        down_block_types=("DownBlock2D",) * 3,
+        up_block_types=("UpBlock2D",) * 3,
+    ).eval()
     inputs = (torch.randn(1, 3, 32, 32), torch.tensor([1]))
     checked = sl.scale_skips_(model, "cs")
     bare = copy.deepcopy(checked)
@@ -89,10 +95,6 @@ def report_forward(rounds: int) -> None:
     print(f"  median {statistics.median(ratios):.4f}, quartiles {low:.4f} to {high:.4f}")
     fastest = min(times["checked"]) / min(times["bare"])
     print(f"  fastest / fastest {fastest:.4f}; a forward takes {1e3 * statistics.median(times['bare']):.1f} ms")
-
-
-def _plain_blocks(levels: int) -> dict[str, tuple[str, ...]]:
-    return {"down_block_types": ("DownBlock2D",) * levels, "up_block_types": ("UpBlock2D",) * levels}
 
 
 def main() -> None:

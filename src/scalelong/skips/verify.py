@@ -630,9 +630,10 @@ def _rough(kind: Any) -> Any:
 
 def _can_run(host: nn.Module, call: Call) -> bool:
     """Whether the model can be run again beside the forward that is under way."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or getattr(host, "_is_replica", False):
+    transformed = torch._C._functorch.peek_interpreter_stack()  # pyright: ignore[reportAttributeAccessIssue]
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or transformed is not None:
         return False
-    if threading.current_thread() is not threading.main_thread() or torch._C._functorch.peek_interpreter_stack():
+    if threading.current_thread() is not threading.main_thread() or getattr(host, "_is_replica", False):
         return False
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         return False
