@@ -28,7 +28,7 @@ from torch.utils.checkpoint import checkpoint
 C = 6  # channels at every level, so that no shape gives a mistake away
 
 # Networks are written here as people write them, also where a type checker would object.
-# ruff: noqa: RUF012, N805, B023
+# ruff: noqa: RUF012, N805
 # pyright: reportIncompatibleMethodOverride=false, reportArgumentType=false, reportCallIssue=false
 # pyright: reportIndexIssue=false, reportOperatorIssue=false, reportAttributeAccessIssue=false
 # pyright: reportIncompatibleVariableOverride=false, reportSelfClsParameterName=false

@@ -8,6 +8,7 @@ import random
 import threading
 from collections import deque
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -188,7 +189,7 @@ def test_a_skip_that_is_left_out_is_an_error_and_spoils_nothing(left_out):
     model = Drops().eval()
     sl.scale_skips_(model, CONFIG, images())
     model.left_out = left_out
-    with pytest.raises(sl.SkipMismatchError, match="reached 0 times in this forward instead of 1"):
+    with pytest.raises(sl.SkipMismatchError, match=r"reached 0 times in this forward|is merged behind"):
         model(*images())
     model.left_out = ()
     torch.testing.assert_close(model(*images()), expected(model, *images()))
@@ -224,7 +225,7 @@ def test_another_path_at_another_size_or_with_another_argument_raises():
 
 
 def test_a_layer_that_is_swapped_or_moved_is_noticed():
-    model = sl.scale_skips_(Concat().eval(), CONFIG, images())
+    model: Any = sl.scale_skips_(Concat().eval(), CONFIG, images())
     model.dec[0] = nn.Conv2d(2 * C, C, 3, 1, 1)
     with pytest.raises(sl.ScaleLongError):
         model(*images())
@@ -251,7 +252,7 @@ def test_compiled_as_a_whole_exported_and_called_functionally(make):
 
 
 def test_a_compiled_block_in_a_model_that_is_not_compiled():
-    model = sl.scale_skips_(Concat().eval(), CONFIG, images())
+    model: Any = sl.scale_skips_(Concat().eval(), CONFIG, images())
     with torch.no_grad():
         wanted = expected(model, *images())
         for block in model.dec:
@@ -280,7 +281,7 @@ def test_threads_have_a_count_each(make):
 
 
 def test_a_block_may_be_called_by_itself_and_after_an_exception():
-    model = sl.scale_skips_(Concat().eval(), CONFIG, images())
+    model: Any = sl.scale_skips_(Concat().eval(), CONFIG, images())
     block, features = model.dec[0], torch.randn(1, 2 * C, 4, 4)
     assert torch.equal(block(features), block(features))
     with pytest.raises(RuntimeError):
@@ -418,7 +419,7 @@ class ReadsAWeight(Concat):
     """Uses the weight of a layer for something else, too."""
 
     def forward(self, x):
-        return super().forward(x) + self.dec[0].weight.mean()
+        return super().forward(x) + self.get_parameter("dec.0.weight").mean()
 
 
 class LowRank(nn.Module):

@@ -24,7 +24,7 @@ THRESHOLD = 1
 @register_scaling
 @dataclass(frozen=True)
 class FreeUScaling(Scaling):
-    """FreeU: s_1, b_1 at the lowest resolution, s_2, b_2 at the next. The defaults are those for Stable Diffusion 1.5."""
+    """FreeU: s_1, b_1 at the lowest resolution, s_2, b_2 at the next. The defaults are for Stable Diffusion 1.5."""
 
     s1: float = 0.9
     s2: float = 0.2

@@ -138,6 +138,15 @@ class Tally:
         finally:
             self._forwards.factors = before
 
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """Do not count."""
+        self.count = lambda slots: None  # noqa: ARG005
+        try:
+            yield
+        finally:
+            del self.count
+
     @property
     def is_off(self) -> bool:
         factors = self.factors
@@ -172,7 +181,10 @@ class Action:
         if not isinstance(tensor, Tensor):
             raise SkipMismatchError(f"{self.label}: expected a tensor, found {type(tensor).__name__}")
         # While torch.jit traces, sizes are tensors.
-        if not torch.jit.is_tracing() and (tensor.dim() <= self.axis or tensor.shape[self.axis] != self.channels):
+        fits = torch._C._get_tracing_state() is not None or (
+            tensor.dim() > self.axis and tensor.shape[self.axis] == self.channels
+        )
+        if not fits:
             raise SkipMismatchError(
                 f"{self.label}: expected {self.channels} channels on axis {self.axis}, found the shape "
                 f"{tuple(tensor.shape)}. {AGAIN}"

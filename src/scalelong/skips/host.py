@@ -292,7 +292,7 @@ def unwrap(model: Any) -> Any:
         if type(model).__name__ in _WRAPPERS and type(model).__module__.startswith("torch."):
             model = model._orig_mod if hasattr(model, "_orig_mod") else model.module
         elif isinstance(model, nn.Module) and callable(getattr(model, "get_base_model", None)):
-            base = model.get_base_model()  # PEFT
+            base = model.get_base_model()  # pyright: ignore[reportCallIssue]  # PEFT
             if base is model or not isinstance(base, nn.Module):
                 break
             model = base

@@ -15,6 +15,9 @@ from ..scaling.base import SkipSite
 FORMAT = 1
 
 
+_SIDES = {"argument": "argument", "concat argument": "argument", "output": "output", "concat output": "output"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Attachment:
     """Where one operand of a merge can be scaled."""
@@ -35,6 +38,11 @@ class Attachment:
     source: "Source | None" = None
 
     @property
+    def side(self) -> str:
+        """The side of the module on which the tensor is: "argument", "output", or "" for the other kinds."""
+        return _SIDES.get(self.kind, "")
+
+    @property
     def is_slice(self) -> bool:
         """Whether the operand is a part of that tensor, a concatenation."""
         return self.length < self.channels
@@ -44,7 +52,8 @@ class Attachment:
             return "by the model itself"
         if self.source is not None:
             return f"rewrite of {self.module or 'the model'}.{self.source.method}, line {self.source.line}"
-        return f"{self.kind} {_way(self.path, self.kind)} of {self.module or 'the model'}"
+        path = self.path[1:] if self.side == "argument" else self.path
+        return f"{self.kind} {_path_text(path)} of {self.module or 'the model'}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,9 +255,7 @@ def _foldable(skip: LongSkip) -> str:
     return "yes: " + ", ".join(target.module for target in skip.fold) if skip.fold else f"no: {skip.unfoldable}"
 
 
-def _way(path: tuple[int | str, ...], kind: str) -> str:
-    if kind.endswith("argument"):
-        path = path[1:]
+def _path_text(path: tuple[int | str, ...]) -> str:
     return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path) or "itself"
 
 

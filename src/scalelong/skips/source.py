@@ -192,17 +192,16 @@ def start_invocation(module: Any, key: str) -> Invocation:
     return _Unscaled() if actions is None else Invocation(actions)
 
 
-def _applied(action: Action | None, value: Any) -> Any:
+def _applied(action: Any, value: Any) -> Any:
     if action is None:
         return value
-    if isinstance(value, tuple | list):
-        # A result such as that of einops.pack: the tensor, and how to unpack it.
-        tensors = [place for place, item in enumerate(value) if isinstance(item, Tensor)]
-        if len(tensors) == 1:
-            items = [*value]
-            items[tensors[0]] = action(items[tensors[0]])
-            return type(value)(items)
-    return action(value)
+    # A result such as that of einops.pack: the tensor, and how to unpack it.
+    items: list[Any] = [*value] if isinstance(value, tuple | list) else []
+    tensors = [place for place, item in enumerate(items) if isinstance(item, Tensor)]
+    if len(tensors) != 1:
+        return action(value)
+    items[tensors[0]] = action(items[tensors[0]])
+    return type(value)(items)
 
 
 # The rewriting of one module, and of a function that many modules share.
@@ -212,7 +211,7 @@ def _applied(action: Action | None, value: Any) -> Any:
 class FunctionEdits:
     """The edits of one function for one module."""
 
-    function: FunctionType
+    function: Any
     digest: str
     sites: dict[EditSite, Actions]
 
@@ -285,7 +284,7 @@ def is_rewritten(module: nn.Module) -> bool:
 class _Patch:
     """A function with new code. Sites are only ever added, so that their numbers hold for every module."""
 
-    function: FunctionType
+    function: Any
     original: CodeType
     sites: list[EditSite] = field(default_factory=list)
     codes: list[CodeType] = field(default_factory=list)
@@ -639,11 +638,10 @@ def _edit_sum(node: ast.Call, operand: int, place: int) -> Edit | None:
         values = visited.args[place]
         visited.args[place] = _call("summands", number, ast.Constant(operand), values, ast.Constant(from_start))
         if from_start and operand == 0:
-            owner, key = (visited.keywords[keywords[0]], "value") if keywords else (visited.args, place + 1)
-            if isinstance(owner, list):
-                owner[key] = _call("start_of_sum", number, owner[key])
+            if keywords:
+                visited.keywords[keywords[0]].value = _call("start_of_sum", number, visited.keywords[keywords[0]].value)
             else:
-                owner.value = _call("start_of_sum", number, owner.value)
+                visited.args[place + 1] = _call("start_of_sum", number, visited.args[place + 1])
         return visited
 
     return edit

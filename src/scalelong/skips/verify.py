@@ -60,11 +60,11 @@ def verify_attached(host: nn.Module, state: Attached, call: Call) -> None:
     call = ([*_lively(call[0])], {name: _lively(value) for name, value in call[1].items()})  # pyright: ignore
     for training in (False, True):
         modes = _modes(host, training)
+        trace = _traced(host, state, call, modes)
         # Some models cannot be trained on such inputs, as BatchNorm cannot on one value per channel.
-        if training and _failure(host, state, call, modes) is not None:
-            continue
-        _verify(host, state, call, modes)
-        state.seen.add(_kind(training, call))
+        if trace is not None:
+            _verify(host, state, call, modes, trace)
+            state.seen.add(_kind(training, call))
 
 
 def on_forward(host: nn.Module, state: Attached, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -78,10 +78,11 @@ def on_forward(host: nn.Module, state: Attached, args: tuple[Any, ...], kwargs: 
     if not _can_run(host, call) or running_backward() != -1:
         return
     modes = [module.training for module in host.modules()]
-    if _failure(host, state, call, modes) is not None:
+    trace = _traced(host, state, call, modes)
+    if trace is None:
         return  # the forward itself will say what is wrong
     try:
-        _verify(host, state, call, modes)
+        _verify(host, state, call, modes, trace)
     except VerificationError as error:
         if state.seen:
             raise SkipMismatchError(f"these inputs take another path than the one that was planned: {error}") from error
@@ -99,8 +100,7 @@ _BUSY = threading.local()
 # One comparison.
 
 
-def _verify(host: nn.Module, state: Attached, call: Call, modes: list[bool]) -> None:
-    trace = _trace(host, state, call, modes)
+def _verify(host: nn.Module, state: Attached, call: Call, modes: list[bool], trace: Trace) -> None:
     places = _places(trace, state)
     factors = {slot: 0.4 + 0.5 * (0.618034 * (slot + 1) % 1) for slot in range(len(state.edits))}
     difference = _compare_factors(host, state, call, modes, places, factors)
@@ -432,13 +432,16 @@ def _coefficient(state: Attached, edit: Edit) -> Tensor:
     return torch.as_tensor(value, dtype=torch.float32) if not isinstance(value, Tensor) else value
 
 
-def _trace(host: nn.Module, state: Attached, call: Call, modes: list[bool]) -> Trace:
+def _traced(host: nn.Module, state: Attached, call: Call, modes: list[bool]) -> Trace | None:
+    """The forward of the unscaled model; None if it cannot run so."""
     with _quietly(host, state, modes, {}):
         args, kwargs = _copied(call)
         # The recorder goes to evaluation mode; the forward starts in the modes that are meant.
         handle = host.register_forward_pre_hook(_SetModes(modes), prepend=True)
         try:
             return record(host, args, kwargs)
+        except Exception:
+            return None
         finally:
             handle.remove()
 
@@ -463,15 +466,6 @@ def _modes(host: nn.Module, training: bool) -> list[bool]:
         _set_modes(host, before)
         host.train(training)
         return [module.training for module in host.modules()]
-
-
-def _failure(host: nn.Module, state: Attached, call: Call, modes: list[bool]) -> Exception | None:
-    """Why the unscaled model cannot run so."""
-    try:
-        _run(host, state, call, modes, {})
-    except Exception as error:
-        return error
-    return None
 
 
 @contextmanager
@@ -636,9 +630,10 @@ def _rough(kind: Any) -> Any:
 
 def _can_run(host: nn.Module, call: Call) -> bool:
     """Whether the model can be run again beside the forward that is under way."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or getattr(host, "_is_replica", False):
+    transformed = torch._C._functorch.peek_interpreter_stack()  # pyright: ignore[reportAttributeAccessIssue]
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or transformed is not None:
         return False
-    if threading.current_thread() is not threading.main_thread() or torch._C._functorch.peek_interpreter_stack():
+    if threading.current_thread() is not threading.main_thread() or getattr(host, "_is_replica", False):
         return False
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         return False

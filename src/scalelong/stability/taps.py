@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from ..skips.plan import Attachment, LongSkip, SkipPlan
+from ..skips.attach import operand
+from ..skips.plan import LongSkip, SkipPlan
 
 MIDDLES = ("middle", "mid_block", "middle_block", "mid", "bottleneck")
 """Names under which the block between encoder and decoder is known."""
@@ -74,18 +75,6 @@ class SkipTap:
             self.meter.skips[self.skip.index] = size_of(tensor)
 
 
-def operand(value: Any, place: Attachment) -> Tensor | None:
-    """The skip among the arguments of a module; None if it is called in another way than was planned."""
-    try:
-        for step in place.path:
-            value = value[step]
-    except (KeyError, IndexError, TypeError):
-        return None
-    if not isinstance(value, Tensor) or value.shape[place.axis] != place.channels:
-        return None
-    return value.narrow(place.axis, place.start, place.length) if place.length < place.channels else value
-
-
 def first_tensor(output: Any) -> Tensor | None:
     """The floating-point tensor of an output: itself, or the first entry of a tuple, or diffusers' `sample`."""
     if isinstance(output, Tensor):
@@ -111,14 +100,15 @@ def listen(model: nn.Module, plan: SkipPlan, meter: Meter) -> list[RemovableHand
         handles.append(model.get_submodule(name).register_forward_hook(BlockTap(meter, name)))
     for skip in plan:
         tap, place = SkipTap(meter, skip), skip.attachment
-        kind = "" if place is None else place.kind
-        if place is not None and kind.endswith("argument") and _exists(model, place.module):
+        if place is not None and place.side == "argument" and _exists(model, place.module):
             # In front of the hooks that scale, so that the skip is seen as it was made.
             module = model.get_submodule(place.module)
             handles.append(module.register_forward_pre_hook(tap.of_argument, prepend=True, with_kwargs=True))
         elif skip.producer and _exists(model, skip.producer):
             module = model.get_submodule(skip.producer)
-            handles.append(module.register_forward_hook(tap.of_output, prepend=kind.endswith("output")))
+            handles.append(
+                module.register_forward_hook(tap.of_output, prepend=place is not None and place.side == "output")
+            )
     return handles
 
 
