@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         SkipMismatchError,
         UnreachableSkipError,
         UnsupportedModelError,
+        VerificationError,
     )
     from .kappa import (
         KappaChoice,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
         BalancedScaling,
         ConstantScaling,
         CustomScaling,
+        FreeUScaling,
         LearnableScaling,
         MagnitudePreserving,
         NormScaling,
@@ -84,6 +86,7 @@ _HOMES = {
         "SkipMismatchError",
         "UnreachableSkipError",
         "UnsupportedModelError",
+        "VerificationError",
     ),
     "kappa": (
         "KappaChoice",
@@ -97,6 +100,7 @@ _HOMES = {
         "BalancedScaling",
         "ConstantScaling",
         "CustomScaling",
+        "FreeUScaling",
         "LearnableScaling",
         "MagnitudePreserving",
         "NoScaling",
@@ -139,6 +143,7 @@ __all__ = [
     "Diagnosis",
     "ExampleInputsError",
     "FoldReport",
+    "FreeUScaling",
     "InvalidConfigError",
     "InvalidInputError",
     "KappaChoice",
@@ -163,6 +168,7 @@ __all__ = [
     "UniformScaling",
     "UnreachableSkipError",
     "UnsupportedModelError",
+    "VerificationError",
     "__version__",
     "as_scaling",
     "choose_kappa",

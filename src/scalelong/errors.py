@@ -75,6 +75,10 @@ class SkipMismatchError(ScaleLongError, RuntimeError):
     """A scaled model runs differently from the plan of its long skips."""
 
 
+class VerificationError(ScaleLongError, RuntimeError):
+    """A scaled model does not compute what it should: a skip has no effect, or something else is scaled."""
+
+
 class ExampleInputsError(ScaleLongError, ValueError):
     """Example inputs are needed to find the long skips, or the model cannot run on the given ones."""
 

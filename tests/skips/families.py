@@ -492,12 +492,12 @@ class Case:
     output: Tensor
     plan: SkipPlan
 
-    def scaled(self, method: Any) -> nn.Module:
+    def scaled(self, method: Any, *, verify: bool = False) -> nn.Module:
         """A scaled copy. Learned gates are random, so that they depend on the skip."""
         model = copy.deepcopy(self.model)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", CancelledScalingWarning)
-            scale_skips_(model, method, plan=self.plan)
+            scale_skips_(model, method, plan=self.plan, verify=verify)
         torch.manual_seed(2)
         with torch.no_grad():
             for parameter in scaling_of(model).parameters():

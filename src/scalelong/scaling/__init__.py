@@ -12,6 +12,7 @@ from .constant import (
     UniformScaling,
 )
 from .dynamic import LearnableScaling, NormScaling
+from .freeu import FreeUScaling
 
 __all__ = [
     "METHODS",
@@ -21,6 +22,7 @@ __all__ = [
     "CustomScaling",
     "FixedScaling",
     "FixedSkipScaling",
+    "FreeUScaling",
     "LearnableScaling",
     "MagnitudePreserving",
     "NoScaling",

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from ..errors import InvalidConfigError
@@ -38,6 +39,10 @@ class SkipSite:
     """Length L of a token tensor (B, L, C); None for other features."""
     fixed_tokens: bool = False
     """Whether L can never change, so that a gate with one weight per token makes sense."""
+    batch_axis: int | None = 0
+    """The axis along which the images of a batch lie: 1 for tokens (L, B, C), None for features without a batch."""
+    level: int | None = None
+    """The resolution: 0 for the lowest of all skips, then 1; None for features without rows and columns."""
 
 
 class Constants(NamedTuple):
@@ -66,6 +71,14 @@ class SkipScaling(nn.Module, ABC):
     def scale(self, skip: Tensor, index: int) -> Tensor:
         """The skip as it enters merge i."""
 
+    def scales_main(self, index: int) -> bool:  # noqa: ARG002
+        """Whether the main path is changed at merge i by more than the factor of `constants`."""
+        return False
+
+    def scale_main(self, main: Tensor, index: int) -> Tensor:  # noqa: ARG002
+        """The main path as it enters merge i."""
+        return main
+
     def prepare(self, skip: Tensor, index: int) -> tuple[Tensor, Constants, Tensor | None]:
         """The skip, and what is left for the merge to multiply it by: constants, and a gate that broadcasts against it.
 
@@ -82,15 +95,33 @@ class SkipScaling(nn.Module, ABC):
         # Identity, so that a host that runs all of its children in order (nn.Sequential) is not disturbed.
         return x
 
+    def _apply(self, fn, recurse: bool = True):
+        was_meta = _is_meta(self)
+        super()._apply(fn, recurse)
+        if was_meta and not _is_meta(self):
+            # `to_empty` leaves memory as it finds it. A checkpoint of the plain host will not fill the gates.
+            self.load_state_dict(self._start())
+        return self
+
+    def _start(self) -> dict[str, Tensor]:
+        """The values that the parameters have at first."""
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+            return self.config.build(self.sites).state_dict()
+
     def _load_from_state_dict(
         self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
     ) -> None:
         # A checkpoint of the unscaled host knows nothing of the gates: they keep their values.
         if not any(key.startswith(prefix) for key in state_dict):
-            state_dict.update({prefix + key: value for key, value in self.state_dict().items()})
+            values = self._start() if _is_meta(self) else self.state_dict()
+            state_dict.update({prefix + key: value for key, value in values.items()})
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
+
+
+def _is_meta(module: nn.Module) -> bool:
+    return any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers()))
 
 
 @dataclass(frozen=True)
@@ -99,6 +130,8 @@ class Scaling(ABC):
 
     name: ClassVar[str]
     """The shorthand, as in `scale_skips_(model, "cs")`."""
+    looks_at_data: ClassVar[bool] = True
+    """Whether coefficients depend on the features, so that it matters which axis holds the batch."""
 
     def __post_init__(self) -> None:
         self.validate()

@@ -36,6 +36,8 @@ class FixedSkipScaling(SkipScaling):
 class FixedScaling(Scaling):
     """Base of the methods whose κ_i are numbers: a subclass only says its curve."""
 
+    looks_at_data = False
+
     @abstractmethod
     def curve(self, count: int) -> tuple[float, ...]:
         """κ_1 ... κ_N."""
@@ -208,6 +210,7 @@ class MagnitudePreserving(Scaling):
     t: float = 0.5
 
     name = "mp"
+    looks_at_data = False
 
     def validate(self) -> None:
         number = isinstance(self.t, int | float) and not isinstance(self.t, bool)

@@ -177,16 +177,22 @@ class GatedSkipScaling(FullPrecisionModule, SkipScaling):
                 f"the token gate of long skip {index} was built for {site.tokens} tokens and got {skip.shape[1]}; "
                 f"use gate='channel' for inputs of several sizes"
             )
-        pooled_axes = [a for a in range(1, skip.dim()) if a != kept]
+        batch = site.batch_axis
+        pooled_axes = [a for a in range(skip.dim()) if a not in (batch, kept)]
         with torch.autocast(skip.device.type, enabled=False):
-            pooled = skip.mean(pooled_axes, dtype=torch.float32)
+            pooled = skip.mean(pooled_axes, dtype=torch.float32) if pooled_axes else skip.float()
+            if batch is not None and batch > kept:
+                pooled = pooled.mT
             logits = self.networks[self._network_of[position]](pooled)
             if self.offsets is not None:
                 logits = logits + self.offsets[position].float()
             gate = torch.sigmoid(logits)
         shape = [1] * skip.dim()
-        shape[0], shape[kept] = gate.shape
-        gate = gate.view(shape)
+        if batch is not None:
+            shape[batch] = gate.shape[0]
+            gate = gate.mT if batch > kept else gate
+        shape[kept] = skip.shape[kept]
+        gate = gate.reshape(shape)
         self._recent[position] = gate.detach()
         return gate
 

@@ -11,6 +11,7 @@ from .api import (
     unscale_,
     unscaled,
 )
+from .attach import without_checks
 from .find import find_skips
 from .fold import FoldReport, fold_
 from .plan import LongSkip, SkipPlan
@@ -36,4 +37,5 @@ __all__ = [
     "start_skips_",
     "unscale_",
     "unscaled",
+    "without_checks",
 ]

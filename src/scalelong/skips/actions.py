@@ -1,7 +1,9 @@
-"""What is done at a merge: multiply an operand, whole or as a slice; and the forward hooks that do it."""
+"""What is done at a merge: an operand is scaled, whole or as a slice. The hooks that do it, and the count of them."""
 
 import copy
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -9,7 +11,160 @@ from torch import Tensor, nn
 
 from ..errors import SkipMismatchError
 from ..scaling.base import SkipScaling
-from .trace import TreePath as Path
+from .containers import TreePath
+
+AGAIN = (
+    "The plan holds for the path that it was made with: unscale_ the model and scale it with example_inputs like these"
+)
+
+
+def running_backward() -> int:
+    """The backward that is running, or -1: what is called inside of it computes again what a forward has computed."""
+    return torch._C._current_graph_task_id()
+
+
+# Every edit must act once in each forward of the model. A skip that is bypassed or scaled twice is an error.
+
+
+class Tally:
+    """How often each edit has acted in the forward that is running. Each thread has its own, as it has its own forward.
+
+    Outside of a forward of the model nothing is counted: somebody calls a block by itself, or activation
+    checkpointing computes it again. While the scaling is verified, `factors` stand in for what the edits do.
+    """
+
+    def __init__(self, labels: Sequence[str], repeats: int) -> None:
+        self.labels = list(labels)
+        self.repeats = repeats
+        self.after: dict[int, str | None] = {}
+        """The last of the modules with a `Witness` that ran before an edit, by slot, as it was seen while verifying."""
+        self._forwards = threading.local()
+        self._traced: list[int] = []
+        self._compiled = False
+
+    def add(self, label: str) -> int:
+        """One more slot."""
+        self.labels.append(label)
+        return len(self.labels) - 1
+
+    def begin(self) -> None:
+        if torch.compiler.is_compiling():
+            self._traced = [0] * len(self.labels)
+            return
+        running = self._running()
+        if len(running) > 32:  # forwards that ended with an exception
+            running.clear()
+        running.append((running_backward(), [0] * len(self.labels)))
+        self._forwards.last = None
+
+    def count(self, slots: Sequence[int]) -> None:
+        if torch.compiler.is_compiling():
+            if not self._traced:
+                # A compiled block in a model that is not compiled: nobody looks when it runs.
+                self._compiled = True
+                return
+            counts = self._traced
+        else:
+            running = self._running()
+            if not running or running[-1][0] != running_backward():
+                return
+            counts = running[-1][1]
+            if self.after:
+                self._require_place(slots)
+            learned = getattr(self._forwards, "learned", None)
+            if learned is not None:
+                learned.update(dict.fromkeys(slots, self._forwards.last))
+        for slot in slots:
+            counts[slot] += 1
+            if counts[slot] > self.repeats == 1:
+                raise SkipMismatchError(f"{self.labels[slot]} is reached a second time in one forward. {AGAIN}")
+
+    def _require_place(self, slots: Sequence[int]) -> None:
+        """An expression in a loop merges another skip each time: the layer before it tells which."""
+        last = self._forwards.last
+        for slot in slots:
+            if self.after.get(slot, last) != last:
+                raise SkipMismatchError(
+                    f"{self.labels[slot]} is merged behind {last or 'no layer'} in this forward, and was behind "
+                    f"{self.after[slot] or 'no layer'}: the model takes its skips in another order, or not all. "
+                    f"{AGAIN}"
+                )
+
+    def note(self, module: str) -> None:
+        """A module with a witness has run."""
+        self._forwards.last = module
+
+    @contextmanager
+    def learning(self, slots: Sequence[int]) -> Iterator[None]:
+        """Note what these edits run behind."""
+        self.after = {}
+        learned: dict[int, str | None] = {}
+        self._forwards.learned = learned
+        try:
+            yield
+        finally:
+            self._forwards.learned = None
+        self.after = {slot: learned[slot] for slot in slots if slot in learned}
+
+    def end(self) -> None:
+        if torch.compiler.is_compiling():
+            counts, self._traced = self._traced, []
+        else:
+            running = self._running()
+            counts = running.pop()[1] if running else []
+        # A network that runs several times may do so as often as it likes, but then with all of its skips.
+        if self.is_off:
+            return
+        wanted = max(counts, default=0) if self.repeats > 1 else 1
+        for label, count in zip(self.labels, counts, strict=False):
+            if count != max(wanted, 1) and not self._compiled:
+                raise SkipMismatchError(
+                    f"{label} was reached {count} times in this forward instead of {max(wanted, 1)}: the model took "
+                    f"another path, or a layer, its forward or its hooks were replaced. {AGAIN}"
+                )
+
+    @property
+    def factors(self) -> dict[int, float] | None:
+        """None, or constants by edit that stand in for what they do; without any, the model is as if never scaled."""
+        return None if torch.compiler.is_compiling() else getattr(self._forwards, "factors", None)
+
+    @contextmanager
+    def standing_in(self, factors: dict[int, float] | None) -> Iterator[None]:
+        """Let constants act in this thread."""
+        before = self.factors
+        self._forwards.factors = factors
+        try:
+            yield
+        finally:
+            self._forwards.factors = before
+
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """Do not count."""
+        self.count = lambda slots: None  # noqa: ARG005
+        try:
+            yield
+        finally:
+            del self.count
+
+    @property
+    def is_off(self) -> bool:
+        factors = self.factors
+        return factors is not None and not factors
+
+    def _running(self) -> list[tuple[int, list[int]]]:
+        forwards = self._forwards
+        if not hasattr(forwards, "counts"):
+            forwards.counts = []
+        return forwards.counts
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"labels": self.labels, "repeats": self.repeats, "after": self.after}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["labels"], state["repeats"])
+        self.after = dict(state["after"])
+
 
 # What happens to a tensor on its way into a merge. Plain objects, so that copies and pickles of a model keep them.
 
@@ -19,20 +174,46 @@ class Action:
 
     def __init__(self, label: str, axis: int, channels: int) -> None:
         self.label, self.axis, self.channels = label, axis, channels
+        self.tally: Tally | None = None
+        self.slots: tuple[int, ...] = ()
 
     def __call__(self, tensor: Tensor) -> Tensor:
         if not isinstance(tensor, Tensor):
             raise SkipMismatchError(f"{self.label}: expected a tensor, found {type(tensor).__name__}")
-        if tensor.dim() <= self.axis or tensor.shape[self.axis] != self.channels:
+        # While torch.jit traces, sizes are tensors.
+        fits = torch._C._get_tracing_state() is not None or (
+            tensor.dim() > self.axis and tensor.shape[self.axis] == self.channels
+        )
+        if not fits:
             raise SkipMismatchError(
                 f"{self.label}: expected {self.channels} channels on axis {self.axis}, found the shape "
-                f"{tuple(tensor.shape)}. The plan holds for the inputs that it was made with: unscale_ the model and "
-                f"scale it with example_inputs like these"
+                f"{tuple(tensor.shape)}. {AGAIN}"
             )
+        if self.tally is not None:
+            self.tally.count(self.slots)
+            factors = self.tally.factors
+            if factors is not None:
+                return self.stand_in(tensor, [factors.get(slot, 1.0) for slot in self.slots])
         return self.apply(tensor)
 
     def apply(self, tensor: Tensor) -> Tensor:
         raise NotImplementedError
+
+    def stand_in(self, tensor: Tensor, factors: list[float]) -> Tensor:
+        """The same with constants, one for each operand."""
+        return tensor * factors[0]
+
+
+class Pass(Action):
+    """An execution of a merge's expression that is not scaled. It counts: if one is left out, the others move up."""
+
+    def __init__(self, label: str) -> None:
+        super().__init__(label, 0, 0)
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        if self.tally is not None:
+            self.tally.count(self.slots)
+        return tensor
 
 
 class Multiply(Action):
@@ -47,14 +228,14 @@ class Multiply(Action):
 
 
 class Gate(Action):
-    """The skip as its method scales it."""
+    """One operand as its method scales it."""
 
-    def __init__(self, label: str, axis: int, channels: int, scaling: SkipScaling, index: int) -> None:
+    def __init__(self, label: str, axis: int, channels: int, scaling: SkipScaling, index: int, main: bool) -> None:
         super().__init__(label, axis, channels)
-        self.scaling, self.index = scaling, index
+        self.scaling, self.index, self.main = scaling, index, main
 
     def apply(self, tensor: Tensor) -> Tensor:
-        return self.scaling.scale(tensor, self.index)
+        return _scaled(tensor, self.scaling, self.index, self.main)
 
 
 class MultiplySlices(Action):
@@ -89,24 +270,52 @@ class MultiplySlices(Action):
         shape[self.axis] = self.channels
         return values.view(shape)
 
+    def stand_in(self, tensor: Tensor, factors: list[float]) -> Tensor:
+        pairs = zip(self.factors, factors, strict=True)
+        return MultiplySlices(
+            self.label, self.axis, self.channels, [(start, length, factor) for (start, length, _), factor in pairs]
+        ).apply(tensor)
+
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_vectors": {}}
 
 
-class GateSlice(Action):
-    """The slice of a concatenation that is the skip, as its method scales it."""
+class GateSlices(Action):
+    """The slices of a concatenation that are the operands, as their method scales them: (start, length, is main)."""
 
     def __init__(
-        self, label: str, axis: int, channels: int, start: int, length: int, scaling: SkipScaling, index: int
+        self,
+        label: str,
+        axis: int,
+        channels: int,
+        slices: list[tuple[int, int, bool]],
+        scaling: SkipScaling,
+        index: int,
     ) -> None:
         super().__init__(label, axis, channels)
-        self.start, self.length = start, length
+        self.slices = slices
         self.scaling, self.index = scaling, index
 
+    def stand_in(self, tensor: Tensor, factors: list[float]) -> Tensor:
+        pairs = zip(self.slices, factors, strict=True)
+        return MultiplySlices(
+            self.label, self.axis, self.channels, [(start, length, factor) for (start, length, _), factor in pairs]
+        ).apply(tensor)
+
     def apply(self, tensor: Tensor) -> Tensor:
-        after = self.channels - self.start - self.length
-        before, skip, behind = tensor.split([self.start, self.length, after], dim=self.axis)
-        return torch.cat([before, self.scaling.scale(skip, self.index), behind], dim=self.axis)
+        parts, at = [], 0
+        for start, length, main in sorted(self.slices):
+            if start > at:
+                parts.append(tensor.narrow(self.axis, at, start - at))
+            parts.append(_scaled(tensor.narrow(self.axis, start, length), self.scaling, self.index, main))
+            at = start + length
+        if at < self.channels:
+            parts.append(tensor.narrow(self.axis, at, self.channels - at))
+        return torch.cat(parts, dim=self.axis)
+
+
+def _scaled(tensor: Tensor, scaling: SkipScaling, index: int, main: bool) -> Tensor:
+    return scaling.scale_main(tensor, index) if main else scaling.scale(tensor, index)
 
 
 # Hooks that edit one or more tensors among the arguments or in the result of a module.
@@ -115,10 +324,13 @@ class GateSlice(Action):
 class ArgumentHook:
     """A forward pre-hook."""
 
-    def __init__(self) -> None:
-        self.edits: list[tuple[Path, Action]] = []
+    def __init__(self, tally: Tally) -> None:
+        self.tally = tally
+        self.edits: list[tuple[TreePath, Action]] = []
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+        if self.tally.is_off:
+            return None
         value: Any = (args, kwargs)
         for path, action in self.edits:
             value = edited(value, path, action, module)
@@ -128,28 +340,42 @@ class ArgumentHook:
 class OutputHook:
     """A forward hook."""
 
-    def __init__(self) -> None:
-        self.edits: list[tuple[Path, Action]] = []
+    def __init__(self, tally: Tally) -> None:
+        self.tally = tally
+        self.edits: list[tuple[TreePath, Action]] = []
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:  # noqa: ARG002
+        if self.tally.is_off:
+            return None
         for path, action in self.edits:
             output = edited(output, path, action, module)
         return output
 
 
-def edited(value: Any, path: Path, action: Callable[[Tensor], Tensor], module: nn.Module) -> Any:
+class Witness:
+    """A forward hook that tells the tally that a module has run."""
+
+    def __init__(self, tally: Tally, name: str) -> None:
+        self.tally, self.name = tally, name
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:  # noqa: ARG002
+        if not torch.compiler.is_compiling():
+            self.tally.note(self.name)
+
+
+def edited(value: Any, path: TreePath, action: Callable[[Tensor], Tensor], module: nn.Module) -> Any:
     """A copy of nested tuples, lists and dictionaries in which one tensor is changed."""
     if not path:
         return action(value)
     step, *rest = path
     try:
-        changed = edited(value[step], tuple(rest), action, module)
+        inner = value[step]
     except (KeyError, IndexError, TypeError) as error:
         label = getattr(action, "label", "long skip")
         raise SkipMismatchError(
-            f"{label}: {type(module).__name__} was called without it (looked for {path!r}). The plan holds for the "
-            f"inputs that it was made with: unscale_ the model and scale it with example_inputs like these"
+            f"{label}: {type(module).__name__} was called without it (looked for {path!r}). {AGAIN}"
         ) from error
+    changed = edited(inner, tuple(rest), action, module)
     if isinstance(value, tuple) and isinstance(step, int):
         items = [*value[:step], changed, *value[step + 1 :]]
         return type(value)(*items) if hasattr(value, "_fields") else tuple(items)

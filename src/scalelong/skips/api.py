@@ -15,19 +15,20 @@ from torch import Tensor, nn
 from ..errors import (
     AlreadyScaledError,
     CancelledScalingWarning,
-    InvalidConfigError,
     NotScaledError,
+    ScaleLongError,
     ScalingMismatchError,
     UnsupportedModelError,
 )
 from ..files import write_bytes
 from ..scaling.base import Scaling, SkipScaling, as_scaling
-from ..scaling.constant import NoScaling
-from .attach import REGISTERED, Attached, acts_behind_norm, attach_, attached, detach_, forget_compiled, has_scaling
-from .examples import ExampleInputs
+from .attach import REGISTERED, Attached, acts_behind_norm
+from .examples import ExampleInputs, example_call
 from .find import Patterns, find_skips
-from .host import SkipHost, native_plan, unwrap
+from .fold import undo_compensation_
+from .host import Host, has_scaled_part, host_of, is_scaled_host, require_scaled, scaled_host_of
 from .plan import SkipPlan
+from .verify import on_forward, verify_attached, verify_detached, with_batch_axes
 
 # Scale the long skips of a model in place, look at the coefficients, and undo it.
 
@@ -40,71 +41,68 @@ def scale_skips_(
     plan: SkipPlan | None = None,
     include: Patterns = None,
     exclude: Patterns = None,
+    verify: bool = True,
 ) -> nn.Module:
     """Scale the long skips of the model, in place. All weights stay as they are. Returns the model.
 
     The long skips are found by `find_skips(model, example_inputs, include=..., exclude=...)`, or given as a `plan`.
     A model that is scaled already raises AlreadyScaledError: `unscale_` it first.
+
+    What the scaled model computes is verified on the example inputs, in evaluation and in training mode, and at the
+    first forward with inputs of another kind (`scalelong.skips.verify`). A difference raises VerificationError, and the
+    model is left as it was. `verify=False` leaves that out. In each forward it is checked that every skip was scaled.
     """
     config = as_scaling(config)
-    host = unwrap(model)
-    if is_scaled(model):
-        raise AlreadyScaledError(
-            f"the long skips of this {type(host).__name__} are scaled already ({scaling_of(model).config}); call "
-            f"unscale_(model) first"
-        )
-    if isinstance(host, nn.Module) and attached(host) is None and has_scaling(host):
-        raise AlreadyScaledError(f"a part of this {type(host).__name__} is scaled already; call unscale_ on it first")
-    if isinstance(host, SkipHost):
-        if plan is not None and plan.sites != host.skip_sites():
-            raise InvalidConfigError(f"the plan is for another model than this {type(host).__name__}")
-        _set_native(host, config.build(host.skip_sites()))
+    host = host_of(model)
+    _require_unscaled(host)
+    if host.is_native:
+        native = host.plan() if plan is None else plan
+        assert native is not None
+        host.attach(Attached(native, config.build(native.sites)))
         return model
+    call = None
     if plan is None:
         plan = find_skips(model, example_inputs, include=include, exclude=exclude)
+        call = example_call(host.model, example_inputs)
+    elif example_inputs is not None:
+        call = example_call(host.model, example_inputs)
+    if config.looks_at_data and call is not None:
+        plan = with_batch_axes(host, plan, call)
     scaling = config.build(plan.sites)
-    if host is not model and next(scaling.parameters(), None) is not None and hasattr(model, "module"):
+    if host.model is not model and next(scaling.parameters(), None) is not None and hasattr(model, "module"):
         raise UnsupportedModelError(
             f"a {type(model).__name__} does not know parameters that are added later: scale the long skips first, then "
             f"wrap the model"
         )
-    if attached(host) is not None:
-        detach_(host)
-    attach_(host, Attached(plan, scaling))
+    state = Attached(plan, scaling, verifier=on_forward if verify else None, inputs=call)
+    host.attach(state)
+    if verify and call is not None:
+        try:
+            verify_attached(host.model, state, call)
+        except ScaleLongError:
+            host.detach()
+            raise
     _warn_if_cancelled(plan, scaling)
     return model
 
 
-def unscale_(model: nn.Module) -> nn.Module:
-    """Undo `scale_skips_`. The model computes what it did before, bit for bit. Returns the model."""
-    from .fold import undo_compensation_
+def unscale_(model: nn.Module, *, verify: bool = True) -> nn.Module:
+    """Undo `scale_skips_`. The model computes what it did before, bit for bit. Returns the model.
 
-    host = _scaled_host(model)
+    That is verified where the inputs of `scale_skips_` are still known; `verify=False` leaves it out.
+    """
+    host = require_scaled(model)
     undo_compensation_(host)
-    if isinstance(host, SkipHost):
-        _set_native(host, NoScaling().build(host.skip_sites()))
-    else:
-        detach_(host)
+    with verify_detached(host, enabled=verify):
+        host.detach()
     return model
 
 
 @contextmanager
 def unscaled(model: nn.Module) -> Iterator[nn.Module]:
     """The model as if it had never been scaled, within a `with` block."""
-    host = _scaled_host(model)
-    if isinstance(host, SkipHost):
-        scaling = host.skip_scaling
-        _set_native(host, NoScaling().build(host.skip_sites()))
-        try:
-            yield model
-        finally:
-            _set_native(host, scaling)
-        return
-    state = detach_(host)
-    try:
+    with require_scaled(model).paused():
         yield model
-    finally:
-        attach_(host, state)
 
 
 @torch.no_grad()
@@ -124,43 +122,35 @@ def coefficients(model: nn.Module, *inputs: Any, reduce: bool = True, **keywords
 
 
 def is_scaled(model: nn.Module) -> bool:
-    host = unwrap(model)
-    if isinstance(host, SkipHost):
-        return not isinstance(host.skip_scaling.config, NoScaling)
-    state = attached(host) if isinstance(host, nn.Module) else None
-    return state is not None and not isinstance(state.scaling.config, NoScaling)
+    return is_scaled_host(scaled_host_of(model))
 
 
 def scaling_of(model: nn.Module) -> SkipScaling:
     """The module that scales the long skips of the model."""
-    host = unwrap(model)
-    if isinstance(host, SkipHost):
-        return host.skip_scaling
-    state = attached(host)
-    if state is None:
-        raise NotScaledError(f"the long skips of this {type(host).__name__} are not scaled")
-    return state.scaling
+    host = scaled_host_of(model)
+    if host.scaling is None:
+        raise NotScaledError(f"the long skips of this {type(host.model).__name__} are not scaled")
+    return host.scaling
 
 
 def plan_of(model: nn.Module) -> SkipPlan:
     """The plan by which the model is scaled."""
-    host = _scaled_host(model)
-    state = attached(host)
-    return state.plan if state is not None else find_skips(host)
+    plan = require_scaled(model).plan()
+    assert plan is not None
+    return plan
 
 
-def _scaled_host(model: nn.Module) -> Any:
-    host = unwrap(model)
-    if not is_scaled(model):
-        raise NotScaledError(f"the long skips of this {type(host).__name__} are not scaled")
-    return host
-
-
-def _set_native(host: SkipHost, scaling: SkipScaling) -> None:
-    if isinstance(host, nn.Module):
-        anchor = next(host.parameters(), None)
-        host.skip_scaling = scaling.to(anchor.device).train(host.training) if anchor is not None else scaling
-    forget_compiled()
+def _require_unscaled(host: Host) -> None:
+    if is_scaled_host(host):
+        assert host.scaling is not None
+        raise AlreadyScaledError(
+            f"the long skips of this {type(host.model).__name__} are scaled already ({host.scaling.config}); call "
+            f"unscale_(model) first"
+        )
+    if isinstance(host.model, nn.Module) and has_scaled_part(host):
+        raise AlreadyScaledError(
+            f"a part of this {type(host.model).__name__} is scaled already; call unscale_ on it first"
+        )
 
 
 def _warn_if_cancelled(plan: SkipPlan, scaling: SkipScaling) -> None:
@@ -195,14 +185,13 @@ def save_scaling(model: nn.Module, path: str | PathLike[str]) -> None:
     from safetensors.torch import save
 
     plan, scaling = plan_of(model), scaling_of(model)
-    host = unwrap(model)
-    state = attached(host)
+    host = scaled_host_of(model)
     description = {
         "format": FORMAT,
         "scaling": scaling.config.to_dict(),
         "plan": plan.to_dict(),
-        "folded": sorted(state.folded) if state is not None else [],
-        "host": {"class": type(host).__name__, "weights": _weights(host)},
+        "folded": sorted(host.folded),
+        "host": {"class": type(host.model).__name__, "weights": _weights(host.model)},
     }
     tensors = {name: value.detach().cpu().contiguous() for name, value in scaling.state_dict().items()}
     content = save(tensors, metadata={"scalelong": json.dumps(description)})
@@ -212,21 +201,18 @@ def save_scaling(model: nn.Module, path: str | PathLike[str]) -> None:
 def load_scaling_(model: nn.Module, path: str | PathLike[str]) -> nn.Module:
     """Scale the model as the file says. A model that is not built like the saved one is refused."""
     description, tensors = _read(os.fspath(path))
-    host = unwrap(model)
+    host = host_of(model)
     plan = SkipPlan.from_dict(description["plan"])
-    native = native_plan(host)
-    if native is not None:
-        _compare_sites(plan, native)
-    _compare_hosts(description["host"], {"class": type(host).__name__, "weights": _weights(host)})
+    own = host.plan() if host.is_native else None
+    if own is not None:
+        _compare_sites(plan, own)
+    _compare_hosts(description["host"], {"class": type(host.model).__name__, "weights": _weights(host.model)})
     config = as_scaling(description["scaling"])
     _compare_tensors(tensors, config.build(plan.sites).state_dict())
     scale_skips_(model, config, plan=plan)
     scaling_of(model).load_state_dict(tensors)
-    state = attached(host)
-    if state is not None and description["folded"]:
-        detach_(host)
-        state.folded = set(description["folded"])
-        attach_(host, state)
+    if description["folded"]:
+        host.finish_folding(set(description["folded"]), kept=True)
     return model
 
 

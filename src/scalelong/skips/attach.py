@@ -1,23 +1,33 @@
-"""Carry out a plan: put the scaling on a model, and take it off again."""
+"""Carry out a plan: put the scaling on a model, and take it off again. One class for each kind of place.
+
+    Argument   a forward pre-hook changes a tensor among the arguments of a module
+    Output     a forward hook changes a tensor in its result
+    Rewrite    an expression in a function of the module is compiled anew
+
+Each of them takes an operand of the merge as a whole, or as a slice of the concatenation.
+"""
 
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from ..errors import AlreadyScaledError, ScalingMismatchError, UnreachableSkipError
+from ..errors import AlreadyScaledError, ScalingMismatchError, SkipMismatchError, UnreachableSkipError
 from ..scaling.base import SkipScaling
-from .actions import Action, ArgumentHook, Gate, GateSlice, Multiply, MultiplySlices, OutputHook
+from .actions import Action, ArgumentHook, Gate, GateSlices, Multiply, MultiplySlices, OutputHook, Pass, Tally, Witness
 from .plan import Attachment, LongSkip, SkipPlan
-from .source import Spot, is_rewritten, require_restorable, require_same_source, restore_, rewrite_
+from .source import EditSite, find_function, is_rewritten, restore_, rewrite_
 
 REGISTERED = "skip_scaling"
 _STATE = "_scalelong"
+
+Verifier = Callable[[nn.Module, "Attached", tuple[Any, ...], dict[str, Any]], None]
+"""Looks at the inputs of a forward before it runs."""
 
 
 @dataclass
@@ -28,15 +38,37 @@ class Attached:
     scaling: SkipScaling
     folded: set[int] = field(default_factory=set)
     """The skips whose constants are in the weights already."""
+    verifier: Verifier | None = None
+    seen: set[Any] = field(default_factory=set)
+    """The kinds of inputs for which the scaling is known to be right."""
+    order: list[int] | None = None
+    """The order in which the skips leave the main path, as it was seen first."""
+    inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    """Inputs to verify with. Pickles leave them out."""
+    tally: Tally = field(default_factory=lambda: Tally((), 1))
+    edits: "list[Edit]" = field(default_factory=list)
+    """What was changed, in the order of the slots of the tally."""
+    structure: "list[tuple[nn.Module, str, nn.Module]]" = field(default_factory=list)
+    """The modules that were changed and those around them: (parent, name, child)."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "inputs": None}
 
 
 @dataclass(frozen=True)
-class _Edit:
+class Edit:
     """One operand of one merge, and what to do with it: multiply by a constant, or (None) what the method says."""
 
     skip: LongSkip
     attachment: Attachment
     factor: float | None
+    main: bool = False
+    behind_norm: bool = False
+
+    @property
+    def label(self) -> str:
+        ends = f"{self.skip.producer or 'the model'} to {self.skip.consumer or 'the model'}"
+        return f"{'the main path of ' if self.main else ''}long skip {self.skip.index} ({ends})"
 
 
 def attached(host: nn.Module) -> Attached | None:
@@ -44,17 +76,24 @@ def attached(host: nn.Module) -> Attached | None:
 
 
 def attach_(host: nn.Module, state: Attached) -> None:
-    """Add hooks for all skips that are not folded. A constant 1 needs none. Raises before anything is changed."""
+    """Scale all skips that are not folded. A constant 1 needs nothing. Raises before anything is changed."""
     kept = [skip for skip in state.plan if skip.index not in state.folded]
     edits = [edit for skip in kept for edit in _edits(host, skip, state.scaling)]
     for edit in edits:
-        _require_module(host, edit.attachment.module)
+        require_module(host, edit.attachment.module)
     learned = next(iter(state.scaling.state_dict()), None) is not None
     if learned and hasattr(host, REGISTERED):
         raise AlreadyScaledError(f"{type(host).__name__} has an attribute {REGISTERED!r} of its own: rename it first")
+    state.edits = edits
+    state.structure = structure_of(host, edits)
+    state.tally = Tally([edit.label for edit in edits], state.plan.repeats)
     try:
-        _rewrite(host, [edit for edit in edits if edit.attachment.source is not None], state.scaling)
-        _add_hooks(host, [edit for edit in edits if edit.attachment.source is None], state.scaling)
+        for kind in dict.fromkeys(kind_of(edit.attachment) for edit in edits):
+            same = [(slot, edit) for slot, edit in enumerate(edits) if kind_of(edit.attachment) is kind]
+            kind.attach(host, same, state)
+        if edits:
+            host.register_forward_pre_hook(EnterHook(state), prepend=True, with_kwargs=True)
+            host.register_forward_hook(LeaveHook(state.tally))
     except Exception:
         _strip(host)
         raise
@@ -63,42 +102,53 @@ def attach_(host: nn.Module, state: Attached) -> None:
         scaling = state.scaling if anchor is None else state.scaling.to(anchor.device)
         host.add_module(REGISTERED, scaling.train(host.training))
     host.__dict__[_STATE] = state
-    forget_compiled()
+    reset_compiler()
 
 
 def detach_(host: nn.Module) -> Attached:
-    """Take all hooks off. The model computes what it did before, bit for bit."""
+    """Take all of it off. The model computes what it did before, bit for bit."""
     _strip(host)
     state: Attached = host.__dict__.pop(_STATE)
     if host._modules.get(REGISTERED) is state.scaling:
         del host._modules[REGISTERED]
-    forget_compiled()
+    reset_compiler()
     return state
 
 
 @contextmanager
 def paused(host: nn.Module) -> Iterator[None]:
     """The model without its scaling, if it has any."""
-    state = detach_(host) if attached(host) is not None else None
-    try:
+    state = attached(host)
+    with state.tally.standing_in({}) if state is not None else nullcontext():
         yield
+
+
+@contextmanager
+def without_checks(host: nn.Module) -> Iterator[None]:
+    """The scaled model without the checks of each forward, to measure what they cost."""
+    state = attached(host)
+    tally = Tally((), 1) if state is None else state.tally
+    hooks = [(own, key, own[key]) for module in host.modules() for own, _, key in _own_hooks(module)]
+    checks = [entry for entry in hooks if isinstance(entry[2], EnterHook | LeaveHook | Witness)]
+    for own, key, _ in checks:
+        del own[key]
+    try:
+        with tally.silent():
+            yield
     finally:
-        if state is not None:
-            attach_(host, state)
+        for own, key, hook in checks:
+            own[key] = hook
 
 
 def has_scaling(model: nn.Module) -> bool:
     """Whether any part of the model carries our hooks."""
     return any(
-        _STATE in module.__dict__
-        or is_rewritten(module)
-        or any(isinstance(hook, ArgumentHook) for hook in module._forward_pre_hooks.values())
-        or any(isinstance(hook, OutputHook) for hook in module._forward_hooks.values())
+        _STATE in module.__dict__ or is_rewritten(module) or any(True for _ in _own_hooks(module))
         for module in model.modules()
     )
 
 
-def forget_compiled() -> None:
+def reset_compiler() -> None:
     """A model that was compiled and run before would go on without looking at new hooks."""
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()
@@ -109,27 +159,187 @@ def acts_behind_norm(skip: LongSkip, scaling: SkipScaling) -> bool:
     return bool(skip.norm) and getattr(scaling.config, "behind_norms", False)
 
 
-def _edits(host: nn.Module, skip: LongSkip, scaling: SkipScaling) -> Iterator[_Edit]:
+# The forward of the model as a whole.
+
+
+class EnterHook:
+    """A forward pre-hook of the model: verifies new kinds of inputs, and begins to count."""
+
+    def __init__(self, state: Attached) -> None:
+        self.state = state
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        state = self.state
+        if not torch.compiler.is_compiling():
+            # Adapters and other people's edits put modules in the place of those that are scaled.
+            if any(parent._modules.get(name) is not child for parent, name, child in state.structure):
+                self.accept_new_structure(module)
+            if state.verifier is not None:
+                state.verifier(module, state, args, kwargs)
+        state.tally.begin()
+
+    def accept_new_structure(self, host: nn.Module) -> None:
+        state = self.state
+        if getattr(host, "_is_replica", False):
+            return  # a copy of the model for another device, with modules of its own
+        if state.verifier is None:
+            raise SkipMismatchError(
+                f"modules of this {type(host).__name__} that are scaled were replaced or reordered: unscale_ the model "
+                f"and scale it again"
+            )
+        state.seen.clear()
+        state.structure = structure_of(host, state.edits)
+
+
+class LeaveHook:
+    """A forward hook of the model: all edits must have acted."""
+
+    def __init__(self, tally: Tally) -> None:
+        self.tally = tally
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:  # noqa: ARG002
+        self.tally.end()
+
+
+# Kinds of places.
+
+
+class Argument:
+    """A tensor among the arguments of a module: (positional, keywords)."""
+
+    hook = ArgumentHook
+
+    @classmethod
+    def attach(cls, host: nn.Module, edits: list[tuple[int, Edit]], state: Attached) -> None:
+        places: defaultdict[tuple[str, Any], list[tuple[int, Edit]]] = defaultdict(list)
+        for slot, edit in edits:
+            places[edit.attachment.module, edit.attachment.path].append((slot, edit))
+        hooks: dict[str, Any] = {}
+        for (name, path), same in places.items():
+            hook = hooks.setdefault(name, cls.hook(state.tally))
+            hook.edits.append((path, _action(same, state)))
+        for name, hook in hooks.items():
+            cls.register(host.get_submodule(name), hook)
+
+    @staticmethod
+    def register(module: nn.Module, hook: Any, prepend: bool = False) -> Any:
+        return module.register_forward_pre_hook(hook, with_kwargs=True, prepend=prepend)
+
+    @staticmethod
+    def read(place: Attachment, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Tensor | None:  # noqa: ARG004
+        return operand((args, kwargs), place)
+
+
+class Output(Argument):
+    """A tensor in the result of a module."""
+
+    hook = OutputHook
+
+    @staticmethod
+    def register(module: nn.Module, hook: Any, prepend: bool = False) -> Any:
+        return module.register_forward_hook(hook, prepend=prepend)
+
+    @staticmethod
+    def read(place: Attachment, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Tensor | None:  # noqa: ARG004
+        return operand(output, place)
+
+
+class Rewrite:
+    """An expression in a function of a module."""
+
+    @staticmethod
+    def attach(host: nn.Module, edits: list[tuple[int, Edit]], state: Attached) -> None:
+        places: defaultdict[str, defaultdict[tuple[str, str, str], defaultdict[EditSite, list[tuple[int, Edit]]]]]
+        places = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+        for slot, edit in edits:
+            source = edit.attachment.source
+            assert source is not None
+            function = (source.method, source.owner, source.digest)
+            find_function(host.get_submodule(edit.attachment.module), *function)
+            places[edit.attachment.module][function][source.position, source.operand].append((slot, edit))
+        for name, functions in places.items():
+            actions = {
+                function: {site: Rewrite._by_execution(same, state) for site, same in sites.items()}
+                for function, sites in functions.items()
+            }
+            rewrite_(host.get_submodule(name), actions, state.tally)
+
+    @staticmethod
+    def _by_execution(edits: list[tuple[int, Edit]], state: Attached) -> list[Action | None]:
+        executions: defaultdict[int, list[tuple[int, Edit]]] = defaultdict(list)
+        total, line = 0, 0
+        for slot, edit in edits:
+            source = edit.attachment.source
+            assert source is not None
+            executions[source.execution].append((slot, edit))
+            total, line = source.executions, source.line
+        actions: list[Action | None] = []
+        for n in range(total):
+            if n in executions:
+                actions.append(_action(executions[n], state))
+            else:
+                unscaled = Pass(f"the merge in line {line} (its execution {n + 1} of {total}, which is not scaled)")
+                unscaled.tally, unscaled.slots = state.tally, (state.tally.add(unscaled.label),)
+                actions.append(unscaled)
+        return actions
+
+
+_KINDS: dict[str, Any] = {
+    "argument": Argument,
+    "concat argument": Argument,
+    "output": Output,
+    "concat output": Output,
+    "rewrite": Rewrite,
+}
+
+
+def kind_of(place: Attachment) -> Any:
+    """The class for a place of a plan."""
+    if place.kind not in _KINDS:
+        raise UnreachableSkipError(f"a plan with the place {place.kind!r} cannot be carried out on another model")
+    return _KINDS[place.kind]
+
+
+def operand(value: Any, place: Attachment) -> Tensor | None:
+    """The operand among arguments or in a result; None if the module is called in another way than was planned."""
+    try:
+        for step in place.path:
+            value = value[step]
+    except (KeyError, IndexError, TypeError):
+        return None
+    if not isinstance(value, Tensor) or value.dim() <= place.axis or value.shape[place.axis] != place.channels:
+        return None
+    return value.narrow(place.axis, place.start, place.length) if place.is_slice else value
+
+
+# What has to be done for a skip.
+
+
+def _edits(host: nn.Module, skip: LongSkip, scaling: SkipScaling) -> Iterator[Edit]:
     constants = scaling.constants(skip.index)
     if constants is not None and constants.skip != 1.0 and acts_behind_norm(skip, scaling):
         yield from _edits_behind_norm(host, skip, constants.skip)
         return
-    wanted: list[tuple[str, Attachment | None, float | None]] = [("skip", skip.attachment, None)]
+    # A constant commutes with crops, pads and factors of the model. A method that looks at the data does not.
+    wanted: list[tuple[bool, Attachment | None, float | None]] = [(False, skip.direct or skip.attachment, None)]
+    if constants is None and scaling.scales_main(skip.index):
+        wanted.append((True, skip.main, None))
     if constants is not None:
-        factors = (("skip", skip.attachment, constants.skip), ("main path", skip.main, constants.main))
+        factors = ((False, skip.attachment, constants.skip), (True, skip.main, constants.main))
         wanted = [entry for entry in factors if entry[2] != 1.0]
-    for operand, attachment, factor in wanted:
-        if attachment is None:
+    for main, place, factor in wanted:
+        if place is None:
             reason = skip.obstacle or "it is neither argument nor result of a module, nor can its merge be rewritten"
             raise UnreachableSkipError(
-                f"the {operand} of long skip {skip.index} ({skip.producer} to {skip.consumer or 'the model'}, merged "
-                f"at {skip.location}) cannot be scaled: {reason}. Do that merge in a module of its own, called once "
-                f"per forward, or leave this skip out with exclude={skip.location!r}"
+                f"the {'main path' if main else 'skip'} of long skip {skip.index} ({skip.producer} to "
+                f"{skip.consumer or 'the model'}, merged at {skip.location}) cannot be scaled: {reason}. Do that merge "
+                f"in a module of its own, called once per forward, or leave this skip out with "
+                f"exclude={skip.location!r}"
             )
-        yield _Edit(skip, attachment, factor)
+        yield Edit(skip, place, factor, main)
 
 
-def _edits_behind_norm(host: nn.Module, skip: LongSkip, factor: float) -> Iterator[_Edit]:
+def _edits_behind_norm(host: nn.Module, skip: LongSkip, factor: float) -> Iterator[Edit]:
     if not skip.beyond:
         raise UnreachableSkipError(
             f"long skip {skip.index} ({skip.producer} to {skip.consumer or 'the model'}, merged at {skip.location}) "
@@ -137,7 +347,7 @@ def _edits_behind_norm(host: nn.Module, skip: LongSkip, factor: float) -> Iterat
             f"it. Use behind_norms=False, or leave this skip out with exclude={skip.location!r}"
         )
     for target in skip.beyond:
-        _require_module(host, target.module)
+        require_module(host, target.module)
         layer: Any = host.get_submodule(target.module)
         place = Attachment(
             kind="concat argument",
@@ -147,87 +357,68 @@ def _edits_behind_norm(host: nn.Module, skip: LongSkip, factor: float) -> Iterat
             length=target.length,
             channels=layer.in_channels,
         )
-        yield _Edit(skip, place, factor)
+        yield Edit(skip, place, factor, behind_norm=True)
 
 
-def _require_module(host: nn.Module, name: str) -> None:
+def structure_of(host: nn.Module, edits: list[Edit]) -> list[tuple[nn.Module, str, nn.Module]]:
+    """All modules on the way to those that are changed, as far as they are there."""
+    found: dict[tuple[int, str], tuple[nn.Module, str, nn.Module]] = {}
+    for name in dict.fromkeys(edit.attachment.module for edit in edits):
+        parent = host
+        for part in name.split(".") if name else ():
+            child = parent._modules.get(part)
+            if child is None:
+                break
+            found[id(parent), part] = (parent, part, child)
+            parent = child
+    return list(found.values())
+
+
+def require_module(host: nn.Module, name: str) -> None:
     try:
         host.get_submodule(name)
     except AttributeError as error:
-        raise ScalingMismatchError(f"the plan is for another model: {type(host).__name__} has no {name!r}") from error
+        raise ScalingMismatchError(
+            f"the plan belongs to a different model: {type(host).__name__} has no {name!r}"
+        ) from error
 
 
-def _add_hooks(host: nn.Module, edits: list[_Edit], scaling: SkipScaling) -> None:
-    places: defaultdict[tuple[str, str, tuple[int | str, ...]], list[_Edit]] = defaultdict(list)
-    for edit in edits:
-        side = "argument" if edit.attachment.kind.endswith("argument") else "output"
-        places[side, edit.attachment.module, edit.attachment.path].append(edit)
-    hooks: dict[tuple[str, str], ArgumentHook | OutputHook] = {}
-    for (side, name, path), same in places.items():
-        if (side, name) not in hooks:
-            hooks[side, name] = ArgumentHook() if side == "argument" else OutputHook()
-        hooks[side, name].edits.append((path, _action(same, scaling)))
-    for (_, name), hook in hooks.items():
-        module = host.get_submodule(name)
-        if isinstance(hook, ArgumentHook):
-            module.register_forward_pre_hook(hook, with_kwargs=True)
-        else:
-            module.register_forward_hook(hook)
-
-
-def _rewrite(host: nn.Module, edits: list[_Edit], scaling: SkipScaling) -> None:
-    places: defaultdict[str, defaultdict[str, defaultdict[Spot, list[_Edit]]]]
-    places = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
-    for edit in edits:
-        source = edit.attachment.source
-        assert source is not None
-        require_same_source(host.get_submodule(edit.attachment.module), source.method, source.digest)
-        places[edit.attachment.module][source.method][source.position, source.operand].append(edit)
-    for name, methods in places.items():
-        spots = {method: tuple(found) for method, found in methods.items()}
-        actions = {
-            method: [_by_execution(same, scaling) for same in found.values()] for method, found in methods.items()
-        }
-        rewrite_(host.get_submodule(name), spots, actions)
-
-
-def _by_execution(edits: list[_Edit], scaling: SkipScaling) -> list[Action | None]:
-    executions: defaultdict[int, list[_Edit]] = defaultdict(list)
-    total = 0
-    for edit in edits:
-        assert edit.attachment.source is not None
-        executions[edit.attachment.source.execution].append(edit)
-        total = edit.attachment.source.executions
-    return [_action(executions[n], scaling) if n in executions else None for n in range(total)]
-
-
-def _action(edits: list[_Edit], scaling: SkipScaling) -> Action:
+def _action(edits: list[tuple[int, Edit]], state: Attached) -> Action:
     """One action for all edits of one tensor: the two operands of a concatenation share a multiplication."""
-    place, skip, factor = edits[0].attachment, edits[0].skip, edits[0].factor
-    label = f"long skip {skip.index} ({skip.producer or 'the model'} to {skip.consumer or 'the model'})"
-    is_slice = place.length < place.channels
-    if factor is None:
-        if is_slice:
-            return GateSlice(label, place.axis, place.channels, place.start, place.length, scaling, skip.index)
-        return Gate(label, place.axis, place.channels, scaling, skip.index)
-    if not is_slice:
-        return Multiply(label, place.axis, place.channels, factor)
-    factors = [(edit.attachment.start, edit.attachment.length, edit.factor or 0.0) for edit in edits]
-    return MultiplySlices(label, place.axis, place.channels, factors)
+    first = edits[0][1]
+    place, index = first.attachment, first.skip.index
+    size = (first.label, place.axis, place.channels)
+    parts = [(edit.attachment.start, edit.attachment.length) for _, edit in edits]
+    action: Action
+    if first.factor is None:
+        if place.is_slice:
+            slices = [(*part, edit.main) for part, (_, edit) in zip(parts, edits, strict=True)]
+            action = GateSlices(*size, slices, state.scaling, index)
+        else:
+            action = Gate(*size, state.scaling, index, first.main)
+    elif place.is_slice:
+        factors = [(*part, edit.factor or 0.0) for part, (_, edit) in zip(parts, edits, strict=True)]
+        action = MultiplySlices(*size, factors)
+    else:
+        action = Multiply(*size, first.factor)
+    action.tally, action.slots = state.tally, tuple(slot for slot, _ in edits)
+    return action
 
 
 def _strip(host: nn.Module) -> None:
-    rewritten = [module for module in host.modules() if is_rewritten(module)]
-    for module in rewritten:
-        require_restorable(module)
-    for module in rewritten:
-        restore_(module)
     for module in host.modules():
-        _remove(module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs, ArgumentHook)
-        _remove(module._forward_hooks, module._forward_hooks_with_kwargs, OutputHook)
+        if is_rewritten(module):
+            restore_(module)
+        for hooks, with_kwargs, key in list(_own_hooks(module)):
+            del hooks[key]
+            with_kwargs.pop(key, None)
 
 
-def _remove(hooks: dict[int, Any], with_kwargs: dict[int, bool], kind: type) -> None:
-    for key in [key for key, hook in hooks.items() if isinstance(hook, kind)]:
-        del hooks[key]
-        with_kwargs.pop(key, None)
+def _own_hooks(module: nn.Module) -> Iterator[tuple[dict[int, Any], dict[int, bool], int]]:
+    for hooks, with_kwargs in (
+        (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs),
+        (module._forward_hooks, module._forward_hooks_with_kwargs),
+    ):
+        for key, hook in hooks.items():
+            if isinstance(hook, ArgumentHook | OutputHook | Witness | EnterHook | LeaveHook):
+                yield hooks, with_kwargs, key

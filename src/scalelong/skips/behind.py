@@ -58,9 +58,9 @@ def _target(call: Call, candidate: Candidate) -> FoldTarget:
     widths = [shape[merge.axis] for shape in merge.shapes]
     return FoldTarget(
         module=call.name,
-        start=sum(widths[: candidate.operand]),
+        start=merge.starts[candidate.operand],
         length=widths[candidate.operand],
-        main_start=sum(widths[: candidate.main]),
+        main_start=merge.starts[candidate.main],
         main_length=widths[candidate.main],
     )
 
@@ -101,7 +101,7 @@ def _behind(
 
 def _before(trace: Trace, candidate: Candidate, repeats: int) -> tuple[FoldTarget, ...]:
     """The layer that makes the skip and nothing else: its weights and bias take the factor."""
-    node, follower = candidate.skip_node, candidate.end
+    node, follower = candidate.skip_node, candidate.merge.parts[candidate.operand].node
     axis = merge_axis(trace, candidate.merge, node)
     while trace.users[node] == [follower] and node not in trace.outputs:
         step = trace.nodes[node]
@@ -169,9 +169,9 @@ class Cancellation:
 
 def cancellation(trace: Trace, candidate: Candidate) -> Cancellation:
     merge = candidate.merge
-    if merge.kind != "cat" or merge.axis != 1:
+    if merge.axis != 1:
         return Cancellation()
-    start = sum(shape[1] for shape in merge.shapes[: candidate.operand])
+    start = merge.starts[candidate.operand]
     stop = start + merge.shapes[candidate.operand][1]
     front, name, share, bypass = [merge.node], "", 0.0, False
     while front:

@@ -179,7 +179,7 @@ _FREEU = ("s1", "s2", "b1", "b2")
 
 
 @contextmanager
-def planning_mode(model: nn.Module) -> Iterator[None]:
+def without_freeu(model: nn.Module) -> Iterator[None]:
     """diffusers' FreeU filters the skips right before the merge: plan without it, so that the skips are seen."""
     blocks = [m for m in model.modules() if all(isinstance(getattr(m, name, None), int | float) for name in _FREEU)]
     values = [{name: getattr(block, name) for name in _FREEU} for block in blocks]

@@ -1,5 +1,6 @@
 """Find the long skips of any U-shaped model."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -8,16 +9,23 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import AmbiguousSkipsError, ExampleInputsError, NoLongSkipsError, ScaleLongError, UnsupportedModelError
+from ..errors import (
+    AmbiguousSkipsError,
+    ExampleInputsError,
+    NoLongSkipsError,
+    ScaleLongError,
+    UnreachableSkipError,
+    UnsupportedModelError,
+)
 from ..scaling.base import SkipSite
 from .attach import paused
 from .behind import beyond_norms, cancellation, fold_targets, readers
-from .examples import ExampleInputs, example_call, planning_mode
+from .examples import ExampleInputs, example_call, without_freeu
 from .host import native_plan, unwrap
 from .nest import Candidate, Selection, candidates, select, select_all
 from .plan import Attachment, LongSkip, SkipPlan
-from .reach import merge_axis, obstacle, reach
-from .trace import Trace, record
+from .reach import is_direct, merge_axis, obstacle, reach
+from .trace import Merge, Trace, record
 
 Patterns = str | Sequence[str] | None
 
@@ -48,20 +56,27 @@ def find_skips(
 
 
 def _plan_of(trace: Trace, include: Patterns, exclude: Patterns) -> SkipPlan:
-    found = [c for c in candidates(trace) if _wanted(trace, c, include, exclude)]
-    selection = select(trace, found)
-    if include is not None and not selection.chosen:
-        selection = select_all(trace, found)
+    found, selection = [], Selection([])
+    # Features have positions beside their channels. Only where none of these form a U, those of graphs and tables may.
+    for rank in (3, 2):
+        found = [c for c in candidates(trace, rank) if _wanted(trace, c, include, exclude)]
+        selection = select(trace, found)
+        if include is not None and not selection.chosen:
+            selection = select_all(trace, found)
+        if selection.chosen or selection.doubtful:
+            break
     if selection.doubtful:
         raise _ambiguous(trace, selection)
     if not selection.chosen:
         raise _nothing(trace, found, include, exclude)
+    if selection.hidden:
+        raise _hidden(trace, selection)
     return _plan(trace, selection.chosen, selection.repeats)
 
 
 def _record(host: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, functions: bool = False) -> Trace:
     try:
-        with paused(host), planning_mode(host):
+        with paused(host), without_freeu(host):
             return record(host, args, kwargs, functions=functions)
     except ScaleLongError:
         raise
@@ -96,7 +111,7 @@ def _describe(trace: Trace, candidate: Candidate, index: int, repeats: int) -> L
     fold, unfoldable = fold_targets(trace, candidate, repeats)
     return LongSkip(
         index=index,
-        producer=_producer(trace, candidate),
+        producer=producer_of(trace, candidate),
         consumer=attachment.module
         if attachment is not None and attachment.kind == "concat argument"
         else merge.call.name,
@@ -114,10 +129,25 @@ def _describe(trace: Trace, candidate: Candidate, index: int, repeats: int) -> L
         unfoldable=unfoldable,
         readers=readers(trace, candidate, repeats),
         beyond=beyond_norms(trace, candidate, repeats) if behind.norm else (),
+        direct=_direct(trace, candidate, attachment, repeats),
+        operand=candidate.operand,
+        main_operand=candidate.main,
+        merged_in=merge.call.name,
+        occurrence=occurrence(trace, merge),
     )
 
 
-def _producer(trace: Trace, candidate: Candidate) -> str:
+def occurrence(trace: Trace, merge: Merge) -> int:
+    """Of the merges at one place of the source in one module: which it is."""
+    same = [
+        m.node
+        for m in trace.merges
+        if m.site.text == merge.site.text and m.call.name == merge.call.name and m.form is merge.form
+    ]
+    return same.index(merge.node)
+
+
+def producer_of(trace: Trace, candidate: Candidate) -> str:
     source, last = trace.producer(candidate.start), trace.producer(candidate.skip_node)
     return source if source == last else f"{source} via {last}"
 
@@ -127,8 +157,16 @@ def _main(trace: Trace, candidate: Candidate, attachment: Attachment | None, rep
     merge = candidate.merge
     if attachment is None or attachment.length == attachment.channels or merge.axis is None:
         return reach(trace, merge, candidate.main, repeats)
-    widths = [shape[merge.axis] for shape in merge.shapes]
-    return replace(attachment, start=sum(widths[: candidate.main]), length=widths[candidate.main])
+    width = merge.shapes[candidate.main][merge.axis]
+    return replace(attachment, start=merge.starts[candidate.main], length=width)
+
+
+def _direct(trace: Trace, candidate: Candidate, attachment: Attachment | None, repeats: int) -> Attachment | None:
+    merge, operand = candidate.merge, candidate.operand
+    if attachment is None or is_direct(trace, merge, operand):
+        return None
+    direct = reach(trace, merge, operand, repeats, directly=True)
+    return None if direct == attachment else direct
 
 
 def _site(trace: Trace, candidate: Candidate, index: int, attachment: Attachment | None) -> SkipSite:
@@ -157,13 +195,26 @@ def _ambiguous(trace: Trace, selection: Selection) -> AmbiguousSkipsError:
     )
 
 
+def _hidden(trace: Trace, selection: Selection) -> UnreachableSkipError:
+    merges = [c.merge for c in selection.hidden]
+    first = merges[0]
+    places = ", ".join(dict.fromkeys(f"{m.parts[0].name.rstrip('_')} at {m.site.text}" for m in merges))
+    return UnreachableSkipError(
+        f"{type(trace.model).__name__} has {len(selection.chosen)} long skips that can be scaled, and among them "
+        f"features that are merged in another way: {places}. Whether these are long skips is not known, and the "
+        f"numbers of the others depend on it. Merge by torch.cat or an addition there, or leave these merges out by "
+        f"exclude={first.site.text!r} if they are no long skips"
+    )
+
+
 def _nothing(trace: Trace, found: list[Candidate], include: Patterns, exclude: Patterns) -> NoLongSkipsError:
-    counts = {kind: sum(merge.kind == kind for merge in trace.merges) for kind in ("cat", "add", "lerp")}
+    counts = Counter(merge.kind for merge in trace.merges)
     patterns = "" if include is None and exclude is None else f" (include={include!r}, exclude={exclude!r})"
+    shortcuts = sum(candidate.merge.form.is_scalable for candidate in found)
     return NoLongSkipsError(
         f"no long skip in {type(trace.model).__name__}{patterns}: looked at {len(trace.nodes)} operations in "
-        f"{len(trace.calls)} module calls, with {counts['cat']} concatenations, {counts['add']} additions and "
-        f"{counts['lerp']} interpolations of tensors. {len(found)} of them join a path with a shortcut around it, but "
-        f"these follow each other (residual and dense blocks) instead of lying one inside the other, as in a U. "
-        f"Merges by assignment to a slice, in ScriptModules and of two-dimensional tensors are not seen"
+        f"{len(trace.calls)} module calls, with {counts['cat'] + counts['slice']} concatenations, "
+        f"{counts['add'] + counts['stack']} additions and {counts['lerp']} interpolations of tensors. {shortcuts} of "
+        f"them join a path with a shortcut around it, but these follow each other (residual and dense blocks) instead "
+        f"of lying one inside the other, as in a U. Merges by a maximum, a product or attention are no long skips"
     )

@@ -1,4 +1,4 @@
-"""Bake constant coefficients into the weights next to the merges."""
+"""Bake constant coefficients into the weights next to the merges. Exact, or not done."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,11 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InvalidConfigError, NotScaledError
-from ..scaling.base import Constants, SkipScaling
-from .api import is_scaled, scaling_of
-from .attach import acts_behind_norm, attach_, attached, detach_
-from .host import SkipHost, unwrap
-from .plan import FoldTarget, LongSkip
+from ..scaling.base import UNSCALED, Constants, SkipScaling
+from .behind import FOLDING
+from .examples import ExampleInputs, example_call
+from .host import Host, is_scaled_host, scaled_host_of
+from .plan import FoldTarget
+from .verify import can_verify, function_of, is_same_function
 
 
 @dataclass(frozen=True)
@@ -27,41 +28,52 @@ class FoldReport:
         return "\n".join(lines)
 
 
-def fold_(model: nn.Module, *, inverse: bool = False) -> FoldReport:
+def fold_(
+    model: nn.Module, example_inputs: ExampleInputs = None, *, inverse: bool = False, verify: bool = True
+) -> FoldReport:
     """Bake constant coefficients into the weights, in place, where that is exact. Twice is harmless.
 
     The function stays the same. What cannot be folded stays attached; if nothing is left, the model needs no scalelong
     to run. `inverse=True` divides the weights instead and keeps the scaling, so that scaling can be attached to a
     trained model without changing its function; `unscale_` multiplies them back.
+
+    The outputs before and after are compared on the inputs that the model was scaled with, or on `example_inputs`. A
+    skip whose folding would change them is not folded, and its weights are as they were.
     """
-    host = unwrap(model)
-    if not is_scaled(model):
+    host = scaled_host_of(model)
+    if not is_scaled_host(host):
         if inverse:
             raise NotScaledError("scale the long skips first; then fold_(model, inverse=True) compensates for it")
         return FoldReport()
-    scaling = scaling_of(model)
+    scaling = host.scaling
+    assert scaling is not None
     done = _compensated(scaling)
-    folded, kept = [], {}
-    for index in range(1, len(scaling.sites) + 1):
-        reason = _obstacle(host, scaling, index)
-        if reason is None or (inverse and index in done):
+    wanted: dict[int, Constants] = {}
+    kept: dict[int, str] = {}
+    for site in scaling.sites:
+        reason = _obstacle(host, site.index)
+        if reason is None or (inverse and site.index in done):
             continue
         if reason:
-            kept[index] = reason
-            continue
-        _apply(host, index, _factors(scaling, index, inverse))
-        folded.append(index)
+            kept[site.index] = reason
+        else:
+            wanted[site.index] = _factors(scaling, site.index, inverse)
+    call = example_call(host.model, example_inputs) if example_inputs is not None else host.inputs
+    changed = _fold_verified(host, wanted, call if verify else None, inverse)
+    kept |= changed
+    folded = tuple(index for index in wanted if index not in changed)
     if inverse:
         done.update(folded)
     else:
         done.difference_update(folded)
-        _remove(host, set(folded), kept)
-    return FoldReport(tuple(folded), kept)
+        host.finish_folding(set(folded), kept=bool(kept))
+    return FoldReport(folded, kept)
 
 
-def undo_compensation_(host: nn.Module) -> None:
+def undo_compensation_(host: Host) -> None:
     """Multiply back the weights that `fold_(inverse=True)` divided."""
-    scaling = scaling_of(host)
+    scaling = host.scaling
+    assert scaling is not None
     done = _compensated(scaling)
     for index in sorted(done):
         _apply(host, index, _factors(scaling, index, inverse=False))
@@ -73,24 +85,31 @@ def _compensated(scaling: SkipScaling) -> set[int]:
     return vars(scaling).setdefault("_compensated", set())
 
 
-def _obstacle(host: Any, scaling: SkipScaling, index: int) -> str | None:
+def _obstacle(host: Host, index: int) -> str | None:
     """Why merge i cannot be folded: a reason, "" if it can, None if there is nothing to do."""
-    constants, state = scaling.constants(index), attached(host)
-    if state is not None and index in state.folded:
-        return None
-    if constants is None:
-        return "its coefficients depend on the data"
-    if state is None:
-        return ""
-    skip = state.plan[index]
-    if constants == Constants(1.0, 1.0):
-        return ""
-    targets = _targets(skip, scaling)
-    if not targets:
-        return skip.unfoldable
-    if constants.main != 1.0 and any(target.output for target in targets):
-        return "its main path cannot be folded"
-    return ""
+    reason = host.unfoldable(index)
+    if reason == "" and host.scaling is not None and host.scaling.constants(index) != UNSCALED:
+        for target in host.fold_targets(index):
+            reason = reason or _layer_obstacle(host.model, target)
+    return reason
+
+
+def _layer_obstacle(model: nn.Module, target: FoldTarget) -> str:
+    """What has become of a layer since it was planned: adapters replace layers, parametrisations compute weights."""
+    try:
+        layer: Any = model.get_submodule(target.module)
+    except AttributeError:
+        return f"{target.module} is not there any more"
+    plain = next((cls for cls in FOLDING if isinstance(layer, cls)), None)
+    if plain is None or type(layer).forward is not plain.forward or "forward" in vars(layer):
+        return f"{target.module} is a {type(layer).__name__}"
+    if getattr(type(layer), "_conv_forward", None) is not getattr(plain, "_conv_forward", None):
+        return f"{target.module} is a {type(layer).__name__}, which changes its weight"
+    weight = layer._parameters.get("weight")
+    if weight is None or hasattr(layer, "parametrizations"):
+        return f"the weight of {target.module} is computed"
+    owners = [m for m in model.modules() if any(p is weight for p in m._parameters.values())]
+    return f"the weight of {target.module} belongs to other modules, too" if len(owners) > 1 else ""
 
 
 def _factors(scaling: SkipScaling, index: int, inverse: bool) -> Constants:
@@ -103,63 +122,56 @@ def _factors(scaling: SkipScaling, index: int, inverse: bool) -> Constants:
     return Constants(1 / constants.main, 1 / constants.skip)
 
 
-def _apply(host: Any, index: int, factors: Constants) -> None:
-    if isinstance(host, SkipHost):
-        host.fold_skip(index, factors)
-        return
-    state = attached(host)
-    assert state is not None
-    if factors != Constants(1.0, 1.0):
-        for target in _targets(state.plan[index], state.scaling):
-            _multiply(host.get_submodule(target.module), target, factors)
+# Fold, compare, and restore where the function has changed.
 
 
-def _targets(skip: LongSkip, scaling: SkipScaling) -> tuple[FoldTarget, ...]:
-    return skip.beyond if acts_behind_norm(skip, scaling) else skip.fold
+def _fold_verified(host: Host, wanted: dict[int, Constants], call: Any, inverse: bool) -> dict[int, str]:
+    """Fold, and compare with the function before. Returns the skips that were not folded, with the reason."""
+    acting = [index for index, factors in wanted.items() if factors != UNSCALED]
+    if not acting or host.constants_by_slot(set()) is None or not can_verify(host, call):
+        for index, factors in wanted.items():
+            _apply(host, index, factors)
+        return {}
+    saved = {index: _weights(host, index) for index in acting}
+    if _keeps_function(host, call, {index: wanted[index] for index in acting}, inverse):
+        return {}
+    changed: dict[int, str] = {}
+    _restore(saved, acting)
+    # One of them is at fault, perhaps more: each by itself.
+    for index in acting:
+        if not _keeps_function(host, call, {index: wanted[index]}, inverse):
+            names = ", ".join(target.module for target in host.fold_targets(index))
+            changed[index] = f"folding changes what the model computes: the weight of {names} is used in another way"
+        _restore(saved, [index])
+    for index in acting:
+        if index not in changed:
+            _apply(host, index, wanted[index])
+    return changed
 
 
-def _remove(host: Any, folded: set[int], kept: dict[int, str]) -> None:
-    from .api import unscale_
+def _keeps_function(host: Host, call: Any, factors: dict[int, Constants], inverse: bool) -> bool:
+    """Fold these skips. Their scaling must be off afterwards; or before, if the weights are divided."""
+    makers = [host.model.get_submodule(t.module) for i in factors for t in host.fold_targets(i) if t.output]
+    on, off = host.constants_by_slot(set()), host.constants_by_slot(set(factors))
+    before = function_of(host, call, off if inverse else on, makers)
+    for index, values in factors.items():
+        _apply(host, index, values)
+    return is_same_function(before, function_of(host, call, on if inverse else off, makers))
 
-    state = attached(host)
-    if state is None:
-        if not kept:
-            unscale_(host)
-        return
-    detach_(host)
-    state.folded |= folded
-    if kept:
-        attach_(host, state)
+
+def _weights(host: Host, index: int) -> list[tuple[Tensor, Tensor]]:
+    layers: list[Any] = [host.model.get_submodule(target.module) for target in host.fold_targets(index)]
+    tensors = [t for layer in layers for t in (layer.weight, layer.bias) if isinstance(t, Tensor)]
+    return [(tensor, tensor.detach().clone()) for tensor in tensors]
 
 
 @torch.no_grad()
-def _multiply(module: nn.Module, target: FoldTarget, factors: Constants) -> None:
-    weight = module.weight
-    assert isinstance(weight, Tensor)
-    if target.output:
-        weight.mul_(factors.skip)
-        if isinstance(module.bias, Tensor):
-            module.bias.mul_(factors.skip)
-        return
-    for start, length, factor in (
-        (target.start, target.length, factors.skip),
-        (target.main_start, target.main_length, factors.main),
-    ):
-        for channel_slice in _input_channels(module, weight, start, length):
-            channel_slice.mul_(factor)
+def _restore(saved: dict[int, list[tuple[Tensor, Tensor]]], indices: list[int]) -> None:
+    for index in indices:
+        for tensor, before in saved[index]:
+            tensor.copy_(before)
 
 
-def _input_channels(module: Any, weight: Tensor, start: int, length: int) -> list[Tensor]:
-    """The weights that multiply these input channels, as views."""
-    if isinstance(module, nn.Linear):
-        return [weight[:, start : start + length]]
-    if isinstance(module, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d):
-        return [weight[start : start + length]]
-    # A grouped convolution sees in each group only its own share of the input channels.
-    inside, rows = weight.shape[1], weight.shape[0] // module.groups
-    views = []
-    for group in range(module.groups):
-        first, last = max(start - group * inside, 0), min(start + length - group * inside, inside)
-        if first < last:
-            views.append(weight[group * rows : (group + 1) * rows, first:last])
-    return views
+def _apply(host: Host, index: int, factors: Constants) -> None:
+    if factors != UNSCALED:
+        host.fold(index, factors)

@@ -1,17 +1,31 @@
-"""Hosts: models that know their own long skips and scale them without hooks, and the wrappers around models."""
+"""Hosts: models with long skips. One protocol for those that scale their skips themselves and for all others.
 
+    NativeHost     the model knows its skips and has a `skip_scaling`, as our U-ViT has
+    AttachedHost   any other model: hooks and rewritten functions, by a plan
+
+`host_of(model)` chooses, behind the wrappers of torch.compile, DDP, FSDP, weight averaging and adapters.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from ..scaling.base import Constants, SkipScaling, SkipSite
-from .plan import Attachment, LongSkip, SkipPlan
+from ..errors import InvalidConfigError, NotScaledError, UnsupportedModelError
+from ..scaling.base import UNSCALED, Constants, SkipScaling, SkipSite
+from ..scaling.constant import NoScaling
+from .attach import Attached, acts_behind_norm, attach_, attached, detach_, has_scaling, reset_compiler
+from .plan import Attachment, FoldTarget, LongSkip, SkipPlan
 
 _WRAPPERS = ("OptimizedModule", "DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "AveragedModel")
 
 
 @runtime_checkable
 class SkipHost(Protocol):
+    """What a model offers that scales its long skips itself."""
+
     skip_scaling: SkipScaling
 
     def skip_sites(self) -> tuple[SkipSite, ...]:
@@ -23,41 +37,316 @@ class SkipHost(Protocol):
         ...
 
 
+class Host(Protocol):
+    """A model whose long skips are, or can be, scaled."""
+
+    model: nn.Module
+    is_native: bool
+
+    @property
+    def scaling(self) -> SkipScaling | None: ...
+
+    @property
+    def folded(self) -> set[int]:
+        """The skips whose factors are in the weights, while others are still scaled."""
+        ...
+
+    def plan(self) -> SkipPlan | None:
+        """The plan by which it is scaled, or that it has by itself."""
+        ...
+
+    def attach(self, state: Attached) -> None: ...
+
+    def detach(self) -> None: ...
+
+    def paused(self) -> Any:
+        """A context in which the model is as if it had never been scaled."""
+        ...
+
+    def unfoldable(self, index: int) -> str | None:
+        """Why merge i cannot be folded: a reason, "" if it can, None if there is nothing to do."""
+        ...
+
+    def fold_targets(self, index: int) -> tuple[FoldTarget, ...]:
+        """The layers whose weights take the factors of merge i."""
+        ...
+
+    def fold(self, index: int, factors: Constants) -> None:
+        """Multiply the weights behind or before merge i by these factors."""
+        ...
+
+    def finish_folding(self, folded: set[int], kept: bool) -> None:
+        """The factors of these merges are in the weights now."""
+        ...
+
+    @property
+    def inputs(self) -> Any:
+        """Inputs, positional and by keyword, that the model was scaled with, if they are known."""
+        ...
+
+    def constants_by_slot(self, without: set[int]) -> dict[int, float] | None:
+        """The factors of all edits, 1 for those of these skips; None if some depend on the data."""
+        ...
+
+
+class NativeHost:
+    """A model that scales its skips itself."""
+
+    is_native = True
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    @property
+    def scaling(self) -> SkipScaling:
+        return self.model.skip_scaling
+
+    @property
+    def folded(self) -> set[int]:
+        return set()
+
+    def plan(self) -> SkipPlan:
+        sites = self.model.skip_sites()
+        encoder, decoder = _block_names(self.model, len(sites))
+        skips = tuple(
+            LongSkip(
+                index=site.index,
+                producer=encoder[site.index - 1],
+                consumer=decoder[site.index - 1],
+                merge="cat" if site.main_channels is not None else "add",
+                shape=(1, site.tokens, site.channels) if site.tokens else (1, site.channels),
+                site=site,
+                location=type(self.model).__name__,
+                attachment=Attachment(kind="native", module=decoder[site.index - 1], axis=site.channel_axis),
+            )
+            for site in sites
+        )
+        return SkipPlan(type(self.model).__name__, skips)
+
+    def attach(self, state: Attached) -> None:
+        if state.plan.sites != self.model.skip_sites():
+            raise InvalidConfigError(f"the plan belongs to a different model than this {type(self.model).__name__}")
+        self._set(state.scaling)
+
+    def detach(self) -> None:
+        self._set(NoScaling().build(self.model.skip_sites()))
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        scaling = self.scaling
+        self.detach()
+        try:
+            yield
+        finally:
+            self._set(scaling)
+
+    def unfoldable(self, index: int) -> str | None:
+        return "its coefficients depend on the data" if self.scaling.constants(index) is None else ""
+
+    def fold_targets(self, index: int) -> tuple[FoldTarget, ...]:  # noqa: ARG002
+        return ()
+
+    def fold(self, index: int, factors: Constants) -> None:
+        self.model.fold_skip(index, factors)
+
+    @property
+    def inputs(self) -> Any:
+        return None
+
+    def constants_by_slot(self, without: set[int]) -> dict[int, float] | None:  # noqa: ARG002
+        return None
+
+    def finish_folding(self, folded: set[int], kept: bool) -> None:  # noqa: ARG002
+        if not kept:
+            self.detach()
+
+    def _set(self, scaling: SkipScaling) -> None:
+        anchor = next(self.model.parameters(), None)
+        self.model.skip_scaling = (
+            scaling.to(anchor.device).train(self.model.training) if anchor is not None else scaling
+        )
+        reset_compiler()
+
+
+class AttachedHost:
+    """Any other model."""
+
+    is_native = False
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    @property
+    def state(self) -> Attached | None:
+        return attached(self.model) if isinstance(self.model, nn.Module) else None
+
+    @property
+    def scaling(self) -> SkipScaling | None:
+        return self.state.scaling if self.state is not None else None
+
+    @property
+    def folded(self) -> set[int]:
+        return self.state.folded if self.state is not None else set()
+
+    def plan(self) -> SkipPlan | None:
+        return self.state.plan if self.state is not None else None
+
+    def attach(self, state: Attached) -> None:
+        if self.state is not None:
+            detach_(self.model)
+        attach_(self.model, state)
+
+    def detach(self) -> None:
+        detach_(self.model)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        state = detach_(self.model)
+        try:
+            yield
+        finally:
+            attach_(self.model, state)
+
+    def unfoldable(self, index: int) -> str | None:
+        state = self.state
+        if state is None or index in state.folded:
+            return None
+        constants, skip = state.scaling.constants(index), state.plan[index]
+        if constants is None:
+            return "its coefficients depend on the data"
+        targets = self.fold_targets(index)
+        if constants == UNSCALED:
+            return ""
+        if not targets:
+            return skip.unfoldable or "no layer takes it as it is"
+        if constants.main != 1.0 and any(target.output for target in targets):
+            return "its main path cannot be folded"
+        return ""
+
+    def fold_targets(self, index: int) -> tuple[FoldTarget, ...]:
+        state = self.state
+        assert state is not None
+        skip = state.plan[index]
+        return skip.beyond if acts_behind_norm(skip, state.scaling) else skip.fold
+
+    def fold(self, index: int, factors: Constants) -> None:
+        for target in self.fold_targets(index):
+            multiply_weights_(self.model.get_submodule(target.module), target, factors)
+
+    @property
+    def inputs(self) -> Any:
+        return self.state.inputs if self.state is not None else None
+
+    def constants_by_slot(self, without: set[int]) -> dict[int, float] | None:
+        edits = self.state.edits if self.state is not None else []
+        factors = {slot: 1.0 if e.skip.index in without else e.factor for slot, e in enumerate(edits)}
+        return None if None in factors.values() else {slot: factor or 0.0 for slot, factor in factors.items()}
+
+    def finish_folding(self, folded: set[int], kept: bool) -> None:
+        state = detach_(self.model)
+        state.folded |= folded
+        if kept:
+            attach_(self.model, state)
+
+
+def host_of(model: Any) -> Host:
+    """The host of a model, for planning and scaling: behind wrappers, or the one part that scales itself."""
+    inner = unwrap(model)
+    return NativeHost(inner) if isinstance(inner, SkipHost) else AttachedHost(inner)
+
+
+def scaled_host_of(model: Any) -> Host:
+    """The host that is scaled, wherever it lies inside of the model."""
+    host = host_of(model)
+    if host.is_native or not isinstance(host.model, nn.Module) or attached(host.model) is not None:
+        return host
+    inside = [module for module in host.model.modules() if attached(module) is not None]
+    return AttachedHost(inside[0]) if len(inside) == 1 else host
+
+
+def is_scaled_host(host: Host) -> bool:
+    return host.scaling is not None and not isinstance(host.scaling.config, NoScaling)
+
+
+def require_scaled(model: Any) -> Host:
+    host = scaled_host_of(model)
+    if not is_scaled_host(host):
+        raise NotScaledError(f"the long skips of this {type(host.model).__name__} are not scaled")
+    return host
+
+
+def has_scaled_part(host: Host) -> bool:
+    """Whether a part of the model is scaled, but not the model."""
+    return not host.is_native and host.scaling is None and has_scaling(host.model)
+
+
+def require_module(model: Any) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise UnsupportedModelError(f"long skips are found in nn.Modules, not in a {type(model).__name__}")
+    return model
+
+
 def unwrap(model: Any) -> Any:
-    """The model behind the wrappers of torch.compile, DDP, FSDP and weight averaging."""
-    while type(model).__name__ in _WRAPPERS and type(model).__module__.startswith("torch."):
-        model = model._orig_mod if hasattr(model, "_orig_mod") else model.module
+    """The model behind the wrappers of torch.compile, DDP, FSDP, weight averaging and adapters."""
+    while True:
+        if type(model).__name__ in _WRAPPERS and type(model).__module__.startswith("torch."):
+            model = model._orig_mod if hasattr(model, "_orig_mod") else model.module
+        elif isinstance(model, nn.Module) and callable(getattr(model, "get_base_model", None)):
+            base = model.get_base_model()  # pyright: ignore[reportCallIssue]  # PEFT
+            if base is model or not isinstance(base, nn.Module):
+                break
+            model = base
+        else:
+            break
     if isinstance(model, nn.Module) and not isinstance(model, SkipHost):
         inside = [module for module in model.modules() if isinstance(module, SkipHost)]
         return inside[0] if len(inside) == 1 else model
     return model
 
 
-def native_plan(host: nn.Module) -> SkipPlan | None:
-    """The plan of a host; None for other models."""
-    if not isinstance(host, SkipHost):
-        return None
-    sites = host.skip_sites()
-    encoder, decoder = _names(host, len(sites))
-    skips = tuple(
-        LongSkip(
-            index=site.index,
-            producer=encoder[site.index - 1],
-            consumer=decoder[site.index - 1],
-            merge="cat" if site.main_channels is not None else "add",
-            shape=(1, site.tokens, site.channels) if site.tokens else (1, site.channels),
-            site=site,
-            location=type(host).__name__,
-            attachment=Attachment(kind="native", module=decoder[site.index - 1], axis=site.channel_axis),
-            unfoldable="" if hasattr(host, "fold_skip") else "the model does not fold",
-        )
-        for site in sites
-    )
-    return SkipPlan(type(host).__name__, skips)
+def native_plan(model: Any) -> SkipPlan | None:
+    """The plan of a model that scales its skips itself; None for other models."""
+    return NativeHost(model).plan() if isinstance(model, SkipHost) else None
 
 
-def _names(host: Any, count: int) -> tuple[list[str], list[str]]:
-    """The names of the blocks on either side, where the host calls them encoder and decoder."""
-    if all(isinstance(getattr(host, side, None), nn.ModuleList) for side in ("encoder", "decoder")):
+def _block_names(model: Any, count: int) -> tuple[list[str], list[str]]:
+    """The names of the blocks on either side, where the model calls them encoder and decoder."""
+    if all(isinstance(getattr(model, side, None), nn.ModuleList) for side in ("encoder", "decoder")):
         return [f"encoder.{i}" for i in range(count)], [f"decoder.{count - 1 - i}" for i in range(count)]
     return [""] * count, [""] * count
+
+
+# Constants in the weights of layers.
+
+
+@torch.no_grad()
+def multiply_weights_(module: nn.Module, target: FoldTarget, factors: Constants) -> None:
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    if target.output:
+        weight.mul_(factors.skip)
+        if isinstance(module.bias, Tensor):
+            module.bias.mul_(factors.skip)
+        return
+    for start, length, factor in (
+        (target.start, target.length, factors.skip),
+        (target.main_start, target.main_length, factors.main),
+    ):
+        for channel_slice in _input_channels(module, weight, start, length):
+            channel_slice.mul_(factor)
+
+
+def _input_channels(module: Any, weight: Tensor, start: int, length: int) -> list[Tensor]:
+    """The weights that multiply these input channels, as views."""
+    if isinstance(module, nn.Linear):
+        return [weight[:, start : start + length]]
+    if isinstance(module, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d):
+        return [weight[start : start + length]]
+    # A grouped convolution sees in each group only its own share of the input channels.
+    inside, rows = weight.shape[1], weight.shape[0] // module.groups
+    views = []
+    for group in range(module.groups):
+        first, last = max(start - group * inside, 0), min(start + length - group * inside, inside)
+        if first < last:
+            views.append(weight[group * rows : (group + 1) * rows, first:last])
+    return views

@@ -1,6 +1,7 @@
 """The plan: where the long skips of a model are and how each will be scaled. People read it before they trust it."""
 
 import json
+import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -14,6 +15,9 @@ from ..files import write_text
 from ..scaling.base import SkipSite
 
 FORMAT = 1
+
+
+_SIDES = {"argument": "argument", "concat argument": "argument", "output": "output", "concat output": "output"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +39,23 @@ class Attachment:
     """All channels of that tensor."""
     source: "Source | None" = None
 
+    @property
+    def side(self) -> str:
+        """The side of the module on which the tensor is: "argument", "output", or "" for the other kinds."""
+        return _SIDES.get(self.kind, "")
+
+    @property
+    def is_slice(self) -> bool:
+        """Whether the operand is a part of that tensor, a concatenation."""
+        return self.length < self.channels
+
     def __str__(self) -> str:
         if self.kind == "native":
             return "by the model itself"
         if self.source is not None:
             return f"rewrite of {self.module or 'the model'}.{self.source.method}, line {self.source.line}"
-        return f"{self.kind} {_way(self.path, self.kind)} of {self.module or 'the model'}"
+        path = self.path[1:] if self.side == "argument" else self.path
+        return f"{self.kind} {_path_text(path)} of {self.module or 'the model'}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +73,8 @@ class Source:
     execution: int
     executions: int
     """This is the n-th of so many executions of the expression in one run of the method."""
+    owner: str = ""
+    """The qualified name of the function: a method of a base class, or one that the instance keeps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +121,23 @@ class LongSkip:
     """The linear layers and convolutions that take the merge as it is, such as the shortcut of a residual block."""
     beyond: tuple[FoldTarget, ...] = ()
     """The convolutions behind the normalisation as well: all that read the skip. Empty if something else does, too."""
+    operand: int = -1
+    """Position of the skip among the operands of the merge."""
+    main_operand: int = -1
+    merged_in: str = ""
+    """The module in whose forward the merge runs."""
+    occurrence: int = 0
+    """This is the n-th merge at its location in that module in one forward."""
+    direct: Attachment | None = None
+    """Where to scale the skip exactly as it enters the merge, if `attachment` lies before a crop, a pad or a factor of
+    the model: for methods that look at the data."""
+
+    @property
+    def positions(self) -> int | None:
+        """The number of rows times columns of the features; None for tokens and vectors."""
+        if len(self.shape) < 4 or self.site.channel_axis != 1:
+            return None
+        return math.prod(self.shape[2:])
 
     def replace(self, **changes: Any) -> "LongSkip":
         return replace(self, **changes)
@@ -133,7 +167,11 @@ class SkipPlan:
 
     @property
     def sites(self) -> tuple[SkipSite, ...]:
-        return tuple(skip.site for skip in self.skips)
+        """What a scaling method may know."""
+        sizes = [skip.positions for skip in self.skips]
+        known = sorted({size for size in sizes if size is not None})
+        pairs = zip(self.skips, sizes, strict=True)
+        return tuple(skip.site if s is None else replace(skip.site, level=known.index(s)) for skip, s in pairs)
 
     def select(self, indices: Sequence[int]) -> "SkipPlan":
         """A plan of these long skips alone, numbered anew in this order, outermost first."""
@@ -215,9 +253,7 @@ def _foldable(skip: LongSkip) -> str:
     return "yes: " + ", ".join(target.module for target in skip.fold) if skip.fold else f"no: {skip.unfoldable}"
 
 
-def _way(path: tuple[int | str, ...], kind: str) -> str:
-    if kind.endswith("argument"):
-        path = path[1:]
+def _path_text(path: tuple[int | str, ...]) -> str:
     return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path) or "itself"
 
 
@@ -227,6 +263,7 @@ def _skip(entry: dict[str, Any]) -> LongSkip:
     values["shape"] = tuple(values["shape"])
     values["attachment"] = _attachment(values["attachment"])
     values["main"] = _attachment(values["main"])
+    values["direct"] = _attachment(values.get("direct"))
     for name in ("fold", "readers", "beyond"):
         values[name] = tuple(FoldTarget(**target) for target in values.get(name, ()))
     return LongSkip(**values)

@@ -1,11 +1,13 @@
 """Where a skip can be scaled: its channel axis, and the module or expression through which it passes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+from .callsites import CallSite
+from .containers import TreePath as Path
 from .plan import Attachment, Source
-from .source import can_rewrite, source_digest
-from .trace import Call, CallSite, FunctionCall, Merge, Node, Trace, TreePath as Path
+from .source import can_rewrite, function_of, source_digest
+from .trace import Call, FunctionCall, Merge, Node, Trace
 
 # Which axis of a tensor holds the channels: the one that the next layer sums over.
 
@@ -41,7 +43,7 @@ def _search(trace: Trace, node: int, forward: bool) -> int | None:
     seen = {node}
     while front:
         current, axes = front.pop(0)
-        if not forward and trace.nodes[current].is_layer:
+        if not forward and _is_learned(trace.nodes[current]):
             return axes.get(_made_by(trace.nodes[current]))
         neighbours = trace.users[current] if forward else trace.nodes[current].inputs
         for other in neighbours:
@@ -49,7 +51,7 @@ def _search(trace: Trace, node: int, forward: bool) -> int | None:
                 continue
             seen.add(other)
             step = trace.nodes[other if forward else current]
-            if forward and step.is_layer:
+            if forward and _is_learned(step):
                 axis = _summed_by(step, current, len(trace.nodes[current].shape))
                 if axis is not None and axis in axes:
                     return axes[axis]
@@ -59,6 +61,11 @@ def _search(trace: Trace, node: int, forward: bool) -> int | None:
             if kept:
                 front.append((other, kept))
     return None
+
+
+def _is_learned(step: Node) -> bool:
+    """Whether a layer multiplies a feature by weights, not two features by each other (attention) or none (Fourier)."""
+    return step.is_layer and ("conv" in step.name or None in step.operands) and "fft" not in step.name
 
 
 def _summed_by(layer: Node, operand: int, ndim: int) -> int | None:
@@ -81,8 +88,15 @@ def _made_by(layer: Node) -> int:
 def _carry(trace: Trace, step: Node, source: int, forward: bool) -> dict[int, int]:
     """Where each axis goes in one operation: from its input to its output, or backward."""
     before, after = trace.nodes[source].shape, step.shape
-    if step.name in ("permute", "transpose", "t", "movedim"):
+    if step.is_layer and len(step.inputs) > 1 and source in step.operands:
+        mapping = _through_product(step, step.operands.index(source), len(before))
+    elif step.name in ("permute", "transpose", "t", "movedim"):
         mapping = _permutation(step, len(before))
+    elif step.name in ("view_as_real", "view_as_complex", "_neg_view", "_conj"):
+        mapping = {axis: axis for axis in range(min(len(before), len(after)))}
+    elif step.name == "select":
+        removed = next(option for option in step.options if isinstance(option, int)) % len(before)
+        mapping = {axis: axis - (axis > removed) for axis in range(len(before)) if axis != removed}
     elif step.name in _VIEWS or len(before) != len(after):
         mapping = _matching(before, after)
     elif step.name in _REDUCTIONS:
@@ -90,6 +104,17 @@ def _carry(trace: Trace, step: Node, source: int, forward: bool) -> dict[int, in
     else:
         mapping = {axis: axis for axis in range(len(after))}
     return mapping if forward else {new: old for old, new in mapping.items()}
+
+
+def _through_product(step: Node, position: int, ndim: int) -> dict[int, int]:
+    """A product of two features, as in attention: rows come from the first, columns from the last, sums are gone."""
+    if ndim != len(step.shape):
+        return {}
+    rows = {axis: axis for axis in range(ndim - 1)}
+    columns = {axis: axis for axis in range(ndim) if axis != ndim - 2}
+    if step.name in ("mm", "bmm", "addmm", "baddbmm"):
+        return rows if position == len(step.operands) - 2 else columns
+    return columns if position == 2 else rows if position == 0 else {}
 
 
 def _permutation(step: Node, ndim: int) -> dict[int, int]:
@@ -127,7 +152,7 @@ def carry_forward(trace: Trace, step: Node, source: int, axis: int) -> int | Non
     return _carry(trace, step, source, forward=True).get(axis)
 
 
-# Where an operand of a merge can be got hold of: as an argument or result of a module, best near the merge.
+# Where an operand of a merge can be reached: as an argument or result of a module, best near the merge.
 
 # The same tensor in other memory.
 COPIES = frozenset(("alias", "contiguous", "clone", "detach", "_to_copy", "lift_fresh"))
@@ -136,11 +161,14 @@ VIEWS = frozenset(("view", "_unsafe_view", "_reshape_alias", "reshape", "permute
 COMMUTING = COPIES | VIEWS | {"expand", "slice", "narrow", "pin_memory", "mul"}
 
 
-def reach(trace: Trace, merge: Merge, operand: int, repeats: int) -> Attachment | None:
-    """The best place to scale an operand, or None."""
-    ways = _WaysTo(trace, merge, operand, repeats)
-    places = (*ways.by_operand(), *ways.by_concatenation(), *ways.by_source())
-    return places[0] if places else None
+def reach(trace: Trace, merge: Merge, operand: int, repeats: int, *, directly: bool = False) -> Attachment | None:
+    """The best place to scale an operand, or None. Directly: as it enters the merge, but for copies and views."""
+    return next(_Places(trace, merge, operand, repeats, directly).all(), None)
+
+
+def is_direct(trace: Trace, merge: Merge, operand: int) -> bool:
+    """Whether all places are direct ones, because nothing but copies and views lies before the merge."""
+    return [*_upstream(trace, merge, operand, _commutes)] == [*_upstream(trace, merge, operand, _same_values)]
 
 
 def obstacle(trace: Trace, merge: Merge) -> str:
@@ -160,16 +188,22 @@ def merge_axis(trace: Trace, merge: Merge, node: int) -> int:
     return found if found is not None else (1 if len(trace.nodes[node].shape) > 3 else len(trace.nodes[node].shape) - 1)
 
 
-class _WaysTo:
+class _Places:
     """All places where one operand of a merge can be scaled, the best first within each kind."""
 
-    def __init__(self, trace: Trace, merge: Merge, operand: int, repeats: int) -> None:
+    def __init__(self, trace: Trace, merge: Merge, operand: int, repeats: int, directly: bool) -> None:
         self.trace, self.merge, self.operand, self.repeats = trace, merge, operand, repeats
-        self.steps = list(_way_back(trace, merge, operand))
+        self.passes = _same_values if directly else _commutes
+        self.steps = list(_upstream(trace, merge, operand, self.passes))
+
+    def all(self) -> Iterator[Attachment]:
+        yield from self.by_operand()
+        yield from self.by_concatenation()
+        yield from self.by_source()
 
     def by_operand(self) -> Iterator[Attachment]:
         for node, follower, axis in self.steps:
-            for call in self.merge.call.stack():
+            for call in self.merge.parts[self.operand].call.stack():
                 path = _argument(self.trace, call, node, follower)
                 if path is not None and self._once(call):
                     yield self._whole(node, axis, kind="argument", module=call.name, path=path)
@@ -179,7 +213,7 @@ class _WaysTo:
                     yield self._whole(node, axis, kind="output", module=call.name, path=path)
 
     def by_concatenation(self) -> Iterator[Attachment]:
-        for node, axis in _way_on(self.trace, self.merge):
+        for node, axis in _downstream(self.trace, self.merge, self.passes):
             for call in self.trace.calls:
                 path = _consumed(self.trace, call, node)
                 if path is not None and self._once(call):
@@ -191,19 +225,23 @@ class _WaysTo:
 
     def by_source(self) -> Iterator[Attachment]:
         """At the merge itself, or where a function or module that runs more often is called."""
-        merges = [(merge.site, merge.node) for merge in self.trace.merges]
-        is_cat = self.merge.kind == "cat"
-        source = self._source(self.merge.site, self.merge.node, merges, None if is_cat else self.operand)
+        part = self.merge.parts[self.operand]
+        same = {p.node: p.site for merge in self.trace.merges for p in merge.parts if p.name == part.name}
+        merges = [(site, node) for node, site in same.items()]
+        # The value of a concatenation, or one operand where it stands.
+        as_slice = self.merge.kind == "cat"
+        word = None if as_slice else f"#0[{part.position}]" if part.name == "stack" else part.position
+        source = self._source(part.site, part.node, merges, word)
         if source is not None:
             node, _, axis = self.steps[0]
             owner = source[0]
-            if is_cat:
+            if as_slice:
                 yield self._slice(axis, kind="rewrite", module=owner, source=source[1])
             else:
                 yield self._whole(node, axis, kind="rewrite", module=owner, source=source[1])
-        calls: Sequence[Call | FunctionCall] = [*self.merge.call.stack(), *reversed(self.trace.functions)]
+        calls: Sequence[Call | FunctionCall] = [*part.call.stack(), *reversed(self.trace.functions)]
         for call in calls:
-            if call.site is not None and call.contains(self.merge.node):
+            if call.site is not None and call.contains(part.node):
                 yield from self._at_call(call)
 
     def _at_call(self, call: Call | FunctionCall) -> Iterator[Attachment]:
@@ -215,7 +253,7 @@ class _WaysTo:
             source = self._source(call.site, call.start, runs, name) if name is not None else None
             if source is not None:
                 yield self._whole(node, axis, kind="rewrite", module=source[0], source=source[1])
-        for node, axis in _way_on(self.trace, self.merge):
+        for node, axis in _downstream(self.trace, self.merge, self.passes):
             source = None
             if _returned(self.trace, call, node) == ():
                 source = self._source(call.site, call.start, runs, None)
@@ -230,10 +268,11 @@ class _WaysTo:
         return Attachment(axis=axis, length=size, channels=size, **place)  # pyright: ignore[reportArgumentType]
 
     def _slice(self, axis: int, **place: object) -> Attachment:
-        assert self.merge.axis is not None
-        widths = [shape[self.merge.axis] for shape in self.merge.shapes]
-        whole = Attachment(axis=axis, channels=sum(widths), **place)  # pyright: ignore[reportArgumentType]
-        return replace(whole, start=sum(widths[: self.operand]), length=widths[self.operand])
+        merge = self.merge
+        assert merge.axis is not None
+        channels = self.trace.nodes[merge.node].shape[merge.axis]
+        whole = Attachment(axis=axis, channels=channels, **place)  # pyright: ignore[reportArgumentType]
+        return replace(whole, start=merge.starts[self.operand], length=merge.shapes[self.operand][merge.axis])
 
     def _source(
         self, site: CallSite, at: int, runs: list[tuple[CallSite, int]], operand: int | str | None
@@ -260,11 +299,13 @@ class _WaysTo:
             return None
         first = method.code.co_firstlineno
         relative = (line - first, last_line - first, column, last_column)
-        if not can_rewrite(module, method.code, relative, operand):
+        function = function_of(module, method.code)
+        if function is None or not can_rewrite(module, method.code, relative, operand):
             return None
         return method.module, Source(
             method=method.code.co_name,
-            digest=source_digest(type(module), method.code.co_name),
+            owner=function.__qualname__,
+            digest=source_digest(function),
             line=line,
             position=relative,
             operand=operand,
@@ -273,15 +314,17 @@ class _WaysTo:
         )
 
 
-def _way_back(trace: Trace, merge: Merge, operand: int) -> Iterator[tuple[int, int, int]]:
+def _upstream(
+    trace: Trace, merge: Merge, operand: int, passes: Callable[[Node], bool]
+) -> Iterator[tuple[int, int, int]]:
     """The operand, and what it was before operations that commute with scaling: (node, its user, channel axis)."""
-    node, follower = merge.operands[operand], merge.node
+    node, follower = merge.operands[operand], merge.parts[operand].node
     assert node is not None
     axis = merge_axis(trace, merge, node)
     while True:
         yield node, follower, axis
         step = trace.nodes[node]
-        if not _commutes(step) or trace.users[node] != [follower] or node in trace.outputs:
+        if not passes(step) or trace.users[node] != [follower] or node in trace.outputs:
             return
         before = step.inputs[0]
         moved = carry_back(trace, step, before, axis)
@@ -290,7 +333,7 @@ def _way_back(trace: Trace, merge: Merge, operand: int) -> Iterator[tuple[int, i
         node, follower, axis = before, node, moved
 
 
-def _way_on(trace: Trace, merge: Merge) -> Iterator[tuple[int, int]]:
+def _downstream(trace: Trace, merge: Merge, passes: Callable[[Node], bool]) -> Iterator[tuple[int, int]]:
     """A concatenation, and what it becomes by operations that commute with scaling: (node, channel axis)."""
     if merge.axis is None:
         return
@@ -300,10 +343,14 @@ def _way_on(trace: Trace, merge: Merge) -> Iterator[tuple[int, int]]:
         if len(trace.users[node]) != 1 or node in trace.outputs:
             return
         user = trace.users[node][0]
-        moved = carry_forward(trace, trace.nodes[user], node, axis) if _commutes(trace.nodes[user]) else None
+        moved = carry_forward(trace, trace.nodes[user], node, axis) if passes(trace.nodes[user]) else None
         if moved is None or trace.nodes[user].shape[moved] != trace.nodes[node].shape[axis]:
             return
         node, axis = user, moved
+
+
+def _same_values(step: Node) -> bool:
+    return step.name in COPIES | VIEWS and len(step.inputs) == 1
 
 
 def _commutes(step: Node) -> bool:
@@ -319,7 +366,7 @@ def _commutes(step: Node) -> bool:
 def _argument(trace: Trace, call: Call, node: int, follower: int) -> Path | None:
     """The way to the node in the arguments of a call that uses it for this merge alone."""
     paths = [path for path, leaf in call.inputs if leaf == node]
-    return paths[0] if len(paths) == 1 and not call.emptied and _is_only_for(trace, call, node, follower) else None
+    return paths[0] if len(paths) == 1 and not call.pops_list and _is_only_for(trace, call, node, follower) else None
 
 
 def _parameter(trace: Trace, call: Call | FunctionCall, node: int, follower: int) -> str | None:
@@ -330,7 +377,7 @@ def _parameter(trace: Trace, call: Call | FunctionCall, node: int, follower: int
     names = [name for name, leaf in call.parameters.items() if leaf == node]
     if len(names) != 1 or not _is_only_for(trace, call, node, follower):
         return None
-    return f"#{call.names.index(names[0])}={names[0]}"
+    return names[0]
 
 
 def _is_only_for(trace: Trace, call: Call | FunctionCall, node: int, follower: int) -> bool:
@@ -353,7 +400,7 @@ def _consumed(trace: Trace, call: Call, merged: int) -> Path | None:
     paths = [path for path, leaf in call.inputs if leaf == merged]
     alone = all(call.contains(user) for user in trace.users[merged]) and merged not in trace.outputs
     passed_on = any(leaf == merged for _, leaf in call.outputs)
-    if len(paths) != 1 or call.start <= merged or not alone or passed_on or call.emptied:
+    if len(paths) != 1 or call.start <= merged or not alone or passed_on or call.pops_list:
         return None
     return paths[0]
 

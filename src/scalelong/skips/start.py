@@ -18,9 +18,8 @@ from ..scaling.baselines import MERGE_STARTS, require_merge_start, start_merge_
 from .api import is_scaled, scaling_of
 from .attach import acts_behind_norm, has_scaling
 from .examples import ExampleInputs
-from .find import Patterns, find_skips
-from .fold import _multiply, _targets
-from .host import SkipHost, unwrap
+from .find import find_skips
+from .host import host_of
 from .plan import FoldTarget, LongSkip, SkipPlan
 
 STARTS = MERGE_STARTS[1:]
@@ -55,8 +54,9 @@ def start_merges_(
     residual blocks), it is the shortcut that is started.
     """
     require_merge_start(start, STARTS)
-    host = unwrap(model)
-    if isinstance(host, SkipHost):
+    chosen_host = host_of(model)
+    host = chosen_host.model
+    if chosen_host.is_native:
         raise UnsupportedModelError(
             f"{type(host).__name__} starts its merges itself: build it with merge_start={start!r}"
         )

@@ -1,14 +1,14 @@
 """One forward of a model, recorded: operations, calls, what follows from what. The model is left untouched."""
 
-import random
-import re
+import inspect
 import sys
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import CodeType, FrameType
+from functools import cache
+from itertools import pairwise
+from types import FrameType
 from typing import Any
 
 import torch
@@ -16,113 +16,19 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-# Where in the source of a model an operation or a module call stands.
-
-# Frames of these are not the model's own text: what counts is who called them.
-_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
-_HELPERS = ("einops", "accelerate/hooks")
-
-
-def is_model_code(code: CodeType) -> bool:
-    file = code.co_filename
-    return not file.startswith(_LIBRARIES) and not any(helper in file for helper in _HELPERS)
-
-
-@dataclass(frozen=True)
-class Frame:
-    code: CodeType
-    instruction: int
-    module: str | None
-    """The module whose method this is, by name; None for a plain function."""
-    invocation: int
-    """Tells one run of the function from another."""
-
-    @property
-    def position(self) -> tuple[int | None, int | None, int | None, int | None]:
-        """First line, last line, first column, last column of the expression."""
-        return list(self.code.co_positions())[self.instruction // 2]
-
-
-@dataclass(frozen=True)
-class CallSite:
-    """The expression, and the plain functions that led to it from the nearest method of a module (the last frame)."""
-
-    frames: tuple[Frame, ...]
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        return tuple((frame.code.co_filename, frame.position) for frame in self.frames)
-
-    @property
-    def method(self) -> Frame | None:
-        """The method in whose text the expression stands, perhaps inside of a nested function or comprehension."""
-        owner = self.frames[-1]
-        return owner if self.frames[0].code in _nested(owner.code) else None
-
-    @property
-    def text(self) -> str:
-        frame = self.frames[0]
-        return f"{Path(frame.code.co_filename).name}:{frame.position[0]}"
-
-
-def _nested(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _nested(constant)
-
-
-class CallSites:
-    """Looks at the Python stack. Frames are kept, so that their identities are unique, but not their variables."""
-
-    def __init__(self, names: dict[nn.Module, str]) -> None:
-        self._names = names
-        self._frames: dict[int, FrameType] = {}
-        self._running: list[FrameType] = []
-
-    def current(self, frame: FrameType | None = None) -> CallSite | None:
-        """The call site of whoever called torch, or of a frame; None if no method of a module did."""
-        frames = []
-        frame = frame or sys._getframe(1)
-        while frame is not None:
-            if is_model_code(frame.f_code):
-                owner = self._owner(frame)
-                frames.append(Frame(frame.f_code, frame.f_lasti, owner, self._identity(frame)))
-                if owner is not None:
-                    return CallSite(tuple(frames))
-            frame = frame.f_back
-        return None
-
-    def release(self) -> None:
-        """Let go of the variables of functions that have returned."""
-        still_running = []
-        for frame in self._running:
-            try:
-                frame.clear()
-            except RuntimeError:
-                still_running.append(frame)
-        self._running = still_running
-
-    def _identity(self, frame: FrameType) -> int:
-        if id(frame) not in self._frames:
-            self._frames[id(frame)] = frame
-            self._running.append(frame)
-        return id(frame)
-
-    def _owner(self, frame: FrameType) -> str | None:
-        code = frame.f_code
-        if not code.co_argcount:
-            return None
-        first = frame.f_locals.get(code.co_varnames[0])
-        return self._names.get(first) if isinstance(first, nn.Module) else None
-
+from .callsites import CallSite, CallStack, Invocation, is_model_code
+from .containers import TreePath, containers, content_of, held_tensors, is_changed, leaves
+from .identity import Extent, Identity, Write
+from .merges import OTHER, SLICES, MergeKind, kind_of
+from .untouched import untouched
 
 # One forward, recorded: which operation used which tensor, and which module call it ran in.
 #
 # The record holds no tensors, only their shapes, so that a large model is not kept in memory, and meta or fake
 # tensors do as well as real ones.
 
-TreePath = tuple[int | str, ...]
+Leaf = tuple[TreePath | None, int]
+"""A node among the arguments or results of a call. Without a path, it is inside of an object that cannot be copied."""
 
 
 @dataclass(slots=True)
@@ -141,7 +47,13 @@ class Node:
     call: "Call | None" = None
     options: tuple[Any, ...] = ()
     """Its arguments that are not tensors."""
+    is_number: bool = True
+    """Real or complex, not an index or a mask."""
     is_layer: bool = False
+    is_learned: bool = False
+    """Whether it is a layer with weights of the model."""
+    scope: Invocation | None = None
+    """The run of a function that called it, for layers."""
 
 
 @dataclass(slots=True)
@@ -152,13 +64,15 @@ class Call:
     module: nn.Module
     parent: "Call | None"
     start: int
-    inputs: list[tuple[TreePath, int]]
+    inputs: list[Leaf]
     site: CallSite | None
     """The expression that made the call, if it stands in a method of a module."""
+    number: int = 0
+    """The n-th call of this module in the forward."""
     end: int = 1 << 60
-    outputs: list[tuple[TreePath, int]] = field(default_factory=list)
-    emptied: bool = False
-    """Whether the call took elements out of a list that it was given."""
+    outputs: list[Leaf] = field(default_factory=list)
+    pops_list: bool = False
+    """Whether the call changed a list, dictionary or set that it was given: it must get that very object, no copy."""
 
     def contains(self, node: int) -> bool:
         return self.start <= node < self.end
@@ -176,32 +90,60 @@ class FunctionCall:
     """One call of a plain function or method from the method of a module."""
 
     parameters: dict[str, int]
-    """The nodes that it got, by the name of the parameter."""
-    names: tuple[str, ...]
-    """All parameters in order, without `self`."""
+    """The nodes that it got, by the argument in the text of the call: "#1=skip" for the second one, or its keyword."""
     start: int
     site: CallSite
     end: int = 1 << 60
-    outputs: list[tuple[TreePath, int]] = field(default_factory=list)
+    outputs: list[Leaf] = field(default_factory=list)
 
     def contains(self, node: int) -> bool:
         return self.start <= node < self.end
 
 
-@dataclass(slots=True)
-class Merge:
-    """A concatenation or addition of two or more tensors."""
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Where torch gets one operand of a merge: an argument of one operation in the forward."""
 
-    kind: str
     name: str
     ordinal: int
     """The n-th operation of this name in the forward."""
+    position: int
+    """Among the tensors of its arguments."""
     node: int
+    """What that operation makes."""
+    site: CallSite
+    call: Call
+
+
+@dataclass(slots=True)
+class Merge:
+    """Two or more tensors become one."""
+
+    form: MergeKind
+    node: int
+    """The result."""
     operands: tuple[int | None, ...]
     shapes: tuple[tuple[int, ...], ...]
     axis: int | None
+    starts: tuple[int, ...]
+    """Where each operand begins along that axis."""
+    parts: tuple[Part, ...]
+    """Where each operand goes in."""
     call: Call
     site: CallSite
+    scope: Invocation
+
+    @property
+    def kind(self) -> str:
+        return self.form.name
+
+    @property
+    def name(self) -> str:
+        return self.parts[0].name
+
+    @property
+    def ordinal(self) -> int:
+        return self.parts[0].ordinal
 
 
 @dataclass
@@ -217,6 +159,8 @@ class Trace:
     """The layer nodes as a bit set."""
     products: int = 0
     """The nodes that multiply two tensors."""
+    mixtures: int = 0
+    """The nodes that are no layers, but multiply or add weights, or stack positions, as a scan in a loop does."""
 
     def __post_init__(self) -> None:
         self.call_count: Counter[str] = Counter()
@@ -232,6 +176,10 @@ class Trace:
         found = self.with_ancestors(end) & self.layers & ~((2 << start) - 1)
         return [layer for layer in bits(found) if self.depends(layer, start)]
 
+    def mixes_between(self, start: int, end: int) -> int:
+        found = self.with_ancestors(end) & self.mixtures & ~((2 << start) - 1)
+        return sum(self.depends(node, start) for node in bits(found))
+
     def producer(self, node: int) -> str:
         """The name of the outermost module call whose result this node is, behind plain functions."""
         at = self.nodes[node]
@@ -242,6 +190,25 @@ class Trace:
             at = self.nodes[at.inputs[0]]
         return f"input {at.options[0]}"
 
+    def settle(self) -> None:
+        """A stack of tensors that is summed or averaged over the new axis, and used for nothing else, is a merge."""
+        for merge in self.merges:
+            if merge.kind == "stack":
+                users = self.users[merge.node]
+                reduced = self.nodes[users[0]] if len(users) == 1 else None
+                if reduced is not None and _sums_over(reduced, self.nodes[merge.node]) and len(reduced.inputs) == 1:
+                    merge.node = reduced.index
+                else:
+                    merge.form = OTHER
+
+
+def _sums_over(step: Node, stack: Node) -> bool:
+    """Whether a reduction takes the axis that a stack made, and that one alone."""
+    axes = [option for option in step.options if isinstance(option, list | tuple)]
+    made = [option for option in stack.options if isinstance(option, int)]
+    new = (made[0] if made else 0) % len(stack.shape)
+    return step.name in ("sum", "mean") and bool(axes) and [axis % len(stack.shape) for axis in axes[0]] == [new]
+
 
 def bits(value: int) -> Iterator[int]:
     while value:
@@ -250,26 +217,52 @@ def bits(value: int) -> Iterator[int]:
         value ^= low
 
 
-def leaves(value: Any, path: TreePath = ()) -> Iterator[tuple[TreePath, Tensor]]:
-    """The tensors of nested tuples, lists and dictionaries, with the way to each."""
-    if isinstance(value, Tensor):
-        yield path, value
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from leaves(item, (*path, key))
-    elif isinstance(value, tuple | list):
-        for position, item in enumerate(value):
-            yield from leaves(item, (*path, position))
+# What counts as a layer: it has learned weights, or mixes positions. Everything does that is not known to do neither,
+# so that recurrent layers, Fourier transforms, scans and operations of other libraries count.
 
-
-# Record one forward of a model, with every operation and every module call.
-
-LAYER = re.compile(
-    r"^(_|mkldnn_|cudnn_)?conv|^_?(add|b|badd|int_|scaled_)*mm$|^addbmm$|^linear$|attention|lstm|gru|encoder_layer"
+_NO_LAYERS = frozenset(
+    """
+    cat stack copy clone _to_copy contiguous lift_fresh lift slices alias resize_ set_ polar complex _reshape_copy
+    index index_select index_put index_copy index_fill index_add gather scatter scatter_add scatter_reduce take where
+    take_along_dim masked_fill masked_scatter masked_select slice_scatter select_scatter diagonal_scatter tril triu
+    flip roll repeat repeat_interleave tile rot90 constant_pad_nd pad im2col col2im pixel_shuffle pixel_unshuffle
+    channel_shuffle diag_embed as_strided_scatter grid_sampler_2d grid_sampler_3d affine_grid_generator
+    sum mean amax amin max min argmax argmin var std var_mean std_mean prod norm linalg_vector_norm any all logsumexp
+    median mode sort topk kthvalue argsort nonzero count_nonzero _softmax _log_softmax _safe_softmax softmax trace
+    dropout native_dropout bernoulli normal renorm _weight_norm_interface dequantize quantize_per_tensor
+    _local_scalar_dense item equal searchsorted bucketize histc bincount one_hot _unique2 unique_dim
+    """.split()  # noqa: SIM905, as a list it would fill two screens
 )
-MERGES = {"cat": "cat", "add": "add", "add_": "add", "sub": "add", "sub_": "add", "lerp": "lerp", "lerp_": "lerp"}
+_NO_LAYER_PARTS = ("_norm", "upsample", "_pool", "reflection_pad", "replication_pad", "fake_quantize", "foreach")
 # These take the shape of a tensor, not its values.
-SHAPE_ONLY = ("zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "new_")
+_SHAPE_ONLY = ("zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "new_")
+# These write without looking at what was there.
+_OVERWRITE = frozenset(("copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_", "exponential_"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Operation:
+    """What the schema of an operation tells."""
+
+    name: str
+    is_layer: bool
+    writes: tuple[int | str, ...]
+    """The arguments that it changes, by position or keyword."""
+    outs: tuple[str, ...]
+
+
+@cache
+def _operation(func: Any) -> _Operation:
+    schema = func._schema
+    name = schema.name.partition("::")[2]
+    written = [n for n, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
+    writes = tuple(key for n in written for key in (n, schema.arguments[n].name))
+    outs = tuple(argument.name for argument in schema.arguments if argument.is_out)
+    views = any(result.alias_info is not None and not result.alias_info.is_write for result in schema.returns)
+    plain = name.rstrip("_").removesuffix("_copy")
+    known = views or torch.Tag.pointwise in func.tags or plain in _NO_LAYERS or name in _NO_LAYERS
+    known = known or any(part in name for part in _NO_LAYER_PARTS) or name.startswith(_SHAPE_ONLY)
+    return _Operation(name, not known, writes, outs)
 
 
 class Recorder(TorchDispatchMode):
@@ -279,13 +272,15 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.trace = Trace(model)
         self.names = {module: name for name, module in model.named_modules()}
-        self._node_of = WeakTensorKeyDictionary()
-        self._last_write: dict[int, int] = {}
-        self._sites = CallSites(self.names)
+        self._identity = Identity(self._assembled)
+        self._python = CallStack(self.names)
         self._counts: Counter[str] = Counter()
         self._stack: list[Call] = []
-        self._lists: list[list[tuple[list[Any], int]]] = []
+        self._lists: list[list[tuple[Any, list[Any]]]] = []
         self._functions: dict[FrameType, FunctionCall] = {}
+        self._assignments: dict[int, Part] = {}
+        # The weights, and what is computed from them alone.
+        self._weights = WeakTensorKeyDictionary(dict.fromkeys([*model.parameters(), *model.buffers()], True))
 
     # Module boundaries -------------------------------------------------------------------------------------------
 
@@ -297,118 +292,258 @@ class Recorder(TorchDispatchMode):
             parent=self._stack[-1] if self._stack else None,
             start=len(self.trace.nodes),
             inputs=self._tracked((args, kwargs)),
-            site=self._sites.current(),
+            site=self._python.site(sys._getframe(1)),
+            number=self.trace.call_count[name],
         )
         self.trace.call_count[name] += 1
         self._stack.append(call)
-        self._lists.append([(value, len(value)) for value in _lists((args, kwargs))])
+        self._lists.append([(value, content_of(value)) for value in containers((args, kwargs))])
         self.trace.calls.append(call)
 
     def leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:  # noqa: ARG002
-        call = self._stack.pop()
+        call = self._stack[-1]
+        if call.inputs and next(module.parameters(), None) is not None:
+            self._note_unseen(type(module).__name__, [node for _, node in call.inputs], output)
+        self._stack.pop()
         call.end = len(self.trace.nodes)
         call.outputs = self._tracked(output)
-        call.emptied = any(len(value) != length for value, length in self._lists.pop())
-        self._sites.release()
+        call.pops_list = any(is_changed(value, content) for value, content in self._lists.pop())
+
+    def _note_unseen(self, name: str, inputs: list[int], output: Any) -> None:
+        """A result that no operation made: the code left torch, for NumPy or a kernel of its own. It is one layer."""
+        for _, tensor in leaves(output):
+            is_feature = tensor.is_floating_point() or tensor.is_complex()
+            if is_feature and not self._identity.has_seen(tensor) and tensor not in self._weights:
+                nodes = tuple(dict.fromkeys(inputs))
+                node = self._add(_Operation(name, True, (), ()), tensor, nodes, nodes, ())
+                node.is_learned = True
+                self._identity.know(tensor, node.index)
+
+    @contextmanager
+    def watching_functions(self) -> Iterator[None]:
+        """Custom functions for autograd may leave torch as well: look at what goes in and comes out of each."""
+        original = torch.autograd.Function.__dict__["apply"]
+
+        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            inputs = [node for _, node in self._tracked((args, kwargs))]
+            output = original.__func__(cls, *args, **kwargs)
+            if inputs:
+                self._note_unseen(cls.__name__, inputs, output)
+            return output
+
+        torch.autograd.Function.apply = classmethod(apply)  # pyright: ignore
+        try:
+            yield
+        finally:
+            torch.autograd.Function.apply = original  # pyright: ignore
 
     # Operations --------------------------------------------------------------------------------------------------
 
-    def add_input(self, tensor: Tensor, path: TreePath) -> None:
-        node = Node(len(self.trace.nodes), "input", tuple(tensor.shape), options=(".".join(map(str, path)),))
+    def add_input(self, tensor: Tensor, name: str) -> None:
+        node = Node(len(self.trace.nodes), "input", tuple(tensor.shape), options=(name,))
         self.trace.nodes.append(node)
-        self._node_of[tensor] = node.index
+        self._identity.know(tensor, node.index)
 
     def node_of(self, tensor: Tensor) -> int | None:
-        node = self._node_of.get(tensor)
-        # A later write through another view of the same memory changed this tensor, too.
-        written = self._last_write.get(_memory(tensor))
-        if written is not None and (node is None or written > node):
-            return written
-        return node
+        return self._identity.node_of(tensor)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        name = func._schema.name.partition("::")[2]
-        tensors = [tensor for _, tensor in leaves((args, kwargs))]
-        operands = tuple(self.node_of(tensor) for tensor in tensors)
+        operation = _operation(func)
+        name = operation.name
+        found = [(path, tensor) for path, tensor in leaves((args, kwargs))]
+        tensors = [tensor for _, tensor in found]
+        ignored = {*operation.outs, *(operation.writes if name in _OVERWRITE else ())}
+        operands = tuple(None if path[1] in ignored else self._identity.node_of(tensor) for path, tensor in found)
         result = func(*args, **kwargs)
+        ordinal = self._counts[name]
         self._counts[name] += 1
-        inputs = tuple(dict.fromkeys(node for node in operands if node is not None))
-        if not inputs or name.startswith(SHAPE_ONLY):
-            for _, tensor in leaves(result):
-                self._node_of.pop(tensor, None)
-            return result
         outputs = [tensor for _, tensor in leaves(result)]
-        if not outputs:
+        written = [tensor for path, tensor in found if path[1] in operation.writes]
+        inputs = tuple(dict.fromkeys(node for node in operands if node is not None))
+        if not inputs or name.startswith(_SHAPE_ONLY):
+            learned = any(tensor in self._weights for tensor in tensors)
+            # What is made of tensors of unknown origin is of unknown origin; see `_note_unseen`.
+            origin = learned or all(self._identity.has_seen(tensor) for tensor in tensors)
+            for tensor in outputs if origin else ():
+                self._identity.know(tensor, None)
+                if learned:
+                    self._weights[tensor] = True
+            for tensor in written:
+                self._identity.write(tensor, None)
             return result
-        node = self._add(name, outputs[0], inputs, operands, _plain((args, kwargs)))
-        if func._schema.is_mutable:
-            self._last_write[_memory(outputs[0])] = node.index
-        if len(outputs) == 1:
-            self._node_of[outputs[0]] = node.index
+        if not outputs and not written:
+            return result
+        made = (written or outputs)[0]
+        node = self._add(operation, made, inputs, operands, _plain((args, kwargs)))
+        node.is_learned = node.is_layer and any(tensor in self._weights for tensor in tensors)
+        if written:
+            for tensor in written:
+                self._identity.write(tensor, node.index)
+        elif len(outputs) == 1:
+            self._identity.know(outputs[0], node.index)
         else:
             # Each piece of a split is a tensor of its own.
+            piece = _Operation(f"{name} output", False, (), ())
             for tensor in outputs:
-                self._node_of[tensor] = self._add(f"{name} output", tensor, (node.index,), (node.index,), ()).index
-        if name in MERGES and outputs[0].is_floating_point():
-            self._add_merge(MERGES[name], node, tensors, operands, args, kwargs)
+                self._identity.know(tensor, self._add(piece, tensor, (node.index,), (node.index,), ()).index)
+        joins = len(inputs) > 1 or kind_of(name) is not OTHER
+        if (joins or name == "copy_") and (made.is_floating_point() or made.is_complex()) and self._stack:
+            site = self._python.site(sys._getframe(1))
+            if site is not None and name == "copy_":
+                self._assignments[node.index] = Part(name, ordinal, 1, node.index, site, self._stack[-1])
+            elif site is not None and len(tensors) > 1:
+                self._add_merge(node, ordinal, tensors, operands, args, kwargs, site)
         return result
 
-    def _add(self, name: str, tensor: Tensor, inputs: tuple[int, ...], operands: Any, options: Any) -> Node:
+    def _add(self, operation: _Operation, tensor: Tensor, inputs: tuple[int, ...], operands: Any, options: Any) -> Node:
         trace = self.trace
         ancestors = 0
         for one in inputs:
             ancestors |= trace.with_ancestors(one)
-        is_layer = LAYER.search(name) is not None and not name.endswith(" output")
+        is_number = tensor.is_floating_point() or tensor.is_complex()
+        is_layer = operation.is_layer and is_number
         call = self._stack[-1] if self._stack else None
         index = len(trace.nodes)
-        node = Node(index, name, tuple(tensor.shape), inputs, operands, ancestors, call, options, is_layer)
+        scope = self._python.look(sys._getframe(2)) if is_layer else None
+        name = operation.name
+        node = Node(index, name, tuple(tensor.shape), inputs, operands, ancestors, call, options, is_number, is_layer)
+        node.scope = scope
         trace.nodes.append(node)
         trace.layers |= is_layer << index
+        trace.mixtures |= (not is_layer and (None in operands or name == "stack")) << index
         trace.products |= (name in ("mul", "mul_") and len(inputs) == 2) << index
         for one in inputs:
             trace.users[one].append(index)
         return node
 
-    def _add_merge(self, kind: str, node: Node, tensors: list[Tensor], operands: Any, args: Any, kwargs: Any) -> None:
-        site = self._sites.current()
-        if len(tensors) < 2 or site is None or not self._stack:
-            return
-        axis = None
-        if kind == "cat":
-            axis = int(args[1] if len(args) > 1 else kwargs.get("dim", 0)) % len(node.shape)
-        else:
-            tensors, operands = tensors[:2], operands[:2]
-        shapes = tuple(tuple(tensor.shape) for tensor in tensors)
-        ordinal = self._counts[node.name] - 1
+    def _add_merge(
+        self, node: Node, ordinal: int, tensors: list[Tensor], operands: Any, args: Any, kwargs: Any, site: CallSite
+    ) -> None:
+        form = kind_of(node.name)
+        shapes = [tuple(tensor.shape) for tensor in tensors]
+        positions = form.positions(node.name, shapes, [operand is not None for operand in operands])
+        axis = form.axis(args, kwargs, len(node.shape))
+        shapes = tuple(shapes[position] for position in positions)
+        widths = [0 if axis is None or len(shape) <= axis else shape[axis] for shape in shapes]
+        call = self._stack[-1]
+        parts = tuple(Part(node.name, ordinal, position, node.index, site, call) for position in positions)
         self.trace.merges.append(
-            Merge(kind, node.name, ordinal, node.index, operands, shapes, axis, self._stack[-1], site)
+            Merge(
+                form=form,
+                node=node.index,
+                operands=tuple(operands[position] for position in positions),
+                shapes=shapes,
+                axis=axis,
+                starts=tuple(sum(widths[:n]) for n in range(len(widths))),
+                parts=parts,
+                call=call,
+                site=site,
+                scope=site.frames[0].invocation,
+            )
         )
+
+    def _assembled(self, tensor: Tensor, writes: list[Write], before: int | None) -> int:
+        """A node for a tensor that was written in parts, or through another view of its memory."""
+        tracked = [(write.node, write.extent) for write in reversed(writes) if write.node is not None]
+        nodes: tuple[int, ...] = tuple(
+            dict.fromkeys(([before] if before is not None else []) + [n for n, _ in tracked])
+        )
+        if len(nodes) == 1:
+            return self._add(_Operation("alias", False, (), ()), tensor, nodes, nodes, ()).index
+        node = self._add(_Operation("slices", False, (), ()), tensor, nodes, nodes, ())
+        parts = [self._assignments[written] for written, _ in tracked if written in self._assignments]
+        places = _side_by_side([extent for _, extent in tracked], Extent.of(tensor))
+        site = parts[-1].site if parts else self._python.site(sys._getframe(2))
+        if site is None or not self._stack:
+            return node.index
+        call, shape_of = self._stack[-1], [other.shape for other in self.trace.nodes]
+        if before is None and len(parts) == len(tracked) and places is not None:
+            merge = Merge(
+                form=SLICES,
+                node=node.index,
+                operands=tuple(self.trace.nodes[part.node].operands[1] for part in parts),
+                shapes=tuple(shape_of[part.node] for part in parts),
+                axis=places[0],
+                starts=places[1],
+                parts=tuple(parts),
+                call=call,
+                site=site,
+                scope=site.frames[0].invocation,
+            )
+        else:
+            merge = Merge(
+                form=OTHER,
+                node=node.index,
+                operands=nodes,
+                shapes=tuple(shape_of[one] for one in nodes),
+                axis=None,
+                starts=(0,) * len(nodes),
+                parts=(Part("slices", 0, 0, node.index, site, call),) * len(nodes),
+                call=call,
+                site=site,
+                scope=site.frames[0].invocation,
+            )
+        self.trace.merges.append(merge)
+        return node.index
 
     # Plain functions ---------------------------------------------------------------------------------------------
 
     def watch(self, frame: FrameType, event: str, value: Any) -> None:
-        """A profiler that notes calls of the model's own functions."""
-        if event == "call" and frame.f_back is not None and is_model_code(frame.f_code):
-            site = self._sites.current(frame.f_back)
-            code = frame.f_code
-            names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-            if site is None or not is_model_code(frame.f_back.f_code) or site.method is None:
+        """A profiler that notes calls from the model's own functions: of each other, and of torch's (checkpoint)."""
+        if event == "call" and frame.f_back is not None and is_model_code(frame.f_back.f_code):
+            site = self._python.site(frame.f_back)
+            if site is None or site.method is None:
                 return
-            bound = bool(names) and names[0] == "self"
-            values = {name: frame.f_locals.get(name) for name in names}
-            tensors = {name: self.node_of(item) for name, item in values.items() if isinstance(item, Tensor)}
-            parameters = {name: node for name, node in tensors.items() if node is not None}
-            call = FunctionCall(parameters, names[1:] if bound else names, len(self.trace.nodes), site)
+            words = {word: self.node_of(item) for word, item in _arguments(frame) if isinstance(item, Tensor)}
+            parameters = {word: node for word, node in words.items() if node is not None}
+            if not parameters and not is_model_code(frame.f_code):
+                return  # such as callbacks for tensors that die at this moment
+            call = FunctionCall(parameters, len(self.trace.nodes), site)
             self._functions[frame] = call
             self.trace.functions.append(call)
         elif event == "return" and frame in self._functions:
             call = self._functions.pop(frame)
             call.end, call.outputs = len(self.trace.nodes), self._tracked(value)
 
-    def _tracked(self, value: Any) -> list[tuple[TreePath, int]]:
-        found = ((path, self.node_of(tensor)) for path, tensor in leaves(value))
-        return [(path, node) for path, node in found if node is not None]
+    def _tracked(self, value: Any) -> list[Leaf]:
+        found: list[tuple[TreePath | None, Tensor]] = [*leaves(value)]
+        found += [(None, tensor) for tensor in held_tensors(value)]
+        nodes = ((path, self.node_of(tensor)) for path, tensor in found)
+        return [(path, node) for path, node in nodes if node is not None]
+
+
+def _arguments(frame: FrameType) -> Iterator[tuple[str, Any]]:
+    """The arguments of a function that begins to run, as they may stand in the text of the call; without `self`."""
+    code, values = frame.f_code, frame.f_locals
+    positional, named = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
+    names = code.co_varnames
+    bound = int(bool(positional) and names[0] == "self")
+    for n, name in enumerate(names[bound:positional]):
+        yield f"#{n}={name}", values.get(name)
+    for name in names[positional:named]:
+        yield name, values.get(name)
+    if code.co_flags & inspect.CO_VARARGS:
+        for n, item in enumerate(values.get(names[named], ())):
+            yield f"#{positional - bound + n}", item
+        named += 1
+    if code.co_flags & inspect.CO_VARKEYWORDS:
+        yield from values.get(names[named], {}).items()
+
+
+def _side_by_side(parts: list[Extent], whole: Extent) -> tuple[int, tuple[int, ...]] | None:
+    """The one axis along which parts of a tensor follow each other, and where each begins; None if it is not so."""
+    intervals = [part.intervals(whole) for part in parts]
+    if any(one is None for one in intervals):
+        return None
+    cut = {n for one in intervals for n, (a, end, b, whole_end) in enumerate(one or ()) if (a, end) != (b, whole_end)}
+    if len(cut) != 1:
+        return None
+    (axis,) = cut
+    spans = sorted((one[axis][0], one[axis][1]) for one in intervals if one is not None)
+    apart = all(first[1] <= second[0] for first, second in pairwise(spans))
+    first = whole.corner()[axis]
+    return (axis, tuple(one[axis][0] - first for one in intervals if one is not None)) if apart else None
 
 
 def record(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], *, functions: bool = False) -> Trace:
@@ -424,112 +559,37 @@ def record(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], *, fun
                 handles.append(module.register_forward_pre_hook(recorder.enter, with_kwargs=True))
                 handles.append(module.register_forward_hook(recorder.leave, with_kwargs=True))
             for path, tensor in leaves((tuple(args), kwargs)):
-                recorder.add_input(tensor, path[1:])
-            with recorder:
+                recorder.add_input(tensor, ".".join(map(str, path[1:])))
+            for number, tensor in enumerate(held_tensors((tuple(args), kwargs))):
+                recorder.add_input(tensor, f"object {number}")
+            with recorder, recorder.watching_functions():
                 profiler = sys.getprofile()
                 if functions:
                     sys.setprofile(recorder.watch)
                 try:
                     output = model(*args, **kwargs)
                 finally:
-                    sys.setprofile(profiler)
+                    if functions:
+                        _restore_profiler(profiler)
         finally:
             for handle in handles:
                 handle.remove()
-        recorder.trace.outputs = {node for _, node in recorder._tracked(_unpacked(output))}
+            recorder._python.forget()
+        recorder.trace.outputs = {node for _, node in recorder._tracked(output)}
+    recorder.trace.settle()
     return recorder.trace
 
 
-def _unpacked(output: Any) -> Any:
-    """Outputs that are dataclasses without being dictionaries (transformers, diffusers) count as well."""
-    return vars(output) if hasattr(output, "__dict__") and not isinstance(output, dict | Tensor) else output
-
-
-def _memory(tensor: Tensor) -> int:
-    try:
-        return tensor.untyped_storage()._cdata
-    except (NotImplementedError, RuntimeError):  # sparse tensors and wrapper subclasses have none
-        return -id(tensor)
-
-
-def _lists(value: Any) -> Iterator[list[Any]]:
-    if isinstance(value, list):
-        yield value
-    for item in value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ():
-        yield from _lists(item)
+def _restore_profiler(profiler: Any) -> None:
+    # cProfile's is no function: it has to be switched on again by its own means.
+    if profiler is None or callable(profiler):
+        sys.setprofile(profiler)
+    else:
+        sys.setprofile(None)
+        profiler.enable()
 
 
 def _plain(value: Any) -> tuple[Any, ...]:
     """The arguments without tensors and lists of tensors."""
     args, kwargs = value
     return tuple(item for item in (*args, *kwargs.values()) if not any(True for _ in leaves(item)))
-
-
-# Run a model without leaving a trace on it.
-
-
-@contextmanager
-def untouched(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside; afterwards the attributes, buffers and random states are as before, whatever happened."""
-    modules = list(model.modules())
-    attributes = [dict(module.__dict__) for module in modules]
-    contents = [pair for values in attributes for pair in _contents(values)]
-    tensors = [(tensor, _version(tensor), tensor.detach().clone()) for tensor in _tensors(model, attributes)]
-    python_state = random.getstate()
-    numpy = sys.modules.get("numpy")
-    numpy_state = numpy.random.get_state() if numpy is not None else None
-    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
-    try:
-        with torch.random.fork_rng(devices=devices):
-            for module in modules:
-                module.training = False
-            yield
-    finally:
-        random.setstate(python_state)
-        if numpy is not None:
-            numpy.random.set_state(numpy_state)
-        for container, content in contents:
-            _restore_content(container, content)
-        for module, values in zip(modules, attributes, strict=True):
-            _restore_attributes(module.__dict__, values)
-        with torch.no_grad():
-            for tensor, version, copy in tensors:
-                if _version(tensor) != version:
-                    tensor.copy_(copy)
-
-
-def _contents(attributes: dict[str, Any]) -> list[tuple[Any, Any]]:
-    """Lists and dictionaries can be changed in place: a copy of what they hold."""
-    plain = (list, dict, set, OrderedDict)
-    return [(value, value.copy()) for value in attributes.values() if type(value) in plain]
-
-
-def _restore_content(container: Any, content: Any) -> None:
-    same = len(container) == len(content)
-    if isinstance(container, dict):
-        same = same and all(key in container and container[key] is value for key, value in content.items())
-    elif isinstance(container, list):
-        same = same and all(new is old for new, old in zip(container, content, strict=True))
-    else:
-        same = container == content
-    if not same:
-        container.clear()
-        container.extend(content) if isinstance(container, list) else container.update(content)
-
-
-def _restore_attributes(now: dict[str, Any], before: dict[str, Any]) -> None:
-    for name in now.keys() - before.keys():
-        del now[name]
-    for name, value in before.items():
-        if name not in now or now[name] is not value:
-            now[name] = value
-
-
-def _tensors(model: nn.Module, attributes: list[dict[str, Any]]) -> Iterator[Tensor]:
-    yield from model.buffers()
-    for values in attributes:
-        yield from (value for value in values.values() if isinstance(value, Tensor) and not value.requires_grad)
-
-
-def _version(tensor: Tensor) -> int:
-    return -1 if tensor.is_inference() else tensor._version

@@ -22,10 +22,8 @@ from torch.utils.hooks import RemovableHandle
 
 from ..errors import InvalidConfigError, NotScaledError
 from ..scaling.base import SkipScaling
-from ..skips.api import scaling_of
-from ..skips.attach import attached
 from ..skips.examples import ExampleInputs, example_call
-from ..skips.host import SkipHost, unwrap
+from ..skips.host import host_of, unwrap
 from ..skips.plan import SkipPlan
 from .alarms import WINDOW, Alarm, AlarmDetector, AlarmRules, JsonLines, Oscillation, Writer, oscillation
 from .probe import Meter, attach_meter, block_names, measure, parameters_by_block, plan_for
@@ -243,7 +241,7 @@ class StabilityMonitor:
 
 
 def _scaling(host: nn.Module) -> SkipScaling | None:
-    return scaling_of(host) if isinstance(host, SkipHost) or attached(host) is not None else None
+    return host_of(host).scaling
 
 
 def _features(meter: Meter, prefix: str) -> dict[str, Tensor | float]:

@@ -16,7 +16,8 @@ from ..models.call import evaluating, first_tensor
 from ..skips import find_skips, is_scaled, plan_of
 from ..skips.examples import ExampleInputs
 from ..skips.host import unwrap
-from ..skips.plan import Attachment, LongSkip, SkipPlan
+from ..skips.attach import operand
+from ..skips.plan import LongSkip, SkipPlan
 
 MIDDLES = ("middle", "mid_block", "middle_block", "mid", "bottleneck")
 """Names under which the block between encoder and decoder is known."""
@@ -83,18 +84,6 @@ class SkipTap:
             self.meter.skips[self.skip.index] = size_of(tensor)
 
 
-def operand(value: Any, place: Attachment) -> Tensor | None:
-    """The skip among the arguments of a module; None if it is not called as planned."""
-    try:
-        for step in place.path:
-            value = value[step]
-    except (KeyError, IndexError, TypeError):
-        return None
-    if not isinstance(value, Tensor) or value.shape[place.axis] != place.channels:
-        return None
-    return value.narrow(place.axis, place.start, place.length) if place.length < place.channels else value
-
-
 def block_names(model: nn.Module, plan: SkipPlan) -> list[str]:
     """The blocks in the order of the network: producers of skips, the middle, the blocks that merge them."""
     middle = [name for name in MIDDLES if isinstance(getattr(model, name, None), nn.Module)]
@@ -111,14 +100,15 @@ def attach_meter(model: nn.Module, plan: SkipPlan, meter: Meter) -> list[Removab
         handles.append(model.get_submodule(name).register_forward_hook(BlockTap(meter, name)))
     for skip in plan:
         tap, place = SkipTap(meter, skip), skip.attachment
-        kind = "" if place is None else place.kind
-        if place is not None and kind.endswith("argument") and _exists(model, place.module):
+        if place is not None and place.side == "argument" and _exists(model, place.module):
             # In front of the hooks that scale, so that the skip is seen as it was made.
             module = model.get_submodule(place.module)
             handles.append(module.register_forward_pre_hook(tap.of_argument, prepend=True, with_kwargs=True))
         elif skip.producer and _exists(model, skip.producer):
             module = model.get_submodule(skip.producer)
-            handles.append(module.register_forward_hook(tap.of_output, prepend=kind.endswith("output")))
+            handles.append(
+                module.register_forward_hook(tap.of_output, prepend=place is not None and place.side == "output")
+            )
     return handles
 
 
