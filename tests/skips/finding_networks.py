@@ -261,7 +261,7 @@ class OtherConcatenations(Levels):
     def join(self, i: int, h: Tensor, skip: Tensor) -> Tensor:
         if i == 3:
             return torch.hstack([h, skip])
-        return torch.concat((h, skip), dim=1) if i == 2 else torch.concatenate([h, skip], axis=-3)
+        return torch.concat((h, skip), dim=1) if i == 2 else torch.concatenate([h, skip], dim=-3)
 
 
 @expect(3)
@@ -395,7 +395,7 @@ class UnpooledByIndices(Levels):
             places.append(place)
         h = F.silu(self.mid(h))
         for up, dec in zip(self.up, self.dec, strict=True):
-            h = up(F.max_unpool2d(h, places.pop(), 2))
+            h = up(F.max_unpool2d(h, places.pop(), [2, 2]))
             h = F.silu(dec(torch.cat([h, skips.pop()], 1)))
         return self.head(h)
 

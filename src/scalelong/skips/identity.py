@@ -26,7 +26,7 @@ class Extent(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Tensor) -> "Extent":
-        return cls(tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride()))
+        return cls(int(tensor.storage_offset()), tuple(tensor.shape), tuple(tensor.stride()))
 
     @property
     def first_and_last(self) -> tuple[int, int]:
@@ -92,11 +92,11 @@ class Identity:
 
     def node_of(self, tensor: Tensor) -> int | None:
         """The node of a tensor as it is now; None if it does not depend on the inputs."""
-        since, node = self._known.get(tensor, (-1, None))
+        since, node = self._known.get(tensor) or (-1, None)
         history = self._writes.get(_address(tensor), ())
         if not history or history[-1].time <= since:
             return node
-        until, made = self._assembled.get(tensor, (-1, None))
+        until, made = self._assembled.get(tensor) or (-1, None)
         if until == history[-1].time:
             return made
         extent, parts = Extent.of(tensor), []

@@ -16,8 +16,9 @@ from functools import cached_property, reduce
 from itertools import pairwise
 from typing import Any
 
+from .callsites import CallSite, Invocation, common_scope
 from .reach import channel_axis, next_layer_axis
-from .trace import Call, CallSite, Invocation, Merge, Trace, bits, common_scope
+from .trace import Call, Merge, Trace, bits
 
 # The merges that could end a long skip: one operand went through the network, the other went around it.
 
@@ -158,7 +159,7 @@ def _goes_lower(trace: Trace, start: int, end: int, merge: Merge) -> bool:
 
 def _positions(trace: Trace, layer: int) -> int:
     node = trace.nodes[layer]
-    if "fft" in node.name or not node.shape:
+    if "fft" in node.name or len(node.shape) == 0:
         return 1 << 60
     channels = node.shape[1] if "conv" in node.name and len(node.shape) > 1 else node.shape[-1]
     return math.prod(node.shape) // max(channels, 1)

@@ -1,16 +1,14 @@
 """One forward of a model, recorded: operations, calls, what follows from what. The model is left untouched."""
 
-import dataclasses
 import inspect
 import sys
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -18,158 +16,17 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from .callsites import CallSite, CallStack, Invocation, is_model_code
+from .containers import TreePath, containers, content_of, held_tensors, is_changed, leaves
 from .identity import Extent, Identity, Write
 from .merges import OTHER, SLICES, MergeKind, kind_of
 from .untouched import untouched
-
-# Where in the source of a model an operation or a module call stands.
-
-# Frames of these are not the model's own text: what counts is who called them.
-_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
-_HELPERS = ("einops", "accelerate/hooks")
-
-
-@cache
-def is_model_code(code: CodeType) -> bool:
-    file = code.co_filename
-    return not file.startswith(_LIBRARIES) and not any(helper in file for helper in _HELPERS)
-
-
-@dataclass(eq=False, slots=True)
-class Invocation:
-    """One run of a function, torch's own included."""
-
-    code: CodeType
-    parent: "Invocation | None"
-    depth: int
-    module: str | None
-    """The module whose method this is, by name; None for a plain function."""
-
-    def is_inside(self, other: "Invocation") -> bool:
-        at: Invocation | None = self
-        while at is not None and at.depth > other.depth:
-            at = at.parent
-        return at is other
-
-
-def common_scope(one: Invocation, other: Invocation) -> Invocation:
-    """The innermost run of a function in which both took place."""
-    while one is not other:
-        deeper, shallower = (one, other) if one.depth > other.depth else (other, one)
-        if deeper.parent is None:
-            return deeper
-        one, other = deeper.parent, shallower
-    return one
-
-
-@dataclass(frozen=True)
-class Frame:
-    code: CodeType
-    instruction: int
-    invocation: Invocation
-
-    @property
-    def module(self) -> str | None:
-        return self.invocation.module
-
-    @property
-    def position(self) -> tuple[int | None, int | None, int | None, int | None]:
-        """First line, last line, first column, last column of the expression."""
-        return _positions(self.code)[self.instruction // 2]
-
-
-@cache
-def _positions(code: CodeType) -> list[tuple[int | None, int | None, int | None, int | None]]:
-    return list(code.co_positions())
-
-
-@dataclass(frozen=True)
-class CallSite:
-    """The expression, and the plain functions that led to it from the nearest method of a module (the last frame)."""
-
-    frames: tuple[Frame, ...]
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        return tuple((frame.code.co_filename, frame.position) for frame in self.frames)
-
-    @property
-    def method(self) -> Frame | None:
-        """The method in whose text the expression stands, perhaps inside of a nested function or comprehension."""
-        owner = self.frames[-1]
-        return owner if self.frames[0].code in _nested(owner.code) else None
-
-    @property
-    def text(self) -> str:
-        frame = self.frames[0]
-        return f"{Path(frame.code.co_filename).name}:{frame.position[0]}"
-
-
-def _nested(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _nested(constant)
-
-
-class CallStack:
-    """Looks at the Python stack. Only the frames of the last look are held, so that no variables are kept alive."""
-
-    def __init__(self, names: dict[nn.Module, str]) -> None:
-        self._names = names
-        self._frames: list[FrameType] = []
-        self._invocations: list[Invocation] = []
-
-    def look(self, frame: FrameType) -> Invocation:
-        """The run of the innermost function. The same run is the same object at every look."""
-        frames: list[FrameType] = []
-        at: FrameType | None = frame
-        while at is not None:
-            frames.append(at)
-            at = at.f_back
-        frames.reverse()
-        same = 0
-        for old, new in zip(self._frames, frames, strict=False):
-            if old is not new:
-                break
-            same += 1
-        del self._frames[same:], self._invocations[same:]
-        for new in frames[same:]:
-            parent = self._invocations[-1] if self._invocations else None
-            self._invocations.append(Invocation(new.f_code, parent, len(self._invocations), self._owner(new)))
-            self._frames.append(new)
-        return self._invocations[-1]
-
-    def site(self, frame: FrameType) -> CallSite | None:
-        """The call site of whoever called torch from this frame; None if no method of a module did."""
-        self.look(frame)
-        frames = []
-        for at, invocation in zip(reversed(self._frames), reversed(self._invocations), strict=True):
-            if at.f_code.co_name in ("__torch_function__", "__torch_dispatch__"):
-                frames = []  # how a subclass of Tensor carries out an operation; the model's text is further out
-            elif is_model_code(at.f_code):
-                frames.append(Frame(at.f_code, at.f_lasti, invocation))
-                if invocation.module is not None:
-                    return CallSite(tuple(frames))
-        return None
-
-    def forget(self) -> None:
-        self._frames, self._invocations = [], []
-
-    def _owner(self, frame: FrameType) -> str | None:
-        code = frame.f_code
-        if not code.co_argcount or not is_model_code(code):
-            return None
-        first = frame.f_locals.get(code.co_varnames[0])
-        return self._names.get(first) if isinstance(first, nn.Module) else None
-
 
 # One forward, recorded: which operation used which tensor, and which module call it ran in.
 #
 # The record holds no tensors, only their shapes, so that a large model is not kept in memory, and meta or fake
 # tensors do as well as real ones.
 
-TreePath = tuple[int | str, ...]
 Leaf = tuple[TreePath | None, int]
 """A node among the arguments or results of a call. Without a path, it is inside of an object that cannot be copied."""
 
@@ -360,75 +217,6 @@ def bits(value: int) -> Iterator[int]:
         value ^= low
 
 
-def leaves(value: Any, path: TreePath = ()) -> Iterator[tuple[TreePath, Tensor]]:
-    """The tensors of nested tuples, lists and dictionaries, with the way to each."""
-    if isinstance(value, Tensor):
-        yield path, value
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from leaves(item, (*path, key))
-    elif isinstance(value, tuple | list | deque):
-        for position, item in enumerate(value):
-            yield from leaves(item, (*path, position))
-
-
-def held_tensors(value: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
-    """The tensors in objects of any class, such as dataclasses, and in what these hold."""
-    seen = set() if seen is None else seen
-    for item in _objects(value):
-        if id(item) not in seen:
-            seen.add(id(item))
-            for content in _attributes(item):
-                yield from (tensor for _, tensor in leaves(content))
-                yield from held_tensors(content, seen)
-
-
-def _objects(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict):
-        for item in value.values():
-            yield from _objects(item)
-    elif isinstance(value, tuple | list | deque | set | frozenset):
-        for item in value:
-            yield from _objects(item)
-    elif not isinstance(value, Tensor | nn.Module | type) and (
-        dataclasses.is_dataclass(value) or type(value).__module__ not in ("builtins", "types", "torch")
-    ):
-        yield value
-
-
-def _attributes(value: Any) -> list[Any]:
-    slots = [name for cls in type(value).__mro__ for name in getattr(cls, "__slots__", ()) if isinstance(name, str)]
-    try:
-        return [*vars(value).values()] if hasattr(value, "__dict__") else [getattr(value, n, None) for n in slots]
-    except TypeError:
-        return []
-
-
-def _containers(value: Any) -> Iterator[Any]:
-    if isinstance(value, list | dict | deque | set):
-        yield value
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list | deque) else ()
-    for item in items:
-        yield from _containers(item)
-    for item in _objects(value) if not items else ():
-        for content in _attributes(item):
-            if isinstance(content, list | dict | deque | set):
-                yield content
-
-
-def _content(container: Any) -> list[Any]:
-    return [*container.items()] if isinstance(container, dict) else [*container]
-
-
-def _changed(container: Any, before: list[Any]) -> bool:
-    now = _content(container)
-    if len(now) != len(before):
-        return True
-    if isinstance(container, dict):
-        return any(a[0] != b[0] or a[1] is not b[1] for a, b in zip(now, before, strict=True))
-    return any(a is not b for a, b in zip(now, before, strict=True))
-
-
 # What counts as a layer: it has learned weights, or mixes positions. Everything does that is not known to do neither,
 # so that recurrent layers, Fourier transforms, scans and operations of other libraries count.
 
@@ -509,7 +297,7 @@ class Recorder(TorchDispatchMode):
         )
         self.trace.call_count[name] += 1
         self._stack.append(call)
-        self._lists.append([(value, _content(value)) for value in _containers((args, kwargs))])
+        self._lists.append([(value, content_of(value)) for value in containers((args, kwargs))])
         self.trace.calls.append(call)
 
     def leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:  # noqa: ARG002
@@ -519,7 +307,7 @@ class Recorder(TorchDispatchMode):
         self._stack.pop()
         call.end = len(self.trace.nodes)
         call.outputs = self._tracked(output)
-        call.pops_list = any(_changed(value, content) for value, content in self._lists.pop())
+        call.pops_list = any(is_changed(value, content) for value, content in self._lists.pop())
 
     def _note_unseen(self, name: str, inputs: list[int], output: Any) -> None:
         """A result that no operation made: the code left torch, for NumPy or a kernel of its own. It is one layer."""
@@ -657,37 +445,46 @@ class Recorder(TorchDispatchMode):
 
     def _assembled(self, tensor: Tensor, writes: list[Write], before: int | None) -> int:
         """A node for a tensor that was written in parts, or through another view of its memory."""
-        tracked = [write for write in reversed(writes) if write.node is not None]
-        nodes = tuple(dict.fromkeys([*([] if before is None else [before]), *(w.node for w in tracked)]))
+        tracked = [(write.node, write.extent) for write in reversed(writes) if write.node is not None]
+        nodes: tuple[int, ...] = tuple(
+            dict.fromkeys(([before] if before is not None else []) + [n for n, _ in tracked])
+        )
         if len(nodes) == 1:
             return self._add(_Operation("alias", False, (), ()), tensor, nodes, nodes, ()).index
         node = self._add(_Operation("slices", False, (), ()), tensor, nodes, nodes, ())
-        parts = [self._assignments.get(write.node or -1) for write in tracked]
-        known = [part for part in parts if part is not None]
-        axis_and_starts = _side_by_side([write.extent for write in tracked], Extent.of(tensor))
-        complete = before is None and len(known) == len(parts) and axis_and_starts is not None
-        form = SLICES if complete else OTHER
-        site = known[-1].site if known else self._python.site(sys._getframe(2))
-        if site is not None and self._stack:
-            axis, starts = axis_and_starts if complete and axis_and_starts is not None else (None, (0,) * len(nodes))
-            sources = tuple(self.trace.nodes[part.node].operands[1] for part in known) if complete else nodes
-            call = self._stack[-1]
-            self.trace.merges.append(
-                Merge(
-                    form=form,
-                    node=node.index,
-                    operands=sources,
-                    shapes=tuple(
-                        self.trace.nodes[n].shape for n in ((part.node for part in known) if complete else nodes)
-                    ),
-                    axis=axis,
-                    starts=starts,
-                    parts=tuple(known) if complete else (Part("slices", 0, 0, node.index, site, call),) * len(nodes),
-                    call=call,
-                    site=site,
-                    scope=site.frames[0].invocation,
-                )
+        parts = [self._assignments[written] for written, _ in tracked if written in self._assignments]
+        places = _side_by_side([extent for _, extent in tracked], Extent.of(tensor))
+        site = parts[-1].site if parts else self._python.site(sys._getframe(2))
+        if site is None or not self._stack:
+            return node.index
+        call, shape_of = self._stack[-1], [other.shape for other in self.trace.nodes]
+        if before is None and len(parts) == len(tracked) and places is not None:
+            merge = Merge(
+                form=SLICES,
+                node=node.index,
+                operands=tuple(self.trace.nodes[part.node].operands[1] for part in parts),
+                shapes=tuple(shape_of[part.node] for part in parts),
+                axis=places[0],
+                starts=places[1],
+                parts=tuple(parts),
+                call=call,
+                site=site,
+                scope=site.frames[0].invocation,
             )
+        else:
+            merge = Merge(
+                form=OTHER,
+                node=node.index,
+                operands=nodes,
+                shapes=tuple(shape_of[one] for one in nodes),
+                axis=None,
+                starts=(0,) * len(nodes),
+                parts=(Part("slices", 0, 0, node.index, site, call),) * len(nodes),
+                call=call,
+                site=site,
+                scope=site.frames[0].invocation,
+            )
+        self.trace.merges.append(merge)
         return node.index
 
     # Plain functions ---------------------------------------------------------------------------------------------

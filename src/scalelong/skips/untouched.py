@@ -103,7 +103,7 @@ class _Kept:
 
 
 def _is_plain_object(value: Any) -> bool:
-    """An object of the model's own classes. Functions, modules and the insides of libraries are left alone."""
+    """An object of the model's own classes. Functions, modules and libraries, ours included, are left alone."""
     module = type(value).__module__.partition(".")[0]
     libraries = ("builtins", "torch", "numpy", "types", "functools", "weakref", "_thread", "scalelong")
     return not callable(value) and module not in libraries
