@@ -38,6 +38,8 @@ class Tally:
         self.repeats = repeats
         self.after: dict[int, str | None] = {}
         """The last of the modules with a `Witness` that ran before an edit, by slot, as it was seen while verifying."""
+        self.hooks: list[tuple[nn.Module, Any]] = []
+        """All hooks of the scaling, with their modules."""
         self._forwards = threading.local()
         self._traced: list[int] = []
         self._compiled = False
@@ -88,6 +90,17 @@ class Tally:
                     f"{self.labels[slot]} is merged behind {last or 'no layer'} in this forward, and was behind "
                     f"{self.after[slot] or 'no layer'}: the model takes its skips in another order, or not all. "
                     f"{AGAIN}"
+                )
+
+    def require_hooks(self) -> None:
+        """Somebody may have removed all hooks of the model, those that count as well."""
+        if torch.compiler.is_compiling():
+            return
+        for module, hook in self.hooks:
+            if hook not in module._forward_pre_hooks.values() and hook not in module._forward_hooks.values():
+                raise SkipMismatchError(
+                    f"the hooks that scale the long skips were removed from a {type(module).__name__}: unscale_ the "
+                    f"model and scale it again"
                 )
 
     def note(self, module: str) -> None:
@@ -142,10 +155,12 @@ class Tally:
     def silent(self) -> Iterator[None]:
         """Do not count."""
         self.count = lambda slots: None  # noqa: ARG005
+        hooks, self.hooks = self.hooks, []
         try:
             yield
         finally:
             del self.count
+            self.hooks = hooks
 
     @property
     def is_off(self) -> bool:
@@ -159,11 +174,11 @@ class Tally:
         return forwards.counts
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"labels": self.labels, "repeats": self.repeats, "after": self.after}
+        return {"labels": self.labels, "repeats": self.repeats, "after": self.after, "hooks": self.hooks}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["labels"], state["repeats"])
-        self.after = dict(state["after"])
+        self.after, self.hooks = dict(state["after"]), state["hooks"]
 
 
 # What happens to a tensor on its way into a merge. Plain objects, so that copies and pickles of a model keep them.

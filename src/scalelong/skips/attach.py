@@ -21,7 +21,7 @@ from ..errors import AlreadyScaledError, ScalingMismatchError, SkipMismatchError
 from ..scaling.base import SkipScaling
 from .actions import Action, ArgumentHook, Gate, GateSlices, Multiply, MultiplySlices, OutputHook, Pass, Tally, Witness
 from .plan import Attachment, LongSkip, SkipPlan
-from .source import EditSite, find_function, is_rewritten, restore_, rewrite_
+from .source import EditSite, find_function, guard_, is_rewritten, restore_, rewrite_
 
 REGISTERED = "skip_scaling"
 _STATE = "_scalelong"
@@ -94,6 +94,11 @@ def attach_(host: nn.Module, state: Attached) -> None:
         if edits:
             host.register_forward_pre_hook(EnterHook(state), prepend=True, with_kwargs=True)
             host.register_forward_hook(LeaveHook(state.tally))
+            scaling_hooks = (ArgumentHook, OutputHook)
+            owned = [(module, own[key]) for module in host.modules() for own, _, key in _own_hooks(module)]
+            state.tally.hooks = [(module, hook) for module, hook in owned if isinstance(hook, scaling_hooks)]
+            if state.tally.hooks:
+                guard_(host, state.tally)
     except Exception:
         _strip(host)
         raise
@@ -412,6 +417,9 @@ def _strip(host: nn.Module) -> None:
         for hooks, with_kwargs, key in list(_own_hooks(module)):
             del hooks[key]
             with_kwargs.pop(key, None)
+        # Whoever clears the hooks of a module leaves their flags behind.
+        for key in module._forward_pre_hooks_with_kwargs.keys() - module._forward_pre_hooks.keys():
+            del module._forward_pre_hooks_with_kwargs[key]
 
 
 def _own_hooks(module: nn.Module) -> Iterator[tuple[dict[int, Any], dict[int, bool], int]]:

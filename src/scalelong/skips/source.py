@@ -188,6 +188,8 @@ class _Unscaled(Invocation):
 
 def start_invocation(module: Any, key: str) -> Invocation:
     rewrites = getattr(module, _REWRITES, None)
+    if rewrites is not None and rewrites.is_guarded:
+        rewrites.tally.require_hooks()
     actions = None if rewrites is None or rewrites.tally.is_off else rewrites.tables.get(key)
     return _Unscaled() if actions is None else Invocation(actions)
 
@@ -225,6 +227,8 @@ class Rewrites:
 
     def __init__(self, edits: list[FunctionEdits], tally: Tally) -> None:
         self.edits, self.tally = edits, tally
+        # A function without sites is there to look after the hooks.
+        self.is_guarded = any(not edit.sites for edit in edits)
         self.tables: dict[str, list[Actions | None]] = {}
         self.install()
 
@@ -254,6 +258,8 @@ def _unpickled(entries: list[tuple[str, str, list[tuple[EditSite, Actions]]]], t
     for key, digest, sites in entries:
         named = _imported(key)
         function = next((f for f in named if syntax_tree(f) is not None and source_digest(f) == digest), None)
+        if function is None and not sites:
+            continue
         if function is None:
             raise UnreachableSkipError(
                 f"the source of {key.partition(':')[2]} has changed since this model was saved: its scaled skips "
@@ -270,6 +276,23 @@ def rewrite_(module: nn.Module, places: dict[tuple[str, str, str], dict[EditSite
         for (method, owner, digest), sites in places.items()
     ]
     module.__dict__[_REWRITES] = Rewrites(edits, tally)
+
+
+def guard_(module: nn.Module, tally: Tally) -> None:
+    """Let the forward of the model look whether its hooks are still there, if its source is known."""
+    known: Rewrites | None = module.__dict__.get(_REWRITES)
+    edits = known.edits if known is not None else []
+    forward = inspect.getattr_static(type(module), "forward")
+    for function in _functions_in(forward, set(), 6):
+        tree = syntax_tree(function) if function.__name__ == "forward" else None
+        if tree is None or not (tree.args.posonlyargs or tree.args.args):
+            continue
+        if not any(edit.function is function for edit in edits):
+            if known is not None:
+                known.remove()
+            guard = FunctionEdits(function, source_digest(function), {})
+            module.__dict__[_REWRITES] = Rewrites([*edits, guard], tally)
+        return
 
 
 def restore_(module: nn.Module) -> None:
