@@ -13,7 +13,7 @@ from .base import Blocks, C, Net, Plain, Pyramid, UpBlock, WidePyramid, conv
 from .merges import Reach, WideReach
 
 # Networks are written here as people write them, also where a type checker would object.
-# ruff: noqa: N805, B023
+# ruff: noqa: N805
 # pyright: reportIncompatibleMethodOverride=false, reportArgumentType=false, reportCallIssue=false
 # pyright: reportIndexIssue=false, reportOperatorIssue=false, reportAttributeAccessIssue=false
 # pyright: reportIncompatibleVariableOverride=false, reportSelfClsParameterName=false
@@ -22,16 +22,17 @@ from .merges import Reach, WideReach
 class CheckpointedConcat(WideReach):
     """A local function that is recomputed in the backward; it reads the skip from around it."""
 
+    def level(self, up, dec, skip, i):
+        def run(h):
+            return F.silu(dec(F.silu(torch.cat([up(h), self.k(i, skip)], 1))))
+
+        return run
+
     def forward(self, x):
         h, skips = self.encode(x)
         for up, dec in zip(self.up, self.dec, strict=True):
             i = len(skips)
-            skip = skips.pop()
-
-            def level(h):
-                return F.silu(dec(F.silu(torch.cat([up(h), self.k(i, skip)], 1))))
-
-            h = checkpoint(level, h, use_reentrant=False)
+            h = checkpoint(self.level(up, dec, skips.pop(), i), h, use_reentrant=False)
         return self.head(h)
 
     @staticmethod

@@ -149,7 +149,6 @@ class ResidualBody(Pyramid):
     """DRUNet: every merge on a line of its own, and the innermost goes around a single residual block."""
 
     kind = "3"
-    must = True
 
     def body(self, h):
         return h + self.mid(F.relu(self.dec[0](h)))
@@ -162,6 +161,21 @@ class ResidualBody(Pyramid):
         x = self.up[0](x + self.k(3, x3))
         x = self.up[1](F.relu(self.dec[1](x + self.k(2, x2))))
         return self.head(F.relu(self.dec[2](x + self.k(1, x1))))
+
+
+class ResidualBlocks(ResidualBody):
+    """The same around three residual blocks, as it is by default."""
+
+    must = True
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(conv(C, C), nn.ReLU(), conv(C, C)) for _ in range(3))
+
+    def body(self, h):
+        for block in self.blocks:
+            h = h + block(h)
+        return h
 
 
 class SmallUInTheMiddle(Pyramid):
