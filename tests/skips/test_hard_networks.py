@@ -194,7 +194,8 @@ def by_constants(net) -> str:
         net.change(reference)
         require(evaluate(model, batch(net, 2)), evaluate(reference, batch(net, 2)), "output after the change")
         for seed in range(4, 7):
-            (output, gradients), (right, slopes) = (train(m, batch(net, seed), seed) for m in (model, reference))
+            right, slopes = train(reference, batch(net, seed), seed)
+            output, gradients = train(model, batch(net, seed), seed)
             require(output, right, "output in training")
             require_gradients(gradients, slopes)
         torch.manual_seed(3)
@@ -400,6 +401,32 @@ def by_number(net) -> str:
     return detail
 
 
+def by_listing(net) -> str:
+    """An ambiguous network: each operand is listed once, and can be chosen alone."""
+    model, reference = pair(net)
+    places = [(name, n) for name, count in net.counts.items() for n in range(count)]
+    with pytest.raises(sl.AmbiguousSkipsError) as caught:
+        scale(net, model, "cs")
+    require_restored(net, model, reference)
+    plan = caught.value.plan
+    assert plan is not None
+    outputs = []
+    for skip in plan:
+        sl.scale_skips_(model, sl.CustomScaling((0.5,)), plan=plan.select([skip.index]))
+        outputs.append(evaluate(model, batch(net, 2)))
+        sl.unscale_(model)
+    missing = []
+    for place in places:
+        reference.k.ks = place
+        wanted = evaluate(reference, batch(net, 2))
+        if sum(distance(output, wanted) <= 1e-5 for output in outputs) != 1:
+            missing.append(f"{place[0]}[{place[1]}]")
+    if missing or len(plan) != len(places):
+        raise WrongError(f"lists {len(plan)} of {len(places)} candidates; missing or doubled: {', '.join(missing)}")
+    require_restored(net, model, reference)
+    return f"{len(plan)} candidates"
+
+
 def by_source(net) -> str:
     """The source of a network changes on disk, before or after it is scaled, or is loaded again."""
     name = f"written_{net.__name__.lower()}"
@@ -447,6 +474,7 @@ JUDGES = {
     "meta": by_meta,
     "folding": by_folding,
     "number": by_number,
+    "listing": by_listing,
     "source": by_source,
 }
 
