@@ -1,0 +1,552 @@
+"""Which deep U-ViTs survive a high learning rate, and why: survivors of paired runs at constant rates.
+
+    python -m research.survival run start-cifar10 --data DATA    # train what is missing, one JSON line per run
+    python -m research.survival trace --data DATA                # watch one collapsing run and its twin with CS
+    python -m research.survival redraw                           # tables and figures from the JSON alone
+
+DATA is a folder with CIFAR-10 (see docs/data.md); Fashion-MNIST is searched for by its name. The rules of the study were
+written first: docs/evidence/survival/plan.md. Interrupt at any time: the same command goes on with the runs that are missing.
+
+Runs of equal structure are trained side by side (`torch.vmap` over weights): a network of width 64 is too small to keep
+a core busy. Every run has its own weights, optimiser state, images, times and noise, all drawn from its seed alone, so arms
+are paired by seed.
+"""
+
+import argparse
+import fcntl
+import json
+import math
+import multiprocessing
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import scalelong as sl
+from scalelong.data import load_data, to_float
+from scalelong.diffusion import NoiseProcess
+
+FOLDER = Path("docs/evidence/survival")
+BATCH = 8
+SIDE_BY_SIDE = 16
+"""Runs per process. More do not fit the caches, fewer leave the core waiting for Python."""
+SMOOTHING = 0.9
+COLLAPSED, RISEN = 0.5, 2.0
+GATE_EVERY = 25
+PROBE_EVERY = 5
+
+
+# Settings, arms and studies
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all arms of a study share: data, network, length."""
+
+    data: str = "cifar10"
+    depth: int = 24
+    steps: int = 300
+    plain: bool = False
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to build and to train the network.
+
+    `attach` is a scaling that stays in training. `start` is one that is folded into the weights before it.
+    `inverse` divides the weights by the attached κ_i: the function of the unscaled network, the rates of the scaled one.
+    """
+
+    attach: str | None = None
+    start: str | None = None
+    inverse: bool = False
+    network: dict[str, Any] = field(default_factory=dict)
+    change: str | None = None
+    warmup: int = 50
+    betas: tuple[float, float] = (0.9, 0.99)
+    clip: float | None = None
+    gate_rate: float = 1.0
+
+    @property
+    def structure(self) -> str:
+        """Runs with the same text can be trained side by side: they differ in weights and data only."""
+        return repr((self.attach, self.network, self.change, self.warmup, self.betas, self.clip, self.gate_rate))
+
+
+def cs(count: int, kappa: float = 0.7, first: int = 1, last: int | None = None) -> str:
+    """The curve of CS on skips `first` to `last` alone, as a custom scaling of all skips."""
+    inside = range(first, (last or count) + 1)
+    return "custom:" + ",".join(str(kappa ** (i - 1) if i in inside else 1.0) for i in range(1, count + 1))
+
+
+# Mean of log κ_i of CS(0.7) over 12 skips is 5.5 log 0.7.
+EQUAL_LOG = 0.7**5.5
+
+ARMS: dict[str, Arm] = {
+    "none": Arm(),
+    "CS attached": Arm(attach="cs:0.7"),
+    "CS folded": Arm(start="cs:0.7"),
+    "rates alone": Arm(attach="cs:0.7", inverse=True),
+    "LS token, as it was": Arm(attach="ls:start=cs,gate=token"),
+    "LS channel, as it was": Arm(attach="ls:start=cs,gate=channel"),
+    "LS token, bounded": Arm(attach="ls:start=bounded,gate=token"),
+    "LS channel, bounded": Arm(attach="ls:start=bounded,gate=channel"),
+    "LS token, rate / 10": Arm(attach="ls:start=cs,gate=token", gate_rate=0.1),
+    "LS channel, rate / 10": Arm(attach="ls:start=cs,gate=channel", gate_rate=0.1),
+    "start CS(0.5)": Arm(start="cs:0.5"),
+    "start CS(0.9)": Arm(start="cs:0.9"),
+    "start CS(0.7), inner half": Arm(start=cs(12, first=7)),
+    "start CS(0.7), outer half": Arm(start=cs(12, last=6)),
+    "start uniform, same mean log": Arm(start=f"uniform:{EQUAL_LOG}"),
+    "norm on queries and keys": Arm(change="qk-norm"),
+    "norm on both operands of merges": Arm(change="merge-norm"),
+    "clipping at 1": Arm(clip=1.0),
+    "warm-up of 150": Arm(warmup=150),
+    "branches at 0.3": Arm(network={"residual_scaling": 0.3}),
+    "betas 0.9, 0.999": Arm(betas=(0.9, 0.999)),
+    "unit-gain start": Arm(network={"init_std": "unit"}),
+}
+
+
+@dataclass(frozen=True)
+class Study:
+    """All runs of arms × rates × seeds in some settings; `question` is the heading of its table."""
+
+    question: str
+    settings: tuple[Setting, ...]
+    rates: tuple[float, ...]
+    arms: tuple[str, ...]
+    seeds: tuple[int, ...]
+    baseline: str = "none"
+
+
+START = ("none", "CS attached", "CS folded", "rates alone")
+EDGE = ("none", "CS attached")
+EIGHT, FOUR, EDGE_SEEDS = tuple(range(1000, 1008)), tuple(range(1000, 1004)), tuple(range(500, 504))
+BOTH = (Setting(), Setting(data="fashion-mnist"))
+LS = tuple(name for name in ARMS if name.startswith("LS"))
+
+STUDIES: dict[str, Study] = {
+    "start-cifar10": Study("The start: CIFAR-10, depth 24", (Setting(),), (8e-3,), START, EIGHT),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training, and the key of its line in the results."""
+
+    setting: Setting
+    arm: str
+    lr: float
+    seed: int
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        setting = self.setting
+        return setting.data, setting.depth, setting.steps, setting.plain, self.arm, self.lr, self.seed
+
+
+def runs_of(study: Study) -> list[Run]:
+    return [
+        Run(setting, arm, lr, seed)
+        for setting in study.settings
+        for lr in study.rates
+        for arm in study.arms
+        for seed in study.seeds
+    ]
+
+
+# Data
+
+
+def load_images(name: str, data: Path | None) -> Tensor:
+    """The first 4,000 training images in [-1, 1], 16x16."""
+    spec = name if data is None or name != "cifar10" else str(data)
+    whole = load_data(spec, size=16 if name != "cifar10" else None)
+    images = to_float(whole.fetch(range(4000)).images)
+    # Photographs are box-filtered: each pixel is the mean of 2x2.
+    return F.avg_pool2d(images, 2) if images.shape[-1] == 32 else images
+
+
+def batches(images: Tensor, seed: int, process: NoiseProcess) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """x_t, the network's times and ε of every step of a run; a function of the seed alone."""
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        x0 = images[torch.randint(len(images), (BATCH,), generator=generator)]
+        t = process.times(torch.rand(BATCH, generator=generator))
+        noise = torch.randn(x0.shape, generator=generator)
+        yield process.add_noise(x0, noise, t), t, noise
+
+
+# Networks
+
+
+class PlainUViT(nn.Module):
+    """A U-ViT of torch's stock modules, written apart from the library, with torch's start."""
+
+    def __init__(self, channels: int, depth: int, dim: int = 64, patch: int = 4, size: int = 16) -> None:
+        super().__init__()
+        half, self.patch = depth // 2, patch
+
+        def block() -> nn.Module:
+            return nn.TransformerEncoderLayer(dim, 4, 4 * dim, 0.0, "gelu", batch_first=True, norm_first=True)
+
+        self.embed = nn.Conv2d(channels, dim, patch, patch)
+        self.time = nn.Sequential(nn.Linear(1, dim), nn.SiLU(), nn.Linear(dim, dim))
+        self.positions = nn.Parameter(0.02 * torch.randn(1, (size // patch) ** 2, dim))
+        self.encoder = nn.ModuleList(block() for _ in range(half))
+        self.middle = block()
+        self.merges = nn.ModuleList(nn.Linear(2 * dim, dim) for _ in range(half))
+        self.decoder = nn.ModuleList(block() for _ in range(half))
+        self.norm = nn.LayerNorm(dim)
+        self.head = nn.Linear(dim, channels * patch**2)
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        tokens = self.embed(x).flatten(2).transpose(1, 2) + self.positions
+        tokens = tokens + self.time(t[:, None] / 999).unsqueeze(1)
+        skips = []
+        for block in self.encoder:
+            tokens = block(tokens)
+            skips.append(tokens)
+        tokens = self.middle(tokens)
+        for merge, block in zip(self.merges, self.decoder, strict=True):
+            tokens = block(merge(torch.cat([tokens, skips.pop()], dim=-1)))
+        patches = self.head(self.norm(tokens)).transpose(1, 2)
+        return F.fold(patches, x.shape[-2:], self.patch, stride=self.patch)
+
+
+class NormedAttention(nn.Module):
+    """The attention of a block, with LayerNorm on queries and keys: logits stay below √(head width)."""
+
+    def __init__(self, attention: Any) -> None:
+        super().__init__()
+        self.qkv, self.out, self.heads = attention.qkv, attention.out, attention.heads
+
+    def forward(self, x: Tensor, norm: nn.Module) -> Tensor:
+        q, k, v = self.qkv(norm(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k = (F.layer_norm(value, value.shape[-1:]) for value in (q, k))
+        return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+class NormedMerge(nn.Module):
+    """A merge whose linear layer reads LayerNorm of both operands."""
+
+    def __init__(self, merge: Any) -> None:
+        super().__init__()
+        self.merge = merge
+
+    def forward(self, main: Tensor, skip: Tensor, *rest: Any) -> Tensor:
+        return self.merge(F.layer_norm(main, main.shape[-1:]), F.layer_norm(skip, skip.shape[-1:]), *rest)
+
+
+def build(run: Run, channels: int) -> nn.Module:
+    """The network of a run before its first step."""
+    arm, setting = ARMS[run.arm], run.setting
+    torch.manual_seed(run.seed)
+    example: tuple[Tensor, Tensor] | None = None
+    if setting.plain:
+        model: nn.Module = PlainUViT(channels, setting.depth)
+        example = torch.zeros(2, channels, 16, 16), torch.zeros(2)
+    else:
+        options = {"init_std": 0.0566, **arm.network}
+        model = sl.UViT(
+            image_size=16, patch_size=4, channels=channels, dim=64, depth=setting.depth, heads=4, **options
+        )
+    if arm.start:
+        sl.fold_(sl.scale_skips_(model, arm.start, example))
+    if arm.attach:
+        sl.scale_skips_(model, arm.attach, example)
+    if arm.inverse:
+        sl.fold_(model, inverse=True)
+    for block in (*model.encoder, model.middle, *model.decoder) if arm.change else ():  # type: ignore[misc]
+        if arm.change == "qk-norm":
+            block.attention = NormedAttention(block.attention)
+        elif getattr(block, "merge", None) is not None:
+            block.merge = NormedMerge(block.merge)
+    return model
+
+
+# Training
+
+
+class Fate:
+    """The smoothed loss of a run, and whether it is over."""
+
+    def __init__(self, warmup: int) -> None:
+        self.warmup, self.smoothed, self.best = warmup, math.nan, math.inf
+        self.curve: list[float] = []
+        self.collapsed: int | None = None
+        self.best_step = 0
+
+    def add(self, step: int, loss: float) -> bool:
+        """Take the loss of a step; true once the run has collapsed."""
+        smoothed = loss if step == 0 else SMOOTHING * self.smoothed + (1 - SMOOTHING) * loss
+        self.smoothed = smoothed
+        if step >= self.warmup and smoothed < self.best:
+            self.best, self.best_step = smoothed, step
+        if step % 10 == 9:
+            self.curve.append(round(smoothed, 4))
+        if not math.isfinite(smoothed) or (smoothed > COLLAPSED and smoothed > RISEN * self.best):
+            self.collapsed = step + 1
+        return self.collapsed is not None
+
+    def record(self) -> dict[str, Any]:
+        survived = self.collapsed is None and self.smoothed <= COLLAPSED
+        last = round(self.smoothed, 4) if math.isfinite(self.smoothed) else None
+        return {
+            "survived": survived,
+            "collapsed": self.collapsed,
+            "best": round(self.best, 4) if math.isfinite(self.best) else None,
+            "last": last,
+            "curve": self.curve,
+        }
+
+
+def train(runs: Sequence[Run], images: Tensor, done: Callable[[Run, dict[str, Any]], None]) -> None:
+    """Train runs of one structure side by side. `done` hears of each when it ends."""
+    arm, setting, process = ARMS[runs[0].arm], runs[0].setting, NoiseProcess()
+    models = [build(run, images.shape[1]) for run in runs]
+    shell = models[0]
+    parameters, buffers = stack_module_state(models)
+    gates = {id(p) for p in sl.scaling_of(shell).parameters()} if sl.is_scaled(shell) else set()
+    slow = {name for name, p in shell.named_parameters() if id(p) in gates} if arm.gate_rate != 1 else set()
+    groups = [
+        {"params": [p for name, p in parameters.items() if (name in slow) == is_slow], "factor": factor}
+        for is_slow, factor in ((False, 1.0), (True, arm.gate_rate))
+    ]
+    groups = [group for group in groups if group["params"]]
+    optimizer = torch.optim.AdamW(groups, lr=runs[0].lr, betas=arm.betas, weight_decay=0.03, fused=True)
+    streams = [batches(images, run.seed, process) for run in runs]
+    fates, gate_history = [Fate(arm.warmup) for _ in runs], [{} for _ in runs]
+    alive = list(range(len(runs)))
+
+    def losses(weights: dict[str, Tensor], state: dict[str, Tensor], x: Tensor, t: Tensor, noise: Tensor) -> Tensor:
+        return (functional_call(shell, (weights, state), (x, t)) - noise).square().mean()
+
+    for step in range(setting.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = runs[0].lr * group["factor"] * min(1.0, (step + 1) / arm.warmup)
+        x, t, noise = (torch.stack(parts) for parts in zip(*(next(streams[i]) for i in alive), strict=True))
+        if gates and step % GATE_EVERY == 0:
+            for row, i in enumerate(alive):
+                gate_history[i][step] = measure_gates(shell, parameters, buffers, row, x, t)
+        # torch has no batching rule for its fused attention.
+        with sdpa_kernel(SDPBackend.MATH):
+            loss = torch.vmap(losses)(parameters, buffers, x, t, noise)
+            optimizer.zero_grad()
+            loss.sum().backward()
+        if arm.clip is not None:
+            clip_(parameters, arm.clip)
+        optimizer.step()
+        ended = [row for row, i in enumerate(alive) if fates[i].add(step, float(loss[row]))]
+        for row in ended:
+            done(runs[alive[row]], finish(fates[alive[row]], gate_history[alive[row]]))
+        if ended:
+            rows = [row for row in range(len(alive)) if row not in ended]
+            alive = [alive[row] for row in rows]
+            if not alive:
+                return
+            keep_(optimizer, parameters, buffers, rows)
+    for row, i in enumerate(alive):
+        if gates:
+            gate_history[i][setting.steps] = measure_gates(shell, parameters, buffers, row, x, t)
+        done(runs[i], finish(fates[i], gate_history[i]))
+
+
+def finish(fate: Fate, gates: dict[int, Any]) -> dict[str, Any]:
+    return {**fate.record(), **({"gates": gates} if gates else {})}
+
+
+@torch.no_grad()
+def measure_gates(
+    shell: nn.Module, parameters: dict[str, Tensor], buffers: dict[str, Tensor], row: int, x: Tensor, t: Tensor
+) -> list[list[float]]:
+    """Mean, least and greatest κ_i of each skip, outermost first, on the batch of one run."""
+    state = {name: value[row] for values in (parameters, buffers) for name, value in values.items()}
+    functional_call(shell, state, (x[row], t[row]))
+    found = sl.coefficients(shell, reduce=False)
+    return [[round(float(value), 5) for value in (k.mean(), k.min(), k.max())] for k in found]
+
+
+@torch.no_grad()
+def clip_(parameters: dict[str, Tensor], limit: float) -> None:
+    """Clip the gradient of each run to a norm of at most `limit`."""
+    found = [p.grad for p in parameters.values() if p.grad is not None]
+    norms = torch.stack([g.flatten(1).square().sum(1) for g in found]).sum(0).sqrt()
+    factors = (limit / (norms + 1e-6)).clamp(max=1.0)
+    for gradient in found:
+        gradient *= factors.view(-1, *[1] * (gradient.dim() - 1))
+
+
+@torch.no_grad()
+def keep_(
+    optimizer: torch.optim.Optimizer, parameters: dict[str, Tensor], buffers: dict[str, Tensor], rows: list[int]
+) -> None:
+    """Keep these runs and forget the others: weights, gradients and the state of the optimiser."""
+    for parameter in parameters.values():
+        state = optimizer.state[parameter]
+        for name in ("exp_avg", "exp_avg_sq"):
+            state[name] = state[name][rows].clone()
+        parameter.grad = None
+        parameter.data = parameter.data[rows].clone()
+    for name in buffers:
+        buffers[name] = buffers[name][rows]
+
+
+# Results: one JSON line per run
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The finished runs. A line that was cut off by a crash is not one of them."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line[-1] == "\n"]
+
+
+def append(path: Path, run: Run, result: dict[str, Any]) -> None:
+    setting = run.setting
+    line = {
+        "data": setting.data,
+        "depth": setting.depth,
+        "steps": setting.steps,
+        "plain": setting.plain,
+        "arm": run.arm,
+        "lr": run.lr,
+        "seed": run.seed,
+        **result,
+    }
+    with open(path, "a+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        whole = file.read().rfind(b"\n") + 1
+        if whole < size:
+            file.truncate(whole)
+        file.write(json.dumps(line).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def key_of(record: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(record[name] for name in ("data", "depth", "steps", "plain", "arm", "lr", "seed"))
+
+
+def run_study(name: str, folder: Path, data: Path | None, jobs: int) -> None:
+    study, path = STUDIES[name], folder / f"{name}.jsonl"
+    folder.mkdir(parents=True, exist_ok=True)
+    finished = {key_of(record) for record in read(path)}
+    groups: dict[Any, list[Run]] = defaultdict(list)
+    for run in runs_of(study):
+        if run.key not in finished:
+            groups[run.setting, run.lr, ARMS[run.arm].structure].append(run)
+    chunks = [
+        chunk
+        for group in groups.values()
+        for waiting in [iter(group)]
+        for chunk in iter(lambda w=waiting: list(islice(w, SIDE_BY_SIDE)), [])
+    ]
+    print(f"{name}: {len(finished)} runs are there, {sum(map(len, chunks))} are missing", flush=True)
+    if jobs == 1:
+        for chunk in chunks:
+            run_chunk(chunk, path, data)
+    else:
+        with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+            list(pool.map(run_chunk, chunks, [path] * len(chunks), [data] * len(chunks)))
+    print(table(study, read(path)), flush=True)
+
+
+def run_chunk(chunk: list[Run], path: Path, data: Path | None) -> None:
+    torch.set_num_threads(1)
+
+    def done(run: Run, result: dict[str, Any]) -> None:
+        append(path, run, result)
+        fate = "survived" if result["survived"] else f"collapsed at {result['collapsed']}"
+        print(f"{run.arm}, {run.lr:g}, seed {run.seed}: {fate}, best {result['best']}", flush=True)
+
+    train(chunk, load_images(chunk[0].setting.data, data), done)
+
+
+# Statistics and tables
+
+
+def wilson(count: int, of: int, z: float = 1.96) -> tuple[float, float]:
+    """The 95 % interval of a share."""
+    share, spread = count / of, z * z / of
+    middle = (share + spread / 2) / (1 + spread)
+    half = z / (1 + spread) * math.sqrt(share * (1 - share) / of + spread / (4 * of))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def mcnemar(pairs: Sequence[tuple[bool, bool]]) -> tuple[int, int, float]:
+    """How often the first survives alone, how often the second does, and the exact two-sided p."""
+    first, second = sum(a and not b for a, b in pairs), sum(b and not a for a, b in pairs)
+    n = first + second
+    tail = sum(math.comb(n, k) for k in range(min(first, second) + 1)) / 2**n
+    return first, second, min(1.0, 2 * tail)
+
+
+def table(study: Study, records: Sequence[dict[str, Any]]) -> str:
+    """Survivors with Wilson's interval, and McNemar's test against the baseline with equal seeds."""
+    cells: dict[Any, dict[int, dict[str, Any]]] = defaultdict(dict)
+    for record in records:
+        cells[key_of(record)[:-1]][record["seed"]] = record
+    lines = [
+        "| setting | arm | rate | survivors | 95 % | seed alone: arm, baseline | p | best smoothed losses |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for setting in study.settings:
+        for lr in study.rates:
+            for arm in study.arms:
+                key = Run(setting, arm, lr, 0).key[:-1]
+                against = Run(setting, study.baseline, lr, 0).key[:-1]
+                found, base = cells.get(key, {}), cells.get(against, {})
+                if not found:
+                    continue
+                count = sum(record["survived"] for record in found.values())
+                low, high = wilson(count, len(found))
+                both = sorted(set(found) & set(base)) if arm != study.baseline else []
+                test = "| | "
+                if both:
+                    a, b, p = mcnemar([(found[s]["survived"], base[s]["survived"]) for s in both])
+                    test = f"| {a}, {b} | {p:.3g}"
+                best = " ".join(
+                    f"{record['best']:.3f}" + ("" if record["survived"] else "†")
+                    for _, record in sorted(found.items())
+                    if record["best"] is not None
+                )
+                lines.append(
+                    f"| {describe(setting)} | {arm} | {lr:g} | {count} of {len(found)} | {low:.2f} to {high:.2f} {test} | {best} |"
+                )
+    return "\n".join(lines)
+
+
+def describe(setting: Setting) -> str:
+    kind = "plain U-ViT" if setting.plain else "U-ViT"
+    return f"{setting.data}, {kind}, depth {setting.depth}, {setting.steps} steps"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m research.survival", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("command", choices=("run", "trace", "redraw"))
+    parser.add_argument("studies", nargs="*", choices=[*STUDIES, []], help="by default all")
+    parser.add_argument("--data", type=Path, help="a folder with CIFAR-10")
+    parser.add_argument("--folder", type=Path, default=FOLDER)
+    parser.add_argument("--jobs", type=int, default=1, help="processes of one core each")
+    options = parser.parse_args()
+    if options.command == "run":
+        for name in options.studies or STUDIES:
+            run_study(name, options.folder, options.data, options.jobs)
+
+
+if __name__ == "__main__":
+    main()
