@@ -4,12 +4,13 @@
     python -m research.survival trace --data DATA                # watch one collapsing run and its twin with CS
     python -m research.survival redraw                           # tables and figures from the JSON alone
 
-DATA is a folder with CIFAR-10 (see docs/data.md); Fashion-MNIST is searched for by its name. The rules of the study were
-written first: docs/evidence/survival/plan.md. Interrupt at any time: the same command goes on with the runs that are missing.
+DATA is a folder with CIFAR-10 (see docs/data.md); Fashion-MNIST is searched for by its name. The rules of the study
+were written first: docs/evidence/survival/plan.md. Interrupt at any time: the same command goes on with the runs that
+are missing.
 
 Runs of equal structure are trained side by side (`torch.vmap` over weights): a network of width 64 is too small to keep
-a core busy. Every run has its own weights, optimiser state, images, times and noise, all drawn from its seed alone, so arms
-are paired by seed.
+a core busy. Every run has its own weights, optimiser state, images, times and noise, all drawn from its seed alone, so
+arms are paired by seed.
 """
 
 import argparse
@@ -64,7 +65,7 @@ class Arm:
     """One way to build and to train the network.
 
     `attach` is a scaling that stays in training. `start` is one that is folded into the weights before it.
-    `inverse` divides the weights by the attached κ_i: the function of the unscaled network, the rates of the scaled one.
+    `inverse` divides the weights by the attached κ_i: the function of the unscaled network, the rates of the scaled.
     """
 
     attach: str | None = None
@@ -138,6 +139,10 @@ LS = tuple(name for name in ARMS if name.startswith("LS"))
 
 STUDIES: dict[str, Study] = {
     "start-cifar10": Study("The start: CIFAR-10, depth 24", (Setting(),), (8e-3,), START, EIGHT),
+    "start-fashion": Study("The start: Fashion-MNIST, depth 24", BOTH[1:], (12e-3,), START, EIGHT),
+    "edge-plain": Study("Where is the edge: plain U-ViT", (Setting(plain=True),), (4e-3, 6e-3), EDGE, EDGE_SEEDS),
+    "edge-depth40": Study("Where is the edge: depth 40", (Setting(depth=40),), (6e-3, 8e-3), EDGE, EDGE_SEEDS),
+    "ls-choice": Study("Learnable scaling: the choice", BOTH, (12e-3,), LS, tuple(range(2000, 2004)), LS[0]),
 }
 
 
@@ -259,9 +264,7 @@ def build(run: Run, channels: int) -> nn.Module:
         example = torch.zeros(2, channels, 16, 16), torch.zeros(2)
     else:
         options = {"init_std": 0.0566, **arm.network}
-        model = sl.UViT(
-            image_size=16, patch_size=4, channels=channels, dim=64, depth=setting.depth, heads=4, **options
-        )
+        model = sl.UViT(image_size=16, patch_size=4, channels=channels, dim=64, depth=setting.depth, heads=4, **options)
     if arm.start:
         sl.fold_(sl.scale_skips_(model, arm.start, example))
     if arm.attach:
@@ -393,12 +396,14 @@ def keep_(
     optimizer: torch.optim.Optimizer, parameters: dict[str, Tensor], buffers: dict[str, Tensor], rows: list[int]
 ) -> None:
     """Keep these runs and forget the others: weights, gradients and the state of the optimiser."""
-    for parameter in parameters.values():
-        state = optimizer.state[parameter]
-        for name in ("exp_avg", "exp_avg_sq"):
-            state[name] = state[name][rows].clone()
-        parameter.grad = None
-        parameter.data = parameter.data[rows].clone()
+    kept: dict[Tensor, Tensor] = {}
+    for name, old in parameters.items():
+        # A new leaf: autograd remembers the shape of the old one.
+        parameters[name] = kept[old] = old[rows].clone().requires_grad_()
+        state = optimizer.state.pop(old)
+        optimizer.state[kept[old]] = {k: v[rows].clone() if v.shape == old.shape else v for k, v in state.items()}
+    for group in optimizer.param_groups:
+        group["params"] = [kept[old] for old in group["params"]]
     for name in buffers:
         buffers[name] = buffers[name][rows]
 
@@ -525,7 +530,8 @@ def table(study: Study, records: Sequence[dict[str, Any]]) -> str:
                     if record["best"] is not None
                 )
                 lines.append(
-                    f"| {describe(setting)} | {arm} | {lr:g} | {count} of {len(found)} | {low:.2f} to {high:.2f} {test} | {best} |"
+                    f"| {describe(setting)} | {arm} | {lr:g} | {count} of {len(found)} | {low:.2f} to {high:.2f} "
+                    f"{test} | {best} |"
                 )
     return "\n".join(lines)
 
@@ -535,17 +541,278 @@ def describe(setting: Setting) -> str:
     return f"{setting.data}, {kind}, depth {setting.depth}, {setting.steps} steps"
 
 
+def moved_gates(record: dict[str, Any], kappa: float = 0.7) -> tuple[float, float, float]:
+    """κ_i over the curve before the loss left: mean of the outer half, of the inner half, and mean distance from 1."""
+    left = 10 * (1 + min(range(len(record["curve"])), key=record["curve"].__getitem__))
+    last = record["gates"][max((step for step in record["gates"] if int(step) <= left), key=int)]
+    ratios = [found[0] / kappa**i for i, found in enumerate(last)]
+    half = len(ratios) // 2
+    outer, inner = sum(ratios[:half]) / half, sum(ratios[half:]) / (len(ratios) - half)
+    return outer, inner, sum(abs(ratio - 1) for ratio in ratios) / len(ratios)
+
+
+def gate_table(study: Study, records: Sequence[dict[str, Any]]) -> str:
+    """How far the gates of LS have moved from the curve when the loss was at its best."""
+    groups: dict[Any, list[dict[str, Any]]] = defaultdict(list)
+    for record in records:
+        if "gates" in record:
+            groups[record["data"], record["lr"], record["arm"]].append(record)
+    lines = [
+        "| data | rate | arm | κ/curve, outer half | inner half | inner half above 2 | mean distance from 1 |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for (data, lr, arm), found in groups.items():
+        if arm not in study.arms:
+            continue
+        outer, inner, distance = zip(*map(moved_gates, found), strict=True)
+        undone = sum(value > 2 for value in inner)
+        lines.append(
+            f"| {data} | {lr:g} | {arm} | {spread(outer)} | {spread(inner)} | {undone} of {len(found)} | "
+            f"{spread(distance)} |"
+        )
+    return "\n".join(lines) if len(lines) > 2 else ""
+
+
+def spread(values: Sequence[float]) -> str:
+    """Median, least and greatest."""
+    ordered = sorted(values)
+    return f"{ordered[len(ordered) // 2]:.2f} ({ordered[0]:.2f} to {ordered[-1]:.2f})"
+
+
+# One pair of runs, watched
+
+
+def trace(folder: Path, data: Path | None, seed: int, lr: float) -> None:
+    """Train none and CS from one seed in a plain loop, and look into both every few steps."""
+    torch.set_num_threads(1)
+    images = load_images("cifar10", data)
+    found = {arm: watch(Run(Setting(), arm, lr, seed), images) for arm in EDGE}
+    path = folder / "trace.json"
+    temporary = path.with_suffix(".part")
+    temporary.write_text(json.dumps({"seed": seed, "lr": lr, "arms": found}), encoding="utf-8")
+    temporary.replace(path)
+    print(departures(found["none"]))
+
+
+def watch(run: Run, images: Tensor) -> dict[str, Any]:
+    model: Any = build(run, images.shape[1])
+    arm, process = ARMS[run.arm], NoiseProcess()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=run.lr, betas=arm.betas, weight_decay=0.03, fused=True)
+    stream, fate = batches(images, run.seed, process), Fate(arm.warmup)
+    # The same noisy images for both runs, which neither is trained on.
+    probe, times, _ = next(batches(images, 7, process))
+    series: dict[str, list[float]] = defaultdict(list)
+    for step in range(run.setting.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = run.lr * min(1.0, (step + 1) / arm.warmup)
+        x, t, noise = next(stream)
+        loss = (model(x, t) - noise).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        if step % PROBE_EVERY == 0:
+            for name, value in look(model, probe, times).items():
+                series[name].append(round(value, 5))
+        optimizer.step()
+        if fate.add(step, float(loss.detach())):
+            break
+    return {**fate.record(), "best_step": fate.best_step, "every": PROBE_EVERY, "series": series}
+
+
+@torch.no_grad()
+def look(model: Any, x: Tensor, t: Tensor) -> dict[str, float]:
+    """Sizes of features, logits, merges and gradients, block by block."""
+    blocks = {f"encoder {i + 1}": block for i, block in enumerate(model.encoder)}
+    blocks["middle"] = model.middle
+    blocks |= {f"decoder {i + 1}": block for i, block in enumerate(model.decoder)}
+    found: dict[str, float] = {}
+
+    def after(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, inputs: Any, output: Tensor) -> None:  # noqa: ARG001
+            found[f"RMS, {name}"] = float(output.square().mean().sqrt())
+
+        return hook
+
+    def before(name: str) -> Callable[..., None]:
+        def hook(module: Any, inputs: Any) -> None:
+            features, norm = inputs
+            q, k, _ = module.qkv(norm(features)).unflatten(-1, (3, module.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+            found[f"logit, {name}"] = float((q @ k.mT).abs().max() / math.sqrt(q.shape[-1]))
+
+        return hook
+
+    handles = [block.register_forward_hook(after(name)) for name, block in blocks.items()]
+    handles += [block.attention.register_forward_pre_hook(before(name)) for name, block in blocks.items()]
+    model(x, t)
+    for handle in handles:
+        handle.remove()
+    kappas = sl.coefficients(model)
+    for name, block in blocks.items():
+        gradients = [p.grad.square().sum() for p in block.parameters() if p.grad is not None]
+        found[f"gradient, {name}"] = float(torch.stack(gradients).sum().sqrt())
+        if getattr(block, "merge", None) is not None:
+            # Decoder block 1 reads the innermost skip.
+            kappa = kappas[len(kappas) - int(name.split()[1])]
+            main, skip = block.merge.weight.chunk(2, dim=1)
+            found[f"merge from main, {name}"] = float(torch.linalg.matrix_norm(main, 2))
+            found[f"merge from skip, {name}"] = kappa * float(torch.linalg.matrix_norm(skip, 2))
+    return found
+
+
+def departures(run: dict[str, Any]) -> list[tuple[int, str]]:
+    """When each quantity first is more than twice its median over steps 100 to the best step, first ones first."""
+    every, found = run["every"], []
+    for name, values in run["series"].items():
+        calm = sorted(values[100 // every : max(run["best_step"] // every, 100 // every + 1)])
+        usual = calm[len(calm) // 2]
+        later = [n for n in range(100 // every, len(values)) if values[n] > 2 * usual]
+        if later:
+            found.append((later[0] * every, name))
+    return sorted(found)
+
+
+# Figures and pages
+
+
+def redraw(folder: Path) -> None:
+    """results.md and the figures, from the JSON files of the folder alone."""
+    parts = [
+        "# Survival: all results\n\nWritten by `python -m research.survival redraw` from the JSON lines beside it. "
+        "Meaning: [README](README.md); rules: [plan](plan.md). Intervals are Wilson's; p is the exact two-sided "
+        "McNemar test against the baseline of the study with equal seeds. † marks runs that did not survive.\n"
+    ]
+    for name, study in STUDIES.items():
+        records = read(folder / f"{name}.jsonl")
+        if not records:
+            continue
+        draw_survivors(study, records, folder / f"{name}.png")
+        parts.append(
+            f"## {study.question}\n\n`python -m research.survival run {name} --data DATA`, baseline: {study.baseline}, "
+            f"seeds {study.seeds[0]} to {study.seeds[-1]}\n\n{table(study, records)}\n\n"
+            f"![{study.question}]({name}.png)\n"
+        )
+        if gates := gate_table(study, records):
+            draw_gates(study, records, folder / f"{name}-gates.png")
+            parts.append(
+                "Gates when the smoothed loss of the run was at its best: median of the seeds (least to greatest).\n\n"
+                f"{gates}\n\n![Gates]({name}-gates.png)\n"
+            )
+    if (folder / "trace.json").exists():
+        found = json.loads((folder / "trace.json").read_text(encoding="utf-8"))
+        draw_trace(found, folder / "trace.png")
+        first = "\n".join(f"| {step} | {name} |" for step, name in departures(found["arms"]["none"])[:12])
+        parts.append(
+            f"## One pair, watched\n\n`python -m research.survival trace --data DATA --seed {found['seed']}`; none "
+            f"collapsed at step {found['arms']['none']['collapsed']}, CS at "
+            f"{found['arms']['CS attached']['collapsed']}. "
+            f"What left first in none:\n\n| step | quantity |\n|---|---|\n{first}\n\n![One pair](trace.png)\n"
+        )
+    (folder / "results.md").write_text("\n".join(parts), encoding="utf-8")
+
+
+def pyplot() -> Any:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    return plt
+
+
+def draw_survivors(study: Study, records: Sequence[dict[str, Any]], path: Path) -> None:
+    cells: dict[Any, list[bool]] = defaultdict(list)
+    for record in records:
+        cells[key_of(record)[:-1]].append(record["survived"])
+    labels, shares = [], []
+    for setting in study.settings:
+        for lr in study.rates:
+            for arm in study.arms:
+                if found := cells.get(Run(setting, arm, lr, 0).key[:-1]):
+                    place = f"{setting.data}, " if len(study.settings) > 1 else ""
+                    labels.append(f"{arm} ({place}{lr:g})")
+                    shares.append((sum(found), len(found)))
+    plt = pyplot()
+    figure, axes = plt.subplots(figsize=(7.5, 1 + 0.32 * len(labels)), layout="constrained", dpi=110)
+    for row, (count, of) in enumerate(shares):
+        low, high = wilson(count, of)
+        axes.plot([low, high], [row, row], color="0.6", linewidth=2)
+        axes.plot(count / of, row, "o", color="#0072b2")
+        axes.annotate(f"{count} of {of}", (1.04, row), va="center", annotation_clip=False)
+    axes.set(yticks=range(len(labels)), yticklabels=labels, xlim=(-0.03, 1.03), xlabel="share of runs that survive")
+    axes.invert_yaxis()
+    axes.set_title(study.question, fontsize=10)
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def draw_gates(study: Study, records: Sequence[dict[str, Any]], path: Path) -> None:
+    """κ_i of one seed of each learnable arm, every 50 steps, over the curve of CS."""
+    plt = pyplot()
+    found: dict[str, dict[str, Any]] = {}
+    for record in records:
+        if "gates" in record and record["arm"] in study.arms:
+            found.setdefault(record["arm"], record)
+    figure, grid = plt.subplots(
+        1, len(found), figsize=(3 * len(found), 3), sharey=True, squeeze=False, layout="constrained", dpi=110
+    )
+    for axes, (arm, record) in zip(grid[0], found.items(), strict=True):
+        for step, values in record["gates"].items():
+            if int(step) % 50 == 0:
+                shade = plt.get_cmap("viridis")(int(step) / record["steps"])
+                axes.semilogy(range(1, len(values) + 1), [v[0] for v in values], color=shade, label=step)
+        axes.semilogy(range(1, len(values) + 1), [0.7**i for i in range(len(values))], "k:", label="CS(0.7)")
+        fate = f"collapsed at {record['collapsed']}" if record["collapsed"] else "survived"
+        axes.set_title(f"{arm}\nseed {record['seed']}, {record['lr']:g}: {fate}", fontsize=8)
+        axes.set_xlabel("skip i")
+    grid[0][0].set_ylabel("mean κ_i")
+    grid[0][-1].legend(title="step", fontsize=6)
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def draw_trace(found: dict[str, Any], path: Path) -> None:
+    plt = pyplot()
+    kinds = ("RMS", "logit", "merge from main", "merge from skip", "gradient")
+    figure, grid = plt.subplots(
+        len(kinds), 2, figsize=(9, 11), sharex=True, sharey="row", layout="constrained", dpi=110
+    )
+    for column, (arm, run) in enumerate(found["arms"].items()):
+        for row, kind in enumerate(kinds):
+            chosen = [name for name in run["series"] if name.startswith(kind + ",")]
+            for number, name in enumerate(chosen):
+                steps = range(0, run["every"] * len(run["series"][name]), run["every"])
+                shade = plt.get_cmap("plasma")(number / len(chosen))
+                grid[row][column].semilogy(steps, run["series"][name], color=shade, linewidth=0.9)
+            grid[row][0].set_ylabel(kind)
+        grid[0][column].set_title(f"{arm}, seed {found['seed']}, {found['lr']:g}", fontsize=9)
+        grid[-1][column].set_xlabel("step (dark: first block, light: last)")
+    figure.savefig(path)
+    plt.close(figure)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m research.survival", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("command", choices=("run", "trace", "redraw"))
-    parser.add_argument("studies", nargs="*", choices=[*STUDIES, []], help="by default all")
-    parser.add_argument("--data", type=Path, help="a folder with CIFAR-10")
-    parser.add_argument("--folder", type=Path, default=FOLDER)
-    parser.add_argument("--jobs", type=int, default=1, help="processes of one core each")
+    commands = parser.add_subparsers(dest="command", required=True)
+    train_command = commands.add_parser("run", help="train what is missing and print the tables")
+    train_command.add_argument("studies", nargs="*", help=f"by default all: {', '.join(STUDIES)}")
+    train_command.add_argument("--jobs", type=int, default=1, help="processes of one core each")
+    trace_command = commands.add_parser("trace", help="watch one pair of runs")
+    trace_command.add_argument("--seed", type=int, default=1000)
+    trace_command.add_argument("--lr", type=float, default=8e-3)
+    redraw_command = commands.add_parser("redraw", help="tables and figures from the JSON alone")
+    for command in (train_command, trace_command):
+        command.add_argument("--data", type=Path, help="a folder with CIFAR-10")
+    for command in (train_command, trace_command, redraw_command):
+        command.add_argument("--folder", type=Path, default=FOLDER)
     options = parser.parse_args()
     if options.command == "run":
+        if unknown := sorted(set(options.studies) - set(STUDIES)):
+            parser.error(f"no study {', '.join(unknown)}; known: {', '.join(STUDIES)}")
         for name in options.studies or STUDIES:
             run_study(name, options.folder, options.data, options.jobs)
+    elif options.command == "trace":
+        trace(options.folder, options.data, options.seed, options.lr)
+    else:
+        redraw(options.folder)
 
 
 if __name__ == "__main__":
