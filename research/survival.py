@@ -132,17 +132,24 @@ class Study:
 
 
 START = ("none", "CS attached", "CS folded", "rates alone")
-EDGE = ("none", "CS attached")
-EIGHT, FOUR, EDGE_SEEDS = tuple(range(1000, 1008)), tuple(range(1000, 1004)), tuple(range(500, 504))
+EIGHT, FOUR = tuple(range(1000, 1008)), tuple(range(1000, 1004))
 BOTH = (Setting(), Setting(data="fashion-mnist"))
 LS = tuple(name for name in ARMS if name.startswith("LS"))
+STARTS = tuple(name for name in ARMS if name.startswith("start"))
+CHANGES = tuple(ARMS)[list(ARMS).index("norm on queries and keys") :]
 
 STUDIES: dict[str, Study] = {
     "start-cifar10": Study("The start: CIFAR-10, depth 24", (Setting(),), (8e-3,), START, EIGHT),
     "start-fashion": Study("The start: Fashion-MNIST, depth 24", BOTH[1:], (12e-3,), START, EIGHT),
-    "edge-plain": Study("Where is the edge: plain U-ViT", (Setting(plain=True),), (4e-3, 6e-3), EDGE, EDGE_SEEDS),
-    "edge-depth40": Study("Where is the edge: depth 40", (Setting(depth=40),), (6e-3, 8e-3), EDGE, EDGE_SEEDS),
-    "ls-choice": Study("Learnable scaling: the choice", BOTH, (12e-3,), LS, tuple(range(2000, 2004)), LS[0]),
+    "start-plain": Study("The start: plain U-ViT, depth 24", (Setting(plain=True),), (6e-3,), START, EIGHT),
+    "start-depth40": Study("The start: CIFAR-10, depth 40", (Setting(depth=40),), (6e-3,), START, EIGHT),
+    "start-depth16": Study("The start: CIFAR-10, depth 16", (Setting(depth=16),), (12e-3,), START, EIGHT),
+    "start-long": Study("The start: CIFAR-10, 1,000 steps", (Setting(steps=1000),), (6e-3,), START, FOUR),
+    "ls-choice": Study("Learnable scaling: the choice", BOTH[:1], (12e-3,), LS, tuple(range(2000, 2004)), LS[0]),
+    "cause-starts": Study("The cause: starts", (Setting(),), (8e-3,), STARTS, EIGHT, "CS folded"),
+    "cause-changes": Study(
+        "The cause: other changes, without scaling", (Setting(),), (8e-3,), CHANGES, FOUR, CHANGES[0]
+    ),
 }
 
 
@@ -586,7 +593,7 @@ def trace(folder: Path, data: Path | None, seed: int, lr: float) -> None:
     """Train none and CS from one seed in a plain loop, and look into both every few steps."""
     torch.set_num_threads(1)
     images = load_images("cifar10", data)
-    found = {arm: watch(Run(Setting(), arm, lr, seed), images) for arm in EDGE}
+    found = {arm: watch(Run(Setting(), arm, lr, seed), images) for arm in START[:2]}
     path = folder / "trace.json"
     temporary = path.with_suffix(".part")
     temporary.write_text(json.dumps({"seed": seed, "lr": lr, "arms": found}), encoding="utf-8")
