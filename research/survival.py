@@ -76,12 +76,11 @@ class Arm:
     warmup: int = 50
     betas: tuple[float, float] = (0.9, 0.99)
     clip: float | None = None
-    gate_rate: float = 1.0
 
     @property
     def structure(self) -> str:
         """Runs with the same text can be trained side by side: they differ in weights and data only."""
-        return repr((self.attach, self.network, self.change, self.warmup, self.betas, self.clip, self.gate_rate))
+        return repr((self.attach, self.network, self.change, self.warmup, self.betas, self.clip))
 
 
 def cs(count: int, kappa: float = 0.7, first: int = 1, last: int | None = None) -> str:
@@ -102,8 +101,6 @@ ARMS: dict[str, Arm] = {
     "LS channel, as it was": Arm(attach="ls:start=cs,gate=channel"),
     "LS token, bounded": Arm(attach="ls:start=bounded,gate=token"),
     "LS channel, bounded": Arm(attach="ls:start=bounded,gate=channel"),
-    "LS token, rate / 10": Arm(attach="ls:start=cs,gate=token", gate_rate=0.1),
-    "LS channel, rate / 10": Arm(attach="ls:start=cs,gate=channel", gate_rate=0.1),
     "start CS(0.5)": Arm(start="cs:0.5"),
     "start CS(0.9)": Arm(start="cs:0.9"),
     "start CS(0.7), inner half": Arm(start=cs(12, first=7)),
@@ -135,21 +132,19 @@ START = ("none", "CS attached", "CS folded", "rates alone")
 EIGHT, FOUR = tuple(range(1000, 1008)), tuple(range(1000, 1004))
 BOTH = (Setting(), Setting(data="fashion-mnist"))
 LS = tuple(name for name in ARMS if name.startswith("LS"))
-STARTS = tuple(name for name in ARMS if name.startswith("start"))
-CHANGES = tuple(ARMS)[list(ARMS).index("norm on queries and keys") :]
+STARTS = ("none", "CS folded", *(name for name in ARMS if name.startswith("start")))
+CHANGES = ("none", *list(ARMS)[list(ARMS).index("norm on queries and keys") :])
 
 STUDIES: dict[str, Study] = {
     "start-cifar10": Study("The start: CIFAR-10, depth 24", (Setting(),), (8e-3,), START, EIGHT),
     "start-fashion": Study("The start: Fashion-MNIST, depth 24", BOTH[1:], (12e-3,), START, EIGHT),
     "start-plain": Study("The start: plain U-ViT, depth 24", (Setting(plain=True),), (6e-3,), START, EIGHT),
-    "start-depth40": Study("The start: CIFAR-10, depth 40", (Setting(depth=40),), (6e-3,), START, EIGHT),
+    "start-depth40": Study("The start: CIFAR-10, depth 40", (Setting(depth=40),), (6e-3,), START, FOUR),
     "start-depth16": Study("The start: CIFAR-10, depth 16", (Setting(depth=16),), (12e-3,), START, EIGHT),
     "start-long": Study("The start: CIFAR-10, 1,000 steps", (Setting(steps=1000),), (6e-3,), START, FOUR),
     "ls-choice": Study("Learnable scaling: the choice", BOTH[:1], (12e-3,), LS, tuple(range(2000, 2004)), LS[0]),
-    "cause-starts": Study("The cause: starts", (Setting(),), (8e-3,), STARTS, EIGHT, "CS folded"),
-    "cause-changes": Study(
-        "The cause: other changes, without scaling", (Setting(),), (8e-3,), CHANGES, FOUR, CHANGES[0]
-    ),
+    "cause-starts": Study("The cause: starts", (Setting(),), (8e-3,), STARTS, FOUR),
+    "cause-changes": Study("The cause: other changes, without scaling", (Setting(),), (8e-3,), CHANGES, FOUR),
 }
 
 
@@ -328,14 +323,8 @@ def train(runs: Sequence[Run], images: Tensor, done: Callable[[Run, dict[str, An
     models = [build(run, images.shape[1]) for run in runs]
     shell = models[0]
     parameters, buffers = stack_module_state(models)
-    gates = {id(p) for p in sl.scaling_of(shell).parameters()} if sl.is_scaled(shell) else set()
-    slow = {name for name, p in shell.named_parameters() if id(p) in gates} if arm.gate_rate != 1 else set()
-    groups = [
-        {"params": [p for name, p in parameters.items() if (name in slow) == is_slow], "factor": factor}
-        for is_slow, factor in ((False, 1.0), (True, arm.gate_rate))
-    ]
-    groups = [group for group in groups if group["params"]]
-    optimizer = torch.optim.AdamW(groups, lr=runs[0].lr, betas=arm.betas, weight_decay=0.03, fused=True)
+    gated = sl.is_scaled(shell) and any(True for _ in sl.scaling_of(shell).parameters())
+    optimizer = torch.optim.AdamW(parameters.values(), lr=runs[0].lr, betas=arm.betas, weight_decay=0.03, fused=True)
     streams = [batches(images, run.seed, process) for run in runs]
     fates, gate_history = [Fate(arm.warmup) for _ in runs], [{} for _ in runs]
     alive = list(range(len(runs)))
@@ -345,9 +334,9 @@ def train(runs: Sequence[Run], images: Tensor, done: Callable[[Run, dict[str, An
 
     for step in range(setting.steps):
         for group in optimizer.param_groups:
-            group["lr"] = runs[0].lr * group["factor"] * min(1.0, (step + 1) / arm.warmup)
+            group["lr"] = runs[0].lr * min(1.0, (step + 1) / arm.warmup)
         x, t, noise = (torch.stack(parts) for parts in zip(*(next(streams[i]) for i in alive), strict=True))
-        if gates and step % GATE_EVERY == 0:
+        if gated and step % GATE_EVERY == 0:
             for row, i in enumerate(alive):
                 gate_history[i][step] = measure_gates(shell, parameters, buffers, row, x, t)
         # torch has no batching rule for its fused attention.
@@ -368,7 +357,7 @@ def train(runs: Sequence[Run], images: Tensor, done: Callable[[Run, dict[str, An
                 return
             keep_(optimizer, parameters, buffers, rows)
     for row, i in enumerate(alive):
-        if gates:
+        if gated:
             gate_history[i][setting.steps] = measure_gates(shell, parameters, buffers, row, x, t)
         done(runs[i], finish(fates[i], gate_history[i]))
 
@@ -425,6 +414,11 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line[-1] == "\n"]
 
 
+def read_all(folder: Path) -> list[dict[str, Any]]:
+    """The finished runs of all studies: what one has trained, another need not."""
+    return [record for path in sorted(folder.glob("*.jsonl")) for record in read(path)]
+
+
 def append(path: Path, run: Run, result: dict[str, Any]) -> None:
     setting = run.setting
     line = {
@@ -456,7 +450,7 @@ def key_of(record: dict[str, Any]) -> tuple[Any, ...]:
 def run_study(name: str, folder: Path, data: Path | None, jobs: int) -> None:
     study, path = STUDIES[name], folder / f"{name}.jsonl"
     folder.mkdir(parents=True, exist_ok=True)
-    finished = {key_of(record) for record in read(path)}
+    finished = {key_of(record) for record in read_all(folder)}
     groups: dict[Any, list[Run]] = defaultdict(list)
     for run in runs_of(study):
         if run.key not in finished:
@@ -467,14 +461,14 @@ def run_study(name: str, folder: Path, data: Path | None, jobs: int) -> None:
         for waiting in [iter(group)]
         for chunk in iter(lambda w=waiting: list(islice(w, SIDE_BY_SIDE)), [])
     ]
-    print(f"{name}: {len(finished)} runs are there, {sum(map(len, chunks))} are missing", flush=True)
+    print(f"{name}: {sum(map(len, chunks))} of {len(runs_of(study))} runs are missing", flush=True)
     if jobs == 1:
         for chunk in chunks:
             run_chunk(chunk, path, data)
     else:
         with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
             list(pool.map(run_chunk, chunks, [path] * len(chunks), [data] * len(chunks)))
-    print(table(study, read(path)), flush=True)
+    print(table(study, read_all(folder)), flush=True)
 
 
 def run_chunk(chunk: list[Run], path: Path, data: Path | None) -> None:
@@ -687,8 +681,10 @@ def redraw(folder: Path) -> None:
         "Meaning: [README](README.md); rules: [plan](plan.md). Intervals are Wilson's; p is the exact two-sided "
         "McNemar test against the baseline of the study with equal seeds. † marks runs that did not survive.\n"
     ]
+    everything = read_all(folder)
     for name, study in STUDIES.items():
-        records = read(folder / f"{name}.jsonl")
+        keys = {run.key for run in runs_of(study)}
+        records = [record for record in everything if key_of(record) in keys]
         if not records:
             continue
         draw_survivors(study, records, folder / f"{name}.png")
