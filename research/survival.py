@@ -347,7 +347,7 @@ def train(runs: Sequence[Run], images: Tensor, done: Callable[[Run, dict[str, An
         if arm.clip is not None:
             clip_(parameters, arm.clip)
         optimizer.step()
-        ended = [row for row, i in enumerate(alive) if fates[i].add(step, float(loss[row]))]
+        ended = [row for row, value in enumerate(loss.tolist()) if fates[alive[row]].add(step, value)]
         for row in ended:
             done(runs[alive[row]], finish(fates[alive[row]], gate_history[alive[row]]))
         if ended:
