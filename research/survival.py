@@ -99,8 +99,10 @@ ARMS: dict[str, Arm] = {
     "rates alone": Arm(attach="cs:0.7", inverse=True),
     "LS token, as it was": Arm(attach="ls:start=cs,gate=token"),
     "LS channel, as it was": Arm(attach="ls:start=cs,gate=channel"),
-    "LS token, bounded": Arm(attach="ls:start=bounded,gate=token"),
-    "LS channel, bounded": Arm(attach="ls:start=bounded,gate=channel"),
+    "LS token, bounded": Arm(attach="ls:start=bounded,gate=token,pace=1"),
+    "LS channel, bounded": Arm(attach="ls:start=bounded,gate=channel,pace=1"),
+    "LS token, bounded, slow": Arm(attach="ls:start=bounded,gate=token,pace=0.1"),
+    "LS channel, bounded, slow": Arm(attach="ls:start=bounded,gate=channel,pace=0.1"),
     "start CS(0.5)": Arm(start="cs:0.5"),
     "start CS(0.9)": Arm(start="cs:0.9"),
     "start CS(0.7), inner half": Arm(start=cs(12, first=7)),
@@ -129,7 +131,7 @@ class Study:
 
 
 START = ("none", "CS attached", "CS folded", "rates alone")
-EIGHT, FOUR = tuple(range(1000, 1008)), tuple(range(1000, 1004))
+EIGHT, FOUR, CHOICE = tuple(range(1000, 1008)), tuple(range(1000, 1004)), tuple(range(2000, 2004))
 BOTH = (Setting(), Setting(data="fashion-mnist"))
 LS = tuple(name for name in ARMS if name.startswith("LS"))
 STARTS = ("none", "CS folded", *(name for name in ARMS if name.startswith("start")))
@@ -142,7 +144,9 @@ STUDIES: dict[str, Study] = {
     "start-depth40": Study("The start: CIFAR-10, depth 40", (Setting(depth=40),), (6e-3,), START, FOUR),
     "start-depth16": Study("The start: CIFAR-10, depth 16", (Setting(depth=16),), (12e-3,), START, EIGHT),
     "start-long": Study("The start: CIFAR-10, 1,000 steps", (Setting(steps=1000),), (6e-3,), START, FOUR),
-    "ls-choice": Study("Learnable scaling: the choice", BOTH[:1], (12e-3,), LS, tuple(range(2000, 2004)), LS[0]),
+    "ls-choice": Study(
+        "Learnable scaling: the choice", BOTH[:1], (12e-3,), ("CS attached", *LS), CHOICE, "CS attached"
+    ),
     "cause-starts": Study("The cause: starts", (Setting(),), (8e-3,), STARTS, FOUR),
     "cause-changes": Study("The cause: other changes, without scaling", (Setting(),), (8e-3,), CHANGES, FOUR),
 }
