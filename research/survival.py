@@ -140,7 +140,7 @@ CHANGES = ("none", *list(ARMS)[list(ARMS).index("norm on queries and keys") :])
 STUDIES: dict[str, Study] = {
     "start-cifar10": Study("The start: CIFAR-10, depth 24", (Setting(),), (8e-3,), START, EIGHT),
     "start-fashion": Study("The start: Fashion-MNIST, depth 24", BOTH[1:], (12e-3,), START, EIGHT),
-    "start-plain": Study("The start: plain U-ViT, depth 24", (Setting(plain=True),), (6e-3,), START, EIGHT),
+    "start-plain": Study("The start: plain U-ViT, depth 24", (Setting(plain=True),), (6e-3,), START, FOUR),
     "start-depth40": Study("The start: CIFAR-10, depth 40", (Setting(depth=40),), (6e-3,), START, FOUR),
     "start-depth16": Study("The start: CIFAR-10, depth 16", (Setting(depth=16),), (12e-3,), START, EIGHT),
     "start-long": Study("The start: CIFAR-10, 1,000 steps", (Setting(steps=1000),), (6e-3,), START, FOUR),
