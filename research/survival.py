@@ -136,6 +136,7 @@ BOTH = (Setting(), Setting(data="fashion-mnist"))
 LS = tuple(name for name in ARMS if name.startswith("LS"))
 STARTS = ("none", "CS folded", *(name for name in ARMS if name.startswith("start")))
 CHANGES = ("none", *list(ARMS)[list(ARMS).index("norm on queries and keys") :])
+CONFIRMED = ("CS attached", "LS token, bounded", "LS token, as it was")
 
 STUDIES: dict[str, Study] = {
     "start-cifar10": Study("The start: CIFAR-10, depth 24", (Setting(),), (8e-3,), START, EIGHT),
@@ -147,6 +148,10 @@ STUDIES: dict[str, Study] = {
     "ls-choice": Study(
         "Learnable scaling: the choice", BOTH[:1], (12e-3,), ("CS attached", *LS), CHOICE, "CS attached"
     ),
+    "ls-cifar10-8e-3": Study("LS: CIFAR-10, 8e-3", BOTH[:1], (8e-3,), CONFIRMED, EIGHT, "CS attached"),
+    "ls-fashion-12e-3": Study("LS: Fashion-MNIST, 12e-3", BOTH[1:], (12e-3,), CONFIRMED, EIGHT, "CS attached"),
+    "ls-cifar10-12e-3": Study("LS: CIFAR-10, 12e-3", BOTH[:1], (12e-3,), CONFIRMED[:2], EIGHT, "CS attached"),
+    "ls-fashion-8e-3": Study("LS: Fashion-MNIST, 8e-3", BOTH[1:], (8e-3,), CONFIRMED[:2], EIGHT, "CS attached"),
     "cause-starts": Study("The cause: starts", (Setting(),), (8e-3,), STARTS, FOUR),
     "cause-changes": Study("The cause: other changes, without scaling", (Setting(),), (8e-3,), CHANGES, FOUR),
 }
