@@ -136,7 +136,7 @@ BOTH = (Setting(), Setting(data="fashion-mnist"))
 LS = tuple(name for name in ARMS if name.startswith("LS"))
 STARTS = ("none", "CS folded", *(name for name in ARMS if name.startswith("start")))
 CHANGES = ("none", *list(ARMS)[list(ARMS).index("norm on queries and keys") :])
-CONFIRMED = ("CS attached", "LS token, bounded", "LS token, as it was")
+CONFIRMED = ("CS attached", "LS channel, bounded, slow", "LS token, as it was")
 
 STUDIES: dict[str, Study] = {
     "start-cifar10": Study("The start: CIFAR-10, depth 24", (Setting(),), (8e-3,), START, EIGHT),
