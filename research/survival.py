@@ -148,7 +148,7 @@ STUDIES: dict[str, Study] = {
     "ls-choice": Study(
         "Learnable scaling: the choice", BOTH[:1], (12e-3,), ("CS attached", *LS), CHOICE, "CS attached"
     ),
-    "ls-cifar10-8e-3": Study("LS: CIFAR-10, 8e-3", BOTH[:1], (8e-3,), CONFIRMED, EIGHT, "CS attached"),
+    "ls-cifar10-8e-3": Study("LS: CIFAR-10, 8e-3", BOTH[:1], (8e-3,), CONFIRMED[:2], EIGHT, "CS attached"),
     "ls-fashion-12e-3": Study("LS: Fashion-MNIST, 12e-3", BOTH[1:], (12e-3,), CONFIRMED, EIGHT, "CS attached"),
     "ls-cifar10-12e-3": Study("LS: CIFAR-10, 12e-3", BOTH[:1], (12e-3,), CONFIRMED[:2], EIGHT, "CS attached"),
     "ls-fashion-8e-3": Study("LS: Fashion-MNIST, 8e-3", BOTH[1:], (8e-3,), CONFIRMED[:2], EIGHT, "CS attached"),
@@ -694,7 +694,7 @@ def redraw(folder: Path) -> None:
     for name, study in STUDIES.items():
         keys = {run.key for run in runs_of(study)}
         records = [record for record in everything if key_of(record) in keys]
-        if not records:
+        if not (folder / f"{name}.jsonl").exists():
             continue
         draw_survivors(study, records, folder / f"{name}.png")
         parts.append(
@@ -757,26 +757,30 @@ def draw_survivors(study: Study, records: Sequence[dict[str, Any]], path: Path) 
 
 
 def draw_gates(study: Study, records: Sequence[dict[str, Any]], path: Path) -> None:
-    """κ_i of one seed of each learnable arm, every 50 steps, over the curve of CS."""
+    """κ_i over the curve of CS for one seed of each learnable arm; shaded: least to greatest at the last look."""
     plt = pyplot()
     found: dict[str, dict[str, Any]] = {}
-    for record in records:
+    for record in sorted(records, key=lambda record: record["seed"]):
         if "gates" in record and record["arm"] in study.arms:
             found.setdefault(record["arm"], record)
     figure, grid = plt.subplots(
-        1, len(found), figsize=(3 * len(found), 3), sharey=True, squeeze=False, layout="constrained", dpi=110
+        1, len(found), figsize=(1 + 2.4 * len(found), 3), sharey=True, squeeze=False, layout="constrained", dpi=110
     )
     for axes, (arm, record) in zip(grid[0], found.items(), strict=True):
         for step, values in record["gates"].items():
+            curve = [0.7**i for i in range(len(values))]
+            skips = range(1, len(values) + 1)
             if int(step) % 50 == 0:
                 shade = plt.get_cmap("viridis")(int(step) / record["steps"])
-                axes.semilogy(range(1, len(values) + 1), [v[0] for v in values], color=shade, label=step)
-        axes.semilogy(range(1, len(values) + 1), [0.7**i for i in range(len(values))], "k:", label="CS(0.7)")
+                means = [value[0] / kappa for value, kappa in zip(values, curve, strict=True)]
+                axes.semilogy(skips, means, color=shade, label=step)
+        low, high = ([max(v[k], 1e-6) / kappa for v, kappa in zip(values, curve, strict=True)] for k in (1, 2))
+        axes.fill_between(skips, low, high, color="0.85", zorder=0)
         fate = f"collapsed at {record['collapsed']}" if record["collapsed"] else "survived"
-        axes.set_title(f"{arm}\nseed {record['seed']}, {record['lr']:g}: {fate}", fontsize=8)
-        axes.set_xlabel("skip i")
-    grid[0][0].set_ylabel("mean κ_i")
-    grid[0][-1].legend(title="step", fontsize=6)
+        axes.set_title(f"{arm}\nseed {record['seed']}, {record['lr']:g}: {fate}", fontsize=7)
+        axes.set(xlabel="skip i", ylim=(0.02, 60))
+    grid[0][0].set_ylabel("κ_i / κ^(i-1)")
+    grid[0][0].legend(title="mean at step", fontsize=6, title_fontsize=6)
     figure.savefig(path)
     plt.close(figure)
 
