@@ -551,6 +551,41 @@ def describe(setting: Setting) -> str:
     return f"{setting.data}, {kind}, depth {setting.depth}, {setting.steps} steps"
 
 
+def survivors(study: Study, arm: str, records: Sequence[dict[str, Any]]) -> dict[Any, bool]:
+    """Who survived, by setting, rate and seed."""
+    keys = {run.key: (run.setting, run.lr, run.seed) for run in runs_of(study) if run.arm == arm}
+    return {keys[key_of(record)]: record["survived"] for record in records if key_of(record) in keys}
+
+
+def start_verdicts(records: Sequence[dict[str, Any]]) -> str:
+    """The rule of the plan, setting by setting and over all of them."""
+    lines, pooled = [], {arm: {} for arm in START}
+    for name, study in STUDIES.items():
+        found = {arm: survivors(study, arm, records) for arm in START}
+        if not name.startswith("start-") or any(len(by_seed) < len(study.seeds) for by_seed in found.values()):
+            continue
+        none, attached, folded, rates = (sum(found[arm].values()) for arm in START)
+        if attached - none < (3 if len(study.seeds) == 8 else 2):
+            verdict = "silent"
+        else:
+            verdict = "agrees" if folded >= attached - 2 and rates <= none + 2 else "contradicts"
+        lines.append(
+            f"| {study.question} | {none} | {attached} | {folded} | {rates} | {len(study.seeds)} | {verdict} |"
+        )
+        for arm in START:
+            pooled[arm] |= found[arm]
+    sums = " | ".join(str(sum(pooled[arm].values())) for arm in START)
+    lines.append(f"| **all** | {sums} | {len(pooled['none'])} | |")
+    tests = []
+    for first, second in (("CS folded", "none"), ("CS folded", "CS attached"), ("rates alone", "none")):
+        a, b, p = mcnemar([(pooled[first][key], pooled[second][key]) for key in pooled[first]])
+        tests.append(
+            f"- {first} against {second}: {a} seeds survive with the first alone, {b} with the second; p = {p:.2g}"
+        )
+    head = f"| setting | {' | '.join(START)} | of | verdict |\n|---|---|---|---|---|---|---|"
+    return "\n".join([head, *lines, "", "Paired, over all settings:", "", *tests])
+
+
 def moved_gates(record: dict[str, Any], kappa: float = 0.7) -> tuple[float, float, float]:
     """κ_i over the curve before the loss left: mean of the outer half, of the inner half, and mean distance from 1."""
     left = 10 * (1 + min(range(len(record["curve"])), key=record["curve"].__getitem__))
@@ -691,6 +726,7 @@ def redraw(folder: Path) -> None:
         "McNemar test against the baseline of the study with equal seeds. † marks runs that did not survive.\n"
     ]
     everything = read_all(folder)
+    parts.append(f"## The start: verdicts\n\n{start_verdicts(everything)}\n")
     for name, study in STUDIES.items():
         keys = {run.key for run in runs_of(study)}
         records = [record for record in everything if key_of(record) in keys]

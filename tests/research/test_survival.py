@@ -1,4 +1,4 @@
-"""The survival study: its statistics against other people's numbers, runs side by side against a plain loop, resuming."""
+"""The survival study: statistics against other people's numbers, runs side by side against a plain loop, resuming."""
 
 import dataclasses
 import json
@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from research import survival
-from research.survival import Arm, Fate, Run, Setting, Study
 
 IMAGES = torch.rand(20, 1, 16, 16, generator=torch.Generator().manual_seed(0)) * 2 - 1
-SHORT = Setting(depth=4, steps=12)
+SHORT = survival.Setting(depth=4, steps=12)
 
 
 def test_wilson_interval():
@@ -28,8 +27,8 @@ def test_mcnemar_is_a_binomial_test_of_the_discordant_pairs():
     assert survival.mcnemar([(True, True)] * 3) == (0, 0, 1.0)
 
 
-def fate(losses: list[float], warmup: int = 2) -> Fate:
-    found = Fate(warmup)
+def fate(losses: list[float], warmup: int = 2) -> survival.Fate:
+    found = survival.Fate(warmup)
     for step, loss in enumerate(losses):
         if found.add(step, loss):
             break
@@ -55,8 +54,10 @@ def test_who_survives():
 @pytest.mark.parametrize("arm", ["none", "CS attached", "rates alone"])
 def test_runs_side_by_side_are_runs_alone(arm):
     found = {}
-    survival.train([Run(SHORT, arm, 1e-3, seed) for seed in (3, 4)], IMAGES, lambda run, r: found.update({run.seed: r}))
-    alone = survival.watch(Run(SHORT, arm, 1e-3, 4), IMAGES)
+    survival.train(
+        [survival.Run(SHORT, arm, 1e-3, seed) for seed in (3, 4)], IMAGES, lambda run, r: found.update({run.seed: r})
+    )
+    alone = survival.watch(survival.Run(SHORT, arm, 1e-3, 4), IMAGES)
     assert found[4]["curve"] == pytest.approx(alone["curve"], abs=2e-4)
     assert found[3]["curve"] != found[4]["curve"]
 
@@ -64,14 +65,14 @@ def test_runs_side_by_side_are_runs_alone(arm):
 def test_the_end_of_one_run_does_not_touch_the_others(monkeypatch):
     def curves():
         found = {}
-        runs = [Run(SHORT, "none", 1e-3, seed) for seed in (3, 4, 5)]
+        runs = [survival.Run(SHORT, "none", 1e-3, seed) for seed in (3, 4, 5)]
         survival.train(runs, IMAGES, lambda run, result: found.update({run.seed: result}))
         return found
 
     together = curves()
     made = []
 
-    class Unlucky(Fate):
+    class Unlucky(survival.Fate):
         def __init__(self, warmup: int) -> None:
             super().__init__(warmup)
             made.append(self)
@@ -90,7 +91,7 @@ def test_the_end_of_one_run_does_not_touch_the_others(monkeypatch):
 
 def test_arms_of_the_start_differ_as_they_say():
     networks = {
-        arm: survival.build(Run(Setting(depth=8), arm, 1e-3, 0), 1)
+        arm: survival.build(survival.Run(survival.Setting(depth=8), arm, 1e-3, 0), 1)
         for arm in ("none", "CS attached", "CS folded", "rates alone")
     }
     x, t = torch.randn(2, 1, 16, 16), torch.tensor([10.0, 700.0])
@@ -101,7 +102,7 @@ def test_arms_of_the_start_differ_as_they_say():
 
 
 def test_resumes_and_redraws_from_the_lines_alone(tmp_path, monkeypatch, capsys):
-    study = Study("A small study", (SHORT,), (1e-3,), ("none", "LS channel, bounded"), (0, 1))
+    study = survival.Study("A small study", (SHORT,), (1e-3,), ("none", "LS channel, bounded"), (0, 1))
     monkeypatch.setattr(survival, "STUDIES", {"small": study})
     monkeypatch.setattr(survival, "load_images", lambda name, data: IMAGES)
     trained = []
@@ -123,6 +124,26 @@ def test_resumes_and_redraws_from_the_lines_alone(tmp_path, monkeypatch, capsys)
     assert "2 of 4 runs are missing" in capsys.readouterr().out
 
 
+def test_verdicts_follow_the_plan(monkeypatch):
+    study = survival.Study("Made up", (SHORT,), (1e-3,), survival.START, tuple(range(8)))
+    monkeypatch.setattr(survival, "STUDIES", {"start-made-up": study})
+
+    def verdict(*counts: int) -> str:
+        alive = dict(zip(survival.START, counts, strict=True))
+        records = [
+            {"data": "cifar10", "depth": 4, "steps": 12, "plain": False, "arm": run.arm, "lr": 1e-3, "seed": run.seed}
+            | {"survived": run.seed < alive[run.arm]}
+            for run in survival.runs_of(study)
+        ]
+        return survival.start_verdicts(records)
+
+    assert "| 1 | 7 | 6 | 1 | 8 | agrees |" in verdict(1, 7, 6, 1)
+    assert "5 seeds survive with the first alone, 0 with the second; p = 0.062" in verdict(1, 7, 6, 1)
+    assert "| silent |" in verdict(5, 7, 7, 5)
+    assert "| contradicts |" in verdict(1, 7, 4, 1)
+    assert "| contradicts |" in verdict(1, 7, 7, 4)
+
+
 def test_what_is_trained_side_by_side_has_one_structure():
-    assert Arm().structure == Arm(start="cs").structure
-    assert Arm().structure != dataclasses.replace(Arm(), attach="cs").structure
+    assert survival.Arm().structure == survival.Arm(start="cs").structure
+    assert survival.Arm().structure != dataclasses.replace(survival.Arm(), attach="cs").structure
