@@ -59,12 +59,81 @@ def test_instance_enhance_gate():
 @pytest.mark.parametrize("module", ["se", "ie", "scalar"])
 @pytest.mark.parametrize("gate", ["token", "channel"])
 @pytest.mark.parametrize("shared", [True, False])
-def test_starts_on_the_cs_curve_for_any_input(module, gate, shared):
-    scaling = sl.LearnableScaling(module=module, gate=gate, shared=shared, kappa=0.6).build(token_sites(4))
+@pytest.mark.parametrize("start", ["cs", "bounded"])
+def test_starts_on_the_cs_curve_for_any_input(module, gate, shared, start):
+    config = sl.LearnableScaling(module=module, gate=gate, shared=shared, kappa=0.6, start=start)
+    scaling = config.build(token_sites(4))
+    # A sigmoid does not reach 1.
+    largest = 0.999 if start == "cs" and module != "scalar" else 1.0
     for i, kappa in enumerate([1, 0.6, 0.36, 0.216], 1):
         skip = torch.randn(3, 20, 32) * 10
         ratio = scaling.scale(skip, i) / skip
-        torch.testing.assert_close(ratio, torch.full_like(ratio, min(kappa, 0.999) if module != "scalar" else kappa))
+        torch.testing.assert_close(ratio, torch.full_like(ratio, min(kappa, largest)))
+
+
+def test_bounded_gate_written_out():
+    scaling = sl.LearnableScaling(start="bounded", kappa=0.6, pace=0.5).build(token_sites(3))
+    for parameter in scaling.parameters():
+        torch.nn.init.normal_(parameter)
+    net, shifts = scaling.get_submodule("networks.0"), scaling.get_parameter("shifts")
+    skip = torch.randn(3, 20, 32)
+    logits = net.expand(F.relu(net.reduce(skip.mean(2)))) + shifts[2]  # pyright: ignore
+    expected = 0.6**2 * 2 ** torch.tanh(0.5 * logits)
+    torch.testing.assert_close(scaling.scale(skip, 3), skip * expected[:, :, None])
+
+
+@pytest.mark.parametrize(("shift", "factor"), [(1e3, 2.0), (-1e3, 0.5)])
+def test_bounded_gates_stay_between_half_and_twice_the_curve(shift, factor):
+    scaling = sl.LearnableScaling(start="bounded").build(token_sites(6))
+    torch.nn.init.constant_(scaling.get_parameter("shifts"), shift)
+    for i in range(1, 7):
+        scaling.scale(torch.randn(2, 20, 32), i)
+        torch.testing.assert_close(scaling.coefficient(i), torch.full((2, 20, 1), factor * 0.7 ** (i - 1)))
+
+
+def test_bounded_gates_learn():
+    torch.manual_seed(0)
+    scaling = sl.LearnableScaling(start="bounded").build(token_sites(2))
+    skip = torch.randn(4, 20, 32)
+    optimizer = torch.optim.Adam(scaling.parameters(), lr=0.05)
+    for _ in range(60):
+        optimizer.zero_grad()
+        # The first skip is wanted at twice the curve, the second at half of it.
+        wanted = ((1, 2.0), (2, 0.35))
+        sum((scaling.scale(skip, i) - kappa * skip).square().mean() for i, kappa in wanted).backward()  # pyright: ignore
+        optimizer.step()
+    first, second = (float(torch.as_tensor(scaling.coefficient(i)).mean()) for i in (1, 2))
+    assert first > 1.8
+    assert second < 0.5
+
+
+def test_gates_of_one_start_are_not_read_as_gates_of_another():
+    old = sl.LearnableScaling(start="cs").build(token_sites(2)).state_dict()
+    with pytest.raises(RuntimeError, match=r"trained with start='cs'.*ls:start=cs"):
+        sl.LearnableScaling(start="bounded").build(token_sites(2)).load_state_dict(old)
+    new = sl.LearnableScaling(start="bounded").build(token_sites(2)).state_dict()
+    with pytest.raises(RuntimeError, match=r"trained with start='bounded'"):
+        sl.LearnableScaling(start="cs").build(token_sites(2)).load_state_dict(new)
+
+
+def test_a_saved_scaling_means_what_it_meant():
+    """As `to_dict` wrote it before there were bounded gates."""
+    saved = {
+        "method": "ls",
+        "module": "se",
+        "shared": True,
+        "ratio": 16,
+        "activation": "relu",
+        "gate": "auto",
+        "start": "cs",
+        "kappa": 0.7,
+    }
+    scaling = sl.as_scaling(saved).build(token_sites(2))
+    assert set(scaling.state_dict()) == {"offsets"} | {
+        f"networks.0.{layer}.{kind}" for layer in ("reduce", "expand") for kind in ("weight", "bias")
+    }
+    scaling.scale(torch.randn(1, 20, 32), 1)
+    torch.testing.assert_close(scaling.coefficient(1), torch.full((1, 20, 1), 0.999))
 
 
 def test_authors_start_is_about_one_half():

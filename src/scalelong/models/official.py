@@ -125,5 +125,5 @@ def _require_same_gates(model: "UViT", translated: Mapping[str, Tensor], expecte
         shared = _SCALING + "networks.1.reduce.weight" not in translated
         raise ScalingMismatchError(
             f"the file holds learned gates that do not fit scaling={model.skip_scaling.config}; "
-            f"pass scaling=LearnableScaling(shared={shared})"
+            f'pass scaling=LearnableScaling(shared={shared}, start="paper")'
         )

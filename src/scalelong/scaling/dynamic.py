@@ -15,10 +15,10 @@ from .base import (
     Scaling,
     SkipScaling,
     SkipSite,
-    register_scaling,
     require,
     require_choice,
     require_kappa,
+    require_number,
 )
 from .constant import ConstantScaling
 
@@ -91,7 +91,11 @@ LARGEST_START = 0.999
 @register_scaling
 @dataclass(frozen=True)
 class LearnableScaling(Scaling):
-    """LS, κ_i = σ(ζ(GAP(x_i))), multiplied element-wise (Eq. 9). A tiny network ζ predicts the coefficients.
+    """LS: a tiny network ζ predicts the coefficients, which multiply the skip element-wise (Eq. 9).
+
+    κ_i = σ(ζ(GAP(x_i)))                          start="paper"
+    κ_i = σ(ζ(GAP(x_i)) + offset_i)               start="cs"
+    κ_i = κ^(i-1) 2^tanh(p (ζ(GAP(x_i)) + shift_i))   start="bounded"
 
     `module`: "se" (linear, activation, linear; the paper's), "ie" (one weight and bias per channel) or "scalar" (each
     κ_i is a parameter, without a sigmoid, never shared).
@@ -100,7 +104,10 @@ class LearnableScaling(Scaling):
     which ties the gate to one sequence length; "auto" is what the paper does: tokens where their number is fixed
     (U-ViT), otherwise channels.
     `start`: "cs" starts on the curve κ^(i-1) (last layer zero, a bias per skip at its logit; 0.999 stands for 1);
-    "paper" starts as the authors' code does, at about 0.5 for every skip.
+    "paper" starts as the authors' code does, at about 0.5 for every skip; "bounded" starts on the curve as well and
+    stays between half and twice the curve. At high rates the gates of the other two swing between 0 and 1, and the
+    network collapses as if its skips had never been scaled (docs/evidence/survival).
+    `pace`: p, in (0, 1], makes bounded gates move more slowly than the other weights.
     """
 
     module: str = "se"
@@ -110,6 +117,7 @@ class LearnableScaling(Scaling):
     gate: str = "auto"
     start: str = "cs"
     kappa: float = 0.7
+    pace: float = 1.0
 
     name = "ls"
 
@@ -120,8 +128,9 @@ class LearnableScaling(Scaling):
         require(whole and self.ratio >= 1, f"ratio must be a whole number >= 1, got {self.ratio!r}")
         require_choice("activation", self.activation, tuple(ACTIVATIONS))
         require_choice("gate", self.gate, ("token", "channel", "auto"))
-        require_choice("start", self.start, ("cs", "paper"))
+        require_choice("start", self.start, ("bounded", "cs", "paper"))
         require_kappa(self.kappa)
+        require_number("pace", self.pace, 0.0, 1.0, "(0, 1]")
 
     def build(self, sites: Sequence[SkipSite]) -> SkipScaling:
         return ScalarSkipScaling(self, sites) if self.module == "scalar" else GatedSkipScaling(self, sites)
@@ -133,7 +142,7 @@ class ScalarSkipScaling(FullPrecisionModule, SkipScaling):
     def __init__(self, config: LearnableScaling, sites: Sequence[SkipSite]) -> None:
         super().__init__(config, sites)
         count = len(sites)
-        start = ConstantScaling(config.kappa).curve(count) if config.start == "cs" else (0.5,) * count
+        start = (0.5,) * count if config.start == "paper" else ConstantScaling(config.kappa).curve(count)
         self.kappa = nn.Parameter(torch.tensor(start))
 
     def scale(self, skip: Tensor, index: int) -> Tensor:
@@ -147,7 +156,7 @@ class ScalarSkipScaling(FullPrecisionModule, SkipScaling):
 
 
 class GatedSkipScaling(FullPrecisionModule, SkipScaling):
-    """κ_i = σ(ζ(GAP(x_i)) + offset_i); the offsets exist for `start="cs"` only."""
+    """Gates by ζ. There are offsets for `start="cs"` and shifts for `start="bounded"`; both are one number per skip."""
 
     def __init__(self, config: LearnableScaling, sites: Sequence[SkipSite]) -> None:
         super().__init__(config, sites)
@@ -162,9 +171,11 @@ class GatedSkipScaling(FullPrecisionModule, SkipScaling):
         else:
             distinct, self._network_of = widths, list(range(len(widths)))
         self.networks = nn.ModuleList(_network(config, width) for width in distinct)
-        self.offsets: nn.Parameter | None = None
-        if config.start == "cs":
-            self.offsets = nn.Parameter(_logits(ConstantScaling(config.kappa).curve(len(sites))))
+        curve = ConstantScaling(config.kappa).curve(len(sites))
+        self.offsets = nn.Parameter(_logits(curve)) if config.start == "cs" else None
+        # Another name than `offsets`, so that gates that were trained with the one are never read as the other.
+        self.shifts = nn.Parameter(torch.zeros(len(sites))) if config.start == "bounded" else None
+        self._curve, self._pace = curve, config.pace
         self._recent: list[Tensor | None] = [None] * len(sites)
 
     def predict(self, skip: Tensor, index: int) -> Tensor:
@@ -186,7 +197,11 @@ class GatedSkipScaling(FullPrecisionModule, SkipScaling):
             logits = self.networks[self._network_of[position]](pooled)
             if self.offsets is not None:
                 logits = logits + self.offsets[position].float()
-            gate = torch.sigmoid(logits)
+            if self.shifts is None:
+                gate = torch.sigmoid(logits)
+            else:
+                logits = self._pace * (logits + self.shifts[position].float())
+                gate = self._curve[position] * torch.exp2(torch.tanh(logits))
         shape = [1] * skip.dim()
         if batch is not None:
             shape[batch] = gate.shape[0]
@@ -195,6 +210,20 @@ class GatedSkipScaling(FullPrecisionModule, SkipScaling):
         gate = gate.reshape(shape)
         self._recent[position] = gate.detach()
         return gate
+
+    def _load_from_state_dict(
+        self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+    ) -> None:
+        ours, theirs = ("offsets", "shifts") if self.shifts is None else ("shifts", "offsets")
+        if prefix + theirs in state_dict and prefix + ours not in state_dict:
+            trained = "bounded" if theirs == "shifts" else "cs"
+            error_msgs.append(
+                f"these gates were trained with start={trained!r} and would mean something else here, where it is "
+                f'{self.config.start!r}: use LearnableScaling(start={trained!r}), or "ls:start={trained}"'  # pyright: ignore
+            )
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
 
     def scale(self, skip: Tensor, index: int) -> Tensor:
         return skip * self.predict(skip, index).to(skip.dtype)
@@ -217,7 +246,7 @@ def _gates_tokens(config: LearnableScaling, site: SkipSite) -> bool:
 def _network(config: LearnableScaling, width: int) -> nn.Module:
     if config.module == "ie":
         return InstanceEnhance(width)
-    return SqueezeExcite(width, config.ratio, config.activation, start_flat=config.start == "cs")
+    return SqueezeExcite(width, config.ratio, config.activation, start_flat=config.start != "paper")
 
 
 def _logits(curve: Sequence[float]) -> Tensor:
