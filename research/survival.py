@@ -367,7 +367,7 @@ def train(runs: Sequence[Run], images: Tensor, done: Callable[[Run, dict[str, An
             keep_(optimizer, parameters, buffers, rows)
     for row, i in enumerate(alive):
         if gated:
-            gate_history[i][setting.steps] = measure_gates(shell, parameters, buffers, row, x, t)
+            gate_history[i][setting.steps] = measure_gates(shell, parameters, buffers, row, x, t)  # pyright: ignore[reportPossiblyUnboundVariable]
         done(runs[i], finish(fates[i], gate_history[i]))
 
 
@@ -810,6 +810,8 @@ def draw_gates(study: Study, records: Sequence[dict[str, Any]], path: Path) -> N
                 shade = plt.get_cmap("viridis")(int(step) / record["steps"])
                 means = [value[0] / kappa for value, kappa in zip(values, curve, strict=True)]
                 axes.semilogy(skips, means, color=shade, label=step)
+        values = list(record["gates"].values())[-1]
+        curve, skips = [0.7**i for i in range(len(values))], range(1, len(values) + 1)
         low, high = ([max(v[k], 1e-6) / kappa for v, kappa in zip(values, curve, strict=True)] for k in (1, 2))
         axes.fill_between(skips, low, high, color="0.85", zorder=0)
         fate = f"collapsed at {record['collapsed']}" if record["collapsed"] else "survived"

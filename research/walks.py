@@ -98,9 +98,9 @@ def _quietly(*arguments: str) -> None:
 def attach(_: Path) -> list[dict[str, Any]]:
     """One line of the README on a UNet of diffusers, and a forward after it."""
     import torch
-    from diffusers import UNet2DModel
+    from diffusers import UNet2DModel  # pyright: ignore[reportPrivateImportUsage]
 
-    blocks = {"down_block_types": ("DownBlock2D",) * 2, "up_block_types": ("UpBlock2D",) * 2}
+    blocks: dict[str, Any] = {"down_block_types": ("DownBlock2D",) * 2, "up_block_types": ("UpBlock2D",) * 2}
     unet = UNet2DModel(sample_size=16, block_out_channels=(32, 64), norm_num_groups=8, **blocks)
     inputs = (torch.randn(1, 3, 16, 16), torch.tensor([10]))
     with walking() as scaling:

@@ -11,8 +11,8 @@ from scalelong.data import load_data, to_float
 from scalelong.errors import ScaleLongError
 from scalelong.experiments.figures import draw_seeds, legend, panels
 from scalelong.experiments.results import RunRecord, rounded
-from scalelong.experiments.runs import PlannedRun, noisy_probe
-from scalelong.noise import epsilon_losses
+from scalelong.experiments.runs import PlannedRun
+from scalelong.noise import epsilon_losses, even_fractions
 from scalelong.runs.load import load_run
 from scalelong.runs.model import load_run_data
 from scalelong.theory import expected_input_norm, noise_gain, sampled_statistics, second_moment

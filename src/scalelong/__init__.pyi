@@ -16,6 +16,7 @@ from .errors import (
     SkipMismatchError as SkipMismatchError,
     UnreachableSkipError as UnreachableSkipError,
     UnsupportedModelError as UnsupportedModelError,
+    VerificationError as VerificationError,
 )
 from .kappa import (
     KappaChoice as KappaChoice,
@@ -29,6 +30,7 @@ from .scaling import (
     BalancedScaling as BalancedScaling,
     ConstantScaling as ConstantScaling,
     CustomScaling as CustomScaling,
+    FreeUScaling as FreeUScaling,
     LearnableScaling as LearnableScaling,
     MagnitudePreserving as MagnitudePreserving,
     NormScaling as NormScaling,
@@ -42,6 +44,9 @@ from .skips import (
     FoldReport as FoldReport,
     LongSkip as LongSkip,
     SkipPlan as SkipPlan,
+    SkipStart as SkipStart,
+    StartReport as StartReport,
+    UnfoldableSkipsError as UnfoldableSkipsError,
     coefficients as coefficients,
     find_skips as find_skips,
     fold_ as fold_,
@@ -52,11 +57,14 @@ from .skips import (
     scale_skips_ as scale_skips_,
     scaling_of as scaling_of,
     start_merges_ as start_merges_,
+    start_skips_ as start_skips_,
     unscale_ as unscale_,
     unscaled as unscaled,
 )
 from .stability import (
     Diagnosis as Diagnosis,
+    RateRange as RateRange,
     StabilityMonitor as StabilityMonitor,
     diagnose as diagnose,
+    rate_range as rate_range,
 )

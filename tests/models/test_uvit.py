@@ -191,8 +191,7 @@ def test_bad_inputs():
 
 
 def test_published_sizes():
-    from scalelong.commands.models import count
-    from scalelong.models import UVIT_PRESETS, UVIT_PUBLISHED
+    from scalelong.models import UVIT_PRESETS, UVIT_PUBLISHED, count_parameters as count
 
     assert set(UVIT_PUBLISHED) == set(UVIT_PRESETS)
     with torch.device("meta"):

@@ -113,9 +113,9 @@ def test_fashion_mnist_is_read_as_its_idx_files_say(tmp_path) -> None:
     """Padded to 32x32 and averaged over 4x4, computed here from the bytes."""
     pixels = torch.randint(0, 256, (5, 28, 28), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     header = struct.pack(">IIII", 0x803, 5, 28, 28)
-    with gzip.open(tmp_path / "train-images-idx3-ubyte.gz", "wb") as file:
+    with gzip.GzipFile(tmp_path / "train-images-idx3-ubyte.gz", "wb") as file:
         file.write(header + pixels.numpy().tobytes())
-    with gzip.open(tmp_path / "train-labels-idx1-ubyte.gz", "wb") as file:
+    with gzip.GzipFile(tmp_path / "train-labels-idx1-ubyte.gz", "wb") as file:
         file.write(struct.pack(">II", 0x801, 5) + bytes(5))
     padded = torch.full((5, 1, 32, 32), -1.0)
     padded[:, 0, 2:30, 2:30] = pixels.float() / 127.5 - 1

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from scalelong.console import Progress
+from scalelong.console import TrainingProgress
 from scalelong.runs import LoggingConfig, RunFolder, TrainConfig, load_config
 from scalelong.runs.folder import COMMAND_VARIABLE, this_command
 from scalelong.training import train
@@ -47,7 +47,7 @@ class FakeAccelerator:
 
 def recorder(accelerator: FakeAccelerator, tmp_path) -> Recorder:
     config = TrainConfig(logging=LoggingConfig(trackers=tuple(accelerator.log_with)))
-    return Recorder(config, RunFolder(tmp_path / "my-run"), accelerator, Progress(1, enabled=False))
+    return Recorder(config, RunFolder(tmp_path / "my-run"), accelerator, TrainingProgress(1, enabled=False))
 
 
 def test_every_tracker_has_its_own_project(tmp_path):

@@ -11,7 +11,7 @@ from ..files import write_text
 from ..runs.config import TrainConfig, load_config
 from ..runs.recipes import RECIPES, recipe
 from ..stability.range import METHODS
-from .compare import listed, without_place
+from .compare import listed, without_out_flag
 
 RATES = "1e-3,2e-3,4e-3,8e-3,16e-3"
 
@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
         out=out,
         title=f"{name}: {config.model}{_options(config)}, {options.steps} steps at constant rates",
     )
-    write_text(out / "command.txt", f"scalelong range {shlex.join(without_place(arguments))}\n")
+    write_text(out / "command.txt", f"scalelong range {shlex.join(without_out_flag(arguments))}\n")
     print(f"\n{found}\n")
     print(f"picture, table and runs: {out}; for a report: scalelong report {out}")
     return 0

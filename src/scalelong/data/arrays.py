@@ -467,7 +467,7 @@ def load_garments(name: str, options: Options) -> ImageData:
             f"{name!r} has no part {options.split!r}: all 2000 garments are 'train'. "
             "Use data.split(held_out=...) to keep some apart"
         )
-    np = needs("numpy", "reading the embedded garments")
+    np = needs("numpy", "train", "reading the embedded garments")
     place = files("scalelong.data").joinpath("garments.npz")
     with place.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
         images, labels = torch.from_numpy(arrays["images"]), torch.from_numpy(arrays["labels"])

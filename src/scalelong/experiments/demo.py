@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from ..diffusion.images import to_bytes
 from ..errors import InvalidConfigError
+from ..models.call import Denoiser
 from ..noise import as_epsilon
 from ..randomness import generator
 from ..runs.config import DiffusionConfig, OptimizerConfig, TrainConfig
-from ..runs.model import Network
 from ..runs.samples import image_grid, save_png
 from ..stability import RateRange, RateRun
 from .rates import RecipeTask, clean_images, config_range
@@ -109,7 +109,7 @@ def _denoised(task: RecipeTask, model: nn.Module) -> Tensor:
     t = torch.full((len(x0),), NOISE_TIME)
     noise = torch.randn(x0.shape, generator=generator(0, "demo"))
     noisy = task.process.add_noise(x0, noise, t)
-    network = Network(model.eval(), model)
+    network = Denoiser(model.eval())
     epsilon = as_epsilon(task.process, task.config.diffusion.prediction, network(noisy, t), noisy, t)
     signal, sigma = (value.view(-1, 1, 1, 1) for value in task.process.signal_and_noise(t))
     # A broken network may answer with anything: its pixels are drawn gray.

@@ -15,14 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..data import to_float
-from ..diffusion.inputs import ExampleMaker
 from ..errors import InvalidConfigError
-from ..noise import NoiseProcess, losses
+from ..models.call import Denoiser
+from ..noise import losses
 from ..randomness import generator
 from ..runs.config import TrainConfig, flatten, to_dict
-from ..runs.folder import shape_of
-from ..runs.model import Network, build_model, example_call, load_images, make_conditions
+from ..runs.model import build_model, example_forward, load_run_data
 from ..stability import Method, RateRange, RateRun, rate_range
 from ..stability.range import METHODS
 from .runs import Variant, as_variant
@@ -38,26 +36,23 @@ class RecipeTask:
 
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
-        self.data, _ = load_images(config, lambda _: None)
-        self.shape = shape_of(self.data)
-        self.process = NoiseProcess(config.diffusion.schedule)
-        about = self.data.annotations
-        conditions = make_conditions(config, self.data.classes, about.captions, say=lambda _: None)
-        self.examples = ExampleMaker(config, self.process, self.shape, conditions, torch.device("cpu"))
+        self.source = load_run_data(config)
+        self.data, self.shape = self.source.train, self.source.shape
+        self.inputs = self.source.inputs()
+        self.process = self.inputs.process
 
     def build(self, seed: int) -> nn.Module:
         return build_model(replace(self.config, seed=seed, scaling="none"), self.shape)
 
     def step(self, model: nn.Module, i: int, source: torch.Generator) -> Tensor:  # noqa: ARG002, the generator knows i
-        network = Network(model, model)
-        return self.loss(lambda condition: network.given(condition), source)
+        return self.loss(Denoiser(model).given, source)
 
     def loss(self, predict: Callable[[Tensor | None], Any], source: torch.Generator) -> Tensor:
         """The loss of one batch: images, times, noise and conditions are functions of the generator's seed."""
         size = self.config.batch_size
         batch = self.data.fetch(torch.randint(len(self.data), (size,), generator=source))
-        drawn = replace(self.examples, config=replace(self.config, seed=source.initial_seed()))
-        x0, noise, t, condition = drawn(0, range(size), batch)
+        maker = replace(self.inputs, seed=source.initial_seed())
+        x0, noise, t, condition = maker.for_step(0, range(size), batch)
         return losses(predict(condition), self.process, self.config.diffusion.prediction, x0, noise, t).mean()
 
     def zero_loss(self) -> float:
@@ -97,7 +92,7 @@ def config_range(
         )
     listed = [_method(method, config) for method in methods]
     task = RecipeTask(config)
-    example = example_call(task.build(0), config, task.shape)
+    example = example_forward(task.build(0), config, task.shape)
     values = flatten(to_dict(config))
     return rate_range(
         task.build,
@@ -132,7 +127,7 @@ def _method(given: str | Variant | Method, config: TrainConfig) -> Method | str:
             f"They may differ in the model, its options and the scaling alone"
         )
     changed = variant.apply(config)
-    shape = shape_of(load_images(changed, lambda _: None)[0])
+    shape = load_run_data(changed).shape
     return Method(
         variant.name, changed.scaling, lambda seed: build_model(replace(changed, seed=seed, scaling="none"), shape)
     )
@@ -140,4 +135,4 @@ def _method(given: str | Variant | Method, config: TrainConfig) -> Method | str:
 
 def clean_images(task: RecipeTask, count: int) -> Tensor:
     """The first images of the data in [-1, 1]: (count, C, H, W)."""
-    return to_float(task.data.fetch(torch.arange(min(count, len(task.data)))).images)
+    return task.inputs.clean(task.data, count)

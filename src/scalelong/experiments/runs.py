@@ -18,8 +18,8 @@ from ..diffusion.inputs import NoisyInputs
 from ..errors import InvalidConfigError, NonFiniteError, RunFailedError, ScaleLongError
 from ..files import write_text
 from ..runs.checkpoint import saved_steps
-from ..runs.config import TrainConfig, from_dict, to_dict
-from ..runs.folder import COMMAND_VARIABLE, read_metrics, this_command
+from ..runs.config import TrainConfig, flatten, from_dict, to_dict
+from ..runs.folder import COMMAND_VARIABLE, this_command
 from ..runs.load import Run
 from ..runs.model import RunData, build_model, load_run_data
 from ..scaling import as_scaling

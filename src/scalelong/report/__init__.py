@@ -35,7 +35,7 @@ from ..experiments.results import (
     verdict,
 )
 from ..files import write_text
-from ..stability.alarms import AlarmRules, Watchman
+from ..stability.alarms import AlarmDetector, AlarmRules
 
 __all__ = ["NoRunsError", "collect", "write_report"]
 
@@ -259,11 +259,11 @@ def _alarms(run: RunRecord) -> list[dict[str, Any]]:
         if name.startswith(prefixes) or name in ("loss_max", "headroom", "activation_max"):
             for step, value in curve.points:
                 readings.setdefault(step, {})[name] = value
-    watch = Watchman(AlarmRules())
+    watch = AlarmDetector(AlarmRules())
     return [
         {**about, "step": alarm.step, "kind": alarm.kind, "message": alarm.message}
         for step in sorted(readings)
-        for alarm in watch.look(step, readings[step])
+        for alarm in watch.check(step, readings[step])
     ]
 
 

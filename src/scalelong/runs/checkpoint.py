@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
 import torch
 from torch import Tensor
+
 from .._version import __version__
 from ..errors import CheckpointError
 from ..files import file_digest, sync, write_text
 from .config import CheckpointConfig
-
-
 
 MODEL, EMA, TRAINING, MANIFEST = "model.safetensors", "ema.safetensors", "training.pt", "manifest.json"
 FORMAT = 1

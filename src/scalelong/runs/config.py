@@ -1,20 +1,18 @@
 """Everything that defines a run, as plain data. Names are unique across the groups, so that they serve as flags."""
 
-import math
-from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
-from ..diffusion.solvers import SAMPLERS
-from ..errors import InvalidConfigError
-from ..noise import NoiseProcess, Prediction, Schedule, require_prediction
-from ..scaling import as_scaling
 import dataclasses
+import math
 import types
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
-from ..errors import InvalidConfigError, MissingDependencyError
 
-
+from ..diffusion.solvers import SAMPLERS
+from ..errors import InvalidConfigError
+from ..noise import NoiseProcess, Prediction, Schedule, require_prediction
+from ..optional import needs
+from ..scaling import as_scaling
 
 Decay = Literal["constant", "linear", "cosine"]
 Precision = Literal["no", "bf16", "fp16"]

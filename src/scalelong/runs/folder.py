@@ -11,18 +11,17 @@ from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
 import torch
+
 from .._version import __version__
 from ..data import ImageData
 from ..diffusion.conditions import words_of
 from ..errors import RunFolderError
 from ..files import FolderLock, append_json_line, read_json_lines, write_json_lines, write_text
 from .checkpoint import saved_steps
-from .config import TrainConfig
-from .config import differences, dump_config, harmful_differences, load_config
-from .model import DataShape
-
-
+from .config import TrainConfig, conflicting_changes, differences, dump_config, load_config
+from .model import DataShape, shape_of
 
 CONFIG, DATA, METRICS, ROLLBACKS = "config.yaml", "data.json", "metrics.jsonl", "rollbacks.json"
 MOST_WORDS = 5000

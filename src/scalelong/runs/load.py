@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
+
 from ..diffusion.conditions import Conditions
 from ..diffusion.images import ImageMaker, requests
 from ..diffusion.latents import Autoencoder
@@ -17,14 +19,9 @@ from ..errors import CheckpointError, RunFolderError
 from ..models.call import Denoiser
 from ..noise import NoiseProcess
 from .checkpoint import EMA, MODEL, newest_good, step_folder, verify
-from .model import make_conditions
-from .config import TrainConfig
-from .config import load_config
-from .model import DataShape, Network, build_model
+from .config import TrainConfig, load_config
 from .folder import CONFIG, RunFolder
-
-if TYPE_CHECKING:
-    from ..diffusion.images import ImageMaker
+from .model import DataShape, Log, build_model, make_conditions
 
 logger = logging.getLogger(__name__)
 

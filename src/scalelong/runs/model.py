@@ -10,30 +10,39 @@ a condition gets a network that uses it, or an error that says why not.
 
 import inspect
 import json
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
 import torch
 from torch import Tensor, nn
+
+from ..data import ImageData, load_data
+from ..diffusion.conditions import (
+    ClassCondition,
+    Conditions,
+    HashedWords,
+    PretrainedTextEncoder,
+    TextCondition,
+    TextEncoder,
+    Unconditional,
+    cache_captions,
+)
+from ..diffusion.inputs import InputMaker, NoisyInputs
+from ..diffusion.latents import Autoencoder, encode_data
 from ..errors import InvalidConfigError
-from ..models import UViT
-from ..models import unet
+from ..models import UViT, unet
+from ..models.call import call_arguments, require_condition_used
 from ..models.presets import preset_arguments
 from ..noise import NoiseProcess
 from ..optional import load_object
 from ..randomness import seed_global
 from ..scaling import NoScaling, as_scaling
 from ..skips import scale_skips_, start_merges_
-from .config import TrainConfig
-from collections.abc import Callable, Sequence
-from ..diffusion.conditions import ClassCondition, Conditions, PretrainedTextEncoder, TextCondition, TextEncoder, Unconditional, WordEncoder, cache_captions
 from .config import TextConfig, TrainConfig
-from ..data import ImageData, load_data
-from ..diffusion.latents import Autoencoder, encode_data
-
-
 
 logger = logging.getLogger(__name__)
 

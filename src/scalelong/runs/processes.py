@@ -2,25 +2,25 @@
 
 from collections.abc import Callable
 from typing import Any, TypeVar
+
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from ..errors import InvalidConfigError, MissingDependencyError, ScaleLongError
+
+from ..errors import InvalidConfigError, ScaleLongError
+from ..optional import needs
 from .config import TrainConfig
-
-
 
 Result = TypeVar("Result")
 
 
 def make_accelerator(config: TrainConfig, folder: str) -> Any:
     """An Accelerator for this run. The number of processes and the kind of parallelism come from the launcher."""
-    try:
-        from accelerate import Accelerator
-        from accelerate.state import AcceleratorState
-        from accelerate.utils import DistributedDataParallelKwargs
-    except ImportError as error:
-        raise MissingDependencyError("accelerate", "train", "training") from error
+    needs("accelerate", "train", "training")
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+    from accelerate.utils import DistributedDataParallelKwargs
+
     # Its precision is shared by all Accelerators of a process; an earlier run may have had a different one.
     AcceleratorState._reset_state(reset_partial_state=False)
     try:

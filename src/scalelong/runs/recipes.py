@@ -4,18 +4,26 @@ U-ViT's numbers are those of its authors' configurations. The paper says of its 
 DDPM for CIFAR-10 and IDDPM for ImageNet 64, so their numbers are those of these papers.
 """
 
-from collections.abc import Callable
-from dataclasses import replace
-from ..errors import InvalidConfigError
-from .config import CheckpointConfig, DiffusionConfig, ImagesConfig, LoggingConfig, OptimizerConfig, TextConfig, TrainConfig
 import hashlib
 import json
 import re
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from .config import TrainConfig
-from .config import HARMLESS, flatten, to_dict
 
-
+from ..errors import InvalidConfigError
+from .config import (
+    MAY_CHANGE,
+    CheckpointConfig,
+    DiffusionConfig,
+    ImagesConfig,
+    LoggingConfig,
+    OptimizerConfig,
+    TextConfig,
+    TrainConfig,
+    flatten,
+    to_dict,
+)
 
 _LONG = CheckpointConfig(save_every=10_000, keep_last=3, keep_every=50_000)
 _LONG_LOGGING = LoggingConfig(log_every=100, samples_every=10_000, samples=100, sampler_steps=50)

@@ -8,23 +8,23 @@ The folder can be continued: what is there is not made again, and what was made 
 """
 
 import io
+import json
+import logging
 import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
+
 import torch
 from torch import Tensor
-from ..errors import MissingDependencyError
-from ..files import write_bytes
-import json
-from collections.abc import Iterator, Sequence
-from typing import Any
+
 from ..data import to_float
 from ..diffusion.images import Request
-from ..errors import ScaleLongError
-from ..files import write_text
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 from ..diffusion.solvers import SampleSettings
-from ..files import file_digest
+from ..errors import SampleFolderError
+from ..files import file_digest, write_bytes, write_text
+from ..optional import needs
 from .checkpoint import EMA, MODEL, step_folder
 from .load import Run
 from .processes import on_main

@@ -15,6 +15,7 @@ from .base import (
     Scaling,
     SkipScaling,
     SkipSite,
+    register_scaling,
     require,
     require_choice,
     require_kappa,

@@ -90,11 +90,11 @@ def _obstacle(host: Host, index: int) -> str | None:
     reason = host.unfoldable(index)
     if reason == "" and host.scaling is not None and host.scaling.constants(index) != UNSCALED:
         for target in host.fold_targets(index):
-            reason = reason or _layer_obstacle(host.model, target)
+            reason = reason or layer_obstacle(host.model, target)
     return reason
 
 
-def _layer_obstacle(model: nn.Module, target: FoldTarget) -> str:
+def layer_obstacle(model: nn.Module, target: FoldTarget) -> str:
     """What has become of a layer since it was planned: adapters replace layers, parametrisations compute weights."""
     try:
         layer: Any = model.get_submodule(target.module)

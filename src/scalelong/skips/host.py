@@ -226,8 +226,7 @@ class AttachedHost:
     def fold_targets(self, index: int) -> tuple[FoldTarget, ...]:
         state = self.state
         assert state is not None
-        skip = state.plan[index]
-        return skip.beyond if acts_behind_norm(skip, state.scaling) else skip.fold
+        return fold_targets_of(state.plan[index], state.scaling)
 
     def fold(self, index: int, factors: Constants) -> None:
         for target in self.fold_targets(index):
@@ -247,6 +246,11 @@ class AttachedHost:
         state.folded |= folded
         if kept:
             attach_(self.model, state)
+
+
+def fold_targets_of(skip: LongSkip, scaling: SkipScaling) -> tuple[FoldTarget, ...]:
+    """The layers whose weights can take the constants of a long skip."""
+    return skip.beyond if acts_behind_norm(skip, scaling) else skip.fold
 
 
 def host_of(model: Any) -> Host:

@@ -18,8 +18,9 @@ from ..scaling.baselines import MERGE_STARTS, require_merge_start, start_merge_
 from .api import is_scaled, scaling_of
 from .attach import acts_behind_norm, has_scaling
 from .examples import ExampleInputs
-from .find import find_skips
-from .host import host_of
+from .find import Patterns, find_skips
+from .fold import layer_obstacle
+from .host import SkipHost, fold_targets_of, host_of, multiply_weights_, unwrap
 from .plan import FoldTarget, LongSkip, SkipPlan
 
 STARTS = MERGE_STARTS[1:]
@@ -227,12 +228,19 @@ def _unfoldable(host: Any, skip: LongSkip, scaling: SkipScaling) -> str:
     if isinstance(host, SkipHost):
         weights = [(skip.consumer, parameter) for parameter in host.parameters()] if isinstance(host, nn.Module) else []
     else:
-        targets = _targets(skip, scaling)
+        targets = fold_targets_of(skip, scaling)
         if not targets:
             return skip.unfoldable
         if constants.main != 1.0 and any(target.output for target in targets):
             return "its main path cannot be folded"
         weights = [(target.module, _weight(host, target)) for target in targets]
+        obstacles = [
+            layer_obstacle(host, target)
+            for target, (_, weight) in zip(targets, weights, strict=True)
+            if weight is not None
+        ]
+        if any(obstacles):
+            return next(filter(None, obstacles))
     for name, weight in weights:
         if weight is None:
             return f"{name} is not the layer that the plan names"
@@ -254,9 +262,9 @@ def _fold(host: Any, skip: LongSkip, scaling: SkipScaling, factors: Constants) -
     if isinstance(host, SkipHost):
         host.fold_skip(skip.index, factors)
         return (skip.consumer or "the model",)
-    targets = _targets(skip, scaling)
+    targets = fold_targets_of(skip, scaling)
     for target in targets:
-        _multiply(host.get_submodule(target.module), target, factors)
+        multiply_weights_(host.get_submodule(target.module), target, factors)
     return tuple(target.module for target in targets)
 
 

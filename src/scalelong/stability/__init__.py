@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .diagnosis import Diagnosis, diagnose
     from .many import StepFailedError
     from .monitor import StabilityMonitor
+    from .nonfinite import NonFiniteReport, explain_nonfinite
     from .probe import Features, probe
     from .range import CollapseRule, Method, rate_range
     from .survival import Difference, HalfRate, RateRange, RateRun
@@ -34,6 +35,7 @@ __all__ = [
     "HalfRate",
     "JsonLines",
     "Method",
+    "NonFiniteReport",
     "Oscillation",
     "RateRange",
     "RateRun",
@@ -41,6 +43,7 @@ __all__ = [
     "StepFailedError",
     "TensorBoard",
     "diagnose",
+    "explain_nonfinite",
     "lightning_callback",
     "oscillation",
     "probe",
@@ -54,6 +57,7 @@ _ROOMS = {
     "diagnosis": ("Diagnosis", "diagnose"),
     "many": ("StepFailedError",),
     "monitor": ("StabilityMonitor",),
+    "nonfinite": ("NonFiniteReport", "explain_nonfinite"),
     "probe": ("Features", "probe"),
     "range": ("CollapseRule", "Method", "rate_range"),
     "survival": ("Difference", "HalfRate", "RateRange", "RateRun"),

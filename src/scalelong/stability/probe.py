@@ -14,9 +14,9 @@ from torch.utils.hooks import RemovableHandle
 
 from ..models.call import evaluating, first_tensor
 from ..skips import find_skips, is_scaled, plan_of
+from ..skips.attach import operand
 from ..skips.examples import ExampleInputs
 from ..skips.host import unwrap
-from ..skips.attach import operand
 from ..skips.plan import LongSkip, SkipPlan
 
 MIDDLES = ("middle", "mid_block", "middle_block", "mid", "bottleneck")

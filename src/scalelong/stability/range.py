@@ -38,7 +38,7 @@ from ..skips.examples import ExampleInputs
 from ..skips.host import unwrap
 from ..skips.plan import SkipPlan
 from .many import Key, Store, carry_out, default_jobs, kept_random_state, line
-from .probe import Meter, listen
+from .probe import Meter, attach_meter
 from .survival import RateRange, RateRun
 
 Build = Callable[[int], nn.Module]
@@ -371,7 +371,7 @@ class Watch:
     def __init__(self, model: nn.Module, plan: SkipPlan | None) -> None:
         self.meter = Meter()
         self.readings: list[tuple[int, dict[str, float]]] = []
-        self._handles = [] if plan is None else listen(unwrap(model), plan, self.meter)
+        self._handles = [] if plan is None else attach_meter(unwrap(model), plan, self.meter)
 
     def __enter__(self) -> "Watch":
         return self
