@@ -21,6 +21,11 @@ def is_model_code(code: CodeType) -> bool:
     return not file.startswith(_LIBRARIES) and not any(helper in file for helper in _HELPERS)
 
 
+def is_own_code(code: CodeType) -> bool:
+    """Ours: in functions that were rewritten for another model of the same class."""
+    return code.co_filename.startswith(_LIBRARIES[1])
+
+
 @dataclass(eq=False, slots=True)
 class Invocation:
     """One run of a function, torch's own included."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from .callsites import CallSite, CallStack, Invocation, is_model_code
+from .callsites import CallSite, CallStack, Invocation, is_model_code, is_own_code
 from .containers import TreePath, containers, content_of, held_tensors, is_changed, leaves
 from .identity import Extent, Identity, Write
 from .merges import OTHER, SLICES, MergeKind, kind_of
@@ -497,8 +497,9 @@ class Recorder(TorchDispatchMode):
                 return
             words = {word: self.node_of(item) for word, item in _arguments(frame) if isinstance(item, Tensor)}
             parameters = {word: node for word, node in words.items() if node is not None}
-            if not parameters and not is_model_code(frame.f_code):
-                return  # such as callbacks for tensors that die at this moment
+            # Callbacks for tensors that die at this moment, and what we put into the text, are no calls of the model.
+            if is_own_code(frame.f_code) or (not parameters and not is_model_code(frame.f_code)):
+                return
             call = FunctionCall(parameters, len(self.trace.nodes), site)
             self._functions[frame] = call
             self.trace.functions.append(call)
