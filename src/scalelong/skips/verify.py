@@ -318,7 +318,7 @@ class _Observer(TorchDispatchMode):
         result = func(*args, **kwargs)
         if is_layer:
             given, made = ([leaf for leaf in pytree.tree_leaves(v) if isinstance(leaf, Tensor)] for v in (args, result))
-            noted = [*given, *made]
+            noted = [*given[:2], *made]  # weights come last
             if self.results_without is not None:
                 noted = [] if any(tensor.data_ptr() in self.results_without for tensor in given) else made
             self.readings += [_sample(tensor) for tensor in noted if _is_comparable(tensor)]
