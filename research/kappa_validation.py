@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from scalelong.files import write_text
 from scalelong.kappa import GRID, PilotRun, choose_kappa
+from scalelong.models import SkipMerge
 from scalelong.scaling import BalancedScaling, ConstantScaling, NoScaling, Scaling, UniformScaling
 from scalelong.skips import scale_skips_
 from scalelong.theory.moments import noisy_batch
@@ -61,7 +62,7 @@ def widen_(model: nn.Module) -> nn.Module:
     """
     with torch.no_grad():
         for module in model.modules():
-            if isinstance(module, nn.Linear):
+            if isinstance(module, nn.Linear | SkipMerge):
                 module.weight.mul_((512 / model.dim) ** 0.5)  # pyright: ignore
     return model
 

@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from scalelong.console import text_table
-from scalelong.data import to_float
 from scalelong.errors import InvalidConfigError
 from scalelong.experiments.runs import exit_code
+from scalelong.noise import even_fractions
 from scalelong.runs.load import load_run
-from scalelong.runs.model import load_images
+from scalelong.runs.model import load_run_data
 
 from .starts import kernel_gains
 
@@ -27,11 +27,10 @@ def error_row(folder: Path) -> dict[str, str]:
     convolution = getattr(run.model, "final_conv", None)
     if not isinstance(convolution, nn.Conv2d) or run.config.diffusion.prediction != "epsilon":
         raise InvalidConfigError(f"{folder} is not a U-ViT that predicts ε and ends in a convolution")
-    data, held_out = load_images(run.config, lambda _: None)
-    images = (held_out or data).fetch(torch.arange(min(IMAGES, len(held_out or data)))).images
-    x0, generator = to_float(images), torch.Generator().manual_seed(0)
-    t = run.process.times((torch.arange(len(x0)) + 0.5) / len(x0))
-    noise = torch.randn(x0.shape, generator=generator)
+    data = load_run_data(run.config)
+    x0 = data.inputs().clean(data.held_out or data.train, IMAGES)
+    t = run.process.times(even_fractions(len(x0)))
+    noise = torch.randn(x0.shape, generator=torch.Generator().manual_seed(0))
     error = noise - run.model(run.process.add_noise(x0, noise, t), t)
     by_image = error.square().mean((1, 2, 3))
     quarters = [float(part.mean()) for part in by_image.chunk(4)]

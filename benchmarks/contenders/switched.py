@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from scalelong.models import SkipMerge
 from scalelong.stability import StabilityMonitor
 from scalelong.training.loop import Trainer
 
@@ -17,7 +18,7 @@ from .parts import monitor_of
 from .sharing import networks_share, share_state_, share_weights_
 from .trainer import TrainingStep, configuration, inference_parts, make_trainer
 
-UNCUT = (nn.Linear, nn.LayerNorm)
+UNCUT = (nn.Linear, nn.LayerNorm, SkipMerge)
 """Layers that a fused block takes for itself only if nobody listens to them."""
 OPTIMISER = (-3, -2, -1)
 """The slices before, in and after the optimiser's step. They always count: operations on lists of tensors do not tell

@@ -20,7 +20,7 @@ from scalelong.runs.config import (
     TrainConfig,
 )
 from scalelong.runs.folder import RunFolder
-from scalelong.runs.model import DataShape, build_model, uses_channels_last
+from scalelong.runs.model import DataShape, RunData, build_model, uses_channels_last
 from scalelong.runs.processes import make_accelerator
 from scalelong.training.loop import Trainer
 
@@ -101,7 +101,9 @@ def trainer_on(config: TrainConfig, data: ImageData) -> Trainer:
     folder = tempfile.mkdtemp(prefix="scalelong-bench-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     accelerator = make_accelerator(config, folder)
-    return Trainer(config, RunFolder(folder), accelerator, data, None, TrainingProgress(config.steps, enabled=False))
+    return Trainer(
+        config, RunFolder(folder), accelerator, RunData(config, data, data), TrainingProgress(config.steps, False)
+    )
 
 
 def inference_parts(*, folded: bool = False, **arguments: Any) -> tuple[nn.Module, tuple[Tensor, ...]]:

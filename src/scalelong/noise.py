@@ -1,9 +1,15 @@
-"""The noise process: x_t = √ᾱ_t x_0 + √(1-ᾱ_t) ε, and which times a network is trained on.
+"""The noise process: x_t = √ᾱ_t x_0 + √(1-ᾱ_t) ε (Eq. 1), and what a network is asked to predict.
 
-Times are in the units of the network, 0 to 999. Under "vp" they are continuous (the authors' VP-SDE), under "ddpm",
-"cosine" and "sd" (Stable Diffusion's, for latents) whole.
+One home for theory, training and sampling: the schedules, x_t, the times, ε / v / x_0, and the losses. torch is all
+that it needs. Times are in the units of the network, 0 to 999. Under "vp" (the authors' VP-SDE) they are continuous,
+under "ddpm", "cosine" and "sd" (Stable Diffusion's, for latents) whole.
+
+    process = NoiseProcess("vp")
+    t = process.times(even_fractions(len(x0)))
+    x_t = process.add_noise(x0, noise, t)
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,9 +19,10 @@ import torch
 from torch import Tensor
 
 from .errors import InvalidConfigError
-from .optional import needs
 
 Schedule = Literal["vp", "ddpm", "cosine", "sd"]
+
+SCHEDULES: tuple[str, ...] = get_args(Schedule)
 
 STEPS = 1000
 """T of the discrete schedules, and the number of steps into which samplers divide the continuous one."""
@@ -23,21 +30,90 @@ STEPS = 1000
 BETA_MIN, BETA_MAX = 0.1, 20.0
 """β(0) and β(1) of the VP-SDE."""
 
-_DIFFUSERS_OPTIONS: dict[str, dict[str, Any]] = {
-    "ddpm": {"beta_schedule": "linear"},
-    "cosine": {"beta_schedule": "squaredcos_cap_v2"},
-    "sd": {"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012},
-}
+
+# Schedules: β_t and ᾱ_t
+
+
+def discrete_betas(schedule: str, dtype: torch.dtype = torch.float32) -> Tensor:
+    """β_t of a discrete schedule, t = 0 ... 999. In float32 they are those of diffusers, bit for bit."""
+    if schedule == "ddpm":
+        # DDPM (Ho et al., 2020): linear.
+        return torch.linspace(1e-4, 0.02, STEPS, dtype=dtype)
+    if schedule == "sd":
+        # Stable Diffusion (Rombach et al., 2022): linear in √β.
+        return torch.linspace(0.00085**0.5, 0.012**0.5, STEPS, dtype=dtype) ** 2
+    if schedule == "cosine":
+        # Improved DDPM (Nichol & Dhariwal, 2021): β_t = min(1 - ᾱ(t+1)/ᾱ(t), 0.999). With Python's own cosine, because
+        # torch's differs from it in the last bit.
+        curve = [math.cos((step / STEPS + 0.008) / 1.008 * math.pi / 2) ** 2 for step in range(STEPS + 1)]
+        return torch.tensor([min(1 - curve[step + 1] / curve[step], 0.999) for step in range(STEPS)], dtype=dtype)
+    raise InvalidConfigError(f"the schedule {schedule!r} has no discrete β_t; discrete are ddpm, cosine and sd")
+
+
+def alpha_bars(schedule: Any = "ddpm") -> Tensor:
+    """ᾱ_t in float64, one value per training time, all equally likely. E_t ᾱ_t is what Lemma 3.2 needs of a schedule.
+
+    `schedule` is a name, a tensor or sequence of ᾱ_t, or a scheduler of diffusers (its `alphas_cumprod`). E_t ᾱ_t is
+    0.2755 for "ddpm", 0.2760 for "vp" (at the middle of 1000 intervals of its continuous time), 0.4956 for "cosine" and
+    0.3734 for "sd".
+    """
+    if isinstance(schedule, str):
+        _require_schedule(schedule)
+        if schedule == "vp":
+            return torch.exp(-_beta_integral((torch.arange(STEPS, dtype=torch.float64) + 0.5) / STEPS))
+        return torch.cumprod(1 - discrete_betas(schedule, torch.float64), 0)
+    schedule = getattr(schedule, "alphas_cumprod", schedule)
+    try:
+        values = torch.as_tensor(schedule, dtype=torch.float64).flatten()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidConfigError(
+            f"a noise schedule is a name ({', '.join(SCHEDULES)}), the values ᾱ_t, or a scheduler with alphas_cumprod; "
+            f"got {type(schedule).__name__}"
+        ) from error
+    if len(values) == 0 or not bool(((values >= 0) & (values <= 1)).all()):
+        raise InvalidConfigError("every ᾱ_t must lie in [0, 1], and there must be at least one")
+    return values
+
+
+def _beta_integral(t: Tensor) -> Tensor:
+    """∫_0^t β(s) ds with β(s) = β_min + s (β_max - β_min)."""
+    return BETA_MIN * t + 0.5 * (BETA_MAX - BETA_MIN) * t**2
+
+
+def _require_schedule(schedule: str) -> None:
+    if schedule not in SCHEDULES:
+        raise InvalidConfigError(f"unknown noise schedule {schedule!r}; known: {', '.join(SCHEDULES)}")
+
+
+# x_t
+
+
+def mix(x0: Tensor, noise: Tensor, signal: Tensor, sigma: Tensor) -> Tensor:
+    """Eq. (1): signal · x_0 + sigma · ε, with one signal and one sigma (B,) per image."""
+    return _per_image(signal, x0) * x0 + _per_image(sigma, x0) * noise
+
+
+def even_fractions(count: int, generator: torch.Generator | None = None) -> Tensor:
+    """`count` numbers spread evenly over [0, 1): times of a few images that cover the whole schedule.
+
+    With a generator they come in random order, so that they have nothing to do with the order of the images.
+    """
+    ranks = torch.arange(count) if generator is None else torch.randperm(count, generator=generator)
+    return (ranks + 0.5) / count
+
+
+def _per_image(values: Tensor, like: Tensor) -> Tensor:
+    return values.view(-1, *[1] * (like.dim() - 1))
 
 
 @dataclass(frozen=True)
 class NoiseProcess:
+    """A schedule as training and sampling use it: network times, x_t, and the betas of diffusers' samplers."""
+
     schedule: Schedule = "vp"
 
     def __post_init__(self) -> None:
-        if self.schedule not in get_args(Schedule):
-            known = ", ".join(get_args(Schedule))
-            raise InvalidConfigError(f"unknown noise schedule {self.schedule!r}; known: {known}")
+        _require_schedule(self.schedule)
 
     def times(self, uniform: Tensor) -> Tensor:
         """Network times from numbers that are uniform on [0, 1)."""
@@ -50,19 +126,25 @@ class NoiseProcess:
         """√ᾱ_t and √(1-ᾱ_t) at network times, in float32."""
         if self.schedule == "vp":
             integral = _beta_integral(t.double() / 999.0)
+            # expm1 keeps all digits of 1 - ᾱ where there is almost no noise.
             return torch.exp(-0.5 * integral).float(), torch.sqrt(-torch.expm1(-integral)).float()
         alpha_bar = self.alphas_bar.to(t.device)[t.long()]
         return alpha_bar.sqrt().float(), (1.0 - alpha_bar).sqrt().float()
 
     def add_noise(self, x0: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        signal, sigma = (value.view(-1, 1, 1, 1) for value in self.signal_and_noise(t))
-        return signal * x0 + sigma * noise
+        """x_t at network times."""
+        return mix(x0, noise, *self.signal_and_noise(t))
 
     @cached_property
     def alphas_bar(self) -> Tensor:
-        """ᾱ at the 1000 steps of the samplers, in float64."""
+        """ᾱ at the 1000 steps of the samplers, in float64.
+
+        Of the float32 betas that diffusers' samplers take, so that training and sampling share every bit; `alpha_bars`
+        has the exact values that theory asks for.
+        """
         if self.schedule == "vp":
-            return torch.exp(-_beta_integral(self._continuous_times))
+            # Step k of the divided VP-SDE ends at t = (k+1)/1000.
+            return torch.exp(-_beta_integral(torch.arange(1, STEPS + 1, dtype=torch.float64) / STEPS))
         return torch.cumprod(1.0 - self.betas.double(), dim=0)
 
     @cached_property
@@ -71,28 +153,14 @@ class NoiseProcess:
         if self.schedule == "vp":
             alphas_bar = self.alphas_bar
             return 1.0 - alphas_bar / torch.cat([torch.ones(1, dtype=torch.float64), alphas_bar[:-1]])
-        return diffusers().DDPMScheduler(num_train_timesteps=STEPS, **_DIFFUSERS_OPTIONS[self.schedule]).betas
+        return discrete_betas(self.schedule)
 
     def network_time(self, step: Tensor) -> Tensor:
         """The network's time at a step of a sampler, 0 to 999, not necessarily whole."""
-        # Step k of the divided VP-SDE ends at t = (k+1)/1000.
         return (step.float() + 1.0) * (999.0 / STEPS) if self.schedule == "vp" else step.float()
 
-    @property
-    def _continuous_times(self) -> Tensor:
-        return torch.arange(1, STEPS + 1, dtype=torch.float64) / STEPS
 
-
-def _beta_integral(t: Tensor) -> Tensor:
-    """∫_0^t β(s) ds with β(s) = β_min + s (β_max - β_min)."""
-    return BETA_MIN * t + 0.5 * (BETA_MAX - BETA_MIN) * t**2
-
-
-def diffusers() -> Any:
-    return needs("diffusers", "train", "noise schedules and sampling")
-
-
-# What the network is asked to predict, and the loss.
+# What the network is asked to predict, and the loss
 
 Prediction = Literal["epsilon", "v", "x0"]
 
@@ -112,7 +180,7 @@ def target(process: NoiseProcess, prediction: Prediction, x0: Tensor, noise: Ten
         return noise
     if prediction == "x0":
         return x0
-    signal, sigma = _columns(process, t)
+    signal, sigma = (_per_image(value, x0) for value in process.signal_and_noise(t))
     return signal * noise - sigma * x0
 
 
@@ -120,7 +188,7 @@ def as_epsilon(process: NoiseProcess, prediction: Prediction, output: Tensor, x_
     """The ε that an output of the network stands for."""
     if prediction == "epsilon":
         return output
-    signal, sigma = _columns(process, t)
+    signal, sigma = (_per_image(value, x_t) for value in process.signal_and_noise(t))
     if prediction == "x0":
         return (x_t - signal * output) / sigma
     return signal * output + sigma * x_t
@@ -144,8 +212,3 @@ def epsilon_losses(
 
 def mean_square(difference: Tensor) -> Tensor:
     return difference.float().square().flatten(1).mean(dim=1)
-
-
-def _columns(process: NoiseProcess, t: Tensor) -> tuple[Tensor, Tensor]:
-    signal, sigma = process.signal_and_noise(t)
-    return signal.view(-1, 1, 1, 1), sigma.view(-1, 1, 1, 1)

@@ -2,8 +2,8 @@
 
 import torch
 
-from scalelong.models import UViT
-from scalelong.runs.model import DataShape, Network, build_model
+from scalelong.models import Denoiser, UViT
+from scalelong.runs.model import DataShape, build_model
 from scalelong.runs.recipes import recipe
 
 
@@ -33,4 +33,4 @@ def test_small_recipes_are_told_what_to_draw() -> None:
     by_text = build_model(config, shape)
     condition = shape.example_condition(config, 2)
     assert condition is not None
-    assert Network(by_text, by_text)(torch.randn(2, 3, 16, 16), torch.ones(2), condition).shape == (2, 3, 16, 16)
+    assert Denoiser(by_text)(torch.randn(2, 3, 16, 16), torch.ones(2), condition).shape == (2, 3, 16, 16)

@@ -68,24 +68,24 @@ def test_condition_reaches_the_network(model: str, options: dict[str, object], c
     assert (tmp_path / "run" / "samples" / "step-00000003.png").exists()
     assert any("held_out_loss" in line for line in read_metrics(tmp_path / "run"))
     run = load_run(tmp_path / "run")
-    wishes = ["a red circle at the top", "a blue ring at the left"] if condition == "text" else ["3", "green cross"]
+    prompts = ["a red circle at the top", "a blue ring at the left"] if condition == "text" else ["3", "green cross"]
     x, t = torch.randn(2, *run.shape.image), torch.full((2,), 700.0)
     with torch.no_grad():
-        asked, reversed_ = (run.network(x, t, run.conditions.ask(order)) for order in (wishes, wishes[::-1]))
+        asked, reversed_ = (run.network(x, t, run.conditions.from_prompts(order)) for order in (prompts, prompts[::-1]))
         null = run.conditions.null()
         assert null is not None
-        told = run.conditions.ask(wishes)
+        told = run.conditions.from_prompts(prompts)
         assert told is not None
         hidden = run.network(x, t, null.expand_as(told))
     assert not torch.allclose(asked, reversed_, atol=1e-7)
     assert not torch.allclose(asked, hidden, atol=1e-7)
-    images = run.sample(2, wishes=wishes, steps=2, guidance=3.0)
+    images = run.sample(2, prompts=prompts, steps=2, guidance=3.0)
     assert images.shape == (2, 3, 16, 16)
     if condition == "text":
         with pytest.raises(InvalidConfigError, match="--prompt"):
             run.sample(2, steps=2)
         with pytest.raises(ConditionError, match=r"word pink; it knows a, at, .*circle"):
-            run.sample(2, wishes=["a pink circle at the top"], steps=2)
+            run.sample(2, prompts=["a pink circle at the top"], steps=2)
 
 
 def test_hiding_changes_what_is_trained_on(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_text_to_image_in_latent_space_with_exact_resume(vae: Path, tmp_path: Pa
     assert once == twice
     run = load_run(tmp_path / "once")
     assert run.shape.image == (4, 8, 8)
-    assert run.sample(3, wishes=["a red circle at the top"], steps=2).shape == (3, 3, 16, 16)
+    assert run.sample(3, prompts=["a red circle at the top"], steps=2).shape == (3, 3, 16, 16)
 
 
 def test_scores_during_training_do_not_disturb_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

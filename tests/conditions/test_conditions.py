@@ -13,10 +13,10 @@ from scalelong.data.shapes import COLOURS, PLACES, SHAPES, caption
 from scalelong.diffusion.conditions import (
     ClassCondition,
     ConditionError,
+    HashedWords,
     PretrainedTextEncoder,
     TextCondition,
     Unconditional,
-    WordEncoder,
     cache_captions,
 )
 from scalelong.files import cache_folder, cached_array
@@ -36,32 +36,32 @@ def batch(captions: list[str] | None = None, labels: list[int] | None = None) ->
 
 def test_classes() -> None:
     condition = ClassCondition(["cat", "dog", "7"], guided=True)
-    assert condition.of(batch(labels=[2, 0])).tolist() == [2, 0]
-    assert condition.ask(["dog", "0", "7"]).tolist() == [1, 0, 2]
-    hidden = condition.hide(torch.tensor([0, 1, 2]), torch.tensor([True, False, True]))
+    assert condition.from_batch(batch(labels=[2, 0])).tolist() == [2, 0]
+    assert condition.from_prompts(["dog", "0", "7"]).tolist() == [1, 0, 2]
+    hidden = condition.drop(torch.tensor([0, 1, 2]), torch.tensor([True, False, True]))
     assert hidden is not None
     assert hidden.tolist() == [3, 1, 3]
     for wrong in ("bird", "3", "-1", ""):
         with pytest.raises(ConditionError, match="no class"):
-            condition.ask([wrong])
+            condition.from_prompts([wrong])
     with pytest.raises(ConditionError, match="labels"):
-        condition.of(batch(["a"]))
+        condition.from_batch(batch(["a"]))
     unguided = ClassCondition(["cat"], guided=False)
     assert unguided.null() is None
-    kept = unguided.hide(torch.tensor([0]), torch.tensor([True]))
+    kept = unguided.drop(torch.tensor([0]), torch.tensor([True]))
     assert kept is not None
     assert kept.tolist() == [0]
 
 
 def test_without_conditions_nothing_can_be_asked() -> None:
-    assert Unconditional().of(batch()) is None
-    assert Unconditional().ask([]) is None
+    assert Unconditional().from_batch(batch()) is None
+    assert Unconditional().from_prompts([]) is None
     with pytest.raises(ConditionError, match="without conditions"):
-        Unconditional().ask(["a cat"])
+        Unconditional().from_prompts(["a cat"])
 
 
 def test_words_are_tokens_with_vectors_of_their_own() -> None:
-    encoder = WordEncoder(6, 64)
+    encoder = HashedWords(6, 64)
     tokens = encoder.encode(["A red circle!", "a blue  circle", ""])
     assert tokens.shape == (3, 6, 64)
     assert torch.equal(tokens[0, 0], tokens[1, 0])
@@ -73,7 +73,7 @@ def test_words_are_tokens_with_vectors_of_their_own() -> None:
     words = encoder.encode([" ".join(f"word{i}{j}" for j in range(6)) for i in range(5)]).flatten(0, 1)
     overlap = (words @ words.T / 64).fill_diagonal_(0)
     assert overlap.abs().max() < 0.6
-    assert torch.equal(WordEncoder(6, 64).encode(["a red"]), encoder.encode(["a red"]))
+    assert torch.equal(HashedWords(6, 64).encode(["a red"]), encoder.encode(["a red"]))
     with pytest.raises(ConditionError, match="7 words"):
         encoder.encode(["one two three four five six seven"])
 
@@ -81,7 +81,7 @@ def test_words_are_tokens_with_vectors_of_their_own() -> None:
 def test_all_captions_of_the_shapes_are_different_to_words() -> None:
     captions = [caption(*names) for names in product(COLOURS, SHAPES, PLACES)]
     assert set(load_data("shapes", limit=2000).annotations.captions or []) <= set(captions)
-    tokens = WordEncoder(8, 32).encode(captions).flatten(1)
+    tokens = HashedWords(8, 32).encode(captions).flatten(1)
     assert len({row.numpy().tobytes() for row in tokens}) == len(captions) == 6 * 5 * 9
 
 
@@ -142,8 +142,8 @@ def test_captions_are_encoded_once(clip: Path, monkeypatch: pytest.MonkeyPatch) 
     assert len(said) == 1
     monkeypatch.setattr(PretrainedTextEncoder, "_loaded", property(lambda _: pytest.fail("the encoder was loaded")))
     condition = TextCondition(again, guided=True)
-    assert condition.of(batch(captions)).shape == (3, 8, 16)
-    hidden = condition.hide(condition.of(batch(captions)), torch.tensor([True, False, False]))
+    assert condition.from_batch(batch(captions)).shape == (3, 8, 16)
+    hidden = condition.drop(condition.from_batch(batch(captions)), torch.tensor([True, False, False]))
     assert hidden is not None
     assert torch.equal(hidden[0], again.encode([""])[0])
     assert torch.equal(hidden[1:], again.encode(captions[1:]))

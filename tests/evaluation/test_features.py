@@ -10,8 +10,7 @@ import torch
 
 from scalelong.data import ImageData, MemoryData, load_data
 from scalelong.errors import FeatureError, MissingDependencyError
-from scalelong.evaluation import InceptionFeatures, load_extractor, train_classifier
-from scalelong.evaluation import features as classifier_module
+from scalelong.evaluation import InceptionFeatures, features as classifier_module, load_extractor, train_classifier
 from scalelong.evaluation.features import Classifier
 from scalelong.files import cache_folder
 

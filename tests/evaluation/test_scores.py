@@ -13,8 +13,15 @@ from scalelong.cli import main
 from scalelong.data import ImageData, load_data
 from scalelong.data.shapes import draw_shape
 from scalelong.errors import InvalidSamplesError, ProtocolMismatchError
-from scalelong.evaluation import Moments, Scores, comparison, reference_of, score_images, validate_samples
-from scalelong.evaluation import features as reference_module
+from scalelong.evaluation import (
+    Moments,
+    Scores,
+    comparison,
+    features as reference_module,
+    reference_of,
+    score_images,
+    validate_samples,
+)
 from scalelong.evaluation.features import Classifier, features_of
 from scalelong.evaluation.judge import shapes_in, shows_colour_and_shape, stored_scores
 from scalelong.files import cache_folder

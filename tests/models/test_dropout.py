@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from scalelong.models import unet
-from scalelong.models.cpu import FewerDraws
+from scalelong.models.cpu import PackedDropout
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.93])
@@ -13,7 +13,7 @@ from scalelong.models.cpu import FewerDraws
 def test_entries_are_dropped_with_the_probability_and_the_rest_is_scaled(p, shape):
     torch.manual_seed(0)
     x = torch.rand(shape) + 1
-    found = torch.stack([FewerDraws(p)(x) for _ in range(200)])
+    found = torch.stack([PackedDropout(p)(x) for _ in range(200)])
     kept = found != 0
     torch.testing.assert_close(found[kept], (x / (1 - p)).expand_as(found)[kept])
     # Four standard errors, over all entries and for neighbours, which come from the same number.
@@ -25,7 +25,7 @@ def test_entries_are_dropped_with_the_probability_and_the_rest_is_scaled(p, shap
 @pytest.mark.parametrize("inplace", [False, True])
 def test_the_gradient_has_the_same_mask(inplace):
     x = torch.ones(4, 6, 5, 5).contiguous(memory_format=torch.channels_last).requires_grad_()
-    y = FewerDraws(0.3, inplace)(x * 1)
+    y = PackedDropout(0.3, inplace)(x * 1)
     assert y.is_contiguous(memory_format=torch.channels_last)
     y.sum().backward()
     torch.testing.assert_close(x.grad, y.detach())
@@ -34,7 +34,7 @@ def test_the_gradient_has_the_same_mask(inplace):
 def test_the_seed_decides():
     def drawn(seed):
         torch.manual_seed(seed)
-        return FewerDraws(0.5)(torch.ones(999))
+        return PackedDropout(0.5)(torch.ones(999))
 
     assert torch.equal(drawn(1), drawn(1))
     assert not torch.equal(drawn(1), drawn(2))
@@ -43,15 +43,15 @@ def test_the_seed_decides():
 @pytest.mark.parametrize("p", [0.0, 1.0])
 def test_what_needs_no_numbers_is_left_to_torch(p):
     x = torch.randn(10)
-    assert torch.equal(FewerDraws(p)(x), nn.Dropout(p)(x))
-    assert torch.equal(FewerDraws(0.5).eval()(x), x)
+    assert torch.equal(PackedDropout(p)(x), nn.Dropout(p)(x))
+    assert torch.equal(PackedDropout(0.5).eval()(x), x)
     torch.manual_seed(0)
-    sparse = FewerDraws(0.5)(torch.ones(6, 4)[:, ::2])  # not dense in memory
+    sparse = PackedDropout(0.5)(torch.ones(6, 4)[:, ::2])  # not dense in memory
     torch.manual_seed(0)
     assert torch.equal(sparse, nn.Dropout(0.5)(torch.ones(6, 4)[:, ::2]))
 
 
 def test_a_unet_has_them():
     kinds = {type(module) for module in unet("cifar10", block_out_channels=(32, 32, 32, 32)).modules()}
-    assert FewerDraws in kinds
+    assert PackedDropout in kinds
     assert nn.Dropout not in kinds

@@ -6,8 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from scalelong.models import UViT
-from scalelong.models import cpu as fused
+from scalelong.models import UViT, cpu as fused
 
 
 @pytest.fixture(params=["as here", "oneDNN", "MKL"])

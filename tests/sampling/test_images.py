@@ -1,4 +1,4 @@
-"""The same image for the same seed, whatever is made beside it; wishes; guidance; folders; processes."""
+"""The same image for the same seed, whatever is made beside it; prompts; guidance; folders; processes."""
 
 import json
 import os
@@ -15,10 +15,9 @@ from scalelong.diffusion.conditions import ConditionError, Unconditional
 from scalelong.diffusion.images import ImageMaker, requests, to_bytes
 from scalelong.diffusion.solvers import SampleSettings
 from scalelong.errors import InvalidConfigError
-from scalelong.models import unet
+from scalelong.models import Denoiser, unet
 from scalelong.noise import NoiseProcess
 from scalelong.runs.load import load_run
-from scalelong.runs.model import Network
 from scalelong.runs.samples import SampleFolder, read_png
 
 
@@ -32,7 +31,7 @@ def test_every_sampler_gives_the_same_images_at_any_batch_size(class_run: Path, 
     for batch_size in (1, 7):
         assert torch.equal(run.sample(9, sampler=sampler, steps=6, guidance=2.0, batch_size=batch_size), whole[:9])
     # Image 5 of seed 0 is image 0 of seed 5, if it shows the same class.
-    assert torch.equal(run.sample(1, seed=5, wishes=["5"], sampler=sampler, steps=6, guidance=2.0)[0], whole[5])
+    assert torch.equal(run.sample(1, seed=5, prompts=["5"], sampler=sampler, steps=6, guidance=2.0)[0], whole[5])
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
@@ -44,7 +43,7 @@ def test_unets_too(layout: torch.memory_format) -> None:
         for parameter in model.parameters():
             parameter += 0.02 * torch.randn_like(parameter)
     model.to(memory_format=layout)  # pyright: ignore[reportCallIssue]
-    maker = ImageMaker(model, Network(model, model), NoiseProcess("ddpm"), "epsilon", (3, 8, 8), Unconditional(), None)
+    maker = ImageMaker(model, Denoiser(model), NoiseProcess("ddpm"), "epsilon", (3, 8, 8), Unconditional(), None)
     whole, few = (
         [maker.all(requests(n, 0), SampleSettings(sampler="ddpm", steps=4), batch_size=size) for size in sizes]
         for n, sizes in ((64, (64,)), (15, (1, 7)))
@@ -66,11 +65,11 @@ def test_averaged_weights_by_default(class_run: Path) -> None:
     assert not torch.equal(default.sample(4, steps=5), raw.sample(4, steps=5))
 
 
-def test_wishes_by_name_or_number_and_bad_ones(class_run: Path) -> None:
+def test_prompts_by_name_or_number_and_bad_ones(class_run: Path) -> None:
     run = load_run(class_run)
-    assert torch.equal(run.sample(2, wishes=["7"], steps=3)[1], run.sample(2, wishes=["3", "7"], steps=3)[1])
+    assert torch.equal(run.sample(2, prompts=["7"], steps=3)[1], run.sample(2, prompts=["3", "7"], steps=3)[1])
     with pytest.raises(ConditionError, match="no class 'eleven'"):
-        run.sample(1, wishes=["eleven"], steps=3)
+        run.sample(1, prompts=["eleven"], steps=3)
     for bad in ({"n": 0}, {"seed": -1}, {"steps": 0}, {"steps": 1001}, {"sampler": "euler?"}, {"guidance": -1.0}):
         with pytest.raises(InvalidConfigError):
             run.sample(**{"n": 1, **bad})  # pyright: ignore[reportArgumentType]

@@ -1,7 +1,7 @@
 import math
 
 from scalelong.stability import AlarmRules
-from scalelong.stability.alarms import REMEDIES, Watchman
+from scalelong.stability.alarms import REMEDIES, AlarmDetector
 
 HEALTHY = {
     "loss": 0.2,
@@ -18,10 +18,10 @@ HEALTHY = {
 
 
 def after_healthy(changes: dict[str, float], rules: AlarmRules | None = None) -> list[str]:
-    watchman = Watchman(rules or AlarmRules())
+    detector = AlarmDetector(rules or AlarmRules())
     for step in range(10):
-        assert watchman.look(step, HEALTHY) == []
-    return [alarm.kind for alarm in watchman.look(10, {**HEALTHY, **changes})]
+        assert detector.check(step, HEALTHY) == []
+    return [alarm.kind for alarm in detector.check(10, {**HEALTHY, **changes})]
 
 
 def test_silent_while_nothing_changes():
@@ -35,9 +35,9 @@ def test_spikes_of_loss_gradient_and_features():
 
 
 def test_no_spike_before_there_is_a_past():
-    watchman = Watchman(AlarmRules())
-    watchman.look(0, HEALTHY)
-    assert watchman.look(1, {**HEALTHY, "gradient_norm/all": 100.0}) == []
+    detector = AlarmDetector(AlarmRules())
+    detector.check(0, HEALTHY)
+    assert detector.check(1, {**HEALTHY, "gradient_norm/all": 100.0}) == []
 
 
 def test_collapse_of_a_feature_and_of_the_loss():
@@ -46,8 +46,8 @@ def test_collapse_of_a_feature_and_of_the_loss():
 
 
 def test_a_network_that_has_not_learned_yet_has_not_collapsed():
-    watchman = Watchman(AlarmRules(zero_loss=1.0))
-    assert all(watchman.look(step, {"loss": 1.0, "loss_max": 1.0}) == [] for step in range(30))
+    detector = AlarmDetector(AlarmRules(zero_loss=1.0))
+    assert all(detector.check(step, {"loss": 1.0, "loss_max": 1.0}) == [] for step in range(30))
 
 
 def test_overflow_margin():
@@ -64,15 +64,15 @@ def test_non_finite_is_one_alarm_whatever_else_is_wrong():
 
 
 def test_a_standing_condition_is_reported_once_and_again_after_it_was_gone():
-    watchman = Watchman(AlarmRules())
+    detector = AlarmDetector(AlarmRules())
     bad = {**HEALTHY, "headroom": 2.0}
-    kinds = [len(watchman.look(step, reading)) for step, reading in enumerate([bad, bad, HEALTHY, bad])]
+    kinds = [len(detector.check(step, reading)) for step, reading in enumerate([bad, bad, HEALTHY, bad])]
     assert kinds == [1, 0, 0, 1]
 
 
 def test_every_alarm_says_what_to_try():
-    watchman = Watchman(AlarmRules())
-    (alarm,) = watchman.look(3, {**HEALTHY, "headroom": 2.0})
+    detector = AlarmDetector(AlarmRules())
+    (alarm,) = detector.check(3, {**HEALTHY, "headroom": 2.0})
     assert str(alarm).startswith("step 3: overflow margin:")
     assert "bf16" in str(alarm)
     assert all(len(text) > 40 for text in REMEDIES.values())

@@ -12,9 +12,10 @@ from diffusers.models.unets.unet_2d import UNet2DModel
 from torch import nn
 
 from scalelong.errors import InvalidConfigError, NoLongSkipsError
+from scalelong.models import Denoiser
 from scalelong.runs.config import DiffusionConfig, HardwareConfig, TrainConfig
 from scalelong.runs.load import load_run
-from scalelong.runs.model import DataShape, Network, build_model, uses_channels_last
+from scalelong.runs.model import DataShape, build_model, uses_channels_last
 from scalelong.skips import coefficients
 from scalelong.training import train
 from scalelong.training.plan import activation_bytes
@@ -61,7 +62,7 @@ class Wrong(Plain):
 def run_once(config, shape=SHAPE):
     model = build_model(config, shape)
     labels = torch.tensor([0, len(shape.classes or ())]) if config.diffusion.condition == "class" else None
-    return model, Network(model, model)(torch.randn(2, *shape.image), torch.tensor([1.0, 2.0]), labels)
+    return model, Denoiser(model)(torch.randn(2, *shape.image), torch.tensor([1.0, 2.0]), labels)
 
 
 @pytest.mark.parametrize(

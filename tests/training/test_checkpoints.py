@@ -14,11 +14,11 @@ from scalelong.files import file_digest
 from scalelong.runs import checkpoint as module
 from scalelong.runs.checkpoint import (
     Snapshot,
+    abandon_after,
     newest_good,
     prune,
     read_checkpoint,
     saved_steps,
-    set_aside,
     step_folder,
     verify,
     write_checkpoint,
@@ -70,7 +70,7 @@ def test_damage_is_detected_said_and_passed_over(tmp_path, name, harm):
     assert newest_good(tmp_path, said.append) == good
     assert len(said) == 1
     assert "step-00000002" in said[0]
-    set_aside(tmp_path, 1)
+    abandon_after(tmp_path, 1)
     assert saved_steps(tmp_path) == [1]
     assert (tmp_path / "abandoned-step-00000002").is_dir()
     assert (tmp_path / "latest").resolve() == good.resolve()
@@ -112,7 +112,7 @@ def test_killed_at_any_system_call(tmp_path, monkeypatch, again):
         newest = newest_good(folder, lambda text: None)
         assert newest is not None
         assert read_checkpoint(newest).step in (1, 2)
-        set_aside(folder, read_checkpoint(newest).step)
+        abandon_after(folder, read_checkpoint(newest).step)
         assert not [path for path in folder.iterdir() if path.name.startswith(".")]
         write_checkpoint(folder, snapshot(3))
         assert saved_steps(folder)[-1] == 3

@@ -11,7 +11,7 @@ from scalelong.errors import InvalidConfigError
 from scalelong.models import UViT
 from scalelong.runs.config import HardwareConfig, TrainConfig
 from scalelong.training import cores as cores_module
-from scalelong.training.cores import Cores, chunks, images_at_once, make_cores, sharing_copy
+from scalelong.training.cores import CoreParallel, chunks, images_at_once, make_cores, sharing_copy
 
 
 class OnCpu:
@@ -45,7 +45,7 @@ def test_the_gradient_is_that_of_the_whole_batch(count, images, scaling, large, 
     split = copy.deepcopy(plain)
     x, t = torch.randn(images, 1, 8, 8), torch.rand(images) * 999
     expected = whole(plain, x, t)
-    cores = Cores(split, count)
+    cores = CoreParallel(split, count)
     # Twice: gradients are added to what is there.
     losses = [cores.backward(summed(x, t), images, 0.5) for _ in range(2)]
     torch.testing.assert_close(losses, [expected] * 2)
@@ -60,7 +60,7 @@ def test_the_same_bits_every_time(count, monkeypatch):
     found = []
     for _ in range(4):
         model = network("ls")
-        Cores(model, count).backward(summed(x, t), 64, 1.0)
+        CoreParallel(model, count).backward(summed(x, t), 64, 1.0)
         found.append([parameter.grad for parameter in model.parameters()])
     for other in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
@@ -69,8 +69,8 @@ def test_the_same_bits_every_time(count, monkeypatch):
 def test_gradients_are_added_as_they_come_and_none_stays_with_a_copy(monkeypatch):
     monkeypatch.setattr(cores_module, "LARGE", 1)
     model, most = network(), [0]
-    cores = Cores(model, 2)
-    copies = [meeting.same[1] for meeting in cores.meetings]
+    cores = CoreParallel(model, 2)
+    copies = [each.same[1] for each in cores.sums]
 
     def look(_):
         most[0] = max(most[0], sum(p.grad is not None for p in copies))
@@ -106,7 +106,7 @@ def test_a_parameter_that_only_some_images_use():
 
     x, model = torch.tensor([[1.0, 2], [3, 4], [5, 6], [7, 8]]), Picky()
     for _ in range(2):
-        Cores(model, 2).backward(lambda call, part: call(x[part], x[part]).sum(), 4, 1.0)
+        CoreParallel(model, 2).backward(lambda call, part: call(x[part], x[part]).sum(), 4, 1.0)
     torch.testing.assert_close(model.always.grad, 2 * x.mean(0))
     torch.testing.assert_close(model.rarely.grad, torch.full((2,), 2.0))
     assert model.never.grad is None
@@ -124,7 +124,7 @@ def test_copies_see_the_weights_as_they_change():
 
 def test_an_error_on_another_core_is_raised_and_the_threads_come_back():
     model = network()
-    cores, threads = Cores(model, 2), torch.get_num_threads()
+    cores, threads = CoreParallel(model, 2), torch.get_num_threads()
 
     def fails(call, part):
         if call.call is not model:
@@ -154,12 +154,12 @@ def test_a_chunk_of_a_uvit_has_about_a_thousand_tokens():
 
 
 def test_it_is_the_default_for_uvit_alone():
-    assert isinstance(make_cores(TrainConfig(), network(), OnCpu()), Cores)
+    assert isinstance(make_cores(TrainConfig(), network(), OnCpu()), CoreParallel)
     assert make_cores(TrainConfig(hardware=HardwareConfig(split_cores=False)), network(), OnCpu()) is None
     assert make_cores(TrainConfig(hardware=HardwareConfig(compile=True)), network(), OnCpu()) is None
     other = nn.Sequential(nn.Conv2d(1, 1, 1), nn.Dropout(0.0))
     assert make_cores(TrainConfig(), other, OnCpu()) is None
-    assert isinstance(make_cores(TrainConfig(hardware=HardwareConfig(split_cores=True)), other, OnCpu()), Cores)
+    assert isinstance(make_cores(TrainConfig(hardware=HardwareConfig(split_cores=True)), other, OnCpu()), CoreParallel)
 
 
 @pytest.mark.parametrize("bad", [nn.Dropout(0.1), nn.BatchNorm2d(1)])

@@ -8,7 +8,7 @@ from torch import nn
 from scalelong.models import UViT
 from scalelong.runs.config import OptimizerConfig
 from scalelong.skips import scale_skips_
-from scalelong.stability.nonfinite import diagnose_step, merge_blocks
+from scalelong.stability.nonfinite import explain_nonfinite, merge_blocks
 from scalelong.training.state import ScaledGuard, create_state, make_guard, make_optimizer
 
 CPU = torch.device("cpu")
@@ -77,7 +77,7 @@ def look(model, x=None):
     def backward():
         model(x, torch.tensor([1.0, 2.0])).square().mean().backward()
 
-    return diagnose_step(model, backward, [x], step=7, last_good=5)
+    return explain_nonfinite(model, backward, [x], step=7, last_good=5)
 
 
 def test_merge_blocks_of_uvit_count_from_the_outermost():
@@ -116,7 +116,7 @@ def test_attached_scaling_knows_its_merges_too():
     with torch.no_grad():
         model.get_parameter("up_blocks.1.resnets.0.conv1.weight").fill_(float("nan"))
     x = torch.randn(2, 1, 8, 8)
-    found = diagnose_step(model, lambda: model(x, torch.tensor([1.0, 2.0])).sample.mean().backward(), [x], 7, None)
+    found = explain_nonfinite(model, lambda: model(x, torch.tensor([1.0, 2.0])).sample.mean().backward(), [x], 7, None)
     assert found.layer == "up_blocks.1.resnets.0.conv1 (Conv2d)"
     assert 1 in found.merged
 

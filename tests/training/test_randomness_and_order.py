@@ -5,8 +5,7 @@ import random
 import numpy
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from scalelong.diffusion.inputs import DataOrder, split_batch
 from scalelong.randomness import derived_seed, global_state, noise, restore_global_state, seed_global, uniform

@@ -9,10 +9,10 @@ from scalelong.errors import InvalidConfigError
 from scalelong.runs.config import (
     OptimizerConfig,
     TrainConfig,
+    conflicting_changes,
     differences,
     dump_config,
     from_dict,
-    harmful_differences,
     load_config,
 )
 from scalelong.runs.recipes import RECIPES, default_folder, recipe
@@ -81,20 +81,20 @@ def test_missing_file_is_named(tmp_path):
         load_config(tmp_path / "nothing.yaml")
 
 
-def test_harmless_and_harmful_changes():
+def test_changes_that_a_run_may_and_may_not_go_on_with():
     before = TrainConfig()
     after = from_dict({"steps": 20_000, "logging": {"log_every": 7}, "images": {"workers": 3}}, before)
     assert set(differences(before, after)) == {"steps", "logging.log_every", "images.workers"}
-    assert harmful_differences(before, after) == {}
+    assert conflicting_changes(before, after) == {}
     other = from_dict({"optimizer": {"lr": 1.0}, "seed": 3, "model_options": {"depth": 4}}, before)
-    assert set(harmful_differences(before, other)) == {"optimizer.lr", "seed", "model_options.depth"}
+    assert set(conflicting_changes(before, other)) == {"optimizer.lr", "seed", "model_options.depth"}
 
 
-def test_more_steps_are_harmful_when_the_decay_hangs_on_them():
+def test_more_steps_conflict_when_the_decay_hangs_on_them():
     decaying = TrainConfig(optimizer=OptimizerConfig(decay="cosine"))
-    assert "steps" in harmful_differences(decaying, replace(decaying, steps=20_000))
+    assert "steps" in conflicting_changes(decaying, replace(decaying, steps=20_000))
     fixed = TrainConfig(optimizer=OptimizerConfig(decay="cosine", decay_steps=10_000))
-    assert harmful_differences(fixed, replace(fixed, steps=20_000)) == {}
+    assert conflicting_changes(fixed, replace(fixed, steps=20_000)) == {}
 
 
 def test_paper_recipes_carry_the_papers_numbers():

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from scalelong.data import load_data, to_float
 from scalelong.errors import ScaleLongError
-from scalelong.experiments.runs import PlannedRun, noisy_probe
-from scalelong.noise import epsilon_losses
+from scalelong.experiments.runs import PlannedRun
+from scalelong.noise import epsilon_losses, even_fractions
 from scalelong.runs.load import load_run
-from scalelong.runs.model import load_images
+from scalelong.runs.model import load_run_data
 from scalelong.theory import expected_input_norm, noise_gain, sampled_statistics, second_moment
 
 from ..arms import Arm, arms
@@ -69,32 +69,28 @@ def histogram(values: Tensor, low: float, high: float) -> list[float]:
 def measure(run: PlannedRun) -> dict[str, Any]:
     """The loss of the trained network with extra noise on x_t, and by how much it amplifies such noise."""
     trained = load_run(run.folder)
-    _, held_out = load_images(run.config, lambda _: None)
+    data = load_run_data(run.config)
+    held_out = data.held_out
     assert held_out is not None
     count = min(JUDGED, len(held_out))
-    batch = held_out.fetch(torch.arange(count))
-    x0, condition = to_float(batch.images), trained.conditions.of(batch)
+    x0 = data.inputs().clean(held_out, count)
+    condition = data.conditions.from_batch(held_out.fetch(torch.arange(count)))
     generator = torch.Generator().manual_seed(run.seed)
     noise, extra = torch.randn(2, *x0.shape, generator=generator)
-    t = trained.process.times((torch.arange(count) + 0.5) / count)
+    t = trained.process.times(even_fractions(count))
 
     def loss(sigma: float) -> float:
         predict = noisily(trained.network.given(condition), sigma * extra)
         prediction = run.config.diffusion.prediction
         return float(epsilon_losses(predict, trained.process, prediction, x0, noise, t).mean())
 
-    x, times, labels = noisy_probe(run.config, PROBE)
-    rest = (times,) if labels is None else (times, labels)
-    gain = noise_gain(trained.model, x, *rest, sigma=GAIN_SIGMA, output=_tensor)
+    x, times, told = data.probe(PROBE)
+    gain = noise_gain(trained.model, x, times, sigma=GAIN_SIGMA, keywords=trained.network.keywords(told))
     return {"losses": {str(sigma): rounded(loss(sigma)) for sigma in (0.0, *SIGMAS)}, "gain": rounded(gain)}
 
 
 def noisily(predict: Callable[[Tensor, Tensor], Tensor], extra: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
     return lambda x, t: predict(x + extra, t)
-
-
-def _tensor(value: Any) -> Tensor:
-    return value if isinstance(value, Tensor) else value.sample
 
 
 def increase(sigma: float) -> Quantity:

@@ -1,8 +1,13 @@
-"""The one view that training and sampling have of conditions: tensors with one row per image."""
+"""Conditions: what a network is told about an image besides x_t and t. Nothing, a class, or a text.
+
+`Conditions` is the one view that training and sampling have of them: tensors with one row per image. Below it stand
+classes, texts, and the encoders that turn texts into tokens.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,76 +26,88 @@ from ..optional import needs
 if TYPE_CHECKING:
     import numpy as np
 
+logger = logging.getLogger(__name__)
+
 
 class Conditions(ABC):
     """Whole numbers (B,) are labels, floating-point tensors (B, length, dim) are the tokens of a text."""
 
     @abstractmethod
-    def of(self, batch: Batch) -> Tensor | None:
+    def from_batch(self, batch: Batch) -> Tensor | None:
         """The conditions of the images of a batch."""
 
     @abstractmethod
-    def ask(self, requests: Sequence[str]) -> Tensor | None:
+    def from_prompts(self, prompts: Sequence[str]) -> Tensor | None:
         """The conditions that a person names: classes or texts."""
 
-    def check(self, requests: Sequence[str]) -> None:
-        """Raises ConditionError if one of them cannot be asked for."""
-        self.ask(requests)
+    def check(self, prompts: Sequence[str]) -> None:
+        """Raise ConditionError if one of the prompts cannot be drawn."""
+        self.from_prompts(prompts)
 
     @abstractmethod
     def null(self) -> Tensor | None:
-        """The hidden condition, which broadcasts over the batch; None if the model does not know one."""
+        """The null condition, which broadcasts over the batch; None if the model was trained without one."""
 
-    def hide(self, values: Tensor | None, hidden: Tensor) -> Tensor | None:
-        """The null condition where `hidden` (B,) says so."""
+    def drop(self, values: Tensor | None, dropped: Tensor) -> Tensor | None:
+        """The null condition where `dropped` (B,) is true."""
         null = self.null()
         if values is None or null is None:
             return values
-        return torch.where(hidden.view(-1, *[1] * (values.dim() - 1)), null, values)
+        return torch.where(dropped.view(-1, *[1] * (values.dim() - 1)), null, values)
+
+    # Earlier names of from_batch and from_prompts, which still work.
+
+    def of(self, batch: Batch) -> Tensor | None:
+        return self.from_batch(batch)
+
+    def ask(self, requests: Sequence[str]) -> Tensor | None:
+        return self.from_prompts(requests)
 
 
 class Unconditional(Conditions):
-    def of(self, batch: Batch) -> None:  # noqa: ARG002
+    """No condition at all."""
+
+    def from_batch(self, batch: Batch) -> None:  # noqa: ARG002
         return None
 
-    def ask(self, requests: Sequence[str]) -> None:
-        if requests:
+    def from_prompts(self, prompts: Sequence[str]) -> None:
+        if prompts:
             raise ConditionError(
-                f"{requests[0]!r} was asked for, but this model was trained without conditions; leave the request "
-                f"out, or train with --condition class or text"
+                f"{prompts[0]!r} was asked for, but this model was trained without conditions; leave the prompt out, "
+                f"or train with --condition class or text"
             )
 
     def null(self) -> None:
         return None
 
 
-# Conditions that are classes, by name or by number.
+# Classes, by name or by number
 
 
 class ClassCondition(Conditions):
     def __init__(self, classes: Sequence[str], guided: bool) -> None:
-        """`guided`: some labels were hidden in training, so that there is a null label, the last one."""
+        """`guided`: some labels were dropped in training, so that there is a null label, the last one."""
         self.classes, self.guided = tuple(classes), guided
 
-    def of(self, batch: Batch) -> Tensor:
+    def from_batch(self, batch: Batch) -> Tensor:
         if batch.labels is None:
             raise ConditionError("condition 'class' needs labels, and these images have none")
         return batch.labels
 
-    def ask(self, requests: Sequence[str]) -> Tensor:
-        return torch.tensor([self._number(request) for request in requests], dtype=torch.long)
+    def from_prompts(self, prompts: Sequence[str]) -> Tensor:
+        return torch.tensor([self._number(prompt) for prompt in prompts], dtype=torch.long)
 
     def null(self) -> Tensor | None:
         return torch.tensor(len(self.classes)) if self.guided else None
 
-    def _number(self, request: str) -> int:
-        if request in self.classes:
-            return self.classes.index(request)
-        if request.isdecimal() and int(request) < len(self.classes):
-            return int(request)
+    def _number(self, prompt: str) -> int:
+        if prompt in self.classes:
+            return self.classes.index(prompt)
+        if prompt.isdecimal() and int(prompt) < len(self.classes):
+            return int(prompt)
         shown = ", ".join(self.classes[:20]) + (", ..." if len(self.classes) > 20 else "")
         raise ConditionError(
-            f"there is no class {request!r}; there are {len(self.classes)}: {shown} (or numbers from 0)"
+            f"there is no class {prompt!r}; there are {len(self.classes)}: {shown} (or numbers from 0)"
         )
 
 
@@ -100,7 +117,7 @@ class ClassCondition(Conditions):
 # vocabulary and no download, and is enough for captions like "a red circle at the top left".
 
 
-class WordEncoder:
+class HashedWords:
     def __init__(self, length: int, dim: int, vocabulary: Iterable[str] | None = None) -> None:
         """`vocabulary`: the words that the network has seen; None if that is not known."""
         self.length, self.dim = length, dim
@@ -145,7 +162,7 @@ def words_of(text: str) -> list[str]:
     return re.findall(r"\w+", text.lower())
 
 
-# Conditions that are texts. Captions are encoded once and kept on disk; other texts when they are asked for.
+# Texts. Captions are encoded once and kept on disk; prompts when they are given.
 
 CHUNK = 64
 
@@ -159,31 +176,31 @@ class TextEncoder(Protocol):
         ...
 
     def encode(self, captions: Sequence[str]) -> Tensor:
-        """(B, length, dim), float32. The empty text is the hidden condition."""
+        """(B, length, dim), float32. The empty text is the null condition."""
         ...
 
     def check(self, texts: Sequence[str]) -> None:
-        """Raises ConditionError for texts that a model with this encoder cannot be asked for."""
+        """Raise ConditionError for texts that a model with this encoder cannot draw."""
         ...
 
 
 class TextCondition(Conditions):
     def __init__(self, encoder: TextEncoder, guided: bool) -> None:
-        """`guided`: some texts were hidden in training."""
+        """`guided`: some texts were dropped in training, so that the empty text is the null condition."""
         self.encoder, self.guided = encoder, guided
         self._null: Tensor | None = None
 
-    def of(self, batch: Batch) -> Tensor:
+    def from_batch(self, batch: Batch) -> Tensor:
         if batch.captions is None:
             raise ConditionError("condition 'text' needs captions, and these images have none")
         return self.encoder.encode(batch.captions)
 
-    def ask(self, requests: Sequence[str]) -> Tensor:
-        self.check(requests)
-        return self.encoder.encode(requests)
+    def from_prompts(self, prompts: Sequence[str]) -> Tensor:
+        self.check(prompts)
+        return self.encoder.encode(prompts)
 
-    def check(self, requests: Sequence[str]) -> None:
-        self.encoder.check(requests)
+    def check(self, prompts: Sequence[str]) -> None:
+        self.encoder.check(prompts)
 
     def null(self) -> Tensor | None:
         if self.guided and self._null is None:
@@ -210,7 +227,9 @@ class CachedCaptions:
         return torch.from_numpy(self._tokens[[self._rows[caption] for caption in captions]]).float()
 
 
-def cache_captions(encoder: TextEncoder, captions: Sequence[str], say: Callable[[str], None] = print) -> CachedCaptions:
+def cache_captions(
+    encoder: TextEncoder, captions: Sequence[str], log: Callable[[str], None] = logger.info
+) -> CachedCaptions:
     """Encode every different caption once, and the empty one, in half precision: N x length x dim x 2 bytes."""
     texts = sorted({*captions, ""})
     about = {
@@ -223,7 +242,7 @@ def cache_captions(encoder: TextEncoder, captions: Sequence[str], say: Callable[
             yield encoder.encode(texts[start : start + CHUNK]).half().numpy()
 
     shape = (len(texts), encoder.length, encoder.dim)
-    tokens = cached_array("captions", about, shape, "float16", compute, say)
+    tokens = cached_array("captions", about, shape, "float16", compute, log)
     return CachedCaptions(encoder, {text: row for row, text in enumerate(texts)}, tokens)
 
 

@@ -1,4 +1,4 @@
-"""From seeds to images, in batches that fit into memory."""
+"""From seeds and prompts to images, in batches that fit into memory."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from ..errors import InvalidConfigError
 from ..noise import NoiseProcess, Prediction
-from . import guided
 from .conditions import Conditions, Unconditional
-from .solvers import Conditional, SampleSettings, sample
+from .solvers import Conditional, SampleSettings, guided, sample
 
 if TYPE_CHECKING:
     from .latents import Autoencoder
@@ -26,19 +25,24 @@ image does not change in its last bits with the number of its neighbours."""
 
 @dataclass(frozen=True)
 class Request:
-    """One image: its seed, and what it is to show (a class or a text; None without conditions)."""
+    """One image: its seed, and what it is to show, a class or a text (None without conditions)."""
 
     seed: int
-    wish: str | None = None
+    prompt: str | None = None
+
+    @property
+    def wish(self) -> str | None:
+        """The prompt, by the name that it has in `samples.json`."""
+        return self.prompt
 
 
-def requests(count: int, seed: int, wishes: Sequence[str] = ()) -> list[Request]:
-    """Image i has the seed `seed + i`; several wishes take turns."""
+def requests(count: int, seed: int, prompts: Sequence[str] = ()) -> list[Request]:
+    """Image i has the seed `seed + i`; several prompts take turns."""
     if count < 1:
         raise InvalidConfigError(f"the number of images must be at least 1, got {count}")
     if not 0 <= seed <= 2**62:
         raise InvalidConfigError(f"the seed must be from 0 to 2^62, got {seed}")
-    return [Request(seed + i, wishes[i % len(wishes)] if wishes else None) for i in range(count)]
+    return [Request(seed + i, prompts[i % len(prompts)] if prompts else None) for i in range(count)]
 
 
 @dataclass(frozen=True)
@@ -92,17 +96,17 @@ class ImageMaker:
         return torch.cat([images for _, images in batches])
 
     def _check(self, wanted: Sequence[Request]) -> None:
-        """A wish that cannot be told to the network is an error now, not after an hour."""
-        wishes = {request.wish for request in wanted if request.wish is not None}
-        self.conditions.check(sorted(wishes))
-        if any(request.wish is None for request in wanted) and not isinstance(self.conditions, Unconditional):
+        """A prompt that the network cannot draw is an error now, not after an hour."""
+        prompts = {request.prompt for request in wanted if request.prompt is not None}
+        self.conditions.check(sorted(prompts))
+        if any(request.prompt is None for request in wanted) and not isinstance(self.conditions, Unconditional):
             raise InvalidConfigError(
                 "this model draws what it is asked for: give a text (--prompt) or a class (--class)"
             )
 
     def _batch(self, part: list[Request], settings: SampleSettings, device: torch.device) -> Tensor:
         filled = part + [part[-1]] * (-len(part) % CPU_MULTIPLE if device.type == "cpu" else 0)
-        condition = self.conditions.ask([request.wish for request in filled if request.wish is not None])
+        condition = self.conditions.from_prompts([request.prompt for request in filled if request.prompt is not None])
         condition = None if condition is None else condition.to(device)
         x = sample(
             guided(self.network, condition, self.conditions.null(), settings.guidance),

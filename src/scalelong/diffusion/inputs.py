@@ -1,23 +1,38 @@
-"""What one step trains on: images, times, noise and conditions, as functions of seed, step and position."""
+"""From a batch of any data set to what a network is called with: (x_t, t, condition).
+
+One maker serves training steps, the held-out loss, and the fixed batches on which networks are examined. It knows bytes
+and latents, labels and texts. Everything random is a function of the seed, the purpose and the step, so that all
+methods see the same, a resumed run sees what it would have seen, and any number of processes see together what one
+would.
+
+    maker = InputMaker(process, conditions, shape, seed=0)
+    examples = maker.for_step(step, range(64), batch)       # x_0, ε, t and condition of a training step
+    x_t, t, condition = maker.probe(data, 16)               # the same batch for every method of a seed
+    model(**maker.probe(data, 16).arguments(model))
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..data import Batch, ImageData, to_float
-from ..noise import NoiseProcess, Prediction, epsilon_losses
+from ..models.call import Denoiser, call_arguments
+from ..noise import NoiseProcess, Prediction, epsilon_losses, even_fractions
 from ..randomness import generator, noise, uniform
-from ..runs.config import TrainConfig
-from ..runs.model import DataShape, Network
 from .conditions import Conditions
 from .latents import sample_latents
 
+HELD_OUT_CHUNK = 128
+"""Images of a pass of the held-out loss. Noise is drawn chunk by chunk: another size would be another loss."""
+
 
 class Examples(NamedTuple):
+    """What a loss is computed from: clean images, noise, times and conditions, one row per image."""
+
     x0: Tensor
     noise: Tensor
     t: Tensor
@@ -27,79 +42,110 @@ class Examples(NamedTuple):
         return Examples(*(None if value is None else value[part] for value in self))  # pyright: ignore[reportArgumentType]
 
 
+class NoisyInputs(NamedTuple):
+    """What a network is called with."""
+
+    x: Tensor
+    """x_t."""
+    t: Tensor
+    condition: Tensor | None
+
+    def arguments(self, model: nn.Module) -> dict[str, Tensor]:
+        """The same by the names that the model has for them: `model(**inputs.arguments(model))`."""
+        return call_arguments(model, *self)
+
+    def to(self, device: torch.device | str) -> Self:
+        return type(self)(*(None if value is None else value.to(device) for value in self))  # pyright: ignore[reportArgumentType]
+
+
 @dataclass(frozen=True)
-class ExampleMaker:
-    config: TrainConfig
+class InputMaker:
+    """Images, times, noise and conditions of one run.
+
+    `shape` is that of one x_0, (C, H, W): for latents theirs, not that of the images that they stand for.
+    `batch_size` counts all processes. `flip` mirrors every other image, and `condition_dropout` is the share of
+    conditions that are dropped for classifier-free guidance; both at training steps alone.
+    """
+
     process: NoiseProcess
-    shape: DataShape
     conditions: Conditions
-    device: torch.device
+    shape: tuple[int, int, int]
+    seed: int = 0
+    batch_size: int = 1
+    flip: bool = False
+    condition_dropout: float = 0.0
+    device: torch.device | str = "cpu"
 
-    def __call__(self, step: int, positions: range, batch: Batch) -> Examples:
-        """The images at these positions of the step's global batch, ready for the network."""
+    def for_step(self, step: int, positions: range, batch: Batch) -> Examples:
+        """The images at these positions of the step's global batch, ready for the loss."""
         part = slice(positions.start, positions.stop)
-        t = self.process.times(self._uniform("time", step)[part]).to(self.device, non_blocking=True)
-        return Examples(
-            self._x0(step, positions, batch),
-            noise(self.config.seed, step, positions, self.shape.image, self.device),
-            t,
-            self._condition(step, part, batch),
-        )
-
-    def _x0(self, step: int, positions: range, batch: Batch) -> Tensor:
         images = batch.images.to(self.device, non_blocking=True)
         if images.is_floating_point():  # the moments of latents
-            return sample_latents(
-                images, noise(self.config.seed, step, positions, self.shape.image, self.device, "latents")
-            )
-        part = slice(positions.start, positions.stop)
-        return to_float(images, self._uniform("flip", step)[part] < 0.5 if self.config.images.flip else None)
+            x0 = sample_latents(images, noise(self.seed, step, positions, self.shape, self.device, "latents"))
+        else:
+            x0 = to_float(images, self._uniform("flip", step)[part] < 0.5 if self.flip else None)
+        dropped = self._uniform("condition", step)[part] < self.condition_dropout
+        condition = self.conditions.drop(self.conditions.from_batch(batch), dropped)
+        return Examples(
+            x0,
+            noise(self.seed, step, positions, self.shape, self.device),
+            self.process.times(self._uniform("time", step)[part]).to(self.device, non_blocking=True),
+            None if condition is None else condition.to(self.device, non_blocking=True),
+        )
 
-    def _condition(self, step: int, part: slice, batch: Batch) -> Tensor | None:
-        values = self.conditions.of(batch)
-        hidden = self._uniform("condition", step)[part] < self.config.diffusion.condition_dropout
-        hidden_values = self.conditions.hide(values, hidden)
-        return None if hidden_values is None else hidden_values.to(self.device, non_blocking=True)
+    def held_out(self, data: ImageData) -> Iterator[Examples]:
+        """All images of a data set, with the same noise and times at every call and for every method.
+
+        The times are spread evenly, so that few images suffice, in an order that has nothing to do with the images.
+        """
+        count = len(data)
+        times = self.process.times(even_fractions(count, generator(self.seed, "held-out times")))
+        noise_source = generator(self.seed, "held-out noise")
+        for rows in torch.arange(count).split(HELD_OUT_CHUNK):
+            batch = data.fetch(rows)
+            x0 = self._clean(batch)
+            yield Examples(
+                x0,
+                torch.randn(x0.shape, generator=noise_source).to(self.device),
+                times[rows].to(self.device),
+                self._condition(batch),
+            )
+
+    def probe(self, data: ImageData, count: int) -> NoisyInputs:
+        """x_t of the first images, at times spread evenly: one fixed batch for looking at networks."""
+        batch = data.fetch(torch.arange(min(count, len(data))))
+        x0 = self._clean(batch)
+        t = self.process.times(even_fractions(len(x0))).to(self.device)
+        probe_noise = torch.randn(x0.shape, generator=generator(self.seed, "probe")).to(self.device)
+        return NoisyInputs(self.process.add_noise(x0, probe_noise, t), t, self._condition(batch))
+
+    def clean(self, data: ImageData, count: int) -> Tensor:
+        """x_0 of the first images, as the network would see them without noise: for moments of the data."""
+        return self._clean(data.fetch(torch.arange(min(count, len(data)))))
+
+    def _clean(self, batch: Batch) -> Tensor:
+        images = batch.images.to(self.device)
+        return sample_latents(images) if images.is_floating_point() else to_float(images)
+
+    def _condition(self, batch: Batch) -> Tensor | None:
+        condition = self.conditions.from_batch(batch)
+        return None if condition is None else condition.to(self.device)
 
     def _uniform(self, purpose: str, step: int) -> Tensor:
-        return uniform(self.config.seed, purpose, step, self.config.batch_size)
-
-
-# The loss on images that are not trained on, with the same noise and times at every look and for every method.
-
-BATCH = 128
+        return uniform(self.seed, purpose, step, self.batch_size)
 
 
 @torch.no_grad()
-def held_out_loss(
-    network: Network,
-    process: NoiseProcess,
-    prediction: Prediction,
-    data: ImageData,
-    seed: int,
-    device: torch.device,
-    conditions: Conditions,
-) -> float:
-    """The mean error in ε. The times are spread evenly, so that few images suffice."""
-    count = len(data)
-    # Every image gets its own time, in an order that has nothing to do with the order of the images.
-    ranks = torch.randperm(count, generator=generator(seed, "held-out times"))
-    times = process.times((ranks + 0.5) / count)
-    noise_source = generator(seed, "held-out noise")
-    found: list[Tensor] = []
-    for start in range(0, count, BATCH):
-        rows = torch.arange(start, min(start + BATCH, count))
-        batch = data.fetch(rows)
-        images = batch.images.to(device)
-        x0 = sample_latents(images) if images.is_floating_point() else to_float(images)
-        noise = torch.randn(x0.shape, generator=noise_source).to(device)
-        condition = conditions.of(batch)
-        predict = network.given(None if condition is None else condition.to(device))
-        found.append(epsilon_losses(predict, process, prediction, x0, noise, times[rows].to(device)).cpu())
+def held_out_loss(network: Denoiser, maker: InputMaker, prediction: Prediction, data: ImageData) -> float:
+    """The mean error in ε on images that are not trained on: comparable between networks that predict ε, v or x_0."""
+    found = [
+        epsilon_losses(network.given(condition), maker.process, prediction, x0, noise, t).cpu()
+        for x0, noise, t, condition in maker.held_out(data)
+    ]
     return float(torch.cat(found).double().mean())
 
 
-# Which images make up a step: a new permutation every epoch, computed from the step alone.
+# Which images make up a step: a new permutation every epoch, computed from the step alone
 
 
 class DataOrder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +19,8 @@ from ..optional import needs
 
 if TYPE_CHECKING:
     import numpy as np
+
+logger = logging.getLogger(__name__)
 
 
 class Autoencoder:
@@ -115,7 +118,7 @@ class LatentData(ImageData):
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def encode_data(data: ImageData, autoencoder: Autoencoder, say: Callable[[str], None] = print) -> LatentData:
+def encode_data(data: ImageData, autoencoder: Autoencoder, log: Callable[[str], None] = logger.info) -> LatentData:
     """The latents of all images of a data set."""
     factor = autoencoder.factor
     if data.height % factor or data.width % factor:
@@ -133,7 +136,7 @@ def encode_data(data: ImageData, autoencoder: Autoencoder, say: Callable[[str], 
 
     about = {"data": data.fingerprint(), "autoencoder": autoencoder.fingerprint}
     shape = (len(data), 2 * autoencoder.channels, data.height // factor, data.width // factor)
-    return LatentData(data, autoencoder.fingerprint, cached_array("latents", about, shape, "float32", compute, say))
+    return LatentData(data, autoencoder.fingerprint, cached_array("latents", about, shape, "float32", compute, log))
 
 
 def sample_latents(moments: Tensor, noise: Tensor | None = None) -> Tensor:

@@ -1,4 +1,8 @@
-"""Classifier-free guidance (Ho & Salimans, 2022)."""
+"""From noise to x_0: classifier-free guidance, and the samplers of diffusers.
+
+How images are made is one object, `SampleSettings`, which travels whole from the flags of a command to the protocol of
+a score. Each image has its own seed, so it does not depend on the others of its batch.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,8 +11,10 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from ..errors import InvalidConfigError
-from ..noise import STEPS, NoiseProcess, Predict, Prediction, diffusers, require_prediction
+from ..errors import InvalidConfigError, MissingDependencyError
+from ..noise import STEPS, NoiseProcess, Predict, Prediction, require_prediction
+
+# Guidance (Ho & Salimans, 2022)
 
 Conditional = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """A network that takes x_t, the times and the condition."""
@@ -23,20 +29,20 @@ def guided(network: Conditional, condition: Tensor | None, null: Tensor | None, 
         return lambda x, t: network(x, t, condition)
     if null is None:
         raise InvalidConfigError(
-            f"guidance {scale:g} needs a model that also knows the hidden condition; this one was trained with "
+            f"guidance {scale:g} needs a model that also knows the null condition; this one was trained with "
             f"condition_dropout 0, so only guidance 1 is possible"
         )
-    hidden = null.to(condition.device).expand_as(condition)
+    nulls = null.to(condition.device).expand_as(condition)
 
     def predict(x: Tensor, t: Tensor) -> Tensor:
-        both = network(torch.cat([x, x]), torch.cat([t, t]), torch.cat([condition, hidden]))
-        told, untold = both.chunk(2)
-        return untold + scale * (told - untold)
+        both = network(torch.cat([x, x]), torch.cat([t, t]), torch.cat([condition, nulls]))
+        conditional, unconditional = both.chunk(2)
+        return unconditional + scale * (conditional - unconditional)
 
     return predict
 
 
-# From noise to images, with diffusers' schedulers. Each image has its own seed, so it does not depend on the batch.
+# Samplers
 
 SAMPLERS: dict[str, tuple[str, dict[str, Any]]] = {
     "ddpm": ("DDPMScheduler", {}),
@@ -57,6 +63,14 @@ STOCHASTIC = ("ddpm", "sde")
 _CLIPPING = {"ddpm": "clip_sample", "ddim": "clip_sample", "dpm++": "thresholding"}
 _DIFFUSERS_PREDICTIONS = {"epsilon": "epsilon", "v": "v_prediction", "x0": "sample"}
 assert set(_DIFFUSERS_PREDICTIONS) == set(get_args(Prediction))
+
+
+def diffusers() -> Any:
+    try:
+        import diffusers
+    except ImportError as error:
+        raise MissingDependencyError("diffusers", "train", "noise schedules and sampling") from error
+    return diffusers
 
 
 def require_sampler(sampler: str, steps: int) -> None:
@@ -115,11 +129,10 @@ def sample(
     return x.clamp(-1, 1) if clip else x
 
 
-# How images are made.
-
-
 @dataclass(frozen=True, kw_only=True)
 class SampleSettings:
+    """How images are made, all but their seeds and prompts."""
+
     sampler: str = "dpm++"
     steps: int = 50
     guidance: float = 1.0

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..console import silent
+from ..console import Progress, silent
 from ..data import ImageData, load_data
 from ..data.shapes import BACKGROUND, COLOURS, JITTER, PLACES, RADIUS, SHAPES, shape_mask
 from ..diffusion.images import ImageMaker, requests
@@ -183,8 +183,9 @@ def score_run(
     reference = reference_of(data, extractor, say)
     wishes, conditions = evaluation_wishes(run.config, data, n)
     wanted = requests(n, seed, wishes)
+    progress = Progress("images", enabled=False if say is silent else None)
     path = run.folder / "images" / f"eval-{folder_name(run, settings)}-n{n}-seed{seed}"
-    folder = fill_folder(run, path, wanted, settings, batch_size, device, say)
+    folder = fill_folder(run, path, wanted, settings, batch_size, device, say, progress)
     images = torch.stack(list(folder.read(wanted)))
     scores = score_images(
         images,
@@ -268,8 +269,8 @@ def stored_scores(folder: str | Path) -> list[Scores]:
 class Scorer:
     """The classifier and the reference statistics are made at the first score, or come from the cache."""
 
-    def __init__(self, config: TrainConfig) -> None:
-        self.config = config
+    def __init__(self, config: TrainConfig, data: ImageData | None = None) -> None:
+        self.config, self._given = config, data
 
     def score(self, maker: ImageMaker, step: int, device: torch.device | str) -> Scores:
         options, condition = self.config.logging, self.config.diffusion.condition
@@ -289,7 +290,7 @@ class Scorer:
 
     @cached_property
     def _data(self) -> ImageData:
-        return reference_data(self.config)
+        return reference_data(self.config) if self._given is None else self._given
 
     @cached_property
     def _classifier(self) -> Classifier:

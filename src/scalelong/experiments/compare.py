@@ -215,10 +215,11 @@ def noise_rows(runs: Sequence[PlannedRun], sigmas: Sequence[float]) -> list[dict
         if run.divergence() is not None:
             continue
         trained = load_run(run.folder)
-        x, t, labels = noisy_probe(run.config, PROBE)
-        rest = (t,) if labels is None else (t, labels)
+        x, t, condition = noisy_probe(run.config, PROBE)
+        told = trained.network.keywords(condition)
         for sigma in sigmas:
-            gains.setdefault((run.method, sigma), []).append(noise_gain(trained.model, x, *rest, sigma=sigma))
+            gain = noise_gain(trained.model, x, t, sigma=sigma, keywords=told)
+            gains.setdefault((run.method, sigma), []).append(gain)
     methods = list(dict.fromkeys(method for method, _ in gains))
     return [
         {"method": method, **{f"gain at σ = {sigma:g}": f"{mean(gains[method, sigma]):.3f}" for sigma in sigmas}}

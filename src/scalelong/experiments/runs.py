@@ -1,6 +1,5 @@
 """How the modules end that are run with `python -m`."""
 
-import inspect
 import json
 import os
 import re
@@ -10,21 +9,19 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from ..data import to_float
+from ..diffusion.inputs import NoisyInputs
 from ..errors import InvalidConfigError, NonFiniteError, RunFailedError, ScaleLongError
 from ..files import write_text
-from ..noise import NoiseProcess
-from ..randomness import generator
 from ..runs.checkpoint import saved_steps
 from ..runs.config import TrainConfig, from_dict, to_dict
-from ..runs.folder import read_metrics, shape_of
+from ..runs.folder import read_metrics
 from ..runs.load import Run
-from ..runs.model import build_model, load_images
+from ..runs.model import RunData, build_model, load_run_data
 from ..scaling import as_scaling
 from ..stability import Alarm, StabilityMonitor
 from ..stability.diagnosis import Diagnosis, diagnose
@@ -107,22 +104,9 @@ def _path(name: str) -> str:
 # A fixed batch of noisy images for looking at networks: the same for every method of one seed.
 
 
-class ProbeBatch(NamedTuple):
-    x: Tensor
-    """x_t of held-out images, at times spread evenly."""
-    t: Tensor
-    labels: Tensor | None
-
-
-def noisy_probe(config: TrainConfig, count: int) -> ProbeBatch:
-    data, held_out = load_images(config, lambda _: None)
-    source = held_out or data
-    batch = source.fetch(torch.arange(min(count, len(source))))
-    x0, process = to_float(batch.images), NoiseProcess(config.diffusion.schedule)
-    t = process.times((torch.arange(len(x0)) + 0.5) / len(x0))
-    noise = torch.randn(x0.shape, generator=generator(config.seed, "probe"))
-    labels = batch.labels if config.diffusion.condition == "class" else None
-    return ProbeBatch(process.add_noise(x0, noise, t), t, labels)
+def noisy_probe(config: TrainConfig, count: int) -> NoisyInputs:
+    """x_t, t and condition of the probe batch of a configuration."""
+    return load_run_data(config).probe(count)
 
 
 # The diagnosis of a recipe: its model as it starts, on its own data.
@@ -130,18 +114,18 @@ def noisy_probe(config: TrainConfig, count: int) -> ProbeBatch:
 DIAGNOSIS = "diagnosis.json"
 BATCH = 16
 IMAGES = 512
-"""Images that the choice of κ looks at."""
+"""Images from which κ is chosen."""
 
 
 def diagnose_config(config: TrainConfig) -> Diagnosis:
     """Before training: the initial weights of this configuration, without scaling."""
-    data, _ = load_images(config, lambda _: None)
-    return _diagnose(build_model(replace(config, scaling="none"), shape_of(data)), config)
+    data = load_run_data(config)
+    return _diagnose(build_model(replace(config, scaling="none"), data.shape), data)
 
 
 def diagnose_run(run: Run) -> Diagnosis:
     """During or after training: the weights of a run."""
-    return _diagnose(run.model, run.config)
+    return _diagnose(run.model, load_run_data(run.config))
 
 
 def write_diagnosis(diagnosis: Diagnosis, folder: Path) -> Path:
@@ -151,12 +135,9 @@ def write_diagnosis(diagnosis: Diagnosis, folder: Path) -> Path:
     return folder / DIAGNOSIS
 
 
-def _diagnose(model: nn.Module, config: TrainConfig) -> Diagnosis:
-    x, t, labels = noisy_probe(config, BATCH)
-    data, _ = load_images(config, lambda _: None)
-    images = to_float(data.fetch(torch.arange(min(IMAGES, len(data)))).images)
-    batch = (x, t) if labels is None else (x, t, labels)
-    return diagnose(model, batch, images=images, schedule=config.diffusion.schedule)
+def _diagnose(model: nn.Module, data: RunData) -> Diagnosis:
+    batch = data.probe(BATCH).arguments(model)
+    return diagnose(model, batch, images=data.clean(IMAGES), schedule=data.config.diffusion.schedule)
 
 
 # What a comparison records besides the trainer's own metrics: the readings of a stability monitor.
@@ -168,8 +149,8 @@ PROBE = 16
 class Recording:
     """A hook for `train`. What it returns goes into metrics.jsonl, so that resuming a run keeps it in order."""
 
-    def __init__(self, every: int, config: TrainConfig) -> None:
-        self.every, self.config = every, config
+    def __init__(self, every: int) -> None:
+        self.every = every
         self.monitor: StabilityMonitor | None = None
 
     def __enter__(self) -> Self:
@@ -182,23 +163,13 @@ class Recording:
     def __call__(self, state: TrainState) -> dict[str, float] | None:
         if self.monitor is None:
             # Made after the first step of this process: the state that is given here is complete and on its device.
-            batch = probe_batch(self.config, state)
+            batch = state.data.probe(PROBE, state.accelerator.device).arguments(state.bare)
             self.monitor = StabilityMonitor(state.bare, every=self.every, probe_batch=batch, on_alarm=_say)
             self.monitor.steps = state.step - 1
         reading = self.monitor.step(step=state.step)
         if reading is None:
             return None
         return {name: value for name, value in reading.items() if not name.startswith(("block_rms", "skip_rms"))}
-
-
-def probe_batch(config: TrainConfig, state: TrainState) -> dict[str, Tensor]:
-    """The arguments of the model for the probe batch, by name."""
-    x, t, labels = noisy_probe(config, PROBE)
-    first, second, *_ = inspect.signature(state.bare.forward).parameters
-    arguments, label = {first: x, second: t}, state.bare_network.label_argument
-    if labels is not None and label is not None:
-        arguments[label] = labels
-    return {name: value.to(state.accelerator.device) for name, value in arguments.items()}
 
 
 def _say(alarm: Alarm) -> None:
@@ -262,7 +233,7 @@ def carry_out(run: PlannedRun, every: int) -> bool:
     A run that diverges is a result, not a failure.
     """
     try:
-        with Recording(every, run.config) as recording:
+        with Recording(every) as recording:
             return train(run.config, run.folder, hooks=[recording]).finished
     except NonFiniteError as error:
         write_text(run.folder / DIVERGED, json.dumps({"message": str(error)}))

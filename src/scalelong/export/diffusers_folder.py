@@ -14,10 +14,9 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from ..diffusion.solvers import scheduler
+from ..diffusion.solvers import diffusers, scheduler
 from ..errors import ExportError
 from ..files import new_folder, write_bytes
-from ..noise import diffusers
 from ..runs.load import Run
 from ..runs.model import is_uvit, uvit_arguments
 from ..scaling import as_scaling

@@ -1,4 +1,8 @@
-"""κ, chosen for you: from the data (A), from the network (B), or by pilot runs (C)."""
+"""κ of constant scaling: from the data (A), from the network (B), or by pilot runs (C).
+
+estimators   what an estimator answers; A and B
+pilot        C, and `choose_kappa`: κ by any of the three
+"""
 
 from .estimators import (
     KappaChoice,
@@ -10,16 +14,3 @@ from .estimators import (
     noise_ratio_targets,
 )
 from .pilot import GRID, PilotRun, choose_kappa
-
-__all__ = [
-    "GRID",
-    "KappaChoice",
-    "PilotRun",
-    "SilentSkipsError",
-    "Solution",
-    "Targets",
-    "balanced_scaling",
-    "choose_kappa",
-    "kappa_for_sum",
-    "noise_ratio_targets",
-]

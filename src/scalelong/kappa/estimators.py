@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InvalidConfigError, SilentSkipsError
+from ..noise import alpha_bars
 from ..scaling.constant import BalancedScaling, ConstantScaling
 from ..theory.moments import PAPER_SECOND_MOMENT, image_moments, noisy_batch
-from ..theory.schedules import alpha_bars
 from ..theory.sensitivity import skip_sensitivities
 
 

@@ -1,4 +1,4 @@
-"""One short training run, with everything random under control."""
+"""Estimator C: κ by short training runs; and `choose_kappa`: κ by any of the three estimators."""
 
 import copy
 import math
@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InvalidConfigError
+from ..models.call import output_tensor
+from ..noise import alpha_bars, even_fractions, mix
 from ..scaling.constant import ConstantScaling
+from ..skips import scale_skips_
 from ..theory.moments import image_moments
-from ..theory.schedules import alpha_bars
-from ..theory.sensitivity import as_tensor, count_skips
+from ..theory.sensitivity import count_skips
 from .estimators import (
     KappaChoice,
     ModelInputs,
@@ -53,7 +55,8 @@ class PilotRun:
         shared = torch.Generator().manual_seed(0)
         self.held_out = held_out
         self.held_out_noise = torch.randn(held_out.shape, generator=shared).to(held_out)
-        self.held_out_steps = _even_steps(len(held_out), len(self.alpha_bars)).to(held_out.device)
+        even = even_fractions(len(held_out), torch.Generator().manual_seed(1))
+        self.held_out_steps = (even * len(self.alpha_bars)).long().to(held_out.device)
         self.steps_done = 0
 
     def advance(self, steps: int) -> None:
@@ -89,19 +92,14 @@ class PilotRun:
         return loss if math.isfinite(loss) else math.inf
 
     def _loss(self, clean: Tensor, noise: Tensor, times: Tensor) -> Tensor:
-        alpha_bar = self.alpha_bars[times].view(-1, *[1] * (clean.dim() - 1))
-        noisy = alpha_bar.sqrt() * clean + (1 - alpha_bar).sqrt() * noise
-        prediction = as_tensor(self.model(*self.inputs(noisy, times)))
+        alpha_bar = self.alpha_bars[times]
+        noisy = mix(clean, noise, alpha_bar.sqrt(), (1 - alpha_bar).sqrt())
+        prediction = output_tensor(self.model(*self.inputs(noisy, times)))
         return (prediction - noise).square().mean()
 
 
-def _even_steps(count: int, length: int) -> Tensor:
-    """`count` times spread evenly over the schedule, in an order that has nothing to do with the images."""
-    even = ((torch.arange(count) + 0.5) * length / count).long()
-    return even[torch.randperm(count, generator=torch.Generator().manual_seed(1))]
-
-
-# Estimator C: short training runs over a grid of κ. The honest way, and the dearest; the answer says what it cost.
+# Estimator C: short training runs over a grid of κ. The honest way, and the most expensive; the answer says what it
+# cost.
 
 GRID = (1.0, 0.95, 0.85, 0.7, 0.5, 0.3)
 HELD_OUT = 256
@@ -206,8 +204,6 @@ def _scaled(
     source: ModelSource, kappa: float, data: Tensor, schedule: Any, inputs: ModelInputs, seed: int
 ) -> nn.Module:
     """A model of its own for one run: equal seeds, equal weights."""
-    from ..skips import scale_skips_
-
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = copy.deepcopy(source) if isinstance(source, nn.Module) else source()
@@ -220,7 +216,7 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-# One door to the three estimators.
+# `choose_kappa`: κ by any of the three estimators
 
 METHODS = ("data", "network", "pilot")
 
@@ -245,7 +241,7 @@ def choose_kappa(
     `method`: "data" needs the number of long skips (`skips`, or a model to count them in) and is best given `data`;
     "network" needs a model and data; "pilot" trains, and needs a model (better: a function that builds one) and data.
     `data`: images (n, C, H, W) as the network sees them, usually in [-1, 1], or a function that gives such batches.
-    `schedule`: "ddpm", "vp", "cosine", the values ᾱ_t, or a diffusers scheduler.
+    `schedule`: "ddpm", "vp", "cosine", "sd", the values ᾱ_t, or a diffusers scheduler.
     `inputs(x_t, t)` gives the arguments of the model, for models that are not called as model(x_t, t).
     Other options (`grid`, `steps`, `seeds`, `learning_rate`, `batch_size`) go to the pilot.
     """

@@ -1,6 +1,12 @@
-"""Networks: U-ViT, and presets of diffusers' UNets."""
+"""Networks, and one way to call any of them.
 
+uvit         U-ViT, from the formula to the model
+cpu          its fast paths on a CPU
+presets      the networks of the paper: U-ViT's sizes, diffusers' UNets
+official     weights of the authors' U-ViT
+call         arguments, outputs and conditions of any model
+"""
+
+from .call import Denoiser, call_arguments, count_parameters, evaluating, output_tensor
 from .presets import UNET_PRESETS, UVIT_PRESETS, UVIT_PUBLISHED, UNetPreset, unet
-from .uvit import UViT
-
-__all__ = ["UNET_PRESETS", "UVIT_PRESETS", "UVIT_PUBLISHED", "UNetPreset", "UViT", "unet"]
+from .uvit import SkipMerge, UViT

@@ -26,7 +26,7 @@ class _Linear(Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         x, weight, bias = ctx.saved_tensors
-        if torch.is_grad_enabled():  # somebody wants the derivative of this gradient
+        if torch.is_grad_enabled():  # the gradient is differentiated once more
             return _by_autograd(F.linear, gradient, x, weight, bias)
         return _product(gradient, weight.t()), _weight_gradient(gradient, x), _bias_gradient(gradient, bias)
 
@@ -136,7 +136,7 @@ def normed_mlp(x: Tensor, norm: nn.LayerNorm, expand: nn.Linear, reduce: nn.Line
 
 
 def can_fuse(x: Tensor, *layers: nn.Module) -> bool:
-    """Whether nobody would notice: ordinary float32 tensors in training, and no one who listens to the layers."""
+    """Whether the lean path computes the same here: ordinary float32 tensors in training, and layers without hooks."""
     return (
         type(x) is Tensor
         and x.dtype == torch.float32
@@ -222,7 +222,7 @@ BITS = 16
 """For each entry: a probability is rounded to a multiple of 1 / 65536."""
 
 
-class FewerDraws(nn.Dropout):
+class PackedDropout(nn.Dropout):
     """nn.Dropout, but on a CPU with other random numbers."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (torch's name)
@@ -240,12 +240,12 @@ def draw_factors(x: Tensor, p: float) -> Tensor:
     return kept.to(x.dtype).div_(1 - p).as_strided(x.shape, x.stride())
 
 
-def draw_fewer_(model: nn.Module) -> None:
+def pack_dropout_(model: nn.Module) -> None:
     """Exchange the dropouts of a network."""
     for module in model.modules():
         for name, child in module.named_children():
             if type(child) is nn.Dropout:
-                setattr(module, name, FewerDraws(child.p, child.inplace).train(child.training))
+                setattr(module, name, PackedDropout(child.p, child.inplace).train(child.training))
 
 
 def _is_ordinary(x: Tensor) -> bool:

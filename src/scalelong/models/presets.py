@@ -1,4 +1,4 @@
-"""The U-ViTs of the paper and its parent, by data set, size and patch."""
+"""The networks of the paper and its parent by name: U-ViTs by data set, size and patch, and UNets of diffusers."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from ..errors import AlreadyScaledError, InvalidConfigError
 from ..optional import needs
 from ..scaling.baselines import ResidualBranch, ResidualSpec, validate_residual
-from .cpu import draw_fewer_
+from .cpu import pack_dropout_
 
 _SIZES: dict[str, dict[str, Any]] = {
     "small": {"dim": 512, "depth": 12, "heads": 8},
@@ -36,7 +36,7 @@ UVIT_PRESETS: dict[str, dict[str, Any]] = {
     "mscoco256-s2-deep": {**_SIZES["small-deep"], **_LATENT_256, **_CLIP, "patch_size": 2},
 }
 
-# Parameters in millions, as published. The text-to-image networks of the paper's Table 1 (252M, 265M, 260M) are counted
+# Millions of parameters, as published. The text-to-image networks of the paper's Table 1 (252M, 265M, 260M) are counted
 # there with a text encoder of 123M and an autoencoder of 84M.
 UVIT_PUBLISHED = {
     "cifar10-s2": 44,
@@ -175,5 +175,5 @@ def unet(name: str, *, residual_scaling: ResidualSpec = "none", **overrides: Any
     diffusers = needs("diffusers", "train", f"the UNet preset {name!r}")
     preset = UNET_PRESETS[name]
     model: nn.Module = getattr(diffusers, preset.kind)(**{**preset.arguments, **overrides})
-    draw_fewer_(model)
+    pack_dropout_(model)
     return scale_residuals_(model, residual_scaling) if residual_scaling != "none" else model

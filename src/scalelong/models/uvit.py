@@ -1,4 +1,13 @@
-"""From images and times to tokens, and back."""
+"""U-ViT: a vision transformer whose blocks are joined by long skip connections (Bao et al., CVPR 2023).
+
+    image ─ patches ─┐
+    time, class ─────┼─ tokens ─ encoder 1 … N ─ middle ─ decoder N … 1 ─ norm ─ patches ─ image
+    context ─────────┘              └────── κ_i · long skip i ──────┘
+
+Everything is a token: time, class, context and image patches, (B, L, D). The first half of the blocks sends its outputs
+over N = depth // 2 long skips to the second half, where each is merged by a linear layer on [main ⊕ κ_i skip]. Below
+stand, in this order: tokens, blocks and merges, starts, and the network.
+"""
 
 import math
 from collections.abc import Mapping
@@ -16,6 +25,8 @@ from ..scaling.baselines import ResidualBranch, ResidualSpec, require_merge_star
 from .cpu import can_fuse, gated_addition, linear, normed_linear, normed_mlp
 from .official import load_official_, official_arguments
 from .presets import preset_arguments
+
+# Tokens
 
 
 def timestep_embedding(t: Tensor, dim: int) -> Tensor:
@@ -59,7 +70,7 @@ def unpatchify(tokens: Tensor, grid: tuple[int, int], patch_size: int, channels:
     return x.permute(0, 5, 1, 3, 2, 4).reshape(-1, channels, rows * patch_size, columns * patch_size)
 
 
-# The blocks of U-ViT, and the merge of a long skip into the main path.
+# Blocks, and the merge of a long skip into the main path
 
 
 class Attention(nn.Module):
@@ -91,20 +102,22 @@ class MLP(nn.Module):
         return self.reduce(F.gelu(self.expand(norm(x))))
 
 
-class SkipMerge(nn.Linear):
+class SkipMerge(nn.Module):
     """W [main ⊕ κ skip] + b, as two products: the concatenation is never made, and a number κ goes into the weights.
 
     W has D x 2D entries and the features have B x L x D of them, so that costs no pass over the features. A gate
-    has a κ for each token or channel.
+    has a κ for each token or channel. It is no `nn.Linear`: tools that adapt or quantise linear layers expect those to
+    take one input.
     """
 
     def __init__(self, dim: int) -> None:
-        super().__init__(2 * dim, dim)
+        super().__init__()
         self.dim = dim
+        layer = nn.Linear(2 * dim, dim)
+        self.weight, self.bias = layer.weight, layer.bias
 
-    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, main: Tensor, skip: Tensor, factors: Constants, gate: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, main: Tensor, skip: Tensor, factors: Constants, gate: Tensor | None = None) -> Tensor:
+        """main and skip: (B, L, D); the gate broadcasts against the skip."""
         main_weight, skip_weight = self.weight.split(self.dim, dim=1)
         if factors.main != 1.0:
             main_weight = main_weight * factors.main
@@ -153,7 +166,7 @@ class Block(nn.Module):
         return self.mlp_residual(x, self.mlp(x, self.mlp_norm))
 
 
-# The weights of a U-ViT before the first step of training.
+# The weights before the first step of training
 
 InitStd = float | Literal["unit"]
 
@@ -180,8 +193,8 @@ def initialise_(model: nn.Module, std: InitStd) -> None:
     A number is the deviation of all weights, as in the authors' code. "unit" gives each layer a gain of 1.
     """
     for module in model.modules():
-        if isinstance(module, nn.Linear):
-            deviation = 1 / math.sqrt(module.in_features) if std == "unit" else std
+        if isinstance(module, nn.Linear | SkipMerge):
+            deviation = 1 / math.sqrt(module.weight.shape[1]) if std == "unit" else std
             nn.init.trunc_normal_(module.weight, std=deviation)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
@@ -217,10 +230,7 @@ def start_as_identity_(layer: nn.Conv2d) -> None:
         nn.init.zeros_(layer.bias)
 
 
-# U-ViT: a vision transformer whose blocks are joined by long skip connections (Bao et al., CVPR 2023).
-#
-# Everything is a token: time, class, context and image patches. The first half of the blocks sends its outputs over
-# N = depth // 2 long skips to the second half.
+# The network
 
 
 class UViT(nn.Module):
@@ -349,9 +359,10 @@ class UViT(nn.Module):
         return block.merge
 
     def forward(self, x: Tensor, t: Tensor, y: Tensor | None = None, context: Tensor | None = None) -> Tensor:
+        """x: (B, C, H, W), t: (B,), y: (B,) labels, context: (B, context_length, context_dim)."""
         grid = self._check(x, y, context)
         x = self._embed(x, t, y, context)
-        x = x + self.position_embedding(grid)
+        x = x + self.position_embedding(grid)  # (B, L, D)
         skips = []
         for block in self.encoder:
             x = self._run(block, x)
@@ -361,6 +372,13 @@ class UViT(nn.Module):
             x = self._run(block, x, *self.skip_scaling.prepare(skips.pop(), len(self.decoder) - position))
         x = self.to_patches(self.norm(x)[:, self.extra_tokens :])
         return self.final_conv(unpatchify(x, grid, self.patch_size, self.channels))
+
+    def enable_gradient_checkpointing(self) -> None:
+        """Keep the inputs of the blocks only, and compute the rest again in the backward pass."""
+        self.checkpointing = True
+
+    def disable_gradient_checkpointing(self) -> None:
+        self.checkpointing = False
 
     def _run(self, block: nn.Module, *inputs: Any) -> Tensor:
         if self.checkpointing and torch.is_grad_enabled():

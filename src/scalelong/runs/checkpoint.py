@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
 import torch
 from torch import Tensor
+
 from .._version import __version__
 from ..errors import CheckpointError
 from ..files import file_digest, sync, write_text
 from .config import CheckpointConfig
-
-
 
 MODEL, EMA, TRAINING, MANIFEST = "model.safetensors", "ema.safetensors", "training.pt", "manifest.json"
 FORMAT = 1
@@ -111,7 +111,7 @@ def verify(path: Path) -> None:
             if size != expected:
                 raise CheckpointError(f"{path / name} has {size} bytes instead of {expected}")
             if file_digest(path / name) != files[name]["sha256"]:
-                raise CheckpointError(f"{path / name} has another checksum than its manifest says")
+                raise CheckpointError(f"{path / name} does not match the checksum of its manifest")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} is incomplete: {error}") from error
 
@@ -127,8 +127,8 @@ def read_checkpoint(path: Path) -> Snapshot:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
-def newest_good(folder: Path, say: Callable[[str], None], before: int | None = None) -> Path | None:
-    """The newest checkpoint that is whole; damaged ones are said and passed over."""
+def newest_good(folder: Path, log: Callable[[str], None], before: int | None = None) -> Path | None:
+    """The newest checkpoint that is whole; damaged ones are named in the log and passed over."""
     for step in reversed(saved_steps(folder)):
         if before is not None and step >= before:
             continue
@@ -137,12 +137,12 @@ def newest_good(folder: Path, say: Callable[[str], None], before: int | None = N
             verify(path)
             return path
         except CheckpointError as error:
-            say(f"damaged checkpoint, using the one before: {error}")
+            log(f"damaged checkpoint, falling back to the previous one: {error}")
     return None
 
 
-def set_aside(folder: Path, step: int) -> None:
-    """Rename checkpoints beyond a step, which are damaged or abandoned, and remove what interrupted writes left."""
+def abandon_after(folder: Path, step: int) -> None:
+    """Rename checkpoints beyond a step, which are damaged or given up, and remove what interrupted writes left."""
     for path in list(_leftovers(folder)):
         shutil.rmtree(path, ignore_errors=True)
     for later in saved_steps(folder):

@@ -1,21 +1,18 @@
 """Everything that defines a run, as plain data. Names are unique across the groups, so that they serve as flags."""
 
-import math
-from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
-from ..diffusion.solvers import SAMPLERS
-from ..errors import InvalidConfigError
-from ..noise import NoiseProcess, Prediction, Schedule, require_prediction
-from ..scaling import as_scaling
 import dataclasses
+import math
 import types
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from ..diffusion.solvers import SAMPLERS
 from ..errors import InvalidConfigError
+from ..noise import NoiseProcess, Prediction, Schedule, require_prediction
 from ..optional import needs
-
-
+from ..scaling import as_scaling
 
 Decay = Literal["constant", "linear", "cosine"]
 Precision = Literal["no", "bf16", "fp16"]
@@ -71,7 +68,7 @@ class DiffusionConfig:
     condition: Condition = "none"
     """"class" trains on labels, "text" on captions."""
     condition_dropout: float = 0.1
-    """Share of the images whose condition is hidden, for classifier-free guidance. 0 leaves no null class."""
+    """Share of the images whose condition is dropped, for classifier-free guidance. 0 leaves no null class."""
 
     def __post_init__(self) -> None:
         NoiseProcess(self.schedule)
@@ -257,9 +254,9 @@ class TrainConfig:
         return self.checkpoints.save_every if every is None else every
 
 
-# A configuration as YAML, and what changed between two of them.
+# A configuration as YAML, and what changed between two of them
 
-HARMLESS = (
+MAY_CHANGE = (
     "steps",
     "images.workers",
     "hardware.accumulation",
@@ -317,12 +314,14 @@ def differences(before: TrainConfig, after: TrainConfig) -> dict[str, tuple[Any,
     return {name: (old.get(name), new.get(name)) for name in {**old, **new} if old.get(name) != new.get(name)}
 
 
-def harmful_differences(before: TrainConfig, after: TrainConfig) -> dict[str, tuple[Any, Any]]:
-    """The differences that would make the run another run."""
+def conflicting_changes(before: TrainConfig, after: TrainConfig) -> dict[str, tuple[Any, Any]]:
+    """The differences with which a run cannot go on: it would be a different run."""
     changed = differences(before, after)
     # A decay that ends with the run makes the rate of every step depend on the number of steps.
     tied = after.optimizer.decay != "constant" and after.optimizer.decay_steps is None
-    return {name: pair for name, pair in changed.items() if not name.startswith(HARMLESS) or (name == "steps" and tied)}
+    return {
+        name: pair for name, pair in changed.items() if not name.startswith(MAY_CHANGE) or (name == "steps" and tied)
+    }
 
 
 def _update(base: Any, values: dict[str, Any], prefix: str) -> Any:

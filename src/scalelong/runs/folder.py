@@ -11,18 +11,17 @@ from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
 import torch
+
 from .._version import __version__
 from ..data import ImageData
 from ..diffusion.conditions import words_of
 from ..errors import RunFolderError
 from ..files import FolderLock, append_json_line, read_json_lines, write_json_lines, write_text
 from .checkpoint import saved_steps
-from .config import TrainConfig
-from .config import differences, dump_config, harmful_differences, load_config
-from .model import DataShape
-
-
+from .config import TrainConfig, conflicting_changes, differences, dump_config, load_config
+from .model import DataShape, shape_of
 
 CONFIG, DATA, METRICS, ROLLBACKS = "config.yaml", "data.json", "metrics.jsonl", "rollbacks.json"
 MOST_WORDS = 5000
@@ -59,7 +58,7 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RunFolderError(f"the run folder {self.path} cannot be made: {error}") from error
+            raise RunFolderError(f"the run folder {self.path} cannot be created: {error}") from error
         return FolderLock(self.path)
 
     def open(self, config: TrainConfig, data: ImageData, processes: dict[str, Any], say: Callable[[str], None]) -> None:
@@ -84,11 +83,11 @@ class RunFolder:
 
     def _require_same(self, config: TrainConfig, data: ImageData, say: Callable[[str], None]) -> None:
         before = load_config(self.path / CONFIG)
-        harmful = harmful_differences(before, config)
-        if harmful:
-            changes = "\n".join(f"  {name}: {old!r} -> {new!r}" for name, (old, new) in harmful.items())
+        conflicts = conflicting_changes(before, config)
+        if conflicts:
+            changes = "\n".join(f"  {name}: {old!r} -> {new!r}" for name, (old, new) in conflicts.items())
             raise RunFolderError(
-                f"{self.path} holds a run with another configuration:\n{changes}\n"
+                f"{self.path} holds a run with a different configuration:\n{changes}\n"
                 f"Give the same values to continue it, or another folder with --out"
             )
         path = self.path / DATA
@@ -135,10 +134,6 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """The lines of a run's metrics. A line that a kill cut off is left out."""
     file = Path(path) / METRICS
     return read_json_lines(file) if file.exists() else []
-
-
-def shape_of(data: ImageData) -> DataShape:
-    return DataShape(data.channels, data.height, data.width, data.classes)
 
 
 def vocabulary_of(data: ImageData) -> list[str] | None:

@@ -1,27 +1,29 @@
-"""A trained run, back from its folder."""
+"""A trained run, back from its folder: `load_run("runs/x").sample(16)`."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
+
 from ..diffusion.conditions import Conditions
+from ..diffusion.images import ImageMaker, requests
 from ..diffusion.latents import Autoencoder
+from ..diffusion.solvers import SampleSettings
 from ..errors import CheckpointError, RunFolderError
+from ..models.call import Denoiser
 from ..noise import NoiseProcess
 from .checkpoint import EMA, MODEL, newest_good, step_folder, verify
-from .model import make_conditions
-from .config import TrainConfig
-from .config import load_config
-from .model import DataShape, Network, build_model
+from .config import TrainConfig, load_config
 from .folder import CONFIG, RunFolder
+from .model import DataShape, Log, build_model, make_conditions
 
-if TYPE_CHECKING:
-    from ..diffusion.images import ImageMaker
-
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -40,19 +42,22 @@ class Run:
         return NoiseProcess(self.config.diffusion.schedule)
 
     @property
-    def network(self) -> Network:
+    def network(self) -> Denoiser:
         """`network(x, t, condition)` gives a tensor, whatever class the model is of."""
-        return Network(self.model, self.model)
+        return Denoiser(self.model)
 
     @property
-    def default_wishes(self) -> Sequence[str]:
-        """What to draw if nobody says: the classes in turn."""
+    def default_prompts(self) -> Sequence[str]:
+        """What to draw without a prompt: the classes in turn."""
         return self.shape.classes or () if self.config.diffusion.condition == "class" else ()
 
     @property
-    def maker(self) -> "ImageMaker":
-        from ..diffusion.images import ImageMaker
+    def default_wishes(self) -> Sequence[str]:
+        """Earlier name of `default_prompts`."""
+        return self.default_prompts
 
+    @property
+    def maker(self) -> ImageMaker:
         return ImageMaker(
             model=self.model,
             network=self.network,
@@ -65,7 +70,7 @@ class Run:
 
     @cached_property
     def conditions(self) -> Conditions:
-        """What the network can be told: `run.conditions.ask(["3"])` gives the tensor for it."""
+        """From prompts to tensors: `run.conditions.from_prompts(["3"])` gives what the network takes."""
         return make_conditions(self.config, self.shape.classes, vocabulary=RunFolder(self.folder).vocabulary())
 
     @cached_property
@@ -79,6 +84,7 @@ class Run:
         n: int = 16,
         *,
         seed: int = 0,
+        prompts: Sequence[str] = (),
         wishes: Sequence[str] = (),
         sampler: str = "dpm++",
         steps: int = 50,
@@ -88,18 +94,25 @@ class Run:
     ) -> Tensor:
         """Images, uint8 (n, C, H, W). Image i has the seed `seed + i` and does not depend on n or batch_size.
 
-        `wishes` are classes or texts, which take turns; a class-conditional model without wishes shows all classes.
+        `prompts` are classes or texts, which take turns; a class-conditional model without prompts shows all classes.
+        `wishes` is an earlier name of `prompts`.
         """
-        from ..diffusion.images import requests
-        from ..diffusion.solvers import SampleSettings
-
-        wanted = requests(n, seed, wishes or self.default_wishes)
+        wanted = requests(n, seed, prompts or wishes or self.default_prompts)
         settings = SampleSettings(sampler=sampler, steps=steps, guidance=guidance)
         return self.maker.all(wanted, settings, batch_size=batch_size, device=device)
 
 
-def load_run(path: str | PathLike[str], *, weights: Literal["ema", "raw"] = "ema", step: int | None = None) -> Run:
-    """The averaged (or raw) weights of the newest whole checkpoint, or of the one of a step."""
+def load_run(
+    path: str | PathLike[str],
+    *,
+    weights: Literal["ema", "raw"] = "ema",
+    step: int | None = None,
+    log: Log = logger.warning,
+) -> Run:
+    """The averaged (or raw) weights of the newest whole checkpoint, or of the one of a step.
+
+    `log` gets a line for each damaged checkpoint that is passed over.
+    """
     from safetensors.torch import load_file
 
     run = RunFolder(path)
@@ -107,7 +120,7 @@ def load_run(path: str | PathLike[str], *, weights: Literal["ema", "raw"] = "ema
         raise RunFolderError(f"{run.path} is not a run folder: it has no {CONFIG}")
     config = load_config(run.path / CONFIG)
     if step is None:
-        checkpoint = newest_good(run.checkpoints, print)
+        checkpoint = newest_good(run.checkpoints, log)
         if checkpoint is None:
             raise CheckpointError(f"{run.path} has no checkpoint that is whole")
     else:

@@ -1,39 +1,56 @@
-"""From a name to a network, and one way to call it: U-ViT, diffusers' UNets, or anyone's `package.module:factory`."""
+"""From a configuration to what a run works with: its network, its data, and the conditions between them.
+
+A network comes from a name: U-ViT, diffusers' UNets, or anyone's `package.module:factory`. Whatever the way, a run with
+a condition gets a network that uses it, or an error that says why not.
+
+    data = load_run_data(config)
+    model = build_model(config, data.shape)
+    x_t, t, condition = data.probe(16)
+"""
 
 import inspect
 import json
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+
 import torch
 from torch import Tensor, nn
-from ..console import Progress
+
+from ..data import ImageData, load_data
+from ..diffusion.conditions import (
+    ClassCondition,
+    Conditions,
+    HashedWords,
+    PretrainedTextEncoder,
+    TextCondition,
+    TextEncoder,
+    Unconditional,
+    cache_captions,
+)
+from ..diffusion.inputs import InputMaker, NoisyInputs
+from ..diffusion.latents import Autoencoder, encode_data
 from ..errors import InvalidConfigError
-from ..optional import load_object
-from ..models import UViT
-from ..models import unet
+from ..models import UViT, unet
+from ..models.call import call_arguments, require_condition_used
 from ..models.presets import preset_arguments
+from ..noise import NoiseProcess
+from ..optional import load_object
 from ..randomness import seed_global
 from ..scaling import NoScaling, as_scaling
 from ..skips import scale_skips_, start_merges_
-from .config import TrainConfig
-from collections.abc import Callable, Sequence
-from ..diffusion.conditions import ClassCondition, Conditions, PretrainedTextEncoder, TextCondition, TextEncoder, Unconditional, WordEncoder, cache_captions
 from .config import TextConfig, TrainConfig
-from ..data import ImageData, load_data
-from ..diffusion.latents import Autoencoder, encode_data
 
+logger = logging.getLogger(__name__)
 
-
-LABEL_ARGUMENTS = ("y", "class_labels", "labels")
-"""Names under which networks take labels."""
-
-CONTEXT_ARGUMENTS = ("context", "encoder_hidden_states")
-"""Names under which networks take the tokens of a text."""
+Log = Callable[[str], None]
+"""Where lines for a reader go: a function such as `print` or `logger.info`."""
 
 MOST_PATCHES = 256
-"""Tokens of a U-ViT whose patch size nobody chose, as in the paper's settings."""
+"""Most tokens of a U-ViT without a patch size of its own, as in the paper's settings."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +70,7 @@ class DataShape:
         """Size of the label embedding, with a null label for guidance; None without labels."""
         if config.diffusion.condition != "class":
             return None
-        if not self.classes:
-            raise InvalidConfigError(
-                f"condition 'class' needs labels, and {config.data!r} has none; put the images of each class in a "
-                f"folder of its own, or train with condition 'none'"
-            )
-        return len(self.classes) + (1 if config.diffusion.condition_dropout > 0 else 0)
+        return len(_require_classes(config, self.classes)) + (1 if config.diffusion.condition_dropout > 0 else 0)
 
     def example_condition(self, config: TrainConfig, count: int) -> Tensor | None:
         """A condition of the right kind and shape."""
@@ -67,11 +79,28 @@ class DataShape:
         return torch.zeros(count, dtype=torch.long) if self.labels(config) else None
 
 
+def shape_of(data: ImageData) -> DataShape:
+    return DataShape(data.channels, data.height, data.width, data.classes)
+
+
+def _require_classes(config: TrainConfig, classes: Sequence[str] | None) -> Sequence[str]:
+    if not classes:
+        raise InvalidConfigError(
+            f"condition 'class' needs labels, and {config.data!r} has none; put the images of each class in a folder "
+            f"of its own, or train with condition 'none'"
+        )
+    return classes
+
+
+# The network
+
+
 def build_model(config: TrainConfig, shape: DataShape) -> nn.Module:
     """The network of the configuration, with weights that depend on the seed alone, and its long skips scaled."""
     with torch.random.fork_rng():
         seed_global(config.seed, "weights")
         model = _build(config, shape)
+        _require_condition(model, config, shape)
         if not is_uvit(config):  # which scales its own skips
             _scale(model, config, shape)
     if config.hardware.gradient_checkpointing:
@@ -83,37 +112,6 @@ def uses_channels_last(config: TrainConfig, model: nn.Module) -> bool:
     if config.hardware.channels_last is not None:
         return config.hardware.channels_last
     return any(base.__module__.startswith("diffusers.") for base in type(model).__mro__)
-
-
-class Network:
-    """Calls a network, whatever it names its condition and however it wraps its output."""
-
-    def __init__(self, call: Callable[..., Any], bare: nn.Module) -> None:
-        self.call = call
-        parameters = inspect.signature(bare.forward).parameters
-        self.label_argument = next((name for name in LABEL_ARGUMENTS if name in parameters), None)
-        self.context_argument = next((name for name in CONTEXT_ARGUMENTS if name in parameters), None)
-
-    def keywords(self, condition: Tensor | None) -> dict[str, Tensor]:
-        """The condition under the name that the network has for it."""
-        if condition is None:
-            return {}
-        name = self.context_argument if condition.is_floating_point() else self.label_argument
-        return {} if name is None else {name: condition}
-
-    def __call__(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> Tensor:
-        output = self.call(x, t, **self.keywords(condition))
-        output = output if isinstance(output, Tensor) else getattr(output, "sample", None)
-        if not isinstance(output, Tensor) or output.shape != x.shape:
-            found = tuple(output.shape) if isinstance(output, Tensor) else "no tensor and no `.sample`"
-            raise InvalidConfigError(
-                f"the model must return a tensor of the shape of its input, {tuple(x.shape)}, or an object with it as "
-                f"`.sample`; got {found}"
-            )
-        return output
-
-    def given(self, condition: Tensor | None) -> Callable[[Tensor, Tensor], Tensor]:
-        return lambda x, t: self(x, t, condition)
 
 
 def is_uvit(config: TrainConfig) -> bool:
@@ -170,17 +168,14 @@ def _build(config: TrainConfig, shape: DataShape) -> nn.Module:
         raise InvalidConfigError(f"the model {config.model!r} does not take these options: {error}") from error
     if not isinstance(model, nn.Module):
         raise InvalidConfigError(f"{config.model} must return a torch.nn.Module, got {type(model).__name__}")
-    if labels is not None and Network(model, model).label_argument is None:
-        raise InvalidConfigError(
-            f"condition 'class' needs a model whose forward takes labels as one of {', '.join(LABEL_ARGUMENTS)}; "
-            f"{type(model).__name__} takes none of them"
-        )
-    if text and Network(model, model).context_argument is None:
-        raise InvalidConfigError(
-            f"condition 'text' needs a model whose forward takes tokens as one of {', '.join(CONTEXT_ARGUMENTS)}; "
-            f"{type(model).__name__} takes none of them"
-        )
     return model
+
+
+def _require_condition(model: nn.Module, config: TrainConfig, shape: DataShape) -> None:
+    """Raise unless the network uses the condition. U-ViT is made for it, and refuses a call without it."""
+    condition = shape.example_condition(config, 1)
+    if condition is not None and not isinstance(model, UViT):
+        require_condition_used(model, torch.zeros(1, *shape.image), torch.full((1,), 500.0), condition)
 
 
 def _patch_size(shape: DataShape) -> int:
@@ -224,7 +219,9 @@ def _from_diffusers_json(path: Path, values: dict[str, Any]) -> nn.Module:
         raise InvalidConfigError(f"{path} cannot be read as the configuration of a model: {error}") from error
     kind = getattr(diffusers, str(described.get("_class_name", "UNet2DModel")), None)
     if kind is None:
-        raise InvalidConfigError(f"{path} names the class {described.get('_class_name')!r}, which diffusers has not")
+        raise InvalidConfigError(
+            f"{path} names the class {described.get('_class_name')!r}, which diffusers does not have"
+        )
     return kind.from_config({**described, **values})
 
 
@@ -248,15 +245,12 @@ def _from_diffusers(config: TrainConfig) -> bool:
 
 def example_call(model: nn.Module, config: TrainConfig, shape: DataShape) -> dict[str, Tensor]:
     """The keyword arguments of a small forward of any model."""
-    parameters = inspect.signature(model.forward).parameters
-    inputs = dict(zip(parameters, (torch.zeros(2, *shape.image), torch.full((2,), 500.0)), strict=False))
-    return inputs | Network(model, model).keywords(shape.example_condition(config, 2))
+    x, t = torch.zeros(2, *shape.image), torch.full((2,), 500.0)
+    return call_arguments(model, x, t, shape.example_condition(config, 2))
 
 
 def _checkpoint_gradients(model: nn.Module) -> None:
-    if isinstance(model, UViT):
-        model.checkpointing = True
-    elif hasattr(model, "enable_gradient_checkpointing"):
+    if hasattr(model, "enable_gradient_checkpointing"):
         model.enable_gradient_checkpointing()  # pyright: ignore[reportCallIssue]
     else:
         raise InvalidConfigError(
@@ -265,57 +259,100 @@ def _checkpoint_gradients(model: nn.Module) -> None:
         )
 
 
-# From a configuration to the conditions of its network.
+# The data, and the conditions that come with them
+
+
+@dataclass(frozen=True)
+class RunData:
+    """The data of a configuration, loaded once and handed on to all that need them."""
+
+    config: TrainConfig
+    images: ImageData
+    """All images, held-out ones included and not encoded: what samples are compared with."""
+    train: ImageData
+    """What is trained on: images, or their latents."""
+    held_out: ImageData | None = None
+    log: Log = logger.info
+
+    @property
+    def shape(self) -> DataShape:
+        return shape_of(self.train)
+
+    @cached_property
+    def conditions(self) -> Conditions:
+        """Captions are encoded here, once."""
+        return make_conditions(self.config, self.train.classes, self.train.annotations.captions, log=self.log)
+
+    def inputs(self, device: torch.device | str = "cpu") -> InputMaker:
+        """What turns these data into (x_t, t, condition)."""
+        return InputMaker(
+            process=NoiseProcess(self.config.diffusion.schedule),
+            conditions=self.conditions,
+            shape=self.shape.image,
+            seed=self.config.seed,
+            batch_size=self.config.batch_size,
+            flip=self.config.images.flip,
+            condition_dropout=self.config.diffusion.condition_dropout,
+            device=device,
+        )
+
+    def probe(self, count: int, device: torch.device | str = "cpu") -> NoisyInputs:
+        """A fixed batch for looking at networks, of held-out images where there are some."""
+        return self.inputs(device).probe(self.held_out or self.train, count)
+
+    def clean(self, count: int) -> Tensor:
+        """x_0 of the first images to train on."""
+        return self.inputs().clean(self.train, count)
+
+
+def load_run_data(
+    config: TrainConfig, log: Log = logger.info, progress: Callable[[int, int], None] | None = None
+) -> RunData:
+    """The images of a run. `progress` is called with (done, total) while they are decoded."""
+    images = load_data(config.data, size=config.images.size, channels=config.images.channels, progress=progress)
+    if config.diffusion.condition == "class":
+        _require_classes(config, images.classes)
+    if config.diffusion.condition == "text" and not images.has_captions:
+        raise InvalidConfigError(
+            f"condition 'text' needs captions, and {config.data!r} has none; put them beside the images, in "
+            f"metadata.jsonl or in one .txt file per image, or train with condition 'none'"
+        )
+    log(images.describe())
+    data, held_out = images, None
+    if config.images.autoencoder is not None:
+        data = encode_data(images, Autoencoder(config.images.autoencoder), log)
+    if config.images.held_out > 0:
+        data, held_out = data.split(config.images.held_out, config.seed)
+    return RunData(config, images, data, held_out, log)
+
+
+def load_images(config: TrainConfig, log: Log = logger.info) -> tuple[ImageData, ImageData | None]:
+    """The images to train on, and those held out."""
+    data = load_run_data(config, log)
+    return data.train, data.held_out
+
 
 def make_conditions(
     config: TrainConfig,
     classes: Sequence[str] | None,
     captions: Sequence[str] | None = None,
     vocabulary: Sequence[str] | None = None,
-    say: Callable[[str], None] = print,
+    log: Log = logger.info,
 ) -> Conditions:
     """The captions to be trained on are encoded here, once; for sampling, the vocabulary is what they had."""
     guided = config.diffusion.condition_dropout > 0
     if config.diffusion.condition == "class":
-        if not classes:
-            raise InvalidConfigError(
-                f"condition 'class' needs labels, and {config.data!r} has none; put the images of each class in a "
-                f"folder of its own, or train with condition 'none'"
-            )
-        return ClassCondition(classes, guided)
+        return ClassCondition(_require_classes(config, classes), guided)
     if config.diffusion.condition == "text":
-        encoder = make_encoder(config.text, vocabulary)
+        encoder = _text_encoder(config.text, vocabulary)
         # Words need no cache: they are hashed faster than read from a disk.
-        if captions is not None and not isinstance(encoder, WordEncoder):
-            encoder = cache_captions(encoder, captions, say)
+        if captions is not None and not isinstance(encoder, HashedWords):
+            encoder = cache_captions(encoder, captions, log)
         return TextCondition(encoder, guided)
     return Unconditional()
 
 
-def make_encoder(config: TextConfig, vocabulary: Sequence[str] | None = None) -> TextEncoder:
+def _text_encoder(config: TextConfig, vocabulary: Sequence[str] | None = None) -> TextEncoder:
     if config.text_encoder == "words":
-        return WordEncoder(config.text_length, config.text_dim, vocabulary)
+        return HashedWords(config.text_length, config.text_dim, vocabulary)
     return PretrainedTextEncoder(config.text_encoder, config.text_length, config.text_dim)
-
-
-# The images of a run: those to train on, and those held out.
-
-def load_images(config: TrainConfig, say: Callable[[str], None]) -> tuple[ImageData, ImageData | None]:
-    progress = Progress("reading images")
-    data = load_data(config.data, size=config.images.size, channels=config.images.channels, progress=progress)
-    if config.diffusion.condition == "class" and not data.classes:
-        raise InvalidConfigError(
-            f"condition 'class' needs labels, and {config.data!r} has none; put the images of each class in a folder "
-            f"of its own, or train with condition 'none'"
-        )
-    if config.diffusion.condition == "text" and not data.has_captions:
-        raise InvalidConfigError(
-            f"condition 'text' needs captions, and {config.data!r} has none; put them beside the images, in "
-            f"metadata.jsonl or in one .txt file per image, or train with condition 'none'"
-        )
-    say(data.describe())
-    if config.images.autoencoder is not None:
-        data = encode_data(data, Autoencoder(config.images.autoencoder), say)
-    if config.images.held_out == 0:
-        return data, None
-    return data.split(config.images.held_out, config.seed)

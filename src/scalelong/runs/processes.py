@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 from typing import Any, TypeVar
+
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+
 from ..errors import InvalidConfigError, ScaleLongError
 from ..optional import needs
 from .config import TrainConfig
-
-
 
 Result = TypeVar("Result")
 
@@ -48,7 +48,7 @@ def describe(accelerator: Any) -> dict[str, Any]:
 
 
 def on_main(accelerator: Any, work: Callable[[], Result]) -> Result:
-    """Run on the main process; every process gets the result, or raises the same error instead of waiting for ever."""
+    """Run on the main process; every process gets the result, or raises the same error instead of waiting forever."""
     if accelerator.num_processes == 1:
         return work()
     from accelerate.utils import broadcast_object_list
@@ -80,8 +80,8 @@ def average(accelerator: Any, values: Tensor) -> Tensor:
     return accelerator.reduce(values, reduction="mean") if accelerator.num_processes > 1 else values
 
 
-def whole(value: Tensor) -> Tensor:
-    """The whole of a tensor that may be divided among processes. All of them must ask."""
+def full_tensor(value: Tensor) -> Tensor:
+    """The full tensor where each process may hold a shard of it. All processes must call this."""
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 

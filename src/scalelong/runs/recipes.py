@@ -4,18 +4,26 @@ U-ViT's numbers are those of its authors' configurations. The paper says of its 
 DDPM for CIFAR-10 and IDDPM for ImageNet 64, so their numbers are those of these papers.
 """
 
-from collections.abc import Callable
-from dataclasses import replace
-from ..errors import InvalidConfigError
-from .config import CheckpointConfig, DiffusionConfig, ImagesConfig, LoggingConfig, OptimizerConfig, TextConfig, TrainConfig
 import hashlib
 import json
 import re
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from .config import TrainConfig
-from .config import HARMLESS, flatten, to_dict
 
-
+from ..errors import InvalidConfigError
+from .config import (
+    MAY_CHANGE,
+    CheckpointConfig,
+    DiffusionConfig,
+    ImagesConfig,
+    LoggingConfig,
+    OptimizerConfig,
+    TextConfig,
+    TrainConfig,
+    flatten,
+    to_dict,
+)
 
 _LONG = CheckpointConfig(save_every=10_000, keep_last=3, keep_every=50_000)
 _LONG_LOGGING = LoggingConfig(log_every=100, samples_every=10_000, samples=100, sampler_steps=50)
@@ -219,22 +227,23 @@ def recipe(name: str) -> TrainConfig:
     return RECIPES[name]()
 
 
-# A run folder for those who did not name one. The same configuration gives the same folder, so that it continues.
+# The default run folder. The same configuration gives the same folder, so that the same command continues.
+
 
 def default_folder(config: TrainConfig) -> Path:
     """runs/RECIPE-SCALING-seedN, with a short hash if it differs from the recipe in other things, too."""
     scaling = _slug(config.scaling)
     for name in RECIPES:
-        if _essence(config) == _essence(recipe(name), scaling=config.scaling, seed=config.seed):
+        if _identity(config) == _identity(recipe(name), scaling=config.scaling, seed=config.seed):
             return Path("runs") / f"{name}-{scaling}-seed{config.seed}"
     data = _slug(Path(config.data).name or "data")
-    digest = hashlib.sha256(_essence(config).encode()).hexdigest()[:6]
+    digest = hashlib.sha256(_identity(config).encode()).hexdigest()[:6]
     return Path("runs") / f"{data}-{_slug(config.model)}-{scaling}-seed{config.seed}-{digest}"
 
 
-def _essence(config: TrainConfig, **changes: object) -> str:
-    """All that makes the run what it is, as text."""
-    values = {name: value for name, value in flatten(to_dict(config)).items() if not name.startswith(HARMLESS)}
+def _identity(config: TrainConfig, **changes: object) -> str:
+    """All that makes the run what it is, as text: not how long it is, how it is saved, or on what machine it runs."""
+    values = {name: value for name, value in flatten(to_dict(config)).items() if not name.startswith(MAY_CHANGE)}
     return json.dumps(values | changes, sort_keys=True)
 
 

@@ -1,33 +1,37 @@
-"""Many images as one."""
+"""Samples of a run: a folder with one file per image, a note that says how they were made, and a grid.
 
-from __future__ import annotations
+images/step.../000000000000.png ...   named by their seeds
+               samples.json           weights, sampler, steps, guidance, seeds, wishes (the prompts by seed)
+               grid.png               the first images at once
+
+The folder can be continued: what is there is not made again, and what was made in another way is refused.
+"""
 
 import io
+import json
+import logging
 import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
+
 import torch
 from torch import Tensor
-from ..optional import needs
-from ..files import write_bytes
-import json
-from collections.abc import Callable, Iterator, Sequence
-from ..console import Progress, silent
-from typing import Any
+
 from ..data import to_float
 from ..diffusion.images import Request
-from ..errors import SampleFolderError
-from ..files import write_text
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 from ..diffusion.solvers import SampleSettings
-from ..files import file_digest
+from ..errors import SampleFolderError
+from ..files import file_digest, write_bytes, write_text
+from ..optional import needs
 from .checkpoint import EMA, MODEL, step_folder
+from .load import Run
 from .processes import on_main
 
-if TYPE_CHECKING:
-    from .load import Run
+logger = logging.getLogger(__name__)
 
-
+# Many images as one
 
 GAP = 2
 SMALLEST_SIDE = 32
@@ -60,11 +64,7 @@ def save_png(path: Path, image: Tensor) -> None:
     write_bytes(path, content.getvalue())
 
 
-# A folder of samples: one file per image, and a note that says how they were made. It can be continued.
-#
-# samples/000000000000.png ...   named by their seeds
-#         samples.json           weights, sampler, steps, guidance, seeds, wishes
-#         grid.png               the first images at once
+# The folder
 
 NOTE = "samples.json"
 
@@ -78,7 +78,7 @@ class SampleFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise SampleFolderError(f"the folder {self.path} cannot be made: {error}") from error
+            raise SampleFolderError(f"the folder {self.path} cannot be created: {error}") from error
         if (self.path / NOTE).exists():
             before = self.note()
             kept = {key: value for key, value in before.items() if key != "wishes"}
@@ -92,13 +92,13 @@ class SampleFolder:
                     f"{self.path} holds samples that were made in another way:\n{changes}\n"
                     f"Give the same values to continue, or another folder with --out"
                 )
-            self._require_same_wishes(before["wishes"], wanted)
-            wishes = before["wishes"] | _wishes(wanted)
+            self._require_same_prompts(before["wishes"], wanted)
+            prompts = before["wishes"] | _prompts(wanted)
         elif any(entry for entry in self.path.iterdir() if not entry.name.startswith(".")):
             raise SampleFolderError(f"{self.path} is not empty and holds no samples; choose another folder with --out")
         else:
-            wishes = _wishes(wanted)
-        write_text(self.path / NOTE, json.dumps({**about, "wishes": wishes}, indent=1, ensure_ascii=False))
+            prompts = _prompts(wanted)
+        write_text(self.path / NOTE, json.dumps({**about, "wishes": prompts}, indent=1, ensure_ascii=False))
 
     def note(self) -> dict[str, Any]:
         try:
@@ -111,10 +111,9 @@ class SampleFolder:
         return [request for request in wanted if not self.file(request).exists()]
 
     def write(self, request: Request, image: Tensor) -> None:
-        if image.shape[0] in (1, 3, 4):
-            save_png(self.file(request), image)
-        else:
+        if image.shape[0] not in (1, 3, 4):
             raise SampleFolderError(f"images of {image.shape[0]} channels cannot be PNG files")
+        save_png(self.file(request), image)
 
     def file(self, request: Request) -> Path:
         return self.path / f"{request.seed:012d}.png"
@@ -129,12 +128,12 @@ class SampleFolder:
         for request in wanted:
             yield read_png(self.file(request))
 
-    def _require_same_wishes(self, before: dict[str, str | None], wanted: Sequence[Request]) -> None:
+    def _require_same_prompts(self, before: dict[str, str | None], wanted: Sequence[Request]) -> None:
         for request in wanted:
-            wish = before.get(str(request.seed), request.wish)
-            if wish != request.wish:
+            prompt = before.get(str(request.seed), request.prompt)
+            if prompt != request.prompt:
                 raise SampleFolderError(
-                    f"{self.file(request)} shows {wish!r}, and {request.wish!r} is asked for now; choose another "
+                    f"{self.file(request)} shows {prompt!r}, and {request.prompt!r} is asked for now; choose another "
                     f"folder with --out"
                 )
 
@@ -152,14 +151,14 @@ def read_png(path: Path) -> Tensor:
     return tensor[None] if tensor.dim() == 2 else tensor.permute(2, 0, 1).contiguous()
 
 
-def _wishes(wanted: Sequence[Request]) -> dict[str, str | None]:
-    return {str(request.seed): request.wish for request in wanted}
+def _prompts(wanted: Sequence[Request]) -> dict[str, str | None]:
+    return {str(request.seed): request.prompt for request in wanted}
 
 
-# Many images into a folder, by one process or several.
+# Filling it, by one process or several
 
 GRID = 100
-"""At most so many images are shown in the grid."""
+"""Most images in the grid."""
 
 
 def processes() -> Any:
@@ -173,15 +172,13 @@ def folder_name(run: Run, settings: SampleSettings) -> str:
 
 
 def describe(run: Run, settings: SampleSettings) -> dict[str, Any]:
-    """All that decides the images but their seeds and wishes."""
+    """All that decides the images but their seeds and prompts."""
     weights = step_folder(run.folder / "checkpoints", run.step) / (EMA if run.weights == "ema" else MODEL)
     return {
         "weights": run.weights,
         "step": run.step,
         "weights_sha256": file_digest(weights),
-        "sampler": settings.sampler,
-        "steps": settings.steps,
-        "guidance": settings.guidance,
+        **asdict(settings),
     }
 
 
@@ -192,33 +189,36 @@ def fill_folder(
     settings: SampleSettings,
     batch_size: int = 64,
     device: str | None = None,
-    say: Callable[[str], None] = print,
+    log: Callable[[str], None] = logger.info,
+    progress: Callable[[int, int], None] | None = None,
 ) -> SampleFolder:
-    """Fill a folder with the images that are not there yet; several processes share the work."""
+    """Fill a folder with the images that are not there yet; several processes share the work, the main one logs.
+
+    `progress` is called with (done, total), the images of this process.
+    """
     folder, state = SampleFolder(path), processes()
     on_main(state, lambda: folder.open(describe(run, settings), wanted))
     if state.is_main_process:
-        say(f"weights: {'EMA' if run.weights == 'ema' else 'raw, not averaged'}, step {run.step} of {run.folder}")
+        log(f"weights: {'EMA' if run.weights == 'ema' else 'raw, not averaged'}, step {run.step} of {run.folder}")
     mine = folder.missing(wanted)[state.process_index :: state.num_processes]
     # No process looks for what is missing while another one writes already.
     state.wait_for_everyone()
-    what = "images of this process" if state.num_processes > 1 else "images"
-    progress, done = Progress(what, len(mine), enabled=state.is_main_process and say is not silent), 0
+    done = 0
     for part, images in run.maker.generate(mine, settings, batch_size=batch_size, device=device or str(state.device)):
         for request, image in zip(part, images, strict=True):
             folder.write(request, image)
         done += len(part)
-        progress(done)
-    progress.close()
+        if progress is not None:
+            progress(done, len(mine))
     state.wait_for_everyone()
     if state.is_main_process:
         shown = list(wanted[:GRID])
         grid = folder.write_grid(shown, columns=_columns(run, len(shown)))
-        say(f"{len(wanted)} images in {path}; the first {len(shown)} at once: {grid}")
+        log(f"{len(wanted)} images in {path}; the first {len(shown)} at once: {grid}")
     return folder
 
 
 def _columns(run: Run, count: int) -> int:
-    """One class per column, if that makes a readable picture."""
+    """One class per column, if that makes a readable image."""
     classes = len(run.shape.classes or ()) if run.config.diffusion.condition == "class" else 0
     return classes if 1 < classes <= 16 and count >= classes else math.ceil(math.sqrt(count))

@@ -148,7 +148,7 @@ class SkipPlan:
 
     def __str__(self) -> str:
         head = ("i", "producer", "merged in", "kind", "shape", "axis", "scaled as", "norm cancels", "foldable")
-        rows = [dict(zip(head, _row(skip), strict=True)) for skip in self.skips]
+        rows: list[dict[str, str]] = [dict(zip(head, _row(skip), strict=True)) for skip in self.skips]
         table = text_table(rows, left=True, rule=False)
         count = f"{len(self.skips)} long skip{'s' if len(self.skips) != 1 else ''}"
         repeated = f", each {self.repeats} times per forward" if self.repeats > 1 else ""

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 from .plan import Attachment, Source
 from .source import can_rewrite, source_digest
-from .trace import Call, CallSite, FunctionCall, Merge, Node, Trace
-from .trace import TreePath as Path
+from .trace import Call, CallSite, FunctionCall, Merge, Node, Trace, TreePath as Path
 
 # Which axis of a tensor holds the channels: the one that the next layer sums over.
 

@@ -116,8 +116,8 @@ REMEDIES = {
     "learning rate or the weight decay; look for a coefficient or a gate that went to zero.",
     "overflow margin": "The next growth overflows. Use bf16, or scale the long skips (CS with a smaller kappa), or "
     "lower the learning rate.",
-    "dead skip": "The decoder no longer hears this skip. Raise kappa, use LS with start='cs', or look at the gate's "
-    "learning rate and weight decay.",
+    "dead skip": "The decoder no longer depends on this skip. Raise kappa, use LS with start='cs', or look at the "
+    "gate's learning rate and weight decay.",
 }
 
 
@@ -163,8 +163,8 @@ class _Finding:
     message: str
 
 
-class Watchman:
-    """Looks at one reading after the other. A condition that stays is reported once, and again after it was gone."""
+class AlarmDetector:
+    """Checks one reading after the other. A condition that stays is reported once, and again after it was gone."""
 
     def __init__(self, rules: AlarmRules) -> None:
         self.rules = rules
@@ -172,7 +172,7 @@ class Watchman:
         self._lowest_loss = math.inf
         self._standing: set[tuple[str, str]] = set()
 
-    def look(self, step: int, reading: Mapping[str, float]) -> list[Alarm]:
+    def check(self, step: int, reading: Mapping[str, float]) -> list[Alarm]:
         findings = list(self._findings(reading))
         standing = {(finding.kind, finding.where) for finding in findings}
         fresh = [finding for finding in findings if (finding.kind, finding.where) not in self._standing]

@@ -1,4 +1,4 @@
-"""One page before training: where the long skips are, how large, who listens to them, and how to scale them."""
+"""One page before training: where the long skips are, how large, what depends on them, and how to scale them."""
 
 import inspect
 import json
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..console import text_table
 from ..errors import InvalidInputError
 from ..kappa import KappaChoice, choose_kappa
+from ..models.call import count_parameters
 from ..scaling import ConstantScaling, LearnableScaling, NoScaling, Scaling
 from ..skips.examples import ExampleInputs, example_call
 from ..skips.host import unwrap
@@ -33,14 +34,19 @@ class SkipDiagnosis:
     shape: tuple[int, ...]
     rms: float
     sensitivity: float | None
-    """w_i/w_1: how much the output listens to it, relative to the outermost."""
-    survives: float
+    """w_i/w_1: how much the output depends on it, relative to the outermost."""
+    not_cancelled: float
     """The share of its channels for which a constant κ is not cancelled by the normalisation behind the merge."""
     norm: str
     shortcut: bool
     """Whether a shortcut sees κ even where the normalisation cancels it."""
     kappa: float
     """κ_i under the recommended scaling."""
+
+    @property
+    def survives(self) -> float:
+        """Earlier name of `not_cancelled`."""
+        return self.not_cancelled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +79,7 @@ class Diagnosis:
                 "shape": "x".join(map(str, skip.shape)),
                 "RMS": f"{skip.rms:.3g}",
                 "w_i/w_1": "-" if skip.sensitivity is None else f"{skip.sensitivity:.2g}",
-                "κ survives": f"{skip.survives:.0%}" + (" + shortcut" if skip.shortcut else ""),
+                "κ kept": f"{skip.not_cancelled:.0%}" + (" + shortcut" if skip.shortcut else ""),
                 "κ_i": f"{skip.kappa:.3g}",
             }
             for skip in self.skips
@@ -110,12 +116,11 @@ def diagnose(
     args, kwargs = _positional(host, *example_call(host, batch))
     if not args or not isinstance(args[0], Tensor) or not args[0].is_floating_point():
         raise InvalidInputError("the first argument of the model must be its input, a floating-point tensor")
-    called = _WithKeywords(host, kwargs) if kwargs else host
     plan = plan_for(model, batch)
     features = probe(host, *args, plan=plan, **kwargs)
-    weights = skip_sensitivities(called, *args)
+    weights = skip_sensitivities(host, *args, keywords=kwargs)
     single = tuple(_first_example(value, len(args[0])) for value in args)
-    alone = _WithKeywords(host, {k: _first_example(v, len(args[0])) for k, v in kwargs.items()}) if kwargs else host
+    single_kwargs = {name: _first_example(value, len(args[0])) for name, value in kwargs.items()}
     largest = max(features.block_max.values(), default=math.nan)
     relative = [weight / weights[0] if weights[0] > 0 else None for weight in weights]
     choice = choose_kappa(skips=len(plan), data=images, schedule=schedule)
@@ -125,7 +130,7 @@ def diagnose(
     curve = _curve(scaling, len(plan))
     return Diagnosis(
         model=type(host).__name__,
-        parameters=sum(parameter.numel() for parameter in host.parameters()),
+        parameters=count_parameters(host),
         skips=tuple(
             SkipDiagnosis(
                 index=skip.index,
@@ -134,14 +139,14 @@ def diagnose(
                 shape=tuple(skip.shape),
                 rms=features.skip_rms.get(skip.index, math.nan),
                 sensitivity=relative[skip.index - 1],
-                survives=1 - skip.cancelled,
+                not_cancelled=1 - skip.cancelled,
                 norm=skip.norm,
                 shortcut=skip.bypass,
                 kappa=curve[skip.index - 1],
             )
             for skip in plan
         ),
-        jacobian_norm=jacobian_norm(alone, *single, steps=POWER_STEPS),
+        jacobian_norm=jacobian_norm(host, *single, steps=POWER_STEPS, keywords=single_kwargs),
         activation_max=largest,
         fp16_headroom=headroom,
         scaling=scaling,
@@ -176,7 +181,7 @@ def _recommend(
         )
     elif known[-1] < 0.1 * known[0]:
         reasons.append(
-            f"the output already listens to the innermost skip {known[-1]:.2g} times as much as to the outermost: "
+            f"the output already depends on the innermost skip {known[-1]:.2g} times as much as on the outermost: "
             f"expect less from scaling at the start of training than the theory says"
         )
     if headroom < SAFE_HEADROOM:
@@ -188,17 +193,6 @@ def _curve(scaling: Scaling, count: int) -> tuple[float, ...]:
     if isinstance(scaling, LearnableScaling):
         return ConstantScaling(scaling.kappa).curve(count)
     return scaling.curve(count) if isinstance(scaling, ConstantScaling) else (1.0,) * count
-
-
-class _WithKeywords(nn.Module):
-    """A model whose keyword arguments are given already."""
-
-    def __init__(self, model: nn.Module, keywords: dict[str, Any]) -> None:
-        super().__init__()
-        self.model, self.keywords = model, keywords
-
-    def forward(self, *args: Any) -> Any:
-        return self.model(*args, **self.keywords)
 
 
 def _positional(

@@ -18,7 +18,7 @@ from ..skips.attach import attached
 from ..skips.examples import ExampleInputs, example_call
 from ..skips.host import SkipHost, unwrap
 from ..skips.plan import SkipPlan
-from .alarms import WINDOW, Alarm, AlarmRules, JsonLines, Oscillation, Watchman, Writer, oscillation
+from .alarms import WINDOW, Alarm, AlarmDetector, AlarmRules, JsonLines, Oscillation, Writer, oscillation
 from .probe import Meter, block_names, listen, measure, parameters_by_block, plan_for
 
 
@@ -101,10 +101,9 @@ def _joint(norms: list[Tensor]) -> Tensor:
 #             monitor.step(loss)
 #
 # Between readings nothing but the loss is touched. At a reading, sizes of features, gradients and updates stay on
-# their
-# device until all of them are read at once, so that an accelerator waits once per reading, never once per step.
+# their device until all of them are read at once, so that an accelerator waits once per reading, never once per step.
 
-logger = logging.getLogger("scalelong")
+logger = logging.getLogger(__name__)
 
 
 class StabilityMonitor:
@@ -140,12 +139,12 @@ class StabilityMonitor:
         self.alarms: list[Alarm] = []
         self.history: list[dict[str, float]] = []
         self.steps = 0
-        self._watchman = Watchman(rules or AlarmRules())
+        self._detector = AlarmDetector(rules or AlarmRules())
         self._meter = Meter(training_only=True)
         self._handles = listen(self.host, self.plan, self._meter)
         self._updates = UpdateWatch(parameters_by_block(self.host, block_names(self.host, self.plan)))
         self._losses: Tensor | None = None
-        self._aim()
+        self._arm()
 
     def __enter__(self) -> Self:
         return self
@@ -171,7 +170,7 @@ class StabilityMonitor:
         if loss is not None:
             self._add_loss(loss)
         reading = self._read() if self.steps % self.every == 0 else None
-        self._aim()
+        self._arm()
         return reading
 
     def oscillation(self, name: str, window: int = WINDOW, zero_loss: float = 1.0) -> Oscillation:
@@ -183,7 +182,7 @@ class StabilityMonitor:
             raise InvalidConfigError(f"{name!r} was not recorded; recorded: {known}")
         return oscillation(series, window=window, loss=losses[-1] if losses else None, zero_loss=zero_loss)
 
-    def _aim(self) -> None:
+    def _arm(self) -> None:
         """Listen during the step before a reading, and in no other."""
         due = (self.steps + 1) % self.every == 0
         self._meter.on = self._updates.on = due
@@ -220,7 +219,7 @@ class StabilityMonitor:
 
     def _publish(self, reading: dict[str, float]) -> None:
         self.history.append({"step": self.steps, **reading})
-        alarms = self._watchman.look(self.steps, reading)
+        alarms = self._detector.check(self.steps, reading)
         self.alarms += alarms
         for writer in self.writers:
             writer.write(self.steps, reading, alarms)

@@ -1,4 +1,8 @@
-"""Where the numbers stopped being finite: the batch of the bad step once more, with eyes open."""
+"""Where the numbers of a training step stopped being finite: the step again, with every module watched.
+
+`explain_nonfinite` runs the passes of the bad step and reports the first module with a non-finite output, the long skip
+that is merged there, and the sizes of all skips on the way.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -9,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..models import UViT
+from ..models.call import tensors_in
 from ..skips import is_scaled, plan_of
 
 NAMED = 5
@@ -16,8 +21,8 @@ NAMED = 5
 
 
 @dataclass
-class Diagnosis:
-    """What a forward and a backward pass showed."""
+class NonFiniteReport:
+    """What the forward and the backward pass of a bad step showed. Print it."""
 
     step: int
     last_good: int | None
@@ -61,11 +66,11 @@ class Diagnosis:
         return "A second pass over the same batch was finite: look for hardware faults or random layers."
 
 
-def diagnose_step(
+def explain_nonfinite(
     model: nn.Module, backward: Callable[[], Any], inputs: list[Tensor], step: int, last_good: int | None
-) -> Diagnosis:
+) -> NonFiniteReport:
     """Run `backward` (the passes of the bad step on this model) and watch every module."""
-    found = Diagnosis(step, last_good, bad_input=not all(map(_finite, inputs)))
+    found = NonFiniteReport(step, last_good, bad_input=not all(map(_finite, inputs)))
     found.parameters = [name for name, value in model.named_parameters() if not _finite(value)]
     model.zero_grad(set_to_none=True)
     with _watched(model, found):
@@ -78,13 +83,13 @@ def diagnose_step(
 
 
 @contextmanager
-def _watched(model: nn.Module, found: Diagnosis) -> Iterator[None]:
+def _watched(model: nn.Module, found: NonFiniteReport) -> Iterator[None]:
     merges = merge_blocks(model)
     handles = []
     for name, module in model.named_modules():
-        handles.append(module.register_forward_hook(_Look(found, name or "the whole model", merges)))
+        handles.append(module.register_forward_hook(_OutputWatcher(found, name or "the whole model", merges)))
         if isinstance(model, UViT) and name in merges:
-            handles.append(module.register_forward_pre_hook(_Measure(found, merges[name][0])))
+            handles.append(module.register_forward_pre_hook(_SkipMeter(found, merges[name][0])))
     try:
         yield
     finally:
@@ -104,15 +109,15 @@ def merge_blocks(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 @dataclass
-class _Look:
+class _OutputWatcher:
     """Forward hook. Hooks of inner modules come first, so the first non-finite output is that of the innermost."""
 
-    found: Diagnosis
+    found: NonFiniteReport
     name: str
     merges: dict[str, tuple[int, ...]]
 
     def __call__(self, module: nn.Module, _: Any, output: Any) -> None:
-        outputs = _tensors(output)
+        outputs = list(tensors_in(output))
         if self.found.layer is not None or not outputs:
             return
         title = f"{self.name} ({type(module).__name__})"
@@ -127,23 +132,15 @@ class _Look:
 
 
 @dataclass
-class _Measure:
+class _SkipMeter:
     """Forward pre-hook of a block that is called as block(main, skip, ...)."""
 
-    found: Diagnosis
+    found: NonFiniteReport
     index: int
 
     def __call__(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
-        skip = _tensors(inputs)[1]
+        skip = list(tensors_in(inputs))[1]
         self.found.skip_rms[self.index] = float(skip.detach().float().square().mean().sqrt())
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = list(value.values())
-    return [entry for part in value for entry in _tensors(part)] if isinstance(value, list | tuple) else []
 
 
 def _finite(value: Tensor) -> bool:

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from ..models.call import evaluating, first_tensor
 from ..skips import find_skips, is_scaled, plan_of
 from ..skips.examples import ExampleInputs
 from ..skips.host import unwrap
 from ..skips.plan import Attachment, LongSkip, SkipPlan
-from ..theory.sensitivity import evaluating
 
 MIDDLES = ("middle", "mid_block", "middle_block", "mid", "bottleneck")
 """Names under which the block between encoder and decoder is known."""
@@ -90,15 +90,6 @@ def operand(value: Any, place: Attachment) -> Tensor | None:
     if not isinstance(value, Tensor) or value.shape[place.axis] != place.channels:
         return None
     return value.narrow(place.axis, place.start, place.length) if place.length < place.channels else value
-
-
-def first_tensor(output: Any) -> Tensor | None:
-    """The floating-point tensor of an output: itself, or the first entry of a tuple, or diffusers' `sample`."""
-    if isinstance(output, Tensor):
-        return output if output.is_floating_point() else None
-    if isinstance(output, tuple | list):
-        return next((found for entry in output if (found := first_tensor(entry)) is not None), None)
-    return first_tensor(getattr(output, "sample", None)) if output is not None else None
 
 
 def block_names(model: nn.Module, plan: SkipPlan) -> list[str]:

@@ -1,5 +1,13 @@
-"""Why: the paper's theory on the network of Eq. (3), in a form that can be run and checked."""
+"""Why: the paper's theory on the network of Eq. (3), in a form that can be run and checked.
 
+network      Eq. (3), and its random blocks
+moments      how large inputs, features and gradients are (Theorem 3.1, Lemma 3.2, Theorem 3.3)
+bounds       spectral norms, Lipschitz constants, robustness (Theorem 3.4)
+sensitivity  Jacobians, noise gains and sensitivities to skips, of any model
+checks       statements against measurements: the rows and figures of `scalelong theory`
+"""
+
+from ..noise import SCHEDULES, alpha_bars
 from .bounds import (
     NoBoundError,
     RobustnessBound,
@@ -30,41 +38,4 @@ from .moments import (
     second_moment,
 )
 from .network import Equation3, random_block
-from .schedules import SCHEDULES, alpha_bars
 from .sensitivity import count_skips, jacobian_norm, noise_gain, skip_sensitivities
-
-__all__ = [
-    "SCHEDULES",
-    "Equation3",
-    "InputStatistics",
-    "NoBoundError",
-    "NoisyBatch",
-    "RobustnessBound",
-    "alpha_bars",
-    "bound_from_constants",
-    "check_features",
-    "check_gradients",
-    "convolution_bound",
-    "count_skips",
-    "counterexample",
-    "expected_feature_norms",
-    "expected_gradient_norms",
-    "expected_input_norm",
-    "fast_statistics",
-    "fit_paper_form",
-    "gram_bound",
-    "jacobian_norm",
-    "linear_bound",
-    "lipschitz_bound",
-    "literal_bound",
-    "noise_gain",
-    "noisy_batch",
-    "paper_regressor",
-    "random_block",
-    "robustness_bound",
-    "sample_feature_norms",
-    "sampled_statistics",
-    "second_moment",
-    "skip_sensitivities",
-    "spectral_norm",
-]

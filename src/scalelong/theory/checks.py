@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ..files import write_bytes
 from ..optional import needs
 from ..scaling.constant import ConstantScaling, FixedScaling, NoScaling, UniformScaling
+from ..skips import scale_skips_, unscale_
 from .bounds import robustness_bound
 from .moments import (
     PAPER_SECOND_MOMENT,
@@ -141,8 +142,6 @@ def robustness_rows(sizes: Sequence[tuple[int, int]] = ((3, 1), (6, 2)), width: 
 
 def model_rows(model: nn.Module, x: Tensor, t: Tensor, sigmas: Sequence[float] = (0.05, 0.2)) -> list[Row]:
     """A real model under each method: Jacobian norm, gain of input noise (Figure 3 c), and w_j/w_1 of each skip."""
-    from ..skips import scale_skips_, unscale_
-
     rows = []
     for name, method in METHODS.items():
         weights = skip_sensitivities(model, x, t, scaling=method)
@@ -259,8 +258,6 @@ def draw_robustness(count: int = 6, layers: int = 2, width: int = 64) -> "Figure
 
 def draw_noise(model: nn.Module, x: Tensor, t: Tensor) -> "Figure":
     """Figure 3 c, in gains: how much of the noise on its input a model passes on, under each method."""
-    from ..skips import scale_skips_, unscale_
-
     figure, (axis,) = new_figure(1)
     sigmas = [0.01, 0.03, 0.1, 0.3, 1.0]
     for name, method in METHODS.items():

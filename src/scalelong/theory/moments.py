@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ..console import data_frame
 from ..errors import InvalidConfigError
+from ..noise import alpha_bars, mix
 from .network import Equation3, RandomLinear, block_gain
-from .schedules import alpha_bars
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -61,8 +61,8 @@ def noisy_batch(images: Tensor, schedule: Any = "ddpm", seed: int = 0) -> NoisyB
     bars = alpha_bars(schedule).to(images)
     steps = torch.randint(len(bars), (len(images),), generator=generator).to(images.device)
     noise = torch.randn(images.shape, generator=generator).to(images)
-    alpha_bar = bars[steps].view(-1, *[1] * (images.dim() - 1))
-    return NoisyBatch(alpha_bar.sqrt() * images + (1 - alpha_bar).sqrt() * noise, steps, noise)
+    alpha_bar = bars[steps]
+    return NoisyBatch(mix(images, noise, alpha_bar.sqrt(), (1 - alpha_bar).sqrt()), steps, noise)
 
 
 class InputStatistics(NamedTuple):

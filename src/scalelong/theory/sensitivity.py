@@ -1,8 +1,13 @@
-"""Directional derivatives of any network: exact where forward mode reaches, otherwise by differences."""
+"""How sensitive a network is in fact, measured on any model: its Jacobian, its gain of noise, its long skips.
 
-from collections.abc import Callable, Iterator, Sequence
+Derivatives are exact where forward mode reaches, and central differences elsewhere. Arguments that a model takes by
+name (its condition, mostly) go into `keywords`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -10,8 +15,11 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ..models.call import by_name, evaluating, output_tensor
 from ..scaling.base import Scaling, SkipScaling, SkipSite
 from ..scaling.constant import FixedScaling, NoScaling
+from ..skips import is_scaled, scale_skips_, unscale_, unscaled
+from ..skips.examples import ExampleInputs
 from .bounds import power_iteration
 
 
@@ -19,8 +27,9 @@ def directional_derivative(function: Callable[[Tensor], Tensor], point: Tensor, 
     """d/ds function(point + s·direction) at s = 0."""
     try:
         return forward_derivative(function, point, direction)
-    except NotImplementedError:
-        # Custom autograd functions and some fused kernels have no forward mode.
+    except RuntimeError:
+        # Custom autograd functions and some fused kernels have no forward mode (NotImplementedError is a RuntimeError),
+        # and that of group norm fails on tangents that are not contiguous. An error of the function itself comes again.
         return difference_derivative(function, point, direction)
 
 
@@ -48,30 +57,19 @@ def difference_derivative(function: Callable[[Tensor], Tensor], point: Tensor, d
 # What it tells a user: what the bounds of Theorem 3.4 only limit. Works for any model.
 
 Output = Callable[[Any], Tensor]
+"""Picks the tensor of a model's result, where it is not the first one."""
 
-
-def as_tensor(result: Any, output: Output | None = None) -> Tensor:
-    """The output as a tensor: a tensor as it is, of diffusers' outputs the sample, of a tuple the first entry."""
-    if output is not None:
-        return output(result)
-    return result if isinstance(result, Tensor) else getattr(result, "sample", result[0])
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode and a forked random state within the block; afterwards every module has its own mode again."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.random.fork_rng():
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 def jacobian_norm(
-    model: nn.Module, x: Tensor, *rest: Any, steps: int = 50, seed: int = 0, output: Output | None = None
+    model: nn.Module,
+    x: Tensor,
+    *rest: Any,
+    steps: int = 50,
+    seed: int = 0,
+    output: Output | None = None,
+    keywords: Mapping[str, Any] = NOTHING,
 ) -> float:
     """‖∂ model(x, *rest) / ∂x‖, the spectral norm at this place, by power iteration: an estimate from below.
 
@@ -81,7 +79,7 @@ def jacobian_norm(
     with evaluating(model), sdpa_kernel(SDPBackend.MATH):
 
         def function(inputs: Tensor) -> Tensor:
-            return as_tensor(model(inputs, *rest), output)
+            return output_tensor(model(inputs, *rest, **keywords), output)
 
         # One graph serves the transposed products of all steps.
         with torch.enable_grad():
@@ -95,23 +93,31 @@ def jacobian_norm(
 
 
 def noise_gain(
-    model: nn.Module, x: Tensor, *rest: Any, sigma: float, draws: int = 8, seed: int = 0, output: Output | None = None
+    model: nn.Module,
+    x: Tensor,
+    *rest: Any,
+    sigma: float,
+    draws: int = 8,
+    seed: int = 0,
+    output: Output | None = None,
+    keywords: Mapping[str, Any] = NOTHING,
 ) -> float:
     """√(E‖model(x + σ n) - model(x)‖² / E‖σ n‖²), n normal: by how much extra input noise is amplified (Figure 3 c)."""
     generator = torch.Generator().manual_seed(seed)
     moved = sent = 0.0
     with evaluating(model), torch.no_grad():
-        clean = as_tensor(model(x, *rest), output)
+        clean = output_tensor(model(x, *rest, **keywords), output)
         for _ in range(draws):
             noise = sigma * torch.randn(x.shape, generator=generator).to(x)
-            moved += float((as_tensor(model(x + noise, *rest), output) - clean).double().square().sum())
+            noisy = output_tensor(model(x + noise, *rest, **keywords), output)
+            moved += float((noisy - clean).double().square().sum())
             sent += float(noise.double().square().sum())
     return (moved / sent) ** 0.5
 
 
 # How much each long skip of a network matters: w_j = E‖∂out/∂κ_j‖².
 #
-# What it tells a user: which skips the output listens to. Theory (Eq. 3 with unit gain) says: to all equally. Real
+# What it tells a user: which skips the output depends on. Theory (Eq. 3 with unit gain) says: on all equally. Real
 # networks differ, and scaling a skip with a small w_j changes little.
 
 
@@ -146,10 +152,8 @@ class ProbeScaling(Scaling):
 
 
 @contextmanager
-def probing(model: nn.Module, base: FixedScaling, inputs: tuple[Any, ...]) -> Iterator[ProbeSkipScaling]:
+def probing(model: nn.Module, base: FixedScaling, inputs: ExampleInputs) -> Iterator[ProbeSkipScaling]:
     """The model with probes on its long skips; afterwards it is as it was, scaled or not."""
-    from ..skips import is_scaled, scale_skips_, unscale_, unscaled
-
     config = ProbeScaling(base)
     with unscaled(model) if is_scaled(model) else nullcontext():
         scale_skips_(model, config, example_inputs=inputs)
@@ -169,18 +173,20 @@ def skip_sensitivities(
     model: nn.Module,
     *inputs: Any,
     scaling: FixedScaling | None = None,
-    output: Callable[[Any], Tensor] | None = None,
+    output: Output | None = None,
+    keywords: Mapping[str, Any] = NOTHING,
 ) -> list[float]:
-    """w_1 ... w_N, outermost first, of model(*inputs) with its long skips scaled by `scaling` (none unless told).
+    """w_1 ... w_N, outermost first, of model(*inputs) with its long skips scaled by `scaling` (left out: not at all).
 
     w_j is averaged over the batch: the squared norm of the derivative of one output. Costs N forwards, and leaves the
     model as it was.
     """
-    with probing(model, scaling or NoScaling(), inputs) as probe, evaluating(model):
+    example = by_name(model, inputs, keywords) if keywords else inputs
+    with probing(model, scaling or NoScaling(), example) as probe, evaluating(model):
 
         def response(kappas: Tensor) -> Tensor:
             probe.kappas = kappas
-            return as_tensor(model(*inputs), output)
+            return output_tensor(model(*inputs, **keywords), output)
 
         point = probe.kappas
         directions = torch.eye(len(point), dtype=point.dtype, device=point.device)

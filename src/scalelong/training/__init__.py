@@ -1,7 +1,19 @@
-"""Training: `train(recipe("digits-tiny"), "runs/x")`, and back from a run folder with `load_run`."""
+"""Training: `train(recipe("digits-tiny"), "runs/x")`, and back from a run folder with `load_run`.
+
+loop         `train`; the order of events and the step, to be read from top to bottom
+state        weights, AdamW and its rate, moving average, guard, snapshot
+cores        on a CPU, each core takes its own images through the whole network
+inspection   held-out loss, sample grids and scores of the averaged model
+tracking     metrics and where they go
+plan         what a run will do, before it does it (`--dry-run`)
+
+What a run is (configuration, recipes, folder, checkpoint) stands in `scalelong.runs`; its names are importable from
+here.
+"""
 
 from ..errors import CheckpointError, NonFiniteError, RunFolderError, RunLockedError
-from ..runs.config import (
+from ..runs import (
+    RECIPES,
     CheckpointConfig,
     DiffusionConfig,
     GuardConfig,
@@ -9,39 +21,14 @@ from ..runs.config import (
     ImagesConfig,
     LoggingConfig,
     OptimizerConfig,
+    Run,
     TextConfig,
     TrainConfig,
     load_config,
+    load_run,
+    read_metrics,
+    recipe,
 )
-from ..runs.folder import read_metrics
-from ..runs.load import Run, load_run
-from ..runs.recipes import RECIPES, recipe
-from .loop import Hook, TrainResult, train
+from .loop import Hook, Interrupt, Trainer, TrainResult, train
+from .plan import describe_run
 from .state import Ema, TrainState
-
-__all__ = [
-    "RECIPES",
-    "CheckpointConfig",
-    "CheckpointError",
-    "DiffusionConfig",
-    "Ema",
-    "GuardConfig",
-    "HardwareConfig",
-    "Hook",
-    "ImagesConfig",
-    "LoggingConfig",
-    "NonFiniteError",
-    "OptimizerConfig",
-    "Run",
-    "RunFolderError",
-    "RunLockedError",
-    "TextConfig",
-    "TrainConfig",
-    "TrainResult",
-    "TrainState",
-    "load_config",
-    "load_run",
-    "read_metrics",
-    "recipe",
-    "train",
-]

@@ -1,4 +1,9 @@
-"""Memory that a step frees is kept for the next one, instead of going back to the system and coming anew."""
+"""Training on a CPU: each core takes its own images through the whole network.
+
+The usual way is that all cores share every operation. They then wait for each other after each of them, thousands of
+times in a step, and every tensor is that of the whole batch, too large for a cache. Here the cores meet once in a step,
+and each goes through its images in chunks that stay in its cache; only one chunk's activations exist at a time.
+"""
 
 import copy
 import ctypes
@@ -13,46 +18,21 @@ import torch
 from torch import Tensor, nn
 
 from ..models import UViT
+from ..models.call import Denoiser
 from ..runs.config import TrainConfig, require
-from ..runs.model import Network
-
-# Names of glibc's malloc.h.
-M_TRIM_THRESHOLD = -1
-M_MMAP_THRESHOLD = -3
-LARGEST = 2**31 - 1
-
-
-def keep_freed_memory() -> bool:
-    """For this process; False where the C library is not glibc.
-
-    A step allocates the same large tensors again and again. By default, glibc takes each from the system and gives it
-    back: the system must clear every page, and each time one thread gives memory back, the others wait.
-    """
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError, TypeError):
-        return False
-    return bool(mallopt(M_MMAP_THRESHOLD, 2**30) and mallopt(M_TRIM_THRESHOLD, LARGEST))
-
-
-# Forward and backward of a batch on a CPU, where each core takes its own images through the whole network.
-#
-# The usual way is that all cores share every operation. They then wait for each other after each of them, thousands of
-# times in a step, and every tensor is that of the whole batch, too large for a cache. Here the cores meet once in a
-# step,
-# and each goes through its images in chunks that stay in its cache; only one chunk's activations exist at a time.
 
 ROWS = 1024
 """Tokens of a chunk: fewer make thin matrix products, more do not fit a cache (`scalelong bench step`)."""
 
 LARGE = 2**18
-"""Entries of a parameter whose gradients do not wait for the end of the step: for fewer, being told costs more."""
+"""Entries of a parameter whose gradients do not wait for the end of the step. For fewer, the hook costs more than it
+saves."""
 
-LossOf = Callable[[Network, slice], Tensor]
-"""The sum of the losses of some images of a batch."""
+LossesOf = Callable[[Denoiser, slice], Tensor]
+"""The losses of some images of a batch, one for each."""
 
 
-class Cores:
+class CoreParallel:
     """Adds the gradient of a batch to the parameters of a model.
 
     The result depends on the number of cores by rounding only, and for a given number it is the same in every bit:
@@ -62,18 +42,21 @@ class Cores:
     def __init__(self, model: nn.Module, count: int) -> None:
         self.model, self.count = model, count
         copies = [sharing_copy(model) for _ in range(count - 1)]
-        self.networks = [Network(each, each) for each in (model, *copies)]
-        self.meetings = [Meeting(same) for same in zip(*(each.parameters() for each in (model, *copies)), strict=True)]
+        self.networks = [Denoiser(each) for each in (model, *copies)]
+        self.sums = [GradientSum(same) for same in zip(*(each.parameters() for each in (model, *copies)), strict=True)]
         self.pool = ThreadPoolExecutor(max(1, count - 1), "core", initializer=torch.set_num_threads, initargs=(1,))
 
-    def backward(self, loss_of: LossOf, images: int, weight: float) -> Tensor:
-        """The mean loss of a batch of so many images; its gradient is multiplied by `weight`."""
+    def backward(self, losses_of: LossesOf, images: int, weight: float) -> Tensor:
+        """The mean loss of a batch of `images` images; its gradient is multiplied by `weight`."""
         slices = chunks(images, images_at_once(self.model, images, self.count), self.count)
-        for meeting in self.meetings:
-            meeting.expect([len(slices[core :: self.count]) for core in range(self.count)])
+        for each in self.sums:
+            each.expect([len(slices[core :: self.count]) for core in range(self.count)])
 
         def work(core: int) -> list[Tensor]:
-            return [_one(loss_of, self.networks[core], part, weight / images) for part in slices[core :: self.count]]
+            return [
+                _backward_chunk(losses_of, self.networks[core], part, weight / images)
+                for part in slices[core :: self.count]
+            ]
 
         threads = torch.get_num_threads()
         # Not only this thread's: MKL has one number for all threads.
@@ -81,7 +64,7 @@ class Cores:
         try:
             others = [self.pool.submit(work, core) for core in range(1, min(self.count, len(slices)))]
             try:
-                sums = work(0)
+                first = work(0)
             finally:
                 finished = [other.exception() for other in others]
             for error in finished:
@@ -89,16 +72,16 @@ class Cores:
                     raise error
         finally:
             torch.set_num_threads(threads)
-        for meeting in self.meetings:
-            meeting.close()
-        return torch.stack([*sums, *(loss for other in others for loss in other.result())]).sum() / images
+        for each in self.sums:
+            each.close()
+        return torch.stack([*first, *(loss for other in others for loss in other.result())]).sum() / images
 
     def close(self) -> None:
         self.pool.shutdown()
 
 
-class Meeting:
-    """One parameter, as each core has it, where the gradients of all cores become that of the model.
+class GradientSum:
+    """One parameter, as each core has it: adds up the gradients of all cores to that of the model.
 
     Each is added as soon as it is complete and those of all cores before it are, so that most of them exist for a
     moment only, and always in the same order.
@@ -109,10 +92,10 @@ class Meeting:
         self.missing, self.added = [0] * len(same), len(same)
         for core, parameter in enumerate(same):
             if parameter.requires_grad and parameter.numel() >= LARGE:
-                parameter.register_post_accumulate_grad_hook(partial(self._one_more, core))
+                parameter.register_post_accumulate_grad_hook(partial(self._receive, core))
 
     def expect(self, chunks: list[int]) -> None:
-        """So many chunks of images from each core."""
+        """Before a batch: the number of chunks that each core will take."""
         self.missing, self.added = chunks, 0
 
     def close(self) -> None:
@@ -120,7 +103,7 @@ class Meeting:
         self.missing = [0] * len(self.same)
         self._add()
 
-    def _one_more(self, core: int, _: Tensor) -> None:
+    def _receive(self, core: int, _: Tensor) -> None:
         with self.lock:
             self.missing[core] -= 1
             self._add()
@@ -137,14 +120,14 @@ class Meeting:
             own.grad = gradient if own.grad is None else own.grad.add_(gradient)
 
 
-def _one(loss_of: LossOf, network: Network, part: slice, factor: float) -> Tensor:
-    loss = loss_of(network, part)
+def _backward_chunk(losses_of: LossesOf, network: Denoiser, part: slice, factor: float) -> Tensor:
+    loss = losses_of(network, part).sum()
     (loss * factor).backward()
     return loss.detach()
 
 
-def make_cores(config: TrainConfig, model: nn.Module, accelerator: Any) -> Cores | None:
-    """None where all cores share every operation: on accelerators, and for networks of which nothing is known."""
+def make_cores(config: TrainConfig, model: nn.Module, accelerator: Any) -> CoreParallel | None:
+    """None where all cores share every operation: on accelerators, and for networks of unknown kinds."""
     on_cpu, full = accelerator.device.type == "cpu", accelerator.mixed_precision == "no"
     if not splits(config, model, on_cpu=on_cpu and full, processes=accelerator.num_processes):
         require(
@@ -155,7 +138,7 @@ def make_cores(config: TrainConfig, model: nn.Module, accelerator: Any) -> Cores
     if config.hardware.split_cores:
         obstacles = [name for name, module in model.named_modules() if _mixes_or_draws(module)]
         require(not obstacles, f"split_cores is not for networks with batch norm or dropout, as at {obstacles[:3]}")
-    return Cores(model, torch.get_num_threads())
+    return CoreParallel(model, torch.get_num_threads())
 
 
 def splits(config: TrainConfig, model: nn.Module, *, on_cpu: bool, processes: int) -> bool:
@@ -166,7 +149,7 @@ def splits(config: TrainConfig, model: nn.Module, *, on_cpu: bool, processes: in
 
 def _mixes_or_draws(module: nn.Module) -> bool:
     batch_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
-    # Cores would draw from one random generator, in an order of chance. A dropout of 0 draws nothing.
+    # Cores would draw from one random generator, in random order. A dropout of 0 draws nothing.
     dropout = isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0
     return batch_norm or dropout
 
@@ -194,3 +177,24 @@ def sharing_copy(model: nn.Module) -> nn.Module:
     for parameter in model.parameters():
         memo[id(parameter)] = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
     return copy.deepcopy(model, memo)
+
+
+# Memory
+
+# Names of glibc's malloc.h.
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
+LARGEST = 2**31 - 1
+
+
+def keep_freed_memory() -> bool:
+    """Keep what a step frees for the next one, in this process; False where the C library is not glibc.
+
+    A step allocates the same large tensors again and again. By default, glibc takes each from the system and gives it
+    back: the system must clear every page, and each time one thread gives memory back, the others wait.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError, TypeError):
+        return False
+    return bool(mallopt(M_MMAP_THRESHOLD, 2**30) and mallopt(M_TRIM_THRESHOLD, LARGEST))

@@ -1,30 +1,30 @@
 """Looks at the averaged model while it is trained: held-out loss, sample grids and scores. Training does not notice."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from ..data import ImageData, to_float
-from ..diffusion.conditions import Conditions
-from ..diffusion.inputs import held_out_loss
+from ..data import to_float
+from ..diffusion.images import ImageMaker, Request
+from ..diffusion.inputs import InputMaker, held_out_loss
 from ..diffusion.latents import Autoencoder
+from ..diffusion.solvers import SampleSettings
+from ..evaluation.judge import Scorer
 from ..files import write_text
-from ..noise import NoiseProcess
+from ..models.call import evaluating
 from ..randomness import derived_seed, global_state, restore_global_state
 from ..runs.config import TrainConfig
 from ..runs.folder import RunFolder
-from ..runs.model import DataShape
+from ..runs.model import RunData
 from ..runs.samples import image_grid, save_png
 from .state import TrainState
 
-if TYPE_CHECKING:
-    from ..diffusion.images import ImageMaker
-    from ..evaluation.judge import Scorer
+_ENDINGS = (("", "value"), ("_low", "low"), ("_high", "high"))
+"""What stands behind the name of a score in the metrics, and the field that it is read from."""
 
 
 @dataclass
@@ -34,41 +34,29 @@ class Inspector:
     config: TrainConfig
     run: RunFolder
     state: TrainState
-    process: NoiseProcess
-    shape: DataShape
-    conditions: Conditions
-    captions: Sequence[str] | None
-    held_out: ImageData | None
+    data: RunData
+    inputs: InputMaker
 
     def held_out_loss(self) -> dict[str, float] | None:
-        if self.held_out is None:
+        if self.data.held_out is None:
             return None
         with self._averaged():
             value = held_out_loss(
-                self.state.bare_network,
-                self.process,
-                self.config.diffusion.prediction,
-                self.held_out,
-                self.config.seed,
-                self.state.accelerator.device,
-                self.conditions,
+                self.state.bare_network, self.inputs, self.config.diffusion.prediction, self.data.held_out
             )
         return {"held_out_loss": value}
 
     def sample_grid(self) -> Tensor:
         """Samples with the same seeds every time, so that grids of different steps can be compared."""
-        from ..diffusion.images import Request
-        from ..diffusion.solvers import SampleSettings
-
-        options, wishes = self.config.logging, self._wishes()
+        options, prompts = self.config.logging, self._prompts()
         wanted = [
-            Request(derived_seed(self.config.seed, "samples", i), wishes[i] if wishes else None)
+            Request(derived_seed(self.config.seed, "samples", i), prompts[i] if prompts else None)
             for i in range(options.samples)
         ]
         settings = SampleSettings(sampler=options.sampler, steps=options.sampler_steps)
         with self._averaged():
             images = self._maker.all(wanted, settings, device=self.state.accelerator.device)
-        classes = len(self.shape.classes or ()) if self.config.diffusion.condition == "class" else 0
+        classes = len(self.data.shape.classes or ()) if self.config.diffusion.condition == "class" else 0
         grid = image_grid(to_float(images), columns=classes if 0 < classes <= 16 else None)
         if self.state.accelerator.is_main_process:
             save_png(self.run.samples / f"step-{self.state.step:08d}.png", grid)
@@ -86,47 +74,39 @@ class Inspector:
         named = [(f"{name}{end}", score, field) for name, score in values.items() for end, field in _ENDINGS]
         return {name: getattr(score, field) for name, score, field in named}
 
-    def _wishes(self) -> list[str]:
+    def _prompts(self) -> list[str]:
         """The classes in turn, or captions evenly spread over the data."""
-        count = self.config.logging.samples
+        count, classes = self.config.logging.samples, self.data.shape.classes or ()
         if self.config.diffusion.condition == "class":
-            return [(self.shape.classes or ())[i % len(self.shape.classes or ())] for i in range(count)]
-        if self.config.diffusion.condition == "text" and self.captions:
-            return [self.captions[i * len(self.captions) // count] for i in range(count)]
+            return [classes[i % len(classes)] for i in range(count)]
+        captions = self.data.train.annotations.captions
+        if self.config.diffusion.condition == "text" and captions:
+            return [captions[i * len(captions) // count] for i in range(count)]
         return []
 
     @cached_property
-    def _maker(self) -> "ImageMaker":
-        from ..diffusion.images import ImageMaker
-
+    def _maker(self) -> ImageMaker:
         folder = self.config.images.autoencoder
         return ImageMaker(
             model=self.state.bare,
             network=self.state.bare_network,
-            process=self.process,
+            process=self.inputs.process,
             prediction=self.config.diffusion.prediction,
-            shape=self.shape.image,
-            conditions=self.conditions,
+            shape=self.data.shape.image,
+            conditions=self.inputs.conditions,
             autoencoder=None if folder is None else Autoencoder(folder),
         )
 
     @cached_property
-    def _scorer(self) -> "Scorer":
-        from ..evaluation.judge import Scorer
-
-        return Scorer(self.config)
+    def _scorer(self) -> Scorer:
+        return Scorer(self.config, self.data.images)
 
     @contextmanager
     def _averaged(self) -> Iterator[None]:
-        random, model = global_state(), self.state.bare
-        training = model.training
-        model.eval()
+        """Averaged weights in eval mode. Afterwards weights, modes and all global random numbers are as before."""
+        random = global_state()
         try:
-            with self.state.ema.applied():
+            with evaluating(self.state.bare), self.state.ema.applied():
                 yield
         finally:
-            model.train(training)
             restore_global_state(random)
-
-
-_ENDINGS = (("", "value"), ("_low", "low"), ("_high", "high"))

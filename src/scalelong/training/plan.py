@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from ..data import ImageData
 from ..errors import ScaleLongError
 from ..models import UViT
+from ..models.call import Denoiser, count_parameters
 from ..noise import NoiseProcess, losses
 from ..runs.config import TrainConfig
-from ..runs.folder import shape_of
-from ..runs.model import DataShape, Network, build_model, example_call
+from ..runs.model import DataShape, build_model, example_call, shape_of
 from ..skips import coefficients, find_skips, is_scaled
 from .cores import images_at_once, splits
 
@@ -24,7 +24,7 @@ def describe_run(config: TrainConfig, data: ImageData, folder: Path, processes: 
     """One line for each thing that will happen. `data` are the images to train on, without those held out."""
     shape = shape_of(data)
     model = build_model(config, shape)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
+    parameters = count_parameters(model)
     per_image = activation_bytes(config, model, shape)
     per_part = config.batch_size / (processes * config.hardware.accumulation)
     at_once = images_in_memory(config, model, per_part, processes)
@@ -99,7 +99,7 @@ def activation_bytes(config: TrainConfig, model: nn.Module, shape: DataShape) ->
         return value
 
     x0 = torch.zeros(PROBE, *shape.image)
-    predict = Network(model, model).given(shape.example_condition(config, PROBE))
+    predict = Denoiser(model).given(shape.example_condition(config, PROBE))
     process = NoiseProcess(config.diffusion.schedule)
     with torch.autograd.graph.saved_tensors_hooks(note, lambda value: value):
         loss = losses(

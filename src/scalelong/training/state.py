@@ -1,4 +1,7 @@
-"""The exponential moving average of the weights, in float32."""
+"""The state of a run in memory: weights, AdamW and its rate, the moving average, the guard, and the snapshot of it all.
+
+Saving (`snapshot`) and loading (`restore`) stand at the end, one below the other.
+"""
 
 import math
 from collections.abc import Iterator
@@ -18,13 +21,16 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ..errors import CheckpointError
+from ..models.call import Denoiser
 from ..randomness import global_state, restore_global_state, seed_global
 from ..runs.checkpoint import Snapshot
 from ..runs.config import OptimizerConfig, TrainConfig
-from ..runs.model import Network, uses_channels_last
-from ..runs.processes import gather_objects, whole
+from ..runs.model import RunData, uses_channels_last
+from ..runs.processes import full_tensor, gather_objects
 
 # pyright: reportPrivateImportUsage=false
+
+# The moving average
 
 
 class Ema:
@@ -77,17 +83,16 @@ def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
 
 
 def _norm(tensors: tuple[Tensor, ...] | list[Tensor]) -> Tensor:
-    return whole(torch.linalg.vector_norm(torch.stack(list(torch._foreach_norm(list(tensors))))))
+    return full_tensor(torch.linalg.vector_norm(torch.stack(list(torch._foreach_norm(list(tensors))))))
 
 
-# Notice a non-finite loss or gradient before it reaches the weights.
+# The guard: a non-finite loss or gradient is noticed before it reaches the weights.
 #
-# On an accelerator nobody waits for the numbers of each step: a flag on the device makes AdamW skip its update from
-# the
-# first bad step on, and the flag is read every few steps. So the weights are still those before the bad step.
+# An accelerator is not made to wait for the numbers of each step: a flag on the device makes AdamW skip its update from
+# the first bad step on, and the flag is read every few steps. So the weights are still those before the bad step.
 
 READ_EVERY = 10
-"""Most steps between two looks at the flag on an accelerator."""
+"""Most steps between two readings of the flag on an accelerator."""
 
 SMALLEST_SCALE = 1.0
 """fp16: gradients that overflow are normal while the loss scale falls to its place, but not below this."""
@@ -140,7 +145,11 @@ def make_guard(optimizer: torch.optim.Optimizer, device: torch.device, scaler: t
     return Guard(optimizer, device) if scaler is None else ScaledGuard(optimizer, device, scaler)
 
 
-# AdamW, and its rate as a function of the step.
+# AdamW, and its rate as a function of the step
+
+
+LR_SCALE = "lr_scale"
+"""Entry of a parameter group whose rate is a multiple of the others'."""
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
@@ -181,8 +190,15 @@ def rate(config: OptimizerConfig, step: int, steps: int) -> float:
 
 
 def set_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
+    """Set the learning rate of all groups. A group with an entry "lr_scale" gets that many times the rate."""
     for group in optimizer.param_groups:
-        group["lr"] = value
+        group["lr"] = value * group.get(LR_SCALE, 1.0)
+
+
+def base_rate(optimizer: torch.optim.Optimizer) -> float:
+    """The rate that `set_rate` was given."""
+    group = optimizer.param_groups[0]
+    return group["lr"] / group.get(LR_SCALE, 1.0)
 
 
 @torch.no_grad()
@@ -192,10 +208,10 @@ def clip_gradient(parameters: list[nn.Parameter], largest: float | None) -> Tens
     norm = torch.nn.utils.get_total_norm(gradients)
     if largest is not None:
         torch.nn.utils.clip_grads_with_norm_(parameters, largest, norm)
-    return whole(norm)
+    return full_tensor(norm)
 
 
-# The state of a run in memory, and its way into a snapshot and back.
+# The state, and its way into a snapshot and back
 
 
 @dataclass
@@ -205,12 +221,14 @@ class TrainState:
     accelerator: Any
     bare: nn.Module
     model: nn.Module
-    network: Network
-    bare_network: Network
+    network: Denoiser
+    bare_network: Denoiser
     optimizer: torch.optim.AdamW
     prepared_optimizer: Any
     ema: Ema
     channels_last: bool
+    data: RunData
+    """What is trained on, for hooks that look at the network with it."""
     step: int = 0
     """Steps done."""
     seconds: float = 0.0
@@ -223,7 +241,7 @@ class TrainState:
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
 
-def create(config: TrainConfig, accelerator: Any, bare: nn.Module) -> TrainState:
+def create(config: TrainConfig, accelerator: Any, bare: nn.Module, data: RunData) -> TrainState:
     channels_last = uses_channels_last(config, bare)
     if channels_last:
         bare = bare.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
@@ -237,12 +255,13 @@ def create(config: TrainConfig, accelerator: Any, bare: nn.Module) -> TrainState
         accelerator=accelerator,
         bare=bare,
         model=model,
-        network=Network(model, bare),
-        bare_network=Network(bare, bare),
+        network=Denoiser(bare, model),
+        bare_network=Denoiser(bare),
         optimizer=optimizer,
         prepared_optimizer=prepared_optimizer,
         ema=Ema(bare, config.optimizer),
         channels_last=channels_last,
+        data=data,
     )
 
 
@@ -264,7 +283,7 @@ def snapshot(state: TrainState) -> Snapshot:
         "scaler": scaler.state_dict() if scaler is not None else {},
         "random": gather_objects(state.accelerator, global_state()),
     }
-    return Snapshot(state.step, _separate(weights), _separate({**weights, **averages}), training)
+    return Snapshot(state.step, _untied(weights), _untied({**weights, **averages}), training)
 
 
 def restore(state: TrainState, saved: Snapshot, seed: int) -> None:
@@ -273,7 +292,11 @@ def restore(state: TrainState, saved: Snapshot, seed: int) -> None:
     try:
         set_model_state_dict(state.bare, dict[str, Any](saved.model), options=_SCATTER)
         _restore_averages(state, saved)
+        scales = [group.get(LR_SCALE) for group in state.optimizer.param_groups]
         set_optimizer_state_dict(state.bare, state.optimizer, training["optimizer"], options=_SCATTER)
+        for group, scale in zip(state.optimizer.param_groups, scales, strict=True):
+            if scale is not None:  # how rates relate is up to the configuration, not to the checkpoint
+                group[LR_SCALE] = scale
     except (RuntimeError, KeyError, ValueError) as error:
         raise CheckpointError(f"the checkpoint of step {saved.step} does not fit the model: {error}") from error
     if state.accelerator.scaler is not None and training["scaler"]:
@@ -296,10 +319,10 @@ def _restore_averages(state: TrainState, saved: Snapshot) -> None:
 
 
 def _full(value: Tensor) -> Tensor:
-    return whole(value).detach().cpu()
+    return full_tensor(value).detach().cpu()
 
 
-def _separate(tensors: dict[str, Any]) -> dict[str, Tensor]:
+def _untied(tensors: dict[str, Any]) -> dict[str, Tensor]:
     """Contiguous copies where tensors share memory (tied weights), which safetensors refuses."""
     seen: set[int] = set()
     result = {}

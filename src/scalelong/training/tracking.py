@@ -1,4 +1,8 @@
-"""What a run records between two lines of metrics, without waiting for the device."""
+"""What a run records: sums between two lines of metrics, and where the lines go.
+
+Metrics go to `metrics.jsonl`, to the trackers of accelerate (TensorBoard, Weights & Biases, ...) and to the screen;
+sample grids to every tracker that shows images.
+"""
 
 from typing import Any
 
@@ -9,11 +13,18 @@ from ..console import StopWatch, TrainingProgress
 from ..errors import InvalidConfigError
 from ..runs.config import TrainConfig, flatten, to_dict
 from ..runs.folder import RunFolder
-from .state import TrainState
+from .state import TrainState, base_rate
+
+PROJECT = "scalelong"
+"""The project of all runs, for trackers that have projects. A run is known there by the name of its folder."""
+
+TENSORBOARD = "tensorboard"
+"""Both the tracker and its folder in the run folder, which accelerate takes for the name of the project."""
 
 
 class Window:
-    """Sums of loss and gradient norm. They are part of a checkpoint, so that a resumed run records the same numbers."""
+    """Sums of loss and gradient norm, on the device. They are part of a checkpoint, so that a resumed run records the
+    same numbers."""
 
     def __init__(self, device: torch.device) -> None:
         self.kind = torch.float32 if device.type == "mps" else torch.float64
@@ -40,26 +51,29 @@ class Window:
         return {"loss": loss / steps, "gradient_norm": norm / steps, "gradient_norm_max": largest}
 
 
-# Where metrics go: metrics.jsonl, the trackers of accelerate, and the screen.
-
-
 class Recorder:
+    """Writes metrics and grids to all places at once."""
+
     def __init__(self, config: TrainConfig, run: RunFolder, accelerator: Any, progress: TrainingProgress) -> None:
         self.config, self.run, self.accelerator, self.progress = config, run, accelerator, progress
-        missing = set(config.logging.trackers) - {str(getattr(kind, "value", kind)) for kind in accelerator.log_with}
+        missing = set(config.logging.trackers) - {_name(kind) for kind in accelerator.log_with}
         if missing:
             raise InvalidConfigError(f"the tracker {', '.join(sorted(missing))} is unknown or not installed")
 
     def start(self, step: int) -> None:
-        """Open the trackers; what they show after this step is cut off."""
-        trackers = self.config.logging.trackers
-        if not trackers:
-            return
-        options = {"tensorboard": {"purge_step": step + 1}} if "tensorboard" in trackers else {}
-        settings = None
-        if set(trackers) != {"tensorboard"}:
-            settings = {name: str(value) for name, value in flatten(to_dict(self.config)).items()}
-        self.accelerator.init_trackers("tensorboard", config=settings, init_kwargs=options)
+        """Open the trackers; what TensorBoard shows after this step is cut off."""
+        wanted, trackers = list(self.accelerator.log_with), []
+        settings = {name: str(value) for name, value in flatten(to_dict(self.config)).items()}
+        # One by one, because accelerate gives all trackers of a call the same project.
+        for kind in wanted:
+            self.accelerator.log_with = [kind]
+            if _name(kind) == TENSORBOARD:
+                self.accelerator.init_trackers(TENSORBOARD, init_kwargs={TENSORBOARD: {"purge_step": step + 1}})
+            else:
+                options = {"wandb": {"name": self.run.path.name}, "mlflow": {"run_name": self.run.path.name}}
+                self.accelerator.init_trackers(PROJECT, config=settings, init_kwargs=options)
+            trackers += self.accelerator.trackers
+        self.accelerator.log_with, self.accelerator.trackers = wanted, trackers
 
     def record(self, state: TrainState, window: Window, watch: StopWatch, epoch: float) -> None:
         """Close the window and write its means."""
@@ -69,7 +83,7 @@ class Recorder:
             "step": state.step,
             "epoch": epoch,
             **window.close(),
-            "learning_rate": state.optimizer.param_groups[0]["lr"],
+            "learning_rate": base_rate(state.optimizer),
             "ema_distance": float(state.ema.distance()),
             "seconds": state.seconds,
             "seconds_per_step": seconds / steps,
@@ -88,11 +102,27 @@ class Recorder:
         self.accelerator.log({name: value for name, value in values.items() if name != "step"}, step=step)
 
     def images(self, step: int, grid: Tensor) -> None:
-        """A sample grid for the trackers that show images."""
+        """A sample grid, uint8 (C, H, W), for every tracker that shows images. Latents show their first channel."""
+        if not self.accelerator.is_main_process:
+            return
+        shown = grid if grid.shape[0] in (1, 3) else grid[:1]
+        array = shown.permute(1, 2, 0).numpy()
         for tracker in self.accelerator.trackers:
-            if tracker.name == "tensorboard" and self.accelerator.is_main_process:
-                tracker.writer.add_image("samples", grid if grid.shape[0] in (1, 3) else grid[:1], global_step=step)
+            if tracker.name == TENSORBOARD:
+                tracker.writer.add_image("samples", shown, global_step=step)
+            elif tracker.name in _ONE_IMAGE:
+                tracker.log_images({"samples": array}, step=step)
+            elif hasattr(tracker, "log_images"):
+                tracker.log_images({"samples": [array]}, step=step)
 
     def close(self) -> None:
         for tracker in self.accelerator.trackers:
             tracker.finish()
+
+
+_ONE_IMAGE = ("aim", "clearml")
+"""Trackers of accelerate whose `log_images` takes an image per name, where the others take a list of images."""
+
+
+def _name(kind: Any) -> str:
+    return str(getattr(kind, "value", kind))
