@@ -40,26 +40,15 @@ LAYERS = [
 HEIGHT = {package: height for height, layer in enumerate(LAYERS) for package in layer}
 
 # What is not yet as it should be: package and package that it must not import. The lists may only shrink.
-UPWARD = {
-    ("diffusion", "runs"): "the inputs of a step read the configuration of a run",
-    ("scaling", "kappa"): 'kappa="auto" asks the estimator',
-}
+UPWARD = {("scaling", "kappa"): 'kappa="auto" asks the estimator'}
 CIRCLES = {("skips.api", "skips.fold"): "fold_ asks for the plan, and scaling asks what is folded"}
 
 # Imports of our own modules inside functions, and why.
 INSIDE_FUNCTIONS = {
-    ("kappa.pilot", "skips"): "no reason",
-    ("runs.load", "diffusion.images"): "no reason",
-    ("runs.load", "diffusion.solvers"): "no reason",
     ("scaling.constant", "kappa"): "hides the circle above",
     ("scaling.dynamic", "errors"): "no reason",
     ("skips.api", "skips.fold"): "hides the circle above",
     ("skips.fold", "skips.api"): "hides the circle above",
-    ("theory.checks", "skips"): "no reason",
-    ("theory.sensitivity", "skips"): "no reason",
-    ("training.inspection", "diffusion.images"): "no reason",
-    ("training.inspection", "diffusion.solvers"): "no reason",
-    ("training.inspection", "evaluation.judge"): "scores are slow to import, and most runs make none",
 }
 
 # Looks upwards that only type checkers take, and why.

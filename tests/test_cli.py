@@ -34,7 +34,7 @@ def test_unknown_command(capsys):
 
 
 # Commands whose help still imports torch; the list may only shrink.
-SLOW_HELP = {"demo", "diagnose", "reproduce"}
+SLOW_HELP = {"reproduce"}
 
 HELP = """
 import contextlib, io, json, sys

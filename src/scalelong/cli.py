@@ -105,12 +105,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run(command: str, arguments: list[str]) -> int:
     module = _module(command)
-    if hasattr(module, "run"):
+    if hasattr(module, "main"):  # those of CHECKOUT
+        code = module.main(arguments) or 0
+    else:
         options = module.parser().parse_args(arguments)
         options.arguments = arguments
         code = module.run(options) or 0
-    else:
-        code = module.main(arguments) or 0
     _leave_process_group()
     return TERMINATED if code == INTERRUPTED and _latest_signal() == "SIGTERM" else code
 

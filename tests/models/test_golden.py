@@ -1,4 +1,8 @@
-"""Our U-ViT against the authors': outputs and every gradient, under each of their methods."""
+"""Our U-ViT against the authors': outputs and every gradient, under each of their methods.
+
+Small files (tests/golden) are part of the repository. The full ones, with every entry of every gradient and two more
+networks, are checked where they are.
+"""
 
 import json
 from pathlib import Path
@@ -6,17 +10,23 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
 
 import scalelong as sl
 from scalelong.models.official import official_name
+from tests.golden.make import read, signature
 
-FILES = ["none", "inv_sqrt2", "cs", "ls_shared", "ls_per_skip", "class_cs", "text_none"]
+SMALL = Path(__file__).resolve().parents[1] / "golden"
+METHODS = {"none": "constant", "inv_sqrt2": "constant", "cs": "constant"}
+METHODS |= {"ls_shared": "ls_shared", "ls_per_skip": "ls_per_skip"}
+"""The authors' five methods, and the small file that each is in."""
+FULL = [*METHODS, "class_cs", "text_none"]
 
 
-def load(path: Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
-    with safe_open(path, framework="pt") as file:
-        return file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+def load(name: str) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
+    """Arguments, and weights, inputs, output and signatures of the gradients, of one of the five methods."""
+    about, tensors = read(SMALL / f"{METHODS[name]}.safetensors")
+    shared = {key: value for key, value in tensors.items() if key.startswith(("weight.", "input."))}
+    return json.loads(about["methods"])[name], shared | part(tensors, f"{name}.")
 
 
 def part(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
@@ -42,27 +52,54 @@ def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     return float((ours.detach() - theirs).norm() / theirs.norm().clamp_min(1e-12))
 
 
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("start", ["paper", "cs"])
-def test_outputs_and_gradients_agree(golden, name, start):
-    metadata, tensors = load(golden / f"uvit_{name}.safetensors")
+def run(
+    metadata: dict[str, str], tensors: dict[str, torch.Tensor], start: str
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The output of our U-ViT with the authors' weights, and its gradients under the authors' names."""
     scaling = method(metadata, start)
     model = sl.UViT.from_official(part(tensors, "weight."), scaling=scaling, **arguments(metadata))
     output = model(**part(tensors, "input."))
-    assert relative(output, tensors["output"]) < 1e-5
     output.square().mean().backward()
-    gradients = part(tensors, "grad.")
     parameters = dict(model.named_parameters())
+    theirs = part(tensors, "grad.")
     offsets = {"skip_scaling.offsets"} & set(parameters)
-    assert len(gradients) == len(parameters) - len(offsets)
-    for their_name, gradient in gradients.items():
-        ours = parameters[official_name(their_name, model.depth // 2)].grad
-        assert ours is not None
-        assert relative(ours, gradient) < 1e-5, their_name
+    assert len(theirs) == len(parameters) - len(offsets)
+    gradients = {name: parameters[official_name(name, model.depth // 2)].grad for name in theirs}
+    return output, {name: gradient for name, gradient in gradients.items() if gradient is not None}
 
 
-def test_a_file_on_disk_loads_without_executing_code(golden, tmp_path):
-    metadata, tensors = load(golden / "uvit_none.safetensors")
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("start", ["paper", "cs"])
+def test_outputs_and_gradients_agree(name, start):
+    metadata, tensors = load(name)
+    output, gradients = run(metadata, tensors, start)
+    assert relative(output, tensors["output"]) < 1e-5
+    for their_name, theirs in part(tensors, "grad.").items():
+        ours = signature(their_name, gradients[their_name])
+        # The norm, then four sums with fixed signs: each is as far off as the gradient is, give or take.
+        assert float((ours - theirs).abs().max()) < 3e-5 * float(theirs[0]) + 1e-12, their_name
+
+
+def test_a_signature_sees_one_wrong_entry():
+    _, tensors = load("cs")
+    name, theirs = next(iter(part(tensors, "grad.").items()))
+    gradient = run(*load("cs"), "paper")[1][name].clone()
+    gradient.flatten()[0] += 1e-3 * gradient.norm()
+    assert float((signature(name, gradient) - theirs).abs().max()) > 3e-4 * float(theirs[0])
+
+
+@pytest.mark.parametrize("name", FULL)
+@pytest.mark.parametrize("start", ["paper", "cs"])
+def test_every_entry_of_the_full_files_agrees(golden, name, start):
+    metadata, tensors = read(golden / f"uvit_{name}.safetensors")
+    output, gradients = run(metadata, tensors, start)
+    assert relative(output, tensors["output"]) < 1e-5
+    for their_name, theirs in part(tensors, "grad.").items():
+        assert relative(gradients[their_name], theirs) < 1e-5, their_name
+
+
+def test_a_file_on_disk_loads_without_executing_code(tmp_path):
+    metadata, tensors = load("none")
     torch.save(part(tensors, "weight."), tmp_path / "nnet.pth")
     model = sl.UViT.from_official(tmp_path / "nnet.pth", scaling="none", **arguments(metadata))
     assert relative(model(**part(tensors, "input.")), tensors["output"]) < 1e-5
@@ -76,8 +113,8 @@ def test_a_file_on_disk_loads_without_executing_code(golden, tmp_path):
         sl.UViT.from_official(tmp_path / "bad.pth", **arguments(metadata))
 
 
-def test_gates_start_afresh_on_a_file_without_them(golden):
-    metadata, tensors = load(golden / "uvit_none.safetensors")
+def test_gates_start_afresh_on_a_file_without_them():
+    metadata, tensors = load("none")
     model = sl.UViT.from_official(part(tensors, "weight."), scaling="ls", **arguments(metadata))
     model(**part(tensors, "input."))
     assert sl.coefficients(model) == pytest.approx([0.999, 0.7])
@@ -92,8 +129,8 @@ def test_gates_start_afresh_on_a_file_without_them(golden):
         ("none", "none", {"patch_size": 4}, r"to_patches.bias: \(12,\) in the file, \(48,\) expected"),
     ],
 )
-def test_what_does_not_fit_is_refused(golden, name, scaling, changes, says):
-    metadata, tensors = load(golden / f"uvit_{name}.safetensors")
+def test_what_does_not_fit_is_refused(name, scaling, changes, says):
+    metadata, tensors = load(name)
     with pytest.raises(sl.ScalingMismatchError, match=says):
         sl.UViT.from_official(part(tensors, "weight."), scaling=scaling, **{**arguments(metadata), **changes})
 

@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> None:
 def model_rows() -> list[dict[str, Any]]:
     import torch
 
-    from ..models import UNET_PRESETS, UVIT_PRESETS, UVIT_PUBLISHED, UViT, unet
+    from ..models import UNET_PRESETS, UVIT_PRESETS, UVIT_PUBLISHED, UViT, count_parameters, unet
 
     # On the meta device a network has shapes and no memory.
     with torch.device("meta"):
@@ -41,7 +41,7 @@ def model_rows() -> list[dict[str, Any]]:
         sizes += [("UNet", name, unet(name), preset.published, preset.note) for name, preset in UNET_PRESETS.items()]
     rows = []
     for family, name, model, published, note in sizes:
-        parameters = sum(parameter.numel() for parameter in model.parameters())
+        parameters = count_parameters(model)
         difference = parameters / (published * 1e6) - 1
         rows.append(
             {"network": family, "preset": name, "parameters": parameters, "published": published}

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..console import silent
 from ..errors import InvalidConfigError
@@ -46,6 +46,16 @@ def names_in(module: str, table: str) -> list[str]:
             case ast.Dict(keys=names) | ast.Subscript(value=ast.Name("Literal"), slice=ast.Tuple(elts=names)):
                 return [str(name.value) for name in names if isinstance(name, ast.Constant)]
     raise LookupError(f"scalelong.{module} does not write out {table}")
+
+
+@cache
+def constant_in(module: str, name: str) -> Any:
+    """A number, a text or a tuple of them that a module of ours writes out: a default for `--help`."""
+    tree = ast.parse(ROOT.joinpath(*module.split(".")).with_suffix(".py").read_text(encoding="utf-8"))
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and any(getattr(target, "id", None) == name for target in node.targets):
+            return ast.literal_eval(node.value)
+    raise LookupError(f"scalelong.{module} does not write out {name}")
 
 
 # Which run: a recipe, a file, other data

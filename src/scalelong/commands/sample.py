@@ -27,12 +27,15 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace) -> None:
+    from ..console import Progress
     from ..diffusion.images import requests
     from ..runs.load import load_run
     from ..runs.samples import fill_folder, folder_name
 
     trained = load_run(options.run, weights=options.weights, step=options.checkpoint)
-    wanted = requests(options.n, options.seed, options.prompts or trained.default_wishes)
+    wanted = requests(options.n, options.seed, options.prompts or trained.default_prompts)
     settings = sample_settings(options)
     folder = options.out or trained.folder / "images" / folder_name(trained, settings)
-    fill_folder(trained, folder, wanted, settings, options.batch_size, options.device)
+    fill_folder(
+        trained, folder, wanted, settings, options.batch_size, options.device, log=print, progress=Progress("images")
+    )

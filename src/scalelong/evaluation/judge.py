@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..console import Progress, silent
 from ..data import ImageData, load_data
 from ..data.shapes import BACKGROUND, COLOURS, JITTER, PLACES, RADIUS, SHAPES, shape_mask
 from ..diffusion.images import ImageMaker, requests
@@ -182,8 +183,9 @@ def score_run(
     reference = reference_of(data, extractor, say)
     wishes, conditions = evaluation_wishes(run.config, data, n)
     wanted = requests(n, seed, wishes)
+    progress = Progress("images", enabled=False if say is silent else None)
     path = run.folder / "images" / f"eval-{folder_name(run, settings)}-n{n}-seed{seed}"
-    folder = fill_folder(run, path, wanted, settings, batch_size, device, log=say)
+    folder = fill_folder(run, path, wanted, settings, batch_size, device, say, progress)
     images = torch.stack(list(folder.read(wanted)))
     scores = score_images(
         images,

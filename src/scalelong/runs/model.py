@@ -305,8 +305,11 @@ class RunData:
         return self.inputs().clean(self.train, count)
 
 
-def load_run_data(config: TrainConfig, log: Log = logger.info) -> RunData:
-    images = load_data(config.data, size=config.images.size, channels=config.images.channels)
+def load_run_data(
+    config: TrainConfig, log: Log = logger.info, progress: Callable[[int, int], None] | None = None
+) -> RunData:
+    """The images of a run. `progress` is called with (done, total) while they are decoded."""
+    images = load_data(config.data, size=config.images.size, channels=config.images.channels, progress=progress)
     if config.diffusion.condition == "class":
         _require_classes(config, images.classes)
     if config.diffusion.condition == "text" and not images.has_captions:

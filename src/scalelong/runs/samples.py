@@ -190,8 +190,12 @@ def fill_folder(
     batch_size: int = 64,
     device: str | None = None,
     log: Callable[[str], None] = logger.info,
+    progress: Callable[[int, int], None] | None = None,
 ) -> SampleFolder:
-    """Fill a folder with the images that are not there yet; several processes share the work, the main one logs."""
+    """Fill a folder with the images that are not there yet; several processes share the work, the main one logs.
+
+    `progress` is called with (done, total), the images of this process.
+    """
     folder, state = SampleFolder(path), processes()
     on_main(state, lambda: folder.open(describe_samples(run, settings), wanted))
     if state.is_main_process:
@@ -204,8 +208,8 @@ def fill_folder(
         for request, image in zip(part, images, strict=True):
             folder.write(request, image)
         done += len(part)
-        if state.is_main_process:
-            log(f"{done}/{len(mine)} images" + (" of this process" if state.num_processes > 1 else ""))
+        if progress is not None:
+            progress(done, len(mine))
     state.wait_for_everyone()
     if state.is_main_process:
         shown = list(wanted[:GRID])

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..console import StopWatch, TrainingProgress
+from ..console import Progress, StopWatch, TrainingProgress
 from ..data import Batch, batches
 from ..diffusion.inputs import DataOrder, Examples, split_batch
 from ..errors import NonFiniteError, RunFolderError
@@ -68,7 +68,7 @@ def train(config: TrainConfig, out: str | PathLike[str] | None = None, *, hooks:
                 stack.enter_context(run.locked())
 
             on_main(accelerator, lock)
-            data = load_run_data(config, progress.say)
+            data = load_run_data(config, progress.say, Progress("reading images", enabled=progress.enabled))
             on_main(accelerator, lambda: run.open(config, data.train, describe_processes(accelerator), progress.say))
             trainer = Trainer(config, run, accelerator, data, progress, hooks)
             stack.callback(trainer.close)
@@ -315,8 +315,12 @@ IMPATIENT_AFTER = 3.0
 class Interrupt:
     """Within a `with` block SIGTERM and Ctrl-C only set `requested`, so that the loop can save before it ends."""
 
+    latest: ClassVar[str | None] = None
+    """The signal that ended the latest block early; the command line makes its exit code of it."""
+
     def __init__(self) -> None:
         self.requested: str | None = None
+        Interrupt.latest = None
         self._since = 0.0
         self._previous: dict[int, Any] = {}
 
@@ -333,5 +337,6 @@ class Interrupt:
     def _receive(self, number: int, _: FrameType | None) -> None:
         if self.requested is None:
             self.requested, self._since = signal.Signals(number).name, time.monotonic()
+            Interrupt.latest = self.requested
         elif number == signal.SIGINT and time.monotonic() - self._since > IMPATIENT_AFTER:
             raise KeyboardInterrupt
