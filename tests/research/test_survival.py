@@ -129,7 +129,7 @@ def test_verdicts_follow_the_plan(monkeypatch):
     monkeypatch.setattr(survival, "STUDIES", {"start-made-up": study})
 
     def verdict(*counts: int) -> str:
-        alive = dict(zip(survival.START, counts, strict=True))
+        alive: dict[str, int] = dict(zip(survival.START, counts, strict=True))
         records = [
             {"data": "cifar10", "depth": 4, "steps": 12, "plain": False, "arm": run.arm, "lr": 1e-3, "seed": run.seed}
             | {"survived": run.seed < alive[run.arm]}
