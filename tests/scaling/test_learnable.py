@@ -72,7 +72,7 @@ def test_starts_on_the_cs_curve_for_any_input(module, gate, shared, start):
 
 
 def test_bounded_gate_written_out():
-    scaling = sl.LearnableScaling(start="bounded", kappa=0.6, pace=0.5).build(token_sites(3))
+    scaling = sl.LearnableScaling(start="bounded", gate="token", kappa=0.6, pace=0.5).build(token_sites(3))
     for parameter in scaling.parameters():
         torch.nn.init.normal_(parameter)
     net, shifts = scaling.get_submodule("networks.0"), scaling.get_parameter("shifts")
@@ -84,7 +84,7 @@ def test_bounded_gate_written_out():
 
 @pytest.mark.parametrize(("shift", "factor"), [(1e3, 2.0), (-1e3, 0.5)])
 def test_bounded_gates_stay_between_half_and_twice_the_curve(shift, factor):
-    scaling = sl.LearnableScaling(start="bounded").build(token_sites(6))
+    scaling = sl.LearnableScaling(start="bounded", gate="token").build(token_sites(6))
     torch.nn.init.constant_(scaling.get_parameter("shifts"), shift)
     for i in range(1, 7):
         scaling.scale(torch.randn(2, 20, 32), i)
@@ -93,7 +93,7 @@ def test_bounded_gates_stay_between_half_and_twice_the_curve(shift, factor):
 
 def test_bounded_gates_learn():
     torch.manual_seed(0)
-    scaling = sl.LearnableScaling(start="bounded").build(token_sites(2))
+    scaling = sl.LearnableScaling(start="bounded", pace=1.0).build(token_sites(2))
     skip = torch.randn(4, 20, 32)
     optimizer = torch.optim.Adam(scaling.parameters(), lr=0.05)
     for _ in range(60):
@@ -105,6 +105,13 @@ def test_bounded_gates_learn():
     first, second = (float(torch.as_tensor(scaling.coefficient(i)).mean()) for i in (1, 2))
     assert first > 1.8
     assert second < 0.5
+
+
+@pytest.mark.parametrize(("start", "shape"), [("bounded", (3, 1, 32)), ("cs", (3, 20, 1)), ("paper", (3, 20, 1))])
+def test_automatic_gates_of_tokens(start, shape):
+    scaling = sl.LearnableScaling(start=start).build(token_sites(2))
+    scaling.scale(torch.randn(3, 20, 32), 1)
+    assert torch.as_tensor(scaling.coefficient(1)).shape == shape
 
 
 def test_gates_of_one_start_are_not_read_as_gates_of_another():

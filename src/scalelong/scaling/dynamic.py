@@ -102,8 +102,8 @@ class LearnableScaling(Scaling):
     κ_i is a parameter, without a sigmoid, never shared).
     `shared`: one ζ for all skips, one per width where widths differ, or one for each skip.
     `gate`: "channel" averages over all positions and gates channels; "token" averages over channels and gates tokens,
-    which ties the gate to one sequence length; "auto" is what the paper does: tokens where their number is fixed
-    (U-ViT), otherwise channels.
+    which ties the gate to one sequence length; "auto" is channels for bounded gates, and for the others what the paper
+    does: tokens where their number is fixed (U-ViT), otherwise channels.
     `start`: "cs" starts on the curve κ^(i-1) (last layer zero, a bias per skip at its logit; 0.999 stands for 1);
     "paper" starts as the authors' code does, at about 0.5 for every skip; "bounded" starts on the curve as well and
     stays between half and twice the curve. At high rates the gates of the other two swing between 0 and 1, and the
@@ -118,7 +118,7 @@ class LearnableScaling(Scaling):
     gate: str = "auto"
     start: str = "cs"
     kappa: float = 0.7
-    pace: float = 1.0
+    pace: float = 0.1
 
     name = "ls"
 
@@ -241,7 +241,9 @@ def _gates_tokens(config: LearnableScaling, site: SkipSite) -> bool:
         raise InvalidConfigError(
             f"gate='token' needs token features (B, L, C); long skip {site.index} has none. Use gate='channel'"
         )
-    return config.gate == "token" or (config.gate == "auto" and site.tokens is not None and site.fixed_tokens)
+    # The authors gate tokens. Bounded gates were confirmed with channels, and those have no sequence length either.
+    automatic = config.gate == "auto" and config.start != "bounded"
+    return config.gate == "token" or (automatic and site.tokens is not None and site.fixed_tokens)
 
 
 def _network(config: LearnableScaling, width: int) -> nn.Module:
