@@ -4,14 +4,14 @@ import argparse
 import time
 from pathlib import Path
 
-from ..experiments.demo import DEPTH, METHODS, RATE, SEEDS, STEPS, run_demo
-from ..report import write_report
-from ..stability.survival import rate_text
-from .compare import listed
+from .options import constant_in, listed
 
 
-def main(arguments: list[str]) -> int:
-    options = parser().parse_args(arguments)
+def run(options: argparse.Namespace) -> int:
+    from ..experiments.demo import METHODS, run_demo
+    from ..report import write_report
+    from ..stability.survival import rate_text
+
     began = time.monotonic()
     rates = listed(options.rates, float, "--rates")
     names = [method.partition(": ")[0] for method in METHODS]
@@ -48,9 +48,28 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--out", type=Path, default=Path("demo-output"), help="folder of the results")
     made.add_argument("--seed", type=int, default=0, help="base seed; n takes the seeds 100 n, 100 n + 1, ...")
-    made.add_argument("--seeds", type=int, default=SEEDS, help="runs of each method (default: %(default)s)")
-    made.add_argument("--steps", type=int, default=STEPS, help="training steps of each run (default: %(default)s)")
-    made.add_argument("--depth", type=int, default=DEPTH, help="blocks of the U-ViT (default: %(default)s)")
-    made.add_argument("--rates", default=str(RATE), help="learning rates, comma-separated (default: %(default)s)")
+    made.add_argument(
+        "--seeds",
+        type=int,
+        default=constant_in("experiments.demo", "SEEDS"),
+        help="runs of each method (default: %(default)s)",
+    )
+    made.add_argument(
+        "--steps",
+        type=int,
+        default=constant_in("experiments.demo", "STEPS"),
+        help="training steps of each run (default: %(default)s)",
+    )
+    made.add_argument(
+        "--depth",
+        type=int,
+        default=constant_in("experiments.demo", "DEPTH"),
+        help="blocks of the U-ViT (default: %(default)s)",
+    )
+    made.add_argument(
+        "--rates",
+        default=str(constant_in("experiments.demo", "RATE")),
+        help="learning rates, comma-separated (default: %(default)s)",
+    )
     made.add_argument("--jobs", type=int, help="runs at a time (default: one per core)")
     return made

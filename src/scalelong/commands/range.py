@@ -3,21 +3,22 @@
 import argparse
 import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import InvalidConfigError
-from ..experiments.rates import config_range
-from ..experiments.runs import as_variant
-from ..files import write_text
-from ..runs.config import TrainConfig, load_config
-from ..runs.recipes import RECIPES, recipe
-from ..stability.range import METHODS
-from .compare import listed, without_out_flag
+from .compare import without_out_flag
+from .options import constant_in, listed, names_in
+
+if TYPE_CHECKING:
+    from ..runs.config import TrainConfig
 
 RATES = "1e-3,2e-3,4e-3,8e-3,16e-3"
 
 
-def main(arguments: list[str]) -> int:
-    options = parser().parse_args(arguments)
+def run(options: argparse.Namespace) -> int:
+    from ..experiments.rates import config_range
+    from ..files import write_text
+
     config = configuration(options)
     methods = [*listed(options.methods, str, "--methods"), *options.variants]
     rates = listed(options.rates, float, "--rates")
@@ -37,7 +38,7 @@ def main(arguments: list[str]) -> int:
         out=out,
         title=f"{name}: {config.model}{_options(config)}, {options.steps} steps at constant rates",
     )
-    write_text(out / "command.txt", f"scalelong range {shlex.join(without_out_flag(arguments))}\n")
+    write_text(out / "command.txt", f"scalelong range {shlex.join(without_out_flag(options.arguments))}\n")
     print(f"\n{found}\n")
     print(f"picture, table and runs: {out}; for a report: scalelong report {out}")
     return 0
@@ -51,7 +52,9 @@ def parser() -> argparse.ArgumentParser:
         "command continues an interrupted range, and more rates, methods or seeds add to it.",
     )
     made.add_argument("data", nargs="?", help="a folder of images, a file or the name of a data set")
-    made.add_argument("--recipe", choices=list(RECIPES), help="the setting (default: digits-tiny)")
+    made.add_argument(
+        "--recipe", choices=names_in("runs.recipes", "RECIPES"), help="the setting (default: digits-tiny)"
+    )
     made.add_argument("--config", type=Path, help="a YAML file with other values, such as a run's config.yaml")
     made.add_argument(
         "--set",
@@ -61,7 +64,11 @@ def parser() -> argparse.ArgumentParser:
         help="other fields of the configuration, for example model_options.depth=24 batch_size=8",
     )
     made.add_argument("--rates", default=RATES, help="comma-separated (default: %(default)s)")
-    made.add_argument("--methods", default=",".join(METHODS), help="the first is the baseline (default: %(default)s)")
+    made.add_argument(
+        "--methods",
+        default=",".join(constant_in("stability.range", "METHODS")),
+        help="the first is the baseline (default: %(default)s)",
+    )
     made.add_argument(
         "--variants",
         nargs="*",
@@ -78,7 +85,11 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def configuration(options: argparse.Namespace) -> TrainConfig:
+def configuration(options: argparse.Namespace) -> "TrainConfig":
+    from ..experiments.runs import as_variant
+    from ..runs.config import TrainConfig, load_config
+    from ..runs.recipes import recipe
+
     if options.data is None and options.recipe is None and options.config is None:
         base = recipe("digits-tiny")
     else:
@@ -89,6 +100,6 @@ def configuration(options: argparse.Namespace) -> TrainConfig:
     return as_variant(f"given: {' '.join(options.set)}").apply(config) if options.set else config
 
 
-def _options(config: TrainConfig) -> str:
+def _options(config: "TrainConfig") -> str:
     shown = [f"{name} {config.model_options[name]}" for name in ("depth", "dim") if name in config.model_options]
     return f" of {', '.join(shown)}" if shown else ""

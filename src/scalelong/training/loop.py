@@ -16,7 +16,7 @@ from functools import partial
 from os import PathLike
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
