@@ -588,6 +588,26 @@ def start_verdicts(records: Sequence[dict[str, Any]]) -> str:
     return "\n".join([head, *lines, "", "Paired, over all settings:", "", *tests])
 
 
+def ls_verdicts(records: Sequence[dict[str, Any]]) -> str:
+    """The mended LS against CS and against LS as it was, paired over all cells in which both were run."""
+    studies = [study for name, study in STUDIES.items() if name.startswith("ls-") and name != "ls-choice"]
+    alive: dict[str, dict[Any, bool]] = {arm: {} for arm in CONFIRMED}
+    for study in studies:
+        for arm in study.arms:
+            alive[arm] |= survivors(study, arm, records)
+    reference, mended, former = CONFIRMED
+    lines = []
+    for other in (reference, former):
+        both = sorted(set(alive[mended]) & set(alive[other]), key=repr)
+        a, b, p = mcnemar([(alive[mended][key], alive[other][key]) for key in both])
+        counts = [sum(alive[arm][key] for key in both) for arm in (mended, other)]
+        lines.append(
+            f"- {mended}: {counts[0]} of {len(both)}; {other}: {counts[1]}. {a} seeds survive with the first alone, {b} "
+            f"with the second; p = {p:.2g}"
+        )
+    return "\n".join(lines)
+
+
 def moved_gates(record: dict[str, Any], kappa: float = 0.7) -> tuple[float, float, float]:
     """κ_i over the curve before the loss left: mean of the outer half, of the inner half, and mean distance from 1."""
     left = 10 * (1 + min(range(len(record["curve"])), key=record["curve"].__getitem__))
@@ -729,6 +749,8 @@ def redraw(folder: Path) -> None:
     ]
     everything = read_all(folder)
     parts.append(f"## The start: verdicts\n\n{start_verdicts(everything)}\n")
+    if set(CONFIRMED) <= {record["arm"] for record in everything}:
+        parts.append(f"## Learnable scaling: verdicts\n\n{ls_verdicts(everything)}\n")
     for name, study in STUDIES.items():
         keys = {run.key for run in runs_of(study)}
         records = [record for record in everything if key_of(record) in keys]
