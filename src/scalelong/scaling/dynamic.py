@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import InvalidConfigError
+from ..errors import InvalidConfigError, NotScaledError
 from .base import (
     UNSCALED,
     Constants,
@@ -306,7 +306,5 @@ class NormSkipScaling(SkipScaling):
 def recent_coefficient(value: Tensor | None) -> Tensor:
     """κ_i of the last forward, or an error where there was none."""
     if value is None:
-        from ..errors import NotScaledError
-
         raise NotScaledError("these coefficients depend on the data: run the model first, or pass it inputs")
     return value
