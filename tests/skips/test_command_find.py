@@ -81,7 +81,7 @@ def test_python_file(capsys, tmp_path):
         (["nothing"], "neither a folder"),
         (["absent.py"], "no file"),
         (["no_such_module:Class"], "cannot be imported"),
-        (["diffusers:google/ddpm-cifar10-32"], "not a class"),
+        (["diffusers:google/ddpm-cifar10-32"], "has no"),
         (["diffusers:UNet2DModel", "--config", "{"], "not valid JSON"),
         (["diffusers:UNet2DModel", "--config", '{"wings": 2}'], "cannot be built"),
         (["torch.nn:Identity", "--input", "x"], "shape such as"),

@@ -68,9 +68,9 @@ def kill_tree(process):
     process.communicate()
 
 
-def finish(process):
+def finish(process, code=0):
     output, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, output
+    assert process.returncode == code, output
     return output
 
 
@@ -122,7 +122,7 @@ def test_signals_save_and_exit_cleanly(undisturbed, tmp_path, number):
     process = start(tmp_path / "run")
     assert wait_for_steps(process, 5)
     process.send_signal(number)
-    output = finish(process)
+    output = finish(process, 128 + number)
     assert f"stopped by {number.name} after step" in output
     stopped = saved_steps(tmp_path / "run" / "checkpoints")[-1]
     assert 5 <= stopped < 40

@@ -22,6 +22,8 @@ from .merges import Reach, WideReach
 class CheckpointedConcat(WideReach):
     """A local function that is recomputed in the backward; it reads the skip from around it."""
 
+    must = False  # refused: its source is out of reach
+
     def level(self, up, dec, skip, i):
         def run(h):
             return F.silu(dec(F.silu(torch.cat([up(h), self.k(i, skip)], 1))))

@@ -59,7 +59,7 @@ class ParallelStem(WidePyramid):
 class CombinedOutputs(WidePyramid):
     """The maps of all decoder levels are resized and concatenated at the end: no skip comes from the encoder there."""
 
-    must = True
+    must = False  # refused as ambiguous, with all candidates
 
     def __init__(self):
         super().__init__()

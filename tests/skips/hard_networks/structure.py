@@ -166,7 +166,7 @@ class ResidualBody(Pyramid):
 class ResidualBlocks(ResidualBody):
     """The same around three residual blocks, as it is by default."""
 
-    must = True
+    must = False  # refused as ambiguous, with all candidates
 
     def __init__(self):
         super().__init__()
