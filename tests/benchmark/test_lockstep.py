@@ -13,7 +13,7 @@ from benchmarks.contenders.switched import share_weights_
 from benchmarks.lockstep import Lockstep
 from benchmarks.profile import cost, differing, operations, peak_of_tensors, table_of
 from benchmarks.record import Spread
-from benchmarks.settings import TINY, TINY_UNET, BenchmarkError
+from benchmarks.settings import TINY, BenchmarkError
 
 
 class Clock:
@@ -184,7 +184,7 @@ LS = "ls:module=se,gate=channel"
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.filterwarnings("ignore::scalelong.errors.CancelledScalingWarning")
-@pytest.mark.parametrize("size", [TINY, TINY_UNET])
+@pytest.mark.parametrize("size", [TINY])
 def test_trainers_share_memory_and_differ_where_the_skips_are_scaled(size):
     found = switched.training(**size.ours(), methods={"none": "none", "again": "none", "CS": "cs", "LS": LS})
     found()
@@ -202,7 +202,7 @@ def test_trainers_share_memory_and_differ_where_the_skips_are_scaled(size):
     assert {int(each["step"]) for each in trainers["LS"].state.optimizer.state.values()} > {2}
     slices = len(found.rounds[0]["none"])
     assert {slices - 3, slices - 2, slices - 1} < found.parts
-    assert len(found.parts) < slices
+    assert len(found.parts) < slices / 2
     found.forget()
     found()
     answer = found.found()
