@@ -44,7 +44,7 @@ def terminal_output(code: str, **environment: str) -> str:
     primary, secondary = pty.openpty()
     known = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "TERM", "COLUMNS")}
     known |= {"TERM": "xterm-256color", "COLUMNS": "100", **environment}
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=secondary, env=known)
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=secondary, stderr=secondary, env=known)
     os.close(secondary)
     parts = []
     while True:
@@ -129,15 +129,33 @@ def test_short_work_shows_nothing():
 def test_one_of_several_processes_speaks(monkeypatch, capsys):
     monkeypatch.setenv("RANK", "1")
     Progress("reading").say("text")
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr() == ("", "")
 
 
 def test_training_says_its_lines_in_a_pipe(capsys):
-    progress = TrainingProgress(10, enabled=True)
+    now = [100.0]
+    progress = TrainingProgress(10, enabled=True, clock=lambda: now[0])
     progress.say("continuing")
+    progress.start(3)
+    now[0] += 4.0  # 2 seconds a step, whatever was done in them
     progress.record({"step": 5, "loss": 1, "gradient_norm": 2, "images_per_second": 3.14, "seconds_per_step": 1})
+    progress.held_out = 0.5
+    progress.record({"step": 5, "loss": 1, "gradient_norm": 2, "images_per_second": 31.4, "seconds_per_step": 1})
     progress.close()
-    assert capsys.readouterr().out == "continuing\nstep 5/10  loss 1.0000  gradient 2  3.1 images/s  0:00:05 left\n"
+    assert capsys.readouterr().err.splitlines() == [
+        "continuing",
+        "step 5/10  loss 1.0000  gradient 2  3.1 images/s  0:00:10 left",
+        "step 5/10  loss 1.0000  held-out 0.5000  gradient 2  31 images/s  0:00:10 left",
+    ]
+
+
+def test_slow_steps_show_between_two_records(capsys):
+    now = [0.0]
+    progress = TrainingProgress(10, enabled=True, clock=lambda: now[0])
+    for step in range(1, 5):
+        now[0] += 10.0
+        progress.tick(step)
+    assert capsys.readouterr().err == "step 2/10  0:01:20 left\nstep 4/10  0:01:00 left\n"
 
 
 def test_sizes():

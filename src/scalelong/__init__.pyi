@@ -2,10 +2,14 @@
 
 from ._version import __version__ as __version__
 from .errors import (
+    AdaptedLayersError as AdaptedLayersError,
     AlreadyScaledError as AlreadyScaledError,
     AmbiguousSkipsError as AmbiguousSkipsError,
+    CacheError as CacheError,
     CancelledScalingWarning as CancelledScalingWarning,
     ExampleInputsError as ExampleInputsError,
+    ExportError as ExportError,
+    FrozenGatesWarning as FrozenGatesWarning,
     InvalidConfigError as InvalidConfigError,
     InvalidInputError as InvalidInputError,
     MissingDependencyError as MissingDependencyError,
@@ -15,8 +19,12 @@ from .errors import (
     ScalingMismatchError as ScalingMismatchError,
     SkipMismatchError as SkipMismatchError,
     UnreachableSkipError as UnreachableSkipError,
+    UnscaledWeightsWarning as UnscaledWeightsWarning,
     UnsupportedModelError as UnsupportedModelError,
     VerificationError as VerificationError,
+)
+from .export import (
+    export_model as export_model,
 )
 from .kappa import (
     KappaChoice as KappaChoice,
@@ -24,6 +32,7 @@ from .kappa import (
 )
 from .models import (
     UViT as UViT,
+    from_pretrained as from_pretrained,
     unet as unet,
 )
 from .scaling import (
@@ -43,10 +52,12 @@ from .scaling import (
 from .skips import (
     FoldReport as FoldReport,
     LongSkip as LongSkip,
+    ScalingSummary as ScalingSummary,
     SkipPlan as SkipPlan,
     SkipStart as SkipStart,
     StartReport as StartReport,
     UnfoldableSkipsError as UnfoldableSkipsError,
+    cached as cached,
     coefficients as coefficients,
     find_skips as find_skips,
     fold_ as fold_,
@@ -58,6 +69,7 @@ from .skips import (
     scaling_of as scaling_of,
     start_merges_ as start_merges_,
     start_skips_ as start_skips_,
+    summary as summary,
     unscale_ as unscale_,
     unscaled as unscaled,
 )

@@ -1,8 +1,9 @@
 """What people see: tables, progress, durations, sizes.
 
 A table is rows of plain values. `text_table` writes it as plain text, the same on every machine: for `__str__`, files
-and pipes. `show_table` prints it: with rich where a terminal reads, as that plain text elsewhere. `Progress` is a bar
-in a terminal, and a line now and then in a pipe. Without rich, or with NO_COLOR set, all is plain.
+and pipes. `show_table` prints it: with rich where a terminal reads, as that plain text elsewhere. `html_table` is for
+notebooks. `Progress` is a bar in a terminal, and a line now and then in a pipe. Without rich, or with NO_COLOR set, all
+is plain.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from html import escape
 from typing import TYPE_CHECKING, Any, TextIO
 
 from .optional import needs
@@ -65,6 +67,26 @@ def show_table(rows: Sequence[Row], title: str = "", left: bool | Collection[str
     rich.print(table)
 
 
+def html_table(rows: Sequence[Row], title: str = "") -> str:
+    """The same table for notebooks (`_repr_html_`). All text is escaped."""
+    if not rows:
+        return html_lines([title, "(nothing)"])
+    head = "".join(f"<th style='text-align:left'>{escape(str(column))}</th>" for column in rows[0])
+    body = "".join(
+        "<tr>"
+        + "".join(f"<td style='text-align:left'>{escape(cell_text(row.get(c, '')))}</td>" for c in rows[0])
+        + "</tr>"
+        for row in rows
+    )
+    caption = f"<p><b>{escape(title)}</b></p>" if title else ""
+    return f"{caption}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def html_lines(lines: Sequence[str]) -> str:
+    """Lines of text for notebooks, escaped."""
+    return f"<p>{'<br>'.join(escape(line) for line in lines if line)}</p>"
+
+
 def cell_text(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
@@ -107,8 +129,8 @@ EVERY = 15.0
 class Progress:
     """How far some work is: `progress(done)` or `progress(done, total)`.
 
-    In a terminal it is a bar that changes; elsewhere a line every 15 seconds. Of several processes, the first one
-    speaks. Nothing runs in a thread of its own, so that data workers can be forked meanwhile.
+    It goes to the standard error. In a terminal it is a bar that changes; elsewhere a line every 15 seconds. Of several
+    processes, the first one speaks. Nothing runs in a thread of its own, so that data workers can be forked meanwhile.
     """
 
     def __init__(
@@ -116,7 +138,7 @@ class Progress:
     ) -> None:
         self.what, self.total = what, total
         self.enabled = os.environ.get("RANK", "0") == "0" if enabled is None else enabled
-        self.stream = stream or sys.stdout
+        self.stream = stream or sys.stderr
         self.live = self.enabled and is_terminal(self.stream)
         self.began = self.shown = time.monotonic()
         self._bar: Any = None
@@ -199,31 +221,65 @@ class Progress:
 
 
 class TrainingProgress(Progress):
-    """The progress of a training run: a bar with the loss in a terminal, a line per record elsewhere."""
+    """The progress of a training run: a bar with the loss in a terminal, a line per record elsewhere.
 
-    def __init__(self, steps: int, enabled: bool) -> None:
-        super().__init__("step", steps, enabled=enabled)
-        self.steps = steps
+    The time left is that of the steps so far, with all that came between them: samples, held-out losses, checkpoints.
+    """
+
+    def __init__(
+        self,
+        steps: int,
+        enabled: bool,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        stream: TextIO | None = None,
+    ) -> None:
+        super().__init__("step", steps, enabled=enabled, stream=stream)
+        self.steps, self.clock = steps, clock
+        self.held_out: float | None = None
+        """The newest held-out loss."""
+        self.start(0)
+
+    def start(self, step: int) -> None:
+        """Begin to count at a step: a run that continues did not do those before it now."""
+        self._first, self._began = step, self.clock()
+        self._said = self._began
+
+    def tick(self, step: int) -> None:
+        """After every step: where steps are slow, a line between two records."""
+        if self.clock() - self._said < EVERY:
+            return
+        self._said = self.clock()
+        if self.live:
+            self._draw(step, self._left(step))
+        elif self.enabled:
+            self._print(self.text(step, self._left(step)))
 
     def record(self, metrics: Mapping[str, float]) -> None:
+        self._said = self.clock()
+        step = int(metrics["step"])
         if self.live:
-            self._draw(int(metrics["step"]), self._note(metrics))
+            self._draw(step, self._note(metrics))
         elif self.enabled:
-            self._print(f"step {metrics['step']}/{self.steps}  {self._note(metrics)}")
+            self._print(self.text(step, self._note(metrics)))
 
     def text(self, done: int, note: str = "") -> str:
         return f"step {done}/{self.steps}  {note}"
 
     def _note(self, metrics: Mapping[str, float]) -> str:
         speed = metrics["images_per_second"]
-        left = (self.steps - metrics["step"]) * metrics["seconds_per_step"]
         parts = [
             f"loss {metrics['loss']:.4f}",
+            *([f"held-out {self.held_out:.4f}"] if self.held_out is not None else []),
             f"gradient {metrics['gradient_norm']:.3g}",
             f"{speed:.0f} images/s" if speed >= 10 else f"{speed:.2g} images/s",
-            f"{duration(left)} left",
+            self._left(int(metrics["step"])),
         ]
         return "  ".join(parts)
+
+    def _left(self, step: int) -> str:
+        seconds = (self.clock() - self._began) / max(1, step - self._first)
+        return f"{duration((self.steps - step) * seconds)} left"
 
 
 class StopWatch:

@@ -40,6 +40,33 @@ class CheckoutNeededError(ScaleLongError, ImportError):
     """The command works in a checkout of the repository only."""
 
 
+# Files and folders
+
+
+class FileAccessError(ScaleLongError, OSError):
+    """The system refuses a file or folder. The message says why and what to do; `errno` is the system's reason."""
+
+
+class CannotWriteError(FileAccessError):
+    """A file or folder cannot be written."""
+
+
+class CannotReadError(FileAccessError):
+    """A file or folder cannot be read, or is damaged."""
+
+
+class NotEnoughMemoryError(ScaleLongError, MemoryError):
+    """The machine has not enough memory for what was asked."""
+
+
+class FolderInUseError(ScaleLongError, FileExistsError):
+    """A new folder was to be made where there is something already."""
+
+
+class UntrustedCodeError(ScaleLongError, RuntimeError):
+    """A run folder names Python code to be run, and nobody has said that the folder is to be trusted."""
+
+
 # Long skips and their scaling
 
 
@@ -79,6 +106,10 @@ class VerificationError(ScaleLongError, RuntimeError):
     """A scaled model does not compute what it should: a skip has no effect, or something else is scaled."""
 
 
+class CacheError(ScaleLongError, RuntimeError):
+    """The inner part of this network cannot be left out at some steps, or not under these circumstances."""
+
+
 class ExampleInputsError(ScaleLongError, ValueError):
     """Example inputs are needed to find the long skips, or the model cannot run on the given ones."""
 
@@ -89,6 +120,18 @@ class UnsupportedModelError(ScaleLongError, TypeError):
 
 class NotFreshError(ScaleLongError, RuntimeError):
     """Weights that would be overwritten do not look freshly initialised."""
+
+
+class AdaptedLayersError(ScaleLongError, RuntimeError):
+    """Layers that would have to be changed carry adapters (LoRA and others)."""
+
+
+class FrozenGatesWarning(UserWarning):
+    """Learned gates of the long skips are not trained."""
+
+
+class UnscaledWeightsWarning(UserWarning):
+    """A model with scaled long skips was given weights that do not say that they were trained with them."""
 
 
 class CancelledScalingWarning(UserWarning):
@@ -132,6 +175,9 @@ class UnreadableDataError(DataError, ValueError):
 class MixedSizesError(DataError, ValueError):
     """The images differ in size, and no common size was given."""
 
+    smallest: int = 0
+    """The shortest side of all."""
+
 
 class BrokenImagesError(DataError, ValueError):
     """More images are broken than allowed."""
@@ -147,6 +193,10 @@ class MetadataError(DataError, ValueError):
 
 class DuplicateNameError(DataError, ValueError):
     """The same image is named twice."""
+
+
+class DataWorkerError(DataError, RuntimeError):
+    """A process that reads images ended without being asked to."""
 
 
 class UnsafeArchiveError(DataError, ValueError):

@@ -21,6 +21,8 @@ from torch import Tensor
 from .errors import InvalidConfigError
 
 Schedule = Literal["vp", "ddpm", "cosine", "sd"]
+SCHEDULE = "vp"
+"""What training, diagnosis and the choice of κ take where nothing is said."""
 
 SCHEDULES: tuple[str, ...] = get_args(Schedule)
 

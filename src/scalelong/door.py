@@ -1,0 +1,31 @@
+"""A package whose names are written once, in its `__init__.pyi`, and loaded at first use.
+
+    __getattr__, __dir__, __all__ = door(__name__)
+
+Type checkers read the stub, and so does this. A package with such a door can be imported without torch, as long as the
+names that are used need none.
+"""
+
+import ast
+import pkgutil
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+
+def door(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """`__getattr__`, `__dir__` and `__all__` of a package, from its stub."""
+    homes = {
+        alias.asname or alias.name: node.module
+        for node in ast.parse(pkgutil.get_data(package, "__init__.pyi") or b"").body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    names = sorted(homes)
+
+    def load(name: str) -> Any:
+        if name in homes:
+            return getattr(import_module(f".{homes[name]}", package), name)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return load, lambda: names, names
