@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import scalelong as sl
-from scalelong.models.uvit import SkipMerge
-from scalelong.scaling.base import Constants
+from scalelong.models import SkipMerge
+from scalelong.scaling import Constants
 
 METHODS = [
     "none",

@@ -3,13 +3,16 @@
 import os
 import tempfile
 import warnings
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
 import zoo
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -50,8 +53,42 @@ def _train(rank: int, rendezvous: str, results: str) -> None:
             gates = [p for n, p in model.named_parameters() if "skip_scaling" in n]
             full = [p.full_tensor() if isinstance(p, DTensor) else p for p in gates]
             found[name, way] = (output, [p.detach().clone() for p in full])
+            assert len(sl.coefficients(model)) == len(sl.plan_of(model))
+            sl.save_scaling(model, f"{results}.{name}.{way}.safetensors")
+            if way == "fsdp":
+                _save_and_load(name, make, model, f"{results}.{name}")
     torch.save(found, f"{results}.{rank}")
     dist.destroy_process_group()
+
+
+def _save_and_load(name: str, make: Any, model: nn.Module, path: str) -> None:
+    """Full and sharded state dicts hold the scaling, and another process group reads them."""
+    inputs = _inputs(name, 0)
+    model.eval()
+    with torch.no_grad():
+        expected = model(*inputs)
+    whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    if dist.get_rank() == 0:
+        plain = sl.load_scaling_(make().eval(), whole)
+        plain.load_state_dict(whole)
+        with torch.no_grad():
+            torch.testing.assert_close(plain(*inputs), expected)
+        with pytest.raises(RuntimeError, match="scalelong_scaling"):
+            make().load_state_dict(whole)
+    sharded = get_model_state_dict(model)
+    assert "scalelong_scaling" in sharded
+    dcp.save(sharded, checkpoint_id=f"{path}.dcp")  # pyright: ignore[reportPrivateImportUsage]
+    other = sl.load_scaling_(make(), f"{path}.fsdp.safetensors").eval()
+    fully_shard(other)
+    state = get_model_state_dict(other)
+    dcp.load(state, checkpoint_id=f"{path}.dcp")  # pyright: ignore[reportPrivateImportUsage]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", sl.UnscaledWeightsWarning)
+        set_model_state_dict(other, state)
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+        set_model_state_dict(other, whole if dist.get_rank() == 0 else {}, options=options)
+    with torch.no_grad():
+        torch.testing.assert_close(other(*inputs), expected)
 
 
 @pytest.fixture(scope="module")

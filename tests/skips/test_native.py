@@ -73,10 +73,12 @@ def test_coefficients(batch):
     model = tiny(scaling="ls")
     with pytest.raises(sl.NotScaledError):
         sl.coefficients(model)
-    assert sl.coefficients(model, *batch) == pytest.approx([0.999, 0.7, 0.49])
+    assert sl.coefficients(model, *batch) == pytest.approx([1.0, 0.7, 0.49])
     gates = sl.coefficients(model, *batch, reduce=False)
-    assert [gate.shape for gate in gates] == [(2, 17, 1)] * 3
+    assert [gate.shape for gate in gates] == [(2, 1, model.dim)] * 3
     assert not any(gate.requires_grad for gate in gates)
+    by_token = sl.coefficients(tiny(scaling="ls:start=paper"), *batch, reduce=False)
+    assert [gate.shape for gate in by_token] == [(2, 17, 1)] * 3
 
 
 @pytest.mark.parametrize("method", ["uniform", "cs", "mp:0.3", "custom:1,0.5,0"])
@@ -148,7 +150,8 @@ def test_a_checkpoint_of_the_plain_network_loads_strictly(batch):
     with torch.no_grad():
         for parameter in plain.parameters():
             parameter.add_(0.01)
-    scaled.load_state_dict(plain.state_dict())
+    with pytest.warns(sl.UnscaledWeightsWarning):
+        scaled.load_state_dict(plain.state_dict())
     assert torch.equal(scaled.encoder[0].mlp.expand.weight, plain.encoder[0].mlp.expand.weight)  # pyright: ignore
     assert all(torch.equal(value, gates[name]) for name, value in scaled.skip_scaling.state_dict().items())
     broken = {k: v for k, v in scaled.state_dict().items() if k != "skip_scaling.networks.0.reduce.weight"}

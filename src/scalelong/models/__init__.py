@@ -4,9 +4,11 @@ uvit         U-ViT, from the formula to the model
 cpu          its fast paths on a CPU
 presets      the networks of the paper: U-ViT's sizes, diffusers' UNets
 official     weights of the authors' U-ViT
+pretrained   a folder of weights with its scaling
 call         arguments, outputs and conditions of any model
 """
 
 from .call import Denoiser, call_arguments, count_parameters, evaluating, output_tensor
 from .presets import UNET_PRESETS, UVIT_PRESETS, UVIT_PUBLISHED, UNetPreset, unet
+from .pretrained import from_pretrained
 from .uvit import SkipMerge, UViT

@@ -1,12 +1,10 @@
 """The branches of a transformer block with less to remember, for training in float32 on a CPU.
 
 Autograd keeps the output of every layer for the backward pass. Those of the norms and of the GELU are cheap to compute
-again from their inputs, which are kept anyway: without them, a block keeps a third less. The products go to the faster
-of the two libraries that torch has for them.
+again from their inputs, which are kept anyway: without them, a block keeps a third less. Small features are left to
+the plain layers: there the calls cost more than they save.
 """
 
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,21 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import Function
 
-
-class _Linear(Function):
-    """W x + b."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None):
-        ctx.save_for_backward(x, weight, bias)
-        return _product(x, weight, bias)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
-        x, weight, bias = ctx.saved_tensors
-        if torch.is_grad_enabled():  # the gradient is differentiated once more
-            return _by_autograd(F.linear, gradient, x, weight, bias)
-        return _product(gradient, weight.t()), _weight_gradient(gradient, x), _bias_gradient(gradient, bias)
+SMALLEST = 2**16
+"""Entries of the features from which remembering less costs no time; below it the calls of Python show."""
 
 
 class _GatedAddition(Function):
@@ -58,7 +43,7 @@ class _NormedLinear(Function):
         normed, mean, deviation = torch.native_layer_norm(x, scale.shape, scale, shift, eps)
         ctx.save_for_backward(x, scale, shift, weight, bias, mean, deviation)
         ctx.eps = eps
-        return _product(normed, weight, bias)
+        return F.linear(normed, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -66,7 +51,7 @@ class _NormedLinear(Function):
         if torch.is_grad_enabled():
             return _by_autograd(plain_normed_linear, gradient, x, scale, shift, ctx.eps, weight, bias)
         normed = torch.native_layer_norm(x, scale.shape, scale, shift, ctx.eps)[0]
-        by_normed = _product(gradient, weight.t())
+        by_normed = F.linear(gradient, weight.t())
         by_x, by_scale, by_shift = _norm_backward(by_normed, x, mean, deviation, scale, shift)
         return by_x, by_scale, by_shift, None, _weight_gradient(gradient, normed), _bias_gradient(gradient, bias)
 
@@ -79,10 +64,10 @@ class _NormedMLP(Function):
         ctx: Any, x: Tensor, scale: Tensor, shift: Tensor, eps: float, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor
     ):
         normed, mean, deviation = torch.native_layer_norm(x, scale.shape, scale, shift, eps)
-        hidden = _product(normed, w1, b1)
+        hidden = F.linear(normed, w1, b1)
         ctx.save_for_backward(x, scale, shift, w1, b1, w2, b2, hidden, mean, deviation)
         ctx.eps = eps
-        return _product(F.gelu(hidden), w2, b2)
+        return F.linear(F.gelu(hidden), w2, b2)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -90,11 +75,11 @@ class _NormedMLP(Function):
         if torch.is_grad_enabled():
             return _by_autograd(plain_normed_mlp, gradient, x, scale, shift, ctx.eps, w1, b1, w2, b2)
         by_w2, by_b2 = _weight_gradient(gradient, F.gelu(hidden)), _bias_gradient(gradient, b2)
-        by_gelu = _product(gradient, w2.t())
+        by_gelu = F.linear(gradient, w2.t())
         by_hidden = torch.ops.aten.gelu_backward.grad_input(by_gelu, hidden, grad_input=by_gelu)
         normed = torch.native_layer_norm(x, scale.shape, scale, shift, ctx.eps)[0]
         by_w1, by_b1 = _weight_gradient(by_hidden, normed), _bias_gradient(by_hidden, b1)
-        by_normed = _product(by_hidden, w1.t())
+        by_normed = F.linear(by_hidden, w1.t())
         by_x, by_scale, by_shift = _norm_backward(by_normed, x, mean, deviation, scale, shift)
         return by_x, by_scale, by_shift, None, by_w1, by_b1, by_w2, by_b2
 
@@ -117,10 +102,6 @@ def plain_normed_mlp(
     return F.linear(F.gelu(plain_normed_linear(x, scale, shift, eps, w1, b1)), w2, b2)
 
 
-def linear(x: Tensor, layer: nn.Linear) -> Tensor:
-    return _Linear.apply(x, layer.weight, layer.bias)  # pyright: ignore[reportReturnType]
-
-
 def gated_addition(base: Tensor, x: Tensor, gate: Tensor, weight: Tensor) -> Tensor:
     return _GatedAddition.apply(base, x, gate, weight)  # pyright: ignore[reportReturnType]
 
@@ -136,9 +117,10 @@ def normed_mlp(x: Tensor, norm: nn.LayerNorm, expand: nn.Linear, reduce: nn.Line
 
 
 def can_fuse(x: Tensor, *layers: nn.Module) -> bool:
-    """Whether the lean path computes the same here: ordinary float32 tensors in training, and layers without hooks."""
+    """Whether the lean path pays, and computes the same: ordinary float32 tensors in training, layers without hooks."""
     return (
-        type(x) is Tensor
+        x.numel() >= SMALLEST
+        and type(x) is Tensor
         and x.dtype == torch.float32
         and x.device.type == "cpu"
         and torch.is_grad_enabled()
@@ -171,30 +153,8 @@ def _is_plain(layer: nn.Module) -> bool:
     )
 
 
-@cache
-def _onednn_is_faster() -> bool:
-    """MKL is Intel's. On AMD's processors oneDNN's products are about a tenth faster."""
-    if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
-        return False
-    try:
-        return "AuthenticAMD" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return False
-
-
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x Wᵀ + b. Not for a slice of a matrix: oneDNN takes a thousand times as long for it."""
-    if _onednn_is_faster():
-        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return F.linear(x, weight, bias)
-
-
 def _weight_gradient(gradient: Tensor, x: Tensor) -> Tensor:
-    gradient, x = gradient.flatten(0, -2).t(), x.flatten(0, -2)
-    # oneDNN copies transposed operands, which pays where the gradient is much smaller than x.
-    if _onednn_is_faster() and x.shape[1] >= max(1024, 4 * gradient.shape[0]):
-        return _product(gradient, x.t())
-    return gradient @ x
+    return gradient.flatten(0, -2).t() @ x.flatten(0, -2)
 
 
 def _bias_gradient(gradient: Tensor, bias: Tensor | None) -> Tensor | None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidConfigError, ScalingMismatchError
+from ..skips.record import without_records
 
 if TYPE_CHECKING:
     from .uvit import UViT
@@ -95,7 +96,8 @@ def load_official_(model: "UViT", weights: Mapping[str, Tensor] | str | PathLike
         weights if isinstance(weights, Mapping) else torch.load(weights, map_location="cpu", weights_only=True)
     )
     translated = {official_name(name, model.depth // 2): value for name, value in state.items()}
-    expected = model.state_dict()
+    with without_records():
+        expected = model.state_dict()
     if any(name.startswith(_SCALING) for name in translated):
         # Their gates have no offset: at zero it changes nothing.
         if _SCALING + "offsets" in expected:
@@ -117,7 +119,8 @@ def load_official_(model: "UViT", weights: Mapping[str, Tensor] | str | PathLike
             f"{len(wrong)} weights have other shapes than these arguments ask for, for example {name}: "
             f"{tuple(translated[name].shape)} in the file, {tuple(expected[name].shape)} expected"
         )
-    model.load_state_dict(translated)
+    with without_records():  # the caller says how they were scaled
+        model.load_state_dict(translated)
 
 
 def _require_same_gates(model: "UViT", translated: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:

@@ -22,7 +22,8 @@ from torch.utils.checkpoint import checkpoint
 from ..errors import InvalidConfigError, InvalidInputError
 from ..scaling.base import UNSCALED, Constants, Scaling, SkipScaling, SkipSite, as_scaling
 from ..scaling.baselines import ResidualBranch, ResidualSpec, require_merge_start, start_merge_, validate_residual
-from .cpu import can_fuse, gated_addition, linear, normed_linear, normed_mlp
+from ..skips.host import NativeHost
+from .cpu import can_fuse, gated_addition, normed_linear, normed_mlp
 from .official import load_official_, official_arguments
 from .presets import preset_arguments
 
@@ -86,8 +87,7 @@ class Attention(nn.Module):
         qkv = qkv.view(batch, length, 3, self.heads, dim // self.heads).permute(2, 0, 3, 1, 4)
         q, k, v = qkv.unbind(0)
         x = F.scaled_dot_product_attention(q, k, v)
-        x = x.transpose(1, 2).reshape(batch, length, dim)
-        return linear(x, self.out) if can_fuse(x, self.out) else self.out(x)
+        return self.out(x.transpose(1, 2).reshape(batch, length, dim))
 
 
 class MLP(nn.Module):
@@ -282,6 +282,8 @@ class UViT(nn.Module):
         self.dim, self.depth, self.heads = dim, depth, heads
         self.classes, self.context_dim, self.context_length = classes, context_dim, context_length
         self.interpolate_positions, self.checkpointing = interpolate_positions, checkpointing
+        self.mlp_ratio, self.qkv_bias, self.time_mlp = mlp_ratio, qkv_bias, time_mlp
+        self.residual_scaling = residual_scaling
 
         def blocks(count: int, merges: bool) -> nn.ModuleList:
             return nn.ModuleList(
@@ -310,6 +312,7 @@ class UViT(nn.Module):
         self.skip_scaling: SkipScaling = as_scaling(scaling).build(self.skip_sites())
         for i in range(1, depth // 2 + 1):
             self._merge(i).start(merge_start, self.skip_scaling.constants(i) or UNSCALED)
+        NativeHost(self).write_record()
 
     def skip_sites(self) -> tuple[SkipSite, ...]:
         """The long skips, outermost first."""
@@ -326,6 +329,28 @@ class UViT(nn.Module):
             )
             for i in range(1, self.depth // 2 + 1)
         )
+
+    def arguments(self) -> dict[str, Any]:
+        """`UViT(**model.arguments())` is built and scaled like this one, and takes its state dict."""
+        height, width = self.image_size
+        return {
+            "image_size": height if height == width else [height, width],
+            "patch_size": self.patch_size,
+            "channels": self.channels,
+            "dim": self.dim,
+            "depth": self.depth,
+            "heads": self.heads,
+            "mlp_ratio": self.mlp_ratio,
+            "qkv_bias": self.qkv_bias,
+            "time_mlp": self.time_mlp,
+            "classes": self.classes,
+            "context_dim": self.context_dim,
+            "context_length": self.context_length,
+            "final_conv": isinstance(self.final_conv, nn.Conv2d),
+            "scaling": self.skip_scaling.config.to_dict(),
+            "residual_scaling": self.residual_scaling,
+            "interpolate_positions": self.interpolate_positions,
+        }
 
     @classmethod
     def preset(cls, name: str, **overrides: Any) -> Self:

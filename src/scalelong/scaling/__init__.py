@@ -1,36 +1,28 @@
 """How much: the scaling methods, one file each."""
 
-from .base import METHODS, Constants, Scaling, SkipScaling, SkipSite, as_scaling, register_scaling
-from .constant import (
-    BalancedScaling,
-    ConstantScaling,
-    CustomScaling,
-    FixedScaling,
-    FixedSkipScaling,
-    MagnitudePreserving,
-    NoScaling,
-    UniformScaling,
+from .base import (
+    METHODS as METHODS,
+    Constants as Constants,
+    Scaling as Scaling,
+    SkipScaling as SkipScaling,
+    SkipSite as SkipSite,
+    as_scaling as as_scaling,
+    register_scaling as register_scaling,
 )
-from .dynamic import LearnableScaling, NormScaling
-from .freeu import FreeUScaling
-
-__all__ = [
-    "METHODS",
-    "BalancedScaling",
-    "ConstantScaling",
-    "Constants",
-    "CustomScaling",
-    "FixedScaling",
-    "FixedSkipScaling",
-    "FreeUScaling",
-    "LearnableScaling",
-    "MagnitudePreserving",
-    "NoScaling",
-    "NormScaling",
-    "Scaling",
-    "SkipScaling",
-    "SkipSite",
-    "UniformScaling",
-    "as_scaling",
-    "register_scaling",
-]
+from .constant import (
+    BalancedScaling as BalancedScaling,
+    ConstantScaling as ConstantScaling,
+    CustomScaling as CustomScaling,
+    FixedScaling as FixedScaling,
+    FixedSkipScaling as FixedSkipScaling,
+    MagnitudePreserving as MagnitudePreserving,
+    NoScaling as NoScaling,
+    UniformScaling as UniformScaling,
+)
+from .dynamic import (
+    LearnableScaling as LearnableScaling,
+    NormScaling as NormScaling,
+)
+from .freeu import (
+    FreeUScaling as FreeUScaling,
+)

@@ -6,7 +6,7 @@ i = N the innermost.
 
 import dataclasses
 import json
-import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InvalidConfigError
+from ..files import parse_json
 
 # What a scaling method is: a frozen configuration, and the module that it builds for the skips of one model.
 #
@@ -165,8 +166,10 @@ def require(condition: bool, message: str) -> None:
 
 def require_number(name: str, value: Any, low: float, high: float, interval: str) -> None:
     """Check that a value is a number of the half-open interval (low, high]."""
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    require(number and low < value <= high, f"{name} must be a number in {interval}, got {value!r}")
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    require(
+        number and low < value <= min(high, sys.float_info.max), f"{name} must be a number in {interval}, got {value!r}"
+    )
 
 
 def require_kappa(value: Any, name: str = "kappa") -> None:
@@ -215,8 +218,10 @@ def as_scaling(spec: "Scaling | str | dict[str, Any] | None") -> Scaling:
     raise InvalidConfigError(f"a scaling is a configuration, a string or a dictionary, got {type(spec).__name__}")
 
 
-def _method(name: str) -> type[Scaling]:
-    if name not in METHODS:
+def _method(name: Any) -> type[Scaling]:
+    if isinstance(name, str) and name not in METHODS:
+        name = name.lower()  # the paper writes CS and LS
+    if not isinstance(name, str) or name not in METHODS:
         raise InvalidConfigError(f"unknown scaling method {name!r}; known: {', '.join(sorted(METHODS))}")
     return METHODS[name]
 
@@ -248,6 +253,6 @@ def _parse_arguments(method: type[Scaling], text: str) -> dict[str, Any]:
 def _value(text: str) -> Any:
     text = text.strip()
     try:
-        return json.loads(text.lower() if text.lower() in ("true", "false") else text)
-    except json.JSONDecodeError:
+        return parse_json(text.lower() if text.lower() in ("true", "false") else text)
+    except ValueError:
         return text

@@ -15,7 +15,7 @@ from .base import Constants, Scaling, SkipScaling, SkipSite, register_scaling, r
 
 
 class FixedSkipScaling(SkipScaling):
-    """Multiplies the operands of each merge by constants. Has no parameters and adds nothing to a state_dict."""
+    """Multiplies the operands of each merge by constants. Has no parameters."""
 
     def __init__(self, config: Scaling, sites: Sequence[SkipSite], constants: Sequence[Constants]) -> None:
         super().__init__(config, sites)

@@ -94,9 +94,9 @@ LARGEST_START = 0.999
 class LearnableScaling(Scaling):
     """LS: a tiny network ζ predicts the coefficients, which multiply the skip element-wise (Eq. 9).
 
-    κ_i = σ(ζ(GAP(x_i)))                          start="paper"
-    κ_i = σ(ζ(GAP(x_i)) + offset_i)               start="cs"
-    κ_i = κ^(i-1) 2^tanh(p (ζ(GAP(x_i)) + shift_i))   start="bounded"
+    κ_i = κ^(i-1) 2^tanh(p (ζ(GAP(x_i)) + shift_i))    start="bounded"
+    κ_i = σ(ζ(GAP(x_i)) + offset_i)                    start="cs"
+    κ_i = σ(ζ(GAP(x_i)))                               start="paper"
 
     `module`: "se" (linear, activation, linear; the paper's), "ie" (one weight and bias per channel) or "scalar" (each
     κ_i is a parameter, without a sigmoid, never shared).
@@ -104,10 +104,10 @@ class LearnableScaling(Scaling):
     `gate`: "channel" averages over all positions and gates channels; "token" averages over channels and gates tokens,
     which ties the gate to one sequence length; "auto" is channels for bounded gates, and for the others what the paper
     does: tokens where their number is fixed (U-ViT), otherwise channels.
-    `start`: "cs" starts on the curve κ^(i-1) (last layer zero, a bias per skip at its logit; 0.999 stands for 1);
-    "paper" starts as the authors' code does, at about 0.5 for every skip; "bounded" starts on the curve as well and
-    stays between half and twice the curve. At high rates the gates of the other two swing between 0 and 1, and the
-    network collapses as if its skips had never been scaled (docs/evidence/survival).
+    `start`: "bounded" starts on the curve κ^(i-1) and stays between half and twice the curve. "cs" starts there too
+    (last layer zero, a bias per skip at its logit; 0.999 stands for 1), and its gates are free between 0 and 1; at
+    high rates fewer runs survive with it (docs/evidence/survival). "paper" starts as the authors' code does, at about
+    0.5 for every skip.
     `pace`: p, in (0, 1], makes bounded gates move more slowly than the other weights.
     """
 
@@ -116,7 +116,7 @@ class LearnableScaling(Scaling):
     ratio: int = 16
     activation: str = "relu"
     gate: str = "auto"
-    start: str = "cs"
+    start: str = "bounded"
     kappa: float = 0.7
     pace: float = 0.1
 

@@ -1,41 +1,39 @@
 """Where: the long skips of a model, and scaling them."""
 
 from .api import (
-    coefficients,
-    is_scaled,
-    load_scaling_,
-    plan_of,
-    save_scaling,
-    scale_skips_,
-    scaling_of,
-    unscale_,
-    unscaled,
+    ScalingSummary as ScalingSummary,
+    coefficients as coefficients,
+    is_scaled as is_scaled,
+    plan_of as plan_of,
+    scale_skips_ as scale_skips_,
+    scaling_of as scaling_of,
+    summary as summary,
+    unscale_ as unscale_,
+    unscaled as unscaled,
 )
-from .attach import without_checks
-from .find import find_skips
-from .fold import FoldReport, fold_
-from .plan import LongSkip, SkipPlan
-from .start import SkipStart, StartReport, UnfoldableSkipsError, start_merges_, start_skips_
-
-__all__ = [
-    "FoldReport",
-    "LongSkip",
-    "SkipPlan",
-    "SkipStart",
-    "StartReport",
-    "UnfoldableSkipsError",
-    "coefficients",
-    "find_skips",
-    "fold_",
-    "is_scaled",
-    "load_scaling_",
-    "plan_of",
-    "save_scaling",
-    "scale_skips_",
-    "scaling_of",
-    "start_merges_",
-    "start_skips_",
-    "unscale_",
-    "unscaled",
-    "without_checks",
-]
+from .attach import (
+    without_checks as without_checks,
+)
+from .cache import Cached as Cached, cached as cached
+from .find import (
+    find_skips as find_skips,
+)
+from .fold import (
+    FoldReport as FoldReport,
+    fold_ as fold_,
+)
+from .plan import (
+    LongSkip as LongSkip,
+    SkipPlan as SkipPlan,
+)
+from .saving import (
+    load_scaling_ as load_scaling_,
+    save_scaling as save_scaling,
+)
+from .start import (
+    SkipStart as SkipStart,
+    StartReport as StartReport,
+    UnfoldableSkipsError as UnfoldableSkipsError,
+    start_merges_ as start_merges_,
+    start_skips_ as start_skips_,
+)

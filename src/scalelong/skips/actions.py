@@ -4,7 +4,7 @@ import copy
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -71,7 +71,7 @@ class Tally:
             if not running or running[-1][0] != running_backward():
                 return
             counts = running[-1][1]
-            if self.after:
+            if self.after and not getattr(self._forwards, "partly", False):
                 self._require_place(slots)
             learned = getattr(self._forwards, "learned", None)
             if learned is not None:
@@ -126,7 +126,7 @@ class Tally:
             running = self._running()
             counts = running.pop()[1] if running else []
         # A network that runs several times may do so as often as it likes, but then with all of its skips.
-        if self.is_off:
+        if self.is_off or getattr(self._forwards, "partly", False):
             return
         wanted = max(counts, default=0) if self.repeats > 1 else 1
         for label, count in zip(self.labels, counts, strict=False):
@@ -150,6 +150,15 @@ class Tally:
             yield
         finally:
             self._forwards.factors = before
+
+    @contextmanager
+    def partly(self) -> Iterator[None]:
+        """A part of the model is left out on purpose, with the long skips in it."""
+        self._forwards.partly = True
+        try:
+            yield
+        finally:
+            self._forwards.partly = False
 
     @contextmanager
     def silent(self) -> Iterator[None]:
@@ -242,15 +251,21 @@ class Multiply(Action):
         return tensor * self.factor
 
 
+class HasScaling(Protocol):
+    """What a scaled model remembers. Gates ask it for the scaling each time: PEFT trains a copy of it."""
+
+    scaling: SkipScaling
+
+
 class Gate(Action):
     """One operand as its method scales it."""
 
-    def __init__(self, label: str, axis: int, channels: int, scaling: SkipScaling, index: int, main: bool) -> None:
+    def __init__(self, label: str, axis: int, channels: int, state: HasScaling, index: int, main: bool) -> None:
         super().__init__(label, axis, channels)
-        self.scaling, self.index, self.main = scaling, index, main
+        self.state, self.index, self.main = state, index, main
 
     def apply(self, tensor: Tensor) -> Tensor:
-        return _scaled(tensor, self.scaling, self.index, self.main)
+        return _scaled(tensor, self.state.scaling, self.index, self.main)
 
 
 class MultiplySlices(Action):
@@ -304,12 +319,12 @@ class GateSlices(Action):
         axis: int,
         channels: int,
         slices: list[tuple[int, int, bool]],
-        scaling: SkipScaling,
+        state: HasScaling,
         index: int,
     ) -> None:
         super().__init__(label, axis, channels)
         self.slices = slices
-        self.scaling, self.index = scaling, index
+        self.state, self.index = state, index
 
     def stand_in(self, tensor: Tensor, factors: list[float]) -> Tensor:
         pairs = zip(self.slices, factors, strict=True)
@@ -322,7 +337,7 @@ class GateSlices(Action):
         for start, length, main in sorted(self.slices):
             if start > at:
                 parts.append(tensor.narrow(self.axis, at, start - at))
-            parts.append(_scaled(tensor.narrow(self.axis, start, length), self.scaling, self.index, main))
+            parts.append(_scaled(tensor.narrow(self.axis, start, length), self.state.scaling, self.index, main))
             at = start + length
         if at < self.channels:
             parts.append(tensor.narrow(self.axis, at, self.channels - at))

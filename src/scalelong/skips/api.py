@@ -1,33 +1,31 @@
-"""Scale the long skips of a model in place, look at the coefficients, undo it, save it and load it."""
+"""Scale the long skips of a model in place, look at the coefficients, undo it."""
 
-import json
-import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
-from os import PathLike
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..console import html_table
 from ..errors import (
     AlreadyScaledError,
+    AmbiguousSkipsError,
     CancelledScalingWarning,
     NotScaledError,
     ScaleLongError,
-    ScalingMismatchError,
     UnsupportedModelError,
 )
-from ..files import write_bytes
 from ..scaling.base import Scaling, SkipScaling, as_scaling
-from .attach import REGISTERED, Attached, acts_behind_norm
+from .attach import Attached, acts_behind_norm
 from .examples import ExampleInputs, example_call
 from .find import Patterns, find_skips
 from .fold import undo_compensation_
 from .host import Host, has_scaled_part, host_of, is_scaled_host, require_scaled, scaled_host_of
 from .plan import SkipPlan
+from .record import class_name, spelled
 from .verify import on_forward, verify_attached, verify_detached, with_batch_axes
 
 # Scale the long skips of a model in place, look at the coefficients, and undo it.
@@ -118,11 +116,25 @@ def coefficients(model: nn.Module, *inputs: Any, reduce: bool = True, **keywords
     values = [scaling.coefficient(site.index) for site in scaling.sites]
     if not reduce:
         return values
-    return [float(value.mean()) if isinstance(value, Tensor) else value for value in values]
+    return Coefficients(float(value.mean()) if isinstance(value, Tensor) else value for value in values)
+
+
+class Coefficients(list[float]):
+    """κ_1 ... κ_N: a list that prints four significant digits, and is a table in notebooks."""
+
+    def __repr__(self) -> str:
+        return f"[{', '.join(repr(float(f'{value:.4g}')) for value in self)}]"
+
+    def _repr_html_(self) -> str:
+        return html_table([{"i": index, "κ_i": value} for index, value in enumerate(self, start=1)])
 
 
 def is_scaled(model: nn.Module) -> bool:
-    return is_scaled_host(scaled_host_of(model))
+    """Whether the long skips of the model, or of a network inside of it, are scaled."""
+    try:
+        return is_scaled_host(scaled_host_of(model))
+    except AmbiguousSkipsError:
+        return True  # several of them
 
 
 def scaling_of(model: nn.Module) -> SkipScaling:
@@ -138,6 +150,63 @@ def plan_of(model: nn.Module) -> SkipPlan:
     plan = require_scaled(model).plan()
     assert plan is not None
     return plan
+
+
+@dataclass(frozen=True, repr=False)
+class ScalingSummary:
+    """What was done to a model. Prints as a short text."""
+
+    model: str
+    method: str | None
+    """The scaling, with its options; None for a model that is not scaled."""
+    skips: tuple[str, ...] = ()
+    """Where each long skip comes from and goes to, outermost first."""
+    coefficients: tuple[float | None, ...] = ()
+    """κ_i of the most recent forward; None where it depends on the data and no forward ran yet."""
+    parameters: int = 0
+    """How many parameters the scaling adds."""
+    trainable: int = 0
+    folded: tuple[int, ...] = ()
+    """The skips whose coefficients are in the weights."""
+
+    def __str__(self) -> str:
+        if self.method is None:
+            return f"{self.model}: long skips not scaled"
+        added = f"{self.parameters:,} parameters added" if self.parameters else "no parameters added"
+        frozen = f", {self.trainable:,} of them trainable" if self.trainable != self.parameters else ""
+        lines = [f"{self.model}: {len(self.skips)} long skips scaled by {self.method}; {added}{frozen}"]
+        for index, (place, kappa) in enumerate(zip(self.skips, self.coefficients, strict=True), start=1):
+            value = "depends on the data: run a forward" if kappa is None else f"{kappa:.4g}"
+            lines.append(f"  κ_{index} = {value}  ({place}){', in the weights' if index in self.folded else ''}")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def summary(model: nn.Module) -> ScalingSummary:
+    """Which method scales the long skips of a model, how many, where, by how much, and what it adds."""
+    host = scaled_host_of(model)
+    name = class_name(host.model)
+    if not is_scaled_host(host):
+        return ScalingSummary(name, None)
+    scaling, plan = scaling_of(model), plan_of(model)
+    values: list[float | None] = []
+    for site in scaling.sites:
+        try:
+            kappa = scaling.coefficient(site.index)
+        except NotScaledError:
+            kappa = None
+        values.append(float(kappa.mean()) if isinstance(kappa, Tensor) else kappa)
+    sizes = [(p.numel(), p.requires_grad) for p in scaling.parameters()]
+    return ScalingSummary(
+        model=name,
+        method=spelled(scaling.config.to_dict()),
+        skips=tuple(f"{skip.producer or 'the model'} to {skip.consumer or 'the model'}" for skip in plan),
+        coefficients=tuple(values),
+        parameters=sum(size for size, _ in sizes),
+        trainable=sum(size for size, trains in sizes if trains),
+        folded=tuple(sorted(host.folded)),
+    )
 
 
 def _require_unscaled(host: Host) -> None:
@@ -173,96 +242,3 @@ def _warn_if_cancelled(plan: SkipPlan, scaling: SkipScaling) -> None:
             CancelledScalingWarning,
             stacklevel=3,
         )
-
-
-# Save and load the scaling of a model alone: a safetensors file with configuration and plan in its header.
-
-FORMAT = 2
-
-
-def save_scaling(model: nn.Module, path: str | PathLike[str]) -> None:
-    """Write the scaling of the model, learned gates included, without the model's own weights."""
-    from safetensors.torch import save
-
-    plan, scaling = plan_of(model), scaling_of(model)
-    host = scaled_host_of(model)
-    description = {
-        "format": FORMAT,
-        "scaling": scaling.config.to_dict(),
-        "plan": plan.to_dict(),
-        "folded": sorted(host.folded),
-        "host": {"class": type(host.model).__name__, "weights": _weights(host.model)},
-    }
-    tensors = {name: value.detach().cpu().contiguous() for name, value in scaling.state_dict().items()}
-    content = save(tensors, metadata={"scalelong": json.dumps(description)})
-    write_bytes(path, content)
-
-
-def load_scaling_(model: nn.Module, path: str | PathLike[str]) -> nn.Module:
-    """Scale the model as the file says. A model that is not built like the saved one is refused."""
-    description, tensors = _read(os.fspath(path))
-    host = host_of(model)
-    plan = SkipPlan.from_dict(description["plan"])
-    own = host.plan() if host.is_native else None
-    if own is not None:
-        _compare_sites(plan, own)
-    _compare_hosts(description["host"], {"class": type(host.model).__name__, "weights": _weights(host.model)})
-    config = as_scaling(description["scaling"])
-    _compare_tensors(tensors, config.build(plan.sites).state_dict())
-    scale_skips_(model, config, plan=plan)
-    scaling_of(model).load_state_dict(tensors)
-    if description["folded"]:
-        host.finish_folding(set(description["folded"]), kept=True)
-    return model
-
-
-def _read(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a mapping
-        description = json.loads(metadata["scalelong"])
-    except (SafetensorError, KeyError, json.JSONDecodeError, OSError) as error:
-        raise ScalingMismatchError(f"{path} was not written by save_scaling: {error}") from error
-    if description.get("format") != FORMAT:
-        raise ScalingMismatchError(f"{path} has format {description.get('format')}, this version reads {FORMAT}")
-    return description, tensors
-
-
-def _weights(host: nn.Module) -> dict[str, list[int]]:
-    """The structure of a model: its parameters and their shapes."""
-    named = host.named_parameters()
-    return {name: list(p.shape) for name, p in named if not name.startswith(f"{REGISTERED}.")}
-
-
-def _compare_hosts(saved: dict[str, Any], found: dict[str, Any]) -> None:
-    if saved["class"] != found["class"]:
-        raise ScalingMismatchError(f"the file scales a {saved['class']}, this model is a {found['class']}")
-    theirs, ours = saved["weights"], found["weights"]
-    different = [
-        f"{name} is {theirs.get(name, 'absent')} in the file and {ours.get(name, 'absent')} here"
-        for name in dict.fromkeys((*theirs, *ours))
-        if theirs.get(name) != ours.get(name)
-    ]
-    if different:
-        more = f", and {len(different) - 3} more" if len(different) > 3 else ""
-        raise ScalingMismatchError(f"the file scales a model of another shape: {'; '.join(different[:3])}{more}")
-
-
-def _compare_tensors(saved: dict[str, Any], built: dict[str, Any]) -> None:
-    theirs = {name: tuple(tensor.shape) for name, tensor in saved.items()}
-    ours = {name: tuple(tensor.shape) for name, tensor in built.items()}
-    if theirs != ours:
-        raise ScalingMismatchError(f"the file's tensors {theirs} are not those of its scaling, {ours}")
-
-
-def _compare_sites(saved: SkipPlan, found: SkipPlan) -> None:
-    if len(saved) != len(found):
-        raise ScalingMismatchError(f"the file scales {len(saved)} long skips and this model has {len(found)}")
-    for theirs, ours in zip(saved.sites, found.sites, strict=True):
-        old = asdict(theirs)
-        if theirs != ours:
-            different = {key: (old[key], value) for key, value in asdict(ours).items() if old[key] != value}
-            raise ScalingMismatchError(f"long skip {ours.index} differs (in the file, in this model): {different}")

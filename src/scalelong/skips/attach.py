@@ -8,6 +8,7 @@ Each of them takes an operand of the merge as a whole, or as a slice of the conc
 """
 
 import sys
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -17,14 +18,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import AlreadyScaledError, ScalingMismatchError, SkipMismatchError, UnreachableSkipError
+from ..errors import (
+    AlreadyScaledError,
+    FrozenGatesWarning,
+    ScalingMismatchError,
+    SkipMismatchError,
+    UnreachableSkipError,
+    UnsupportedModelError,
+)
 from ..scaling.base import SkipScaling
+from ..scaling.constant import NoScaling
 from .actions import Action, ArgumentHook, Gate, GateSlices, Multiply, MultiplySlices, OutputHook, Pass, Tally, Witness
 from .plan import Attachment, LongSkip, SkipPlan
+from .record import describe, erase_record_, write_record_
 from .source import EditSite, find_function, guard_, is_rewritten, restore_, rewrite_
 
 REGISTERED = "skip_scaling"
 _STATE = "_scalelong"
+_SCRIPT = "__prepare_scriptable__"
+"""What torch.jit.script calls first, if a module has it."""
 
 Verifier = Callable[[nn.Module, "Attached", tuple[Any, ...], dict[str, Any]], None]
 """Looks at the inputs of a forward before it runs."""
@@ -43,6 +55,8 @@ class Attached:
     """The kinds of inputs for which the scaling is known to be right."""
     order: list[int] | None = None
     """The order in which the skips leave the main path, as it was seen first."""
+    adapted: bool = False
+    """Whether PEFT was seen on the model."""
     inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None
     """Inputs to verify with. Pickles leave them out."""
     tally: Tally = field(default_factory=lambda: Tally((), 1))
@@ -50,6 +64,10 @@ class Attached:
     """What was changed, in the order of the slots of the tally."""
     structure: "list[tuple[nn.Module, str, nn.Module]]" = field(default_factory=list)
     """The modules that were changed and those around them: (parent, name, child)."""
+
+    def description(self) -> dict[str, Any]:
+        """For the state dict of the model."""
+        return describe(self.scaling, self.plan, self.folded)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "inputs": None}
@@ -107,17 +125,31 @@ def attach_(host: nn.Module, state: Attached) -> None:
         scaling = state.scaling if anchor is None else state.scaling.to(anchor.device)
         host.add_module(REGISTERED, scaling.train(host.training))
     host.__dict__[_STATE] = state
+    host.__dict__[_SCRIPT] = refuse_script
+    if not isinstance(state.scaling.config, NoScaling):
+        write_record_(host, state)
     reset_compiler()
 
 
 def detach_(host: nn.Module) -> Attached:
     """Take all of it off. The model computes what it did before, bit for bit."""
     _strip(host)
+    erase_record_(host)
+    host.__dict__.pop(_SCRIPT, None)
     state: Attached = host.__dict__.pop(_STATE)
-    if host._modules.get(REGISTERED) is state.scaling:
+    if active_scaling(host) is state.scaling:
         del host._modules[REGISTERED]
     reset_compiler()
     return state
+
+
+def refuse_script() -> None:
+    """torch.jit.script reads the source of a model, and fails somewhere in our hooks."""
+    raise UnsupportedModelError(
+        "torch.jit.script cannot read the hooks of a model with scaled long skips. Call scalelong.fold_(model) first: "
+        "constant coefficients go into the weights, and where all of them do, nothing is attached any more. Otherwise "
+        "use torch.export.export, or torch.jit.trace with check_trace=False"
+    )
 
 
 @contextmanager
@@ -176,24 +208,75 @@ class EnterHook:
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         state = self.state
         if not torch.compiler.is_compiling():
-            # Adapters and other people's edits put modules in the place of those that are scaled.
-            if any(parent._modules.get(name) is not child for parent, name, child in state.structure):
-                self.accept_new_structure(module)
+            follow_structure(module, state)
             if state.verifier is not None:
                 state.verifier(module, state, args, kwargs)
         state.tally.begin()
 
-    def accept_new_structure(self, host: nn.Module) -> None:
-        state = self.state
-        if getattr(host, "_is_replica", False):
-            return  # a copy of the model for another device, with modules of its own
-        if state.verifier is None:
-            raise SkipMismatchError(
-                f"modules of this {type(host).__name__} that are scaled were replaced or reordered: unscale_ the model "
-                f"and scale it again"
-            )
+
+def follow_structure(host: nn.Module, state: Attached) -> None:
+    """Adapters and other people's edits put modules in the place of those that are scaled. They are verified anew."""
+    if getattr(host, "_is_replica", False):
+        return  # a copy of the model for another device, with modules of its own
+    scaling = active_scaling(host)
+    if scaling is not None and scaling is not state.scaling:
+        state.scaling = scaling
         state.seen.clear()
-        state.structure = structure_of(host, state.edits)
+    if not state.adapted and "peft_config" in vars(host):
+        state.adapted = True
+        if any(parameter.requires_grad for parameter in host.parameters()):
+            _warn_if_frozen(state.scaling)
+    changed = [
+        (before, now) for parent, name, before in state.structure if (now := parent._modules.get(name)) is not before
+    ]
+    if not changed:
+        return
+    adapters = [(before, now) for before, now in changed if now is not None and _is_around(now, before)]
+    if state.verifier is None and len(adapters) < len(changed):
+        raise SkipMismatchError(
+            f"modules of this {type(host).__name__} that are scaled were replaced or reordered: unscale_ the model and "
+            f"scale it again"
+        )
+    for before, now in adapters:
+        _move_hooks(before, now, state.tally)
+    state.seen.clear()
+    state.structure = structure_of(host, state.edits)
+
+
+def active_scaling(host: nn.Module) -> SkipScaling | None:
+    """The gates that are registered on the model. With modules_to_save, PEFT trains a copy of them for each adapter."""
+    found: Any = host._modules.get(REGISTERED)
+    if hasattr(found, "modules_to_save"):
+        active = [name for name in found.active_adapters if name in found.modules_to_save]
+        found = found.modules_to_save[active[0]] if active and not found.disable_adapters else found.original_module
+    return found if isinstance(found, SkipScaling) else None
+
+
+def _warn_if_frozen(scaling: SkipScaling) -> None:
+    parameters = list(scaling.parameters())
+    if parameters and not any(parameter.requires_grad for parameter in parameters):
+        warnings.warn(
+            f"PEFT has frozen the learned gates of the long skips, as all weights of the base model. To train and save "
+            f'them with the adapter, pass modules_to_save=["{REGISTERED}"] to its configuration',
+            FrozenGatesWarning,
+            stacklevel=2,
+        )
+
+
+def _is_around(one: nn.Module, other: nn.Module) -> bool:
+    """Whether one of them is an adapter of PEFT around the other: put on, or taken off again."""
+    return getattr(one, "base_layer", None) is other or getattr(other, "base_layer", None) is one
+
+
+def _move_hooks(source: nn.Module, target: nn.Module, tally: Tally) -> None:
+    """An adapter reads what its layer reads, and adds to what it gives: scale the two of them as one."""
+    for hooks, with_kwargs, key in list(_own_hooks(source)):
+        hook = hooks[key]
+        if isinstance(hook, ArgumentHook | OutputHook):
+            del hooks[key]
+            with_kwargs.pop(key, None)
+            (Argument if isinstance(hook, ArgumentHook) else Output).register(target, hook)
+            tally.hooks = [(target if known is hook else module, known) for module, known in tally.hooks]
 
 
 class LeaveHook:
@@ -354,6 +437,7 @@ def _edits_behind_norm(host: nn.Module, skip: LongSkip, factor: float) -> Iterat
     for target in skip.beyond:
         require_module(host, target.module)
         layer: Any = host.get_submodule(target.module)
+        layer = getattr(layer, "base_layer", layer)  # behind an adapter of PEFT
         place = Attachment(
             kind="concat argument",
             module=target.module,
@@ -398,9 +482,9 @@ def _action(edits: list[tuple[int, Edit]], state: Attached) -> Action:
     if first.factor is None:
         if place.is_slice:
             slices = [(*part, edit.main) for part, (_, edit) in zip(parts, edits, strict=True)]
-            action = GateSlices(*size, slices, state.scaling, index)
+            action = GateSlices(*size, slices, state, index)
         else:
-            action = Gate(*size, state.scaling, index, first.main)
+            action = Gate(*size, state, index, first.main)
     elif place.is_slice:
         factors = [(*part, edit.factor or 0.0) for part, (_, edit) in zip(parts, edits, strict=True)]
         action = MultiplySlices(*size, factors)

@@ -39,6 +39,7 @@ def _placed(model: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
     weight = next(model.parameters(), next(model.buffers(), None))
 
     def place(value: Any) -> Any:
+        value = without_subclass(value)
         if not isinstance(value, Tensor) or weight is None:
             return value
         if isinstance(weight, FakeTensor) and not isinstance(value, FakeTensor):
@@ -46,6 +47,19 @@ def _placed(model: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         return value.to("meta") if weight.is_meta and not value.is_meta else value
 
     return pytree.tree_map(place, (args, kwargs))
+
+
+def without_subclass(value: Any) -> Any:
+    """The plain tensor in a subclass that only acts on functions, such as MONAI's MetaTensor: the values are the same.
+
+    Subclasses that act on operations (fake, sharded, quantised tensors) are something else, and stay as they are.
+    """
+    if not isinstance(value, Tensor) or type(value) in (Tensor, nn.Parameter):
+        return value
+    kind, plain = (getattr(cls, "__torch_dispatch__", None) for cls in (type(value), Tensor))
+    if kind is not plain:
+        return value
+    return value.as_subclass(Tensor)
 
 
 def _known_family(model: nn.Module) -> dict[str, Any]:

@@ -48,14 +48,20 @@ def find_skips(
     if plan is not None:
         return plan
     args, kwargs = example_call(host, example_inputs)
-    plan = _plan_of(_record(host, args, kwargs), include, exclude)
+    plan = _plan_of(record_forward(host, args, kwargs), include, exclude)
     if any(skip.attachment is None for skip in plan):
         # A closer look, at the calls of plain functions as well.
-        plan = _plan_of(_record(host, args, kwargs, functions=True), include, exclude)
+        plan = _plan_of(record_forward(host, args, kwargs, functions=True), include, exclude)
     return plan
 
 
 def _plan_of(trace: Trace, include: Patterns, exclude: Patterns) -> SkipPlan:
+    selection = select_skips(trace, include, exclude)
+    return _plan(trace, selection.chosen, selection.repeats)
+
+
+def select_skips(trace: Trace, include: Patterns, exclude: Patterns) -> Selection:
+    """The merges of the long skips in a recorded forward, outermost first."""
     found, selection = [], Selection([])
     # Features have positions beside their channels. Only where none of these form a U, those of graphs and tables may.
     for rank in (3, 2):
@@ -71,10 +77,11 @@ def _plan_of(trace: Trace, include: Patterns, exclude: Patterns) -> SkipPlan:
         raise _nothing(trace, found, include, exclude)
     if selection.hidden:
         raise _hidden(trace, selection)
-    return _plan(trace, selection.chosen, selection.repeats)
+    return selection
 
 
-def _record(host: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, functions: bool = False) -> Trace:
+def record_forward(host: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, functions: bool = False) -> Trace:
+    """One forward of the model as if it were not scaled."""
     try:
         with paused(host), without_freeu(host):
             return record(host, args, kwargs, functions=functions)

@@ -1,17 +1,20 @@
 """Bake constant coefficients into the weights next to the merges. Exact, or not done."""
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import InvalidConfigError, NotScaledError
+from ..errors import AdaptedLayersError, InvalidConfigError, NotScaledError
 from ..scaling.base import UNSCALED, Constants, SkipScaling
 from .behind import FOLDING
 from .examples import ExampleInputs, example_call
 from .host import Host, is_scaled_host, scaled_host_of
 from .plan import FoldTarget
+from .record import COMPENSATED
 from .verify import can_verify, function_of, is_same_function
 
 
@@ -38,7 +41,8 @@ def fold_(
     trained model without changing its function; `unscale_` multiplies them back.
 
     The outputs before and after are compared on the inputs that the model was scaled with, or on `example_inputs`. A
-    skip whose folding would change them is not folded, and its weights are as they were.
+    skip whose folding would change them is not folded, and its weights are as they were. Layers with adapters (LoRA)
+    raise AdaptedLayersError. If anything fails, all weights are as they were.
     """
     host = scaled_host_of(model)
     if not is_scaled_host(host):
@@ -47,6 +51,7 @@ def fold_(
         return FoldReport()
     scaling = host.scaling
     assert scaling is not None
+    _require_no_adapters(host, [site.index for site in scaling.sites if host.unfoldable(site.index) == ""])
     done = _compensated(scaling)
     wanted: dict[int, Constants] = {}
     kept: dict[int, str] = {}
@@ -75,14 +80,38 @@ def undo_compensation_(host: Host) -> None:
     scaling = host.scaling
     assert scaling is not None
     done = _compensated(scaling)
-    for index in sorted(done):
-        _apply(host, index, _factors(scaling, index, inverse=False))
+    _require_no_adapters(host, sorted(done))
+    with _all_or_nothing(host, done):
+        for index in sorted(done):
+            _apply(host, index, _factors(scaling, index, inverse=False))
     done.clear()
+
+
+def _require_no_adapters(host: Host, indices: list[int]) -> None:
+    """PEFT puts a layer of its own around a layer, and keeps its weights elsewhere."""
+    acting = [i for i in indices if host.scaling is not None and host.scaling.constants(i) != UNSCALED]
+    names = dict.fromkeys(target.module for index in acting for target in host.fold_targets(index))
+    adapted = [name for name in names if _is_adapted(host.model, name)]
+    if adapted:
+        more = f" and {len(adapted) - 4} more" if len(adapted) > 4 else ""
+        raise AdaptedLayersError(
+            f"the coefficients cannot be multiplied into layers with adapters: {', '.join(adapted[:4])}{more}. Nothing "
+            f"was changed. Merge the adapters into the weights first: model = model.merge_and_unload() (PEFT), or "
+            f"unet.fuse_lora() and unet.unload_lora() (diffusers)"
+        )
+
+
+def _is_adapted(model: nn.Module, name: str) -> bool:
+    try:
+        layer = model.get_submodule(name)
+    except AttributeError:
+        return False
+    return hasattr(layer, "adapter_layer_names") or hasattr(layer, "base_layer")
 
 
 def _compensated(scaling: SkipScaling) -> set[int]:
     """The skips whose weights were divided; kept beside the scaling, so that copies of the model know it."""
-    return vars(scaling).setdefault("_compensated", set())
+    return vars(scaling).setdefault(COMPENSATED, set())
 
 
 def _obstacle(host: Host, index: int) -> str | None:
@@ -128,11 +157,18 @@ def _factors(scaling: SkipScaling, index: int, inverse: bool) -> Constants:
 def _fold_verified(host: Host, wanted: dict[int, Constants], call: Any, inverse: bool) -> dict[int, str]:
     """Fold, and compare with the function before. Returns the skips that were not folded, with the reason."""
     acting = [index for index, factors in wanted.items() if factors != UNSCALED]
-    if not acting or host.constants_by_slot(set()) is None or not can_verify(host, call):
+    with _all_or_nothing(host, acting) as saved:
+        if acting and host.constants_by_slot(set()) is not None and can_verify(host, call):
+            return _fold_each(host, wanted, call, inverse, saved)
         for index, factors in wanted.items():
             _apply(host, index, factors)
         return {}
-    saved = {index: _weights(host, index) for index in acting}
+
+
+def _fold_each(
+    host: Host, wanted: dict[int, Constants], call: Any, inverse: bool, saved: dict[int, list[tuple[Tensor, Tensor]]]
+) -> dict[int, str]:
+    acting = list(saved)
     if _keeps_function(host, call, {index: wanted[index] for index in acting}, inverse):
         return {}
     changed: dict[int, str] = {}
@@ -147,6 +183,17 @@ def _fold_verified(host: Host, wanted: dict[int, Constants], call: Any, inverse:
         if index not in changed:
             _apply(host, index, wanted[index])
     return changed
+
+
+@contextmanager
+def _all_or_nothing(host: Host, indices: Iterable[int]) -> Iterator[dict[int, list[tuple[Tensor, Tensor]]]]:
+    """The weights by skip, which are put back if anything fails: a model is never left half folded."""
+    saved = {index: _weights(host, index) for index in indices}
+    try:
+        yield saved
+    except BaseException:
+        _restore(saved, list(saved))
+        raise
 
 
 def _keeps_function(host: Host, call: Any, factors: dict[int, Constants], inverse: bool) -> bool:

@@ -13,11 +13,12 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from ..errors import InvalidConfigError, NotScaledError, UnsupportedModelError
+from ..errors import AmbiguousSkipsError, InvalidConfigError, NotScaledError, UnsupportedModelError
 from ..scaling.base import UNSCALED, Constants, SkipScaling, SkipSite
 from ..scaling.constant import NoScaling
-from .attach import Attached, acts_behind_norm, attach_, attached, detach_, has_scaling, reset_compiler
+from .attach import Attached, active_scaling, acts_behind_norm, attach_, attached, detach_, has_scaling, reset_compiler
 from .plan import Attachment, FoldTarget, LongSkip, SkipPlan
+from .record import describe, erase_record_, write_record_
 
 _WRAPPERS = ("OptimizedModule", "DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "AveragedModel")
 
@@ -123,6 +124,17 @@ class NativeHost:
         )
         return SkipPlan(type(self.model).__name__, skips)
 
+    def description(self) -> dict[str, Any]:
+        """For the state dict of the model."""
+        return describe(self.scaling, self.plan(), self.folded)
+
+    def write_record(self) -> None:
+        """The state dict of the model says how it is scaled, if it is."""
+        if isinstance(self.scaling.config, NoScaling):
+            erase_record_(self.model)
+        else:
+            write_record_(self.model, self)
+
     def attach(self, state: Attached) -> None:
         if state.plan.sites != self.model.skip_sites():
             raise InvalidConfigError(f"the plan belongs to a different model than this {type(self.model).__name__}")
@@ -165,6 +177,7 @@ class NativeHost:
         self.model.skip_scaling = (
             scaling.to(anchor.device).train(self.model.training) if anchor is not None else scaling
         )
+        self.write_record()
         reset_compiler()
 
 
@@ -182,7 +195,7 @@ class AttachedHost:
 
     @property
     def scaling(self) -> SkipScaling | None:
-        return self.state.scaling if self.state is not None else None
+        return active_scaling(self.model) or self.state.scaling if self.state is not None else None
 
     @property
     def folded(self) -> set[int]:
@@ -256,16 +269,26 @@ def fold_targets_of(skip: LongSkip, scaling: SkipScaling) -> tuple[FoldTarget, .
 def host_of(model: Any) -> Host:
     """The host of a model, for planning and scaling: behind wrappers, or the one part that scales itself."""
     inner = unwrap(model)
-    return NativeHost(inner) if isinstance(inner, SkipHost) else AttachedHost(inner)
+    return _as_host(inner)
 
 
 def scaled_host_of(model: Any) -> Host:
     """The host that is scaled, wherever it lies inside of the model."""
     host = host_of(model)
-    if host.is_native or not isinstance(host.model, nn.Module) or attached(host.model) is not None:
+    if is_scaled_host(host) or not isinstance(host.model, nn.Module):
         return host
-    inside = [module for module in host.model.modules() if attached(module) is not None]
-    return AttachedHost(inside[0]) if len(inside) == 1 else host
+    inside = {name: part for name, module in host.model.named_modules() if is_scaled_host(part := _as_host(module))}
+    if len(inside) > 1:
+        first = next(iter(inside))
+        raise AmbiguousSkipsError(
+            f"this {type(host.model).__name__} holds {len(inside)} scaled networks: {', '.join(inside)}. Pass one of "
+            f"them, for example model.{first}"
+        )
+    return next(iter(inside.values()), host)
+
+
+def _as_host(model: Any) -> Host:
+    return NativeHost(model) if isinstance(model, SkipHost) else AttachedHost(model)
 
 
 def is_scaled_host(host: Host) -> bool:

@@ -2,17 +2,19 @@
 
 import json
 import math
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..console import text_table
-from ..errors import InvalidConfigError
-from ..files import write_text
+from ..console import html_table, text_table
+from ..errors import CannotReadError, InvalidConfigError
+from ..files import parse_json, read_text, write_text
 from ..scaling.base import SkipSite
+from .draw import draw_plan
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FORMAT = 1
 
@@ -184,13 +186,30 @@ class SkipPlan:
         renumbered = [skip.replace(index=i, site=replace(skip.site, index=i)) for i, skip in enumerate(chosen, start=1)]
         return replace(self, skips=tuple(renumbered))
 
-    def __str__(self) -> str:
+    def rows(self) -> list[dict[str, str]]:
+        """The table of `print(plan)`: a row per long skip."""
         head = ("i", "producer", "merged in", "kind", "shape", "axis", "scaled as", "norm cancels", "foldable")
-        rows: list[dict[str, str]] = [dict(zip(head, _row(skip), strict=True)) for skip in self.skips]
-        table = text_table(rows, left=True, rule=False)
+        return [dict(zip(head, _row(skip), strict=True)) for skip in self.skips]
+
+    def counted(self) -> str:
+        """How many long skips there are, in words."""
         count = f"{len(self.skips)} long skip{'s' if len(self.skips) != 1 else ''}"
         repeated = f", each {self.repeats} times per forward" if self.repeats > 1 else ""
-        return "\n".join([f"{self.model}: {count}{repeated}, outermost first", table])
+        return f"{count}{repeated}, outermost first"
+
+    def __str__(self) -> str:
+        table = text_table(self.rows(), left=True, rule=False)
+        return f"{self.model}: {self.counted()}\n{table}"
+
+    def _repr_html_(self) -> str:
+        return html_table(self.rows(), f"{self.model}: {self.counted()}")
+
+    def plot(self, coefficients: Sequence[float] | None = None) -> "Figure":
+        """A figure of matplotlib: the network as a U, with its long skips across it.
+
+        `coefficients`, such as `scalelong.coefficients(model)`, are written beside the skips and drawn as their widths.
+        """
+        return draw_plan(self, coefficients)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -216,8 +235,10 @@ class SkipPlan:
     @classmethod
     def from_json(cls, text: str) -> "SkipPlan":
         try:
-            return cls.from_dict(json.loads(text))
-        except json.JSONDecodeError as error:
+            return cls.from_dict(parse_json(text))
+        except InvalidConfigError:
+            raise
+        except ValueError as error:
             raise InvalidConfigError(f"the plan is not JSON: {error}") from error
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -226,9 +247,9 @@ class SkipPlan:
     @classmethod
     def load(cls, path: str | PathLike[str]) -> "SkipPlan":
         try:
-            text = Path(path).read_text()
-        except OSError as error:
-            raise InvalidConfigError(f"cannot read the plan {os.fspath(path)}: {error.strerror}") from error
+            text = read_text(path)
+        except CannotReadError as error:
+            raise InvalidConfigError(f"the plan of long skips is missing: {error}") from error
         return cls.from_json(text)
 
 

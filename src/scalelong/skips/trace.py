@@ -20,7 +20,7 @@ from .callsites import CallSite, CallStack, Invocation, is_model_code, is_own_co
 from .containers import TreePath, containers, content_of, held_tensors, is_changed, leaves
 from .identity import Extent, Identity, Write
 from .merges import OTHER, SLICES, MergeKind, kind_of
-from .untouched import untouched
+from .untouched import in_foreign_hook, untouched
 
 # One forward, recorded: which operation used which tensor, and which module call it ran in.
 #
@@ -265,6 +265,11 @@ def _operation(func: Any) -> _Operation:
     return _Operation(name, not known, writes, outs)
 
 
+def counted_as(name: str) -> str:
+    """Operations are numbered by name, those of other people's hooks apart: a hook may run others the next time."""
+    return f"hook {name}" if in_foreign_hook() else name
+
+
 class Recorder(TorchDispatchMode):
     """Records every operation while it is active."""
 
@@ -356,8 +361,9 @@ class Recorder(TorchDispatchMode):
         ignored = {*operation.outs, *(operation.writes if name in _OVERWRITE else ())}
         operands = tuple(None if path[1] in ignored else self._identity.node_of(tensor) for path, tensor in found)
         result = func(*args, **kwargs)
-        ordinal = self._counts[name]
-        self._counts[name] += 1
+        counted = counted_as(name)
+        ordinal = self._counts[counted]
+        self._counts[counted] += 1
         outputs = [tensor for _, tensor in leaves(result)]
         written = [tensor for path, tensor in found if path[1] in operation.writes]
         inputs = tuple(dict.fromkeys(node for node in operands if node is not None))
@@ -391,7 +397,7 @@ class Recorder(TorchDispatchMode):
         if (joins or name == "copy_") and (made.is_floating_point() or made.is_complex()) and self._stack:
             site = self._python.site(sys._getframe(1))
             if site is not None and name == "copy_":
-                self._assignments[node.index] = Part(name, ordinal, 1, node.index, site, self._stack[-1])
+                self._assignments[node.index] = Part(counted, ordinal, 1, node.index, site, self._stack[-1])
             elif site is not None and len(tensors) > 1:
                 self._add_merge(node, ordinal, tensors, operands, args, kwargs, site)
         return result
@@ -427,7 +433,8 @@ class Recorder(TorchDispatchMode):
         shapes = tuple(shapes[position] for position in positions)
         widths = [0 if axis is None or len(shape) <= axis else shape[axis] for shape in shapes]
         call = self._stack[-1]
-        parts = tuple(Part(node.name, ordinal, position, node.index, site, call) for position in positions)
+        counted = counted_as(node.name)
+        parts = tuple(Part(counted, ordinal, position, node.index, site, call) for position in positions)
         self.trace.merges.append(
             Merge(
                 form=form,

@@ -1,5 +1,7 @@
 """Run a model without leaving a trace on it: evaluation mode inside, and afterwards everything as it was.
 
+`with foreign_hooks_marked(model)` tells the operations of other people's hooks from those of the network.
+
 What a forward can change is written down before and put back after, also if the forward raises: training flags,
 attributes, buffers and plain tensors, lists, dictionaries and objects that the modules keep at any depth, gradients,
 and the random states of Python, NumPy, torch and of generators that the modules keep.
@@ -7,6 +9,7 @@ and the random states of Python, NumPy, torch and of generators that the modules
 
 import random
 import sys
+import threading
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as _module
 
 _DEPTH = 8
 _CONTAINERS = (list, dict, set, OrderedDict, defaultdict, deque)
@@ -133,3 +137,48 @@ def _restore_attributes(now: dict[str, Any], before: dict[str, Any]) -> None:
 
 def _version(tensor: Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
+
+
+# Hooks of others. A monitor that measures features runs operations between those of the network. It may read a skip
+# before or behind the place where it is scaled, and it may do other things in each run.
+
+_HOOKS = threading.local()
+
+
+def in_foreign_hook() -> bool:
+    """Whether a marked hook is running."""
+    return getattr(_HOOKS, "depth", 0) > 0
+
+
+class _Marked:
+    """A hook that says when it runs."""
+
+    def __init__(self, hook: Any) -> None:
+        self.hook = hook
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        _HOOKS.depth = getattr(_HOOKS, "depth", 0) + 1
+        try:
+            return self.hook(*args, **kwargs)
+        finally:
+            _HOOKS.depth -= 1
+
+
+@contextmanager
+def foreign_hooks_marked(model: nn.Module) -> Iterator[None]:
+    """All hooks of the model run as they do, those of `scalelong.skips` apart as `in_foreign_hook`."""
+    tables: list[dict[int, Any]] = [_module._global_forward_pre_hooks, _module._global_forward_hooks]
+    for module in model.modules():
+        tables += [module._forward_pre_hooks, module._forward_hooks]
+    marked = []
+    for table in tables:
+        for key, hook in table.items():
+            if not type(hook).__module__.startswith(__package__ or "scalelong.skips"):
+                table[key] = _Marked(hook)
+                marked.append((table, key, table[key]))
+    try:
+        yield
+    finally:
+        for table, key, mark in marked:
+            if table.get(key) is mark:  # a hook may have removed itself
+                table[key] = mark.hook

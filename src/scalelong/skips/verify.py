@@ -34,20 +34,20 @@ from ..errors import ScaleLongError, SkipMismatchError, VerificationError
 from ..scaling.base import SkipScaling, SkipSite
 from ..scaling.constant import NoScaling
 from .actions import Witness, running_backward
-from .attach import Attached, Edit, attached, detach_
-from .examples import without_freeu
+from .attach import Attached, Edit, attached, detach_, follow_structure
+from .examples import without_freeu, without_subclass
 from .host import Host
 from .nest import Candidate, candidates
 from .plan import LongSkip, SkipPlan
-from .trace import Merge, Trace, record
-from .untouched import untouched
+from .trace import Merge, Trace, counted_as, record
+from .untouched import foreign_hooks_marked, in_foreign_hook, untouched
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 Change = Callable[[Tensor], Tensor]
 
 # How far two ways to compute the same may be apart, relative to the largest value: roundings grow from layer to layer.
 _TOLERANCES = {torch.float64: 1e-9, torch.float32: 2e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-_LAYERS = re.compile(r"conv|mm|linear|attention|lstm|gru|rnn|norm")
+_LAYERS = re.compile(r"conv|mm|linear|attention|lstm|gru|rnn|(?<!vector)(?<!matrix)_norm")
 _EXACT_KINDS = 32
 """So many kinds of inputs are told apart by their exact sizes. Beyond these, sizes of a magnitude are alike."""
 _WAY_OUT = "Nothing was changed. Leave this skip out (exclude=...), or, if you know better, pass verify=False"
@@ -210,6 +210,7 @@ class _Place:
     """Behind a norm: the convolution that reads the skip."""
     start: int = 0
     length: int = 0
+    channels: int = 0
 
 
 def _places(trace: Trace, state: Attached) -> list[_Place]:
@@ -271,7 +272,7 @@ def _require_same_order(state: Attached, starts: list[int]) -> None:
 def _place(edit: Edit, merges: list[Merge]) -> _Place:
     place, skip = edit.attachment, edit.skip
     if edit.behind_norm:
-        return _Place(module=place.module, start=place.start, length=place.length)
+        return _Place(module=place.module, start=place.start, length=place.length, channels=place.channels)
     wanted = skip.main_operand if edit.main else skip.operand
     axis = skip.site.channel_axis if merges[0].axis is None else merges[0].axis
     shape = merges[0].shapes[wanted]
@@ -307,11 +308,13 @@ class _Observer(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func._schema.name.partition("::")[2]
-        number = self.counts[name]
-        self.counts[name] += 1
-        for position, change in self.changes.operations.get((name, number), ()):
+        counted = counted_as(name)
+        number = self.counts[counted]
+        self.counts[counted] += 1
+        for position, change in self.changes.operations.get((counted, number), ()):
             args, kwargs = _with_changed(args, kwargs, position, change, func._schema.is_mutable)
-        is_layer = _LAYERS.search(name) is not None
+        # What a hook measures is not what the network computes; what it changes, the next layers show.
+        is_layer = _LAYERS.search(name) is not None and not in_foreign_hook()
         if is_layer and self.inside:
             for change in self.changes.modules.get(self.inside[-1], ()):
                 args, kwargs = _with_changed(args, kwargs, 0, change, False)
@@ -346,6 +349,8 @@ def _changes(places: list[_Place], by_slot: dict[int, Change]) -> _Changes:
 
 def _on_channels(place: _Place, change: Change) -> Change:
     def changed(tensor: Tensor) -> Tensor:
+        if tensor.dim() < 2 or tensor.shape[1] != place.channels:
+            return tensor  # an adapter runs layers of its own inside of the layer
         parts = [place.start, place.length, tensor.shape[1] - place.start - place.length]
         before, inner, behind = tensor.split(parts, 1)
         return torch.cat([before, change(inner), behind], 1)
@@ -472,10 +477,12 @@ def _modes(host: nn.Module, training: bool) -> list[bool]:
 def _quietly(host: nn.Module, state: Attached, modes: list[bool], factors: dict[int, float] | None) -> Iterator[None]:
     before = getattr(_BUSY, "on", False)
     _BUSY.on = True
+    follow_structure(host, state)  # outside of `untouched`, which would undo it
     try:
         with (
             untouched(host),
             untouched(state.scaling),
+            foreign_hooks_marked(host),
             without_freeu(host),
             state.tally.standing_in(factors),
             torch.no_grad(),
@@ -516,7 +523,7 @@ def _copied(call: Call) -> tuple[Any, Any]:
 
     def copied(value: Any) -> Any:
         if isinstance(value, Tensor):
-            return value.detach().clone()
+            return without_subclass(value).detach().clone()
         if isinstance(value, torch.Generator):
             return value.clone_state()
         if isinstance(value, str | int | float | complex | bool | type(None) | nn.Module):
@@ -638,7 +645,7 @@ def _can_run(host: nn.Module, call: Call) -> bool:
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         return False
     plain = (Tensor, nn.Parameter)
-    tensors = [*host.parameters(), *host.buffers(), *tensors_in(call)]
+    tensors = [*host.parameters(), *host.buffers(), *map(without_subclass, tensors_in(call))]
     if any(type(tensor) not in plain or tensor.is_meta for tensor in tensors):
         return False  # meta, fake and sharded tensors
     state = attached(host)
@@ -779,3 +786,24 @@ def is_same_function(one: tuple[list[Tensor], list[Tensor]], other: tuple[list[T
 
 def can_verify(host: Host, call: Call | None) -> bool:
     return call is not None and _can_run(host.model, call)
+
+
+# For others that compare forwards.
+
+
+def verifying() -> bool:
+    """Whether the forward that runs in this thread is one of ours."""
+    return getattr(_BUSY, "on", False)
+
+
+def changing_operand(merge: Merge, operand: int, change: Change) -> TorchDispatchMode:
+    """A mode in which one operand of a recorded merge is changed, whatever module or function takes it."""
+    name, number, position = _operation(merge, operand)
+    changes = _Changes()
+    changes.operations[name, number].append((position, change))
+    return _Observer(changes)
+
+
+def difference(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float | None:
+    """How far apart they are, relative to the largest value; None if that is rounding."""
+    return _first_difference(found, wanted)

@@ -1,0 +1,101 @@
+"""Load a folder of weights with its scaling: `from_pretrained`.
+
+    unet = sl.from_pretrained("my-unet")            # a folder of diffusers' save_pretrained
+    pipeline = sl.from_pretrained("my-pipeline")    # a folder of a pipeline: every scaled part of it
+
+diffusers reads the weights. The scaling is read from the tensor beside them (`scalelong.skips.record`). No code runs.
+"""
+
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ..errors import ScalingMismatchError, UnsupportedModelError
+from ..optional import needs
+from ..scaling import as_scaling
+from ..skips import load_scaling_, scale_skips_
+from ..skips.record import KEY, spelled
+from ..skips.saving import saved_scalings
+
+CONFIG = "config.yaml"
+"""What makes a folder a run of scalelong."""
+_EMA = "optimization_step"
+"""An entry that diffusers' EMAModel adds to the configuration."""
+
+
+def from_pretrained(path: str | PathLike[str], **options: Any) -> Any:
+    """The model or pipeline of a folder, with its weights and its scaling.
+
+    `options` go to diffusers' own `from_pretrained`: `torch_dtype`, `subfolder`, `variant` and so on.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise UnsupportedModelError(
+            f"{folder} is not a folder. For a model of the Hugging Face hub, call huggingface_hub.snapshot_download "
+            f"first, and give its result"
+        )
+    if (folder / CONFIG).exists():
+        raise UnsupportedModelError(f"{folder} is a run: scalelong.training.load_run({str(folder)!r}).model loads it")
+    if (folder / "model_index.json").exists() and "subfolder" not in options:
+        with _complaints_hushed():
+            pipeline = _diffusers().DiffusionPipeline.from_pretrained(folder, **options)
+        for name, part in pipeline.components.items():
+            if isinstance(part, nn.Module) and (folder / name).is_dir():
+                _restore(part, folder / name)
+        return pipeline
+    inner = folder / options.get("subfolder", "")
+    if not (inner / "config.json").exists():
+        raise UnsupportedModelError(
+            f"{inner} has no model_index.json (a pipeline), config.json (a model) or {CONFIG} (a run). Weights alone: "
+            f"build the model, scalelong.load_scaling_(model, path), then model.load_state_dict(...)"
+        )
+    name = json.loads((inner / "config.json").read_text()).get("_class_name")
+    kind = getattr(_diffusers(), name, None) if isinstance(name, str) else None
+    if kind is None:
+        raise UnsupportedModelError(f"{inner / 'config.json'} names the class {name!r}, which diffusers does not have")
+    with _complaints_hushed():
+        model = kind.from_pretrained(folder, **options)
+    _restore(model, inner)
+    return model
+
+
+def _diffusers() -> Any:
+    return needs("diffusers", "train", "a folder of save_pretrained")
+
+
+def _restore(model: Any, folder: Path) -> None:
+    said = dict(getattr(model, "config", None) or {}).get(KEY)
+    if saved_scalings(folder):
+        load_scaling_(model, folder)
+    elif said is not None and _EMA in model.config and as_scaling(said).looks_at_data is False:
+        scale_skips_(model, said)  # EMAModel writes the averages of the parameters, and constants need none
+    elif said is not None:
+        raise ScalingMismatchError(
+            f"{folder / 'config.json'} says that the long skips are scaled by {spelled(said)}, and the weights beside "
+            f"it do not hold that scaling: whoever wrote them built a plain model. With diffusers' EMAModel, save the "
+            f"averages by ema.store(model.parameters()); ema.copy_to(model.parameters()); model.save_pretrained(path); "
+            f"ema.restore(model.parameters())"
+        )
+
+
+@contextmanager
+def _complaints_hushed() -> Iterator[None]:
+    """diffusers logs entries that its classes do not know; ours are read right behind it."""
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return KEY not in record.getMessage()
+
+    loggers = [logging.getLogger(f"diffusers.{name}") for name in ("models.modeling_utils", "configuration_utils")]
+    for logger in loggers:
+        logger.addFilter(is_other)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(is_other)
