@@ -313,7 +313,7 @@ def test_dangling_links_are_broken_images(folder, tmp_path, memory_limit):
     (folder / "b.png").symlink_to(tmp_path / "gone")
     data = load_data(folder, memory_limit=memory_limit)
     assert values(data) == [0]
-    assert "No such file" in data.broken[0].reason
+    assert "it does not exist" in data.broken[0].reason
     assert len(data.fingerprint()) == 64
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import pickle
 import zipfile
 import zlib
 from importlib.resources import files
@@ -17,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..errors import (
+    CannotReadError,
     DataNotFoundError,
     InvalidConfigError,
     LabelError,
@@ -25,9 +25,11 @@ from ..errors import (
     UnknownSplitError,
     UnreadableDataError,
 )
+from ..files import read_bytes, require_regular
 from ..optional import needs
 from .dataset import Annotations, ImageData, MemoryData, Options, Tally
-from .files import Numbered, by_file, canonical, number_labels, number_tensor
+from .files import MOST_CLASSES, Numbered, by_file, canonical, number_labels, number_tensor
+from .pickles import read_plain_pickle
 
 if TYPE_CHECKING:
     import numpy as np
@@ -195,6 +197,7 @@ def read_idx(path: Path, memory_limit: int) -> Tensor:
 
 
 def _opened(path: Path) -> BinaryIO:
+    require_regular(path)
     with path.open("rb") as file:
         packed = file.read(2) == b"\x1f\x8b"
     return cast(BinaryIO, gzip.open(path) if packed else path.open("rb"))
@@ -242,10 +245,13 @@ def _read_npz(path: Path, options: Options) -> dict[str, np.ndarray]:
             )
         with np.load(path, allow_pickle=False) as file:
             arrays = {key.lower(): file[key] for key in file.files}
-    except (zipfile.BadZipFile, zlib.error, OSError, ValueError, EOFError) as error:
-        if isinstance(error, UnreadableDataError):
-            raise
-        raise UnreadableDataError(f"{path} cannot be read: {error}") from error
+    except UnreadableDataError:
+        raise
+    # Encrypted, packed by other means, or with a header that lies: zipfile and numpy meet it with almost any exception.
+    except Exception as error:
+        raise UnreadableDataError(
+            f"{path} cannot be read ({type(error).__name__}: {error}): write it anew with numpy.savez"
+        ) from error
     return _part(arrays, options.split, path)
 
 
@@ -326,6 +332,8 @@ def _npz_labels(arrays: dict[str, np.ndarray], count: int, path: Path) -> Number
         return number_labels(labels.tolist(), str(path), classes)
     if labels.dtype.kind not in "iu":
         raise LabelError(f"{path} has labels of the type {labels.dtype}; needed are whole numbers or names")
+    if labels.dtype.kind == "u" and labels.size and int(labels.max()) >= MOST_CLASSES:
+        raise LabelError(f"{path}: labels must lie between 0 and {MOST_CLASSES - 1}, found {int(labels.max())}")
     return number_tensor(torch.from_numpy(labels.astype("int64")), str(path), classes)
 
 
@@ -361,7 +369,10 @@ def load_cifar(name: str, folder: Path, options: Options) -> ImageData:
         pixels.append(_pixels(batch, folder / file))
         labels.extend(_cifar_labels(batch, folder / file, len(pixels[-1])))
     meta = _read_batch(folder / "batches.meta") if (folder / "batches.meta").is_file() else {}
-    names = [_text(word) for word in meta.get("label_names", CIFAR10_CLASSES)]
+    named = meta.get("label_names", CIFAR10_CLASSES)
+    if not isinstance(named, list | tuple) or not all(isinstance(word, str | bytes) for word in named):
+        raise LabelError(f"{folder / 'batches.meta'}: 'label_names' must be a list of texts")
+    names = [_text(word) for word in named]
     images = torch.cat(pixels).view(-1, 3, 32, 32)
     return from_array(name, images, Annotations(*number_labels(labels, str(folder), names)), options)
 
@@ -382,59 +393,29 @@ def _cifar_labels(batch: dict[str, Any], path: Path, count: int) -> list[int]:
             f"{len(labels)} of them" if isinstance(labels, list) else f"no list of them; its keys are {sorted(batch)}"
         )
         raise LabelError(f"{path} needs {count} 'labels', found {found}")
+    if not all(type(label) is int for label in labels):
+        raise LabelError(f"{path}: 'labels' must be whole numbers")
     return labels
+
+
+MOST_PICKLE = 256 * 1024**2
+"""Bytes of the largest batch; CIFAR-10's have 31 MB."""
 
 
 def _read_batch(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as file:
-            content = _Unpickler(file, encoding="bytes").load()
+        content = read_plain_pickle(read_bytes(path, MOST_PICKLE))
+    except CannotReadError as error:
+        raise UnreadableDataError(str(error)) from error
     except UnreadableDataError as error:
         raise UnreadableDataError(f"{path} is refused: {error}") from error
-    # A damaged pickle can fail in any of these ways.
-    except (
-        OSError,
-        pickle.UnpicklingError,
-        EOFError,
-        ValueError,
-        TypeError,
-        KeyError,
-        IndexError,
-        AttributeError,
-    ) as error:
-        raise UnreadableDataError(f"{path} cannot be read as a CIFAR-10 batch: {error}") from error
     if not isinstance(content, dict):
         raise UnreadableDataError(f"{path} holds a {type(content).__name__}, not the dictionary of a CIFAR-10 batch")
     return {_text(key): value for key, value in content.items()}
 
 
-class _Unpickler(pickle.Unpickler):
-    """Builds lists, dictionaries, texts and numpy arrays. Every other name is refused, so nothing foreign can run."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        np = needs("numpy", "train", "reading CIFAR-10")
-        multiarray = np._core.multiarray if hasattr(np, "_core") else np.core.multiarray
-        allowed = {
-            ("numpy.core.multiarray", "_reconstruct"): multiarray._reconstruct,
-            ("numpy._core.multiarray", "_reconstruct"): multiarray._reconstruct,
-            ("numpy", "ndarray"): np.ndarray,
-            ("numpy", "dtype"): np.dtype,
-            ("_codecs", "encode"): _encode,
-        }
-        if (module, name) not in allowed:
-            raise UnreadableDataError(f"it asks for {module}.{name}, which a CIFAR-10 batch does not need")
-        return allowed[module, name]
-
-
-def _encode(text: str, encoding: str) -> bytes:
-    """How Python 3 writes bytes in old pickles."""
-    if encoding != "latin1":
-        raise UnreadableDataError(f"it asks for the encoding {encoding!r}, which a CIFAR-10 batch does not need")
-    return text.encode("latin1")
-
-
 def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
 # Real handwritten digits that come with the package (see digits.md): something true to train on anywhere.

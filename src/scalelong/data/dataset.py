@@ -5,15 +5,18 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+import signal
+import threading
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..errors import BrokenImagesError, DataError, InvalidConfigError
+from ..errors import BrokenImagesError, DataError, DataWorkerError, InvalidConfigError
 
 Progress = Callable[[int, int], None]  # (done, total)
 
@@ -162,6 +165,7 @@ class ImageData(ABC):
     in_memory: bool  # one uint8 tensor; fetching is indexing
     annotations: Annotations
     tally: Tally
+    unread: tuple[str, ...] = ()  # files beside the images that are neither images nor about them
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -206,16 +210,22 @@ class ImageData(ABC):
         For sets too large for that it is taken over names, stored sizes and settings.
         """
         if not hasattr(self, "_fingerprint"):
-            text = f"{self.channels}x{self.height}x{self.width} {self._pixel_digest()} {self.annotations.digest()}"
+            text = f"{self.channels}x{self.height}x{self.width} {self.pixel_digest()} {self.annotations.digest()}"
             self._fingerprint = hashlib.sha256(text.encode()).hexdigest()
         return self._fingerprint
+
+    def pixel_digest(self) -> str:
+        """The part of the fingerprint that is of the pixels, computed once."""
+        if not hasattr(self, "_pixels"):
+            self._pixels = self._pixel_digest()
+        return self._pixels
 
     def split(self, held_out: int, seed: int = 0) -> tuple[ImageData, ImageData]:
         """(training, held-out): `held_out` images drawn without replacement; the same for the same seed."""
         if not 0 < held_out < len(self):
             raise InvalidConfigError(
                 f"held_out must leave images on both sides: between 1 and {len(self) - 1} for the {len(self)} images "
-                f"of {self.name!r}, not {held_out}"
+                f"of {self.name!r}, not {held_out}; give --held-out {max(1, len(self) // 10)}, or 0 for none"
             )
         order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))
         return self._take(order[held_out:].sort().values), self._take(order[:held_out].sort().values)
@@ -230,6 +240,9 @@ class ImageData(ABC):
         parts.append("in memory" if self.in_memory else "streamed")
         if self.broken:
             parts.append(f"{len(self.broken)} broken images skipped")
+        if self.unread:
+            were = "file was" if len(self.unread) == 1 else "files were"
+            parts.append(f"{len(self.unread)} {were} not read: {listed(list(self.unread))}")
         return ", ".join(parts)
 
     def _checked(self, indices: Tensor | Sequence[int]) -> Tensor:
@@ -282,8 +295,10 @@ class MemoryData(ImageData):
 
     def _pixel_digest(self) -> str:
         sha = hashlib.sha256()
-        for rows in torch.arange(len(self)).split(4096):
-            sha.update(self._read(rows)[0].numpy().data)
+        for start in range(0, len(self), 4096):
+            rows = slice(start, start + 4096)
+            part = self.images[rows] if self._rows is None else self.images.index_select(0, self._rows[rows])
+            sha.update(part.contiguous().numpy().data)
         return sha.hexdigest()
 
 
@@ -311,15 +326,62 @@ def batches(
             num_workers=workers,
             prefetch_factor=prefetch,
             collate_fn=_unchanged,
+            worker_init_fn=_outlive_signals,
             generator=torch.Generator(),  # a DataLoader without its own draws from the global one
         )
-        results = iter(loader)
-    for batch, broken in results:
+        results = _start_workers(loader)
+    try:
+        yield from _received(data, results)
+    finally:
+        # They do not listen to SIGTERM, by which Python would end them, and wait for ever.
+        for worker in getattr(results, "_workers", ()):
+            if worker.is_alive():
+                worker.kill()
+
+
+def _received(data: ImageData, results: Any) -> Iterator[Batch]:
+    while True:
+        try:
+            batch, broken = next(results)
+        except StopIteration:
+            return
+        except (RuntimeError, OSError, EOFError) as error:  # by torch, or by the pipe that a dead worker left
+            raise _worker_error(results, error) from error
         for image in broken:  # each worker counts its own; the limit is for all
             data.tally.add(image)
         if isinstance(batch, DataError):
             raise batch
         yield batch
+
+
+def _outlive_signals(_: int) -> None:
+    """In a worker. Ctrl-C and SIGTERM to all processes of a group are for the main one, which saves and then ends its
+    workers; they also end by themselves when it is gone."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _start_workers(loader: torch.utils.data.DataLoader) -> Any:
+    """torch notices a dead worker by a signal, and raises wherever the main process happens to be, in the middle of an
+    update of the weights too. Without its handler it notices when the next batch is asked for."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGCHLD"):
+        return iter(loader)
+    before = signal.getsignal(signal.SIGCHLD)
+    results = iter(loader)
+    if before is not None:
+        signal.signal(signal.SIGCHLD, before)
+    return results
+
+
+def _worker_error(results: Any, error: Exception) -> DataWorkerError:
+    codes = [worker.exitcode for worker in getattr(results, "_workers", ()) if worker.exitcode]
+    names = [signal.Signals(-code).name if code < 0 else f"exit code {code}" for code in codes]
+    how = f"ended by {', '.join(dict.fromkeys(names))}" if names else f"failed: {str(error).partition(chr(10))[0]}"
+    memory = ": SIGKILL often means that the memory is used up" if "SIGKILL" in names else ""
+    return DataWorkerError(
+        f"a process that reads images {how}{memory}. Give fewer --workers (0 reads in the main process), then run the "
+        f"same command to continue"
+    )
 
 
 def to_float(images: Tensor, flip: Tensor | None = None) -> Tensor:

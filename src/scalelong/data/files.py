@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-import json
 import os
 import re
 import stat
@@ -29,6 +28,7 @@ from ..errors import (
     UnreadableDataError,
     UnsafeArchiveError,
 )
+from ..files import parse_json, read_bytes, require_regular
 from .dataset import Annotations, listed
 from .decode import SUFFIXES, UndecodableError
 from .source import Source
@@ -119,6 +119,7 @@ def _chosen(parts: dict[str, list[str]], split: str, where: str) -> list[str]:
 # Files with names, in a folder or in an archive, and the images among them as a source.
 
 HEAD = 64 * 1024  # bytes
+ABOUT = frozenset({".txt", ".json", ".jsonl", ".csv", ".md", ".ini", ".db"})  # captions, tables, and what systems leave
 
 
 class FileTree(ABC):
@@ -139,7 +140,7 @@ class FileTree(ABC):
         """Changes when the file does, without reading it."""
 
     def images(self) -> list[str]:
-        found = [name for name in self.names if PurePosixPath(name).suffix.lower() in SUFFIXES]
+        found = [name for name in self.names if os.path.splitext(name)[1].lower() in SUFFIXES]
         if not found:
             kinds = Counter(PurePosixPath(name).suffix.lower() or "no suffix" for name in self.names)
             inside = ", ".join(f"{count} × {kind}" for kind, count in kinds.most_common(8)) or "nothing"
@@ -149,6 +150,11 @@ class FileTree(ABC):
             )
         return found
 
+    def unread(self) -> tuple[str, ...]:
+        """Files that are neither images nor texts about them, such as .heic: whoever put them there should know."""
+        known = SUFFIXES | ABOUT
+        return tuple(name for name in self.names if PurePosixPath(name).suffix.lower() not in known)
+
 
 class Folder(FileTree):
     def __init__(self, path: Path) -> None:
@@ -157,9 +163,10 @@ class Folder(FileTree):
         self.names = sorted(_walk(path))
 
     def read(self, name: str) -> bytes:
-        return (self.path / name).read_bytes()
+        return read_bytes(self.path / name, MAX_MEMBER)
 
     def head(self, name: str) -> bytes:
+        require_regular(self.path / name, MAX_MEMBER)
         with (self.path / name).open("rb") as file:
             return file.read(HEAD)
 
@@ -201,17 +208,47 @@ def hidden(name: str) -> bool:
 
 
 def _walk(root: Path) -> Iterable[str]:
-    """All files below. Linked folders are followed, each real folder once, so that a circle of links ends."""
+    """All files below. Linked folders are followed, each real folder once, so that a circle of links ends.
+
+    What this software made is left out: `cd images; scalelong train .` writes its run among the images.
+    """
     seen: set[str] = set()
     for folder, inner, files in os.walk(root, followlinks=True):
         real = os.path.realpath(folder)
-        if real in seen:
+        if real in seen or is_our_output(folder, files, inner, top=folder == str(root)):
             inner.clear()
             continue
         seen.add(real)
         inner[:] = sorted(name for name in inner if not hidden(name))
-        base = Path(folder).relative_to(root)
-        yield from ((base / name).as_posix() for name in files if not hidden(name))
+        base = os.path.relpath(folder, root).replace(os.sep, "/")
+        prefix = "" if base == "." else f"{base}/"
+        grids = SAMPLES in files  # of a folder of samples that was asked for, without the grid of all of them
+        for name in files:
+            if not (name.startswith(".") or name == "__MACOSX" or (grids and name == "grid.png")):
+                yield prefix + name
+
+
+RUN, SAMPLES = {"config.yaml", "data.json"}, "samples.json"
+OURS = (
+    {"comparison.json", "table.txt"},
+    {"commands.txt", "diagnosis.json"},
+    {"range.json"},
+    {"settings.json", "runs.jsonl"},
+)
+"""Files by which folders of runs, samples, comparisons and ranges are known. None of their images is data."""
+
+
+def is_our_output(folder: str, files: list[str], inner: list[str], top: bool = False) -> bool:
+    """Whether a folder is a run or the like, or the sample grids of one. Samples may be data if they are asked for."""
+    there = set(files)
+    if there >= RUN or ("config.yaml" in there and "checkpoints" in inner) or any(kind <= there for kind in OURS):
+        return True
+    if top:  # what is above it was not walked through
+        above = os.path.dirname(os.path.realpath(folder))
+        return os.path.basename(os.path.realpath(folder)) == "samples" and all(
+            os.path.exists(os.path.join(above, name)) for name in RUN
+        )
+    return SAMPLES in there
 
 
 # A zip of images, read in place. Nothing is unpacked, and an archive that looks unsafe is refused as a whole.
@@ -323,6 +360,9 @@ def number_labels(values: Sequence[object], where: str, classes: Sequence[str] |
     if not all(isinstance(value, int) for value in values):
         kinds = sorted({type(value).__name__ for value in values})
         raise LabelError(f"{where}: labels must be all whole numbers or all names, found {', '.join(kinds)}")
+    beyond = next((value for value in values if not -1 <= int(value) < MOST_CLASSES), None)  # pyright: ignore
+    if beyond is not None:
+        raise LabelError(f"{where}: labels must lie between 0 and {MOST_CLASSES - 1}, found {beyond}")
     return number_tensor(torch.tensor(list(values), dtype=torch.int64), where, classes)
 
 
@@ -414,9 +454,11 @@ def _folder_labels(tree: FileTree, images: list[str]) -> Numbered:
     paths = {name: PurePosixPath(path).parts for name, path in zip(everything, inside(everything), strict=True)}
     if any(len(path) < 2 for path in paths.values()):
         return None, None
-    return number_labels(
-        [paths[image][0] for image in images], "sub-folders", sorted({path[0] for path in paths.values()})
-    )
+    classes = sorted({path[0] for path in paths.values()})
+    for name in classes:
+        if not name.isprintable() or "\ufffd" in name or any("\ud800" <= letter <= "\udfff" for letter in name):
+            raise LabelError(f"{tree.where}: the sub-folder {name!r} has a name that is no text: rename it")
+    return number_labels([paths[image][0] for image in images], "sub-folders", classes)
 
 
 def _text_files(tree: FileTree, images: list[str]) -> list[str] | None:
@@ -474,8 +516,8 @@ def _parsed(tree: FileTree, file: str) -> list[tuple[int, dict[str, Any]]]:
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
+                row = parse_json(line)
+            except ValueError as error:
                 raise MetadataError(f"{where}, line {number}: not JSON: {error}") from error
             if not isinstance(row, dict):
                 raise MetadataError(f"{where}, line {number}: needs an object with 'file_name', found {line[:60]!r}")
@@ -528,3 +570,5 @@ def _text(tree: FileTree, file: str) -> str:
         return tree.read(file).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise MetadataError(f"{file} of {tree.where} is not UTF-8: {error}") from error
+    except UndecodableError as error:
+        raise MetadataError(f"{file} of {tree.where} cannot be read: {error}") from error

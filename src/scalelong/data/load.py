@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from ..errors import DataNotFoundError, UnknownSplitError, UnreadableDataError
@@ -21,6 +22,7 @@ from .arrays import (
 from .dataset import Annotations, ImageData, Options, Progress
 from .decode import SUFFIXES
 from .files import FileTree, Folder, TreeSource, ZipTree, annotate, by_folder, canonical, split_in
+from .index import indexed, stamp_of_file, stamp_of_folder
 from .shapes import load_shapes
 from .source import from_source
 from .tables import HubSource, choose_part, find_parquet, is_saved, load_hub, load_parquet, load_saved
@@ -114,6 +116,8 @@ def load_data(
         progress=progress,
     )
     spec = os.fspath(spec)
+    if not spec.isprintable() and any("\ud800" <= letter <= "\udfff" or letter == "\0" for letter in spec):
+        raise DataNotFoundError(f"the data {spec!r} have a name that is no text: rename the folder or file")
     if spec == "digits":
         return load_digits(spec, options)
     if spec == "garments":
@@ -148,11 +152,13 @@ def _load_folder(name: str, path: Path, options: Options) -> ImageData:
     if cifar is not None:
         return load_cifar(name, cifar, options)
     if is_saved(path):
-        return from_source(name, HubSource(choose_part(load_saved(path), options.split, name), name), options)
+        part = choose_part(load_saved(path), options.split, name)
+        return from_source(name, HubSource(part, name, folders=[path]), options)
     tree = Folder(path)
-    suffixes = {Path(file).suffix.lower() for file in tree.names}
+    suffixes = {f".{end}".lower() for end in {file.rpartition(".")[2] for file in tree.names}}
     if suffixes & SUFFIXES:
-        return _load_tree(name, tree, options)
+        stamp = stamp_of_folder(tree)
+        return indexed(name, path, stamp, options, lambda: tree, lambda: _load_tree(name, tree, options))
     if ".parquet" in suffixes:
         return load_parquet(name, find_parquet(path, options.split), options)
     places = {Path(file).parent for file in tree.names if is_idx(file)}
@@ -164,7 +170,10 @@ def _load_folder(name: str, path: Path, options: Options) -> ImageData:
 def _load_file(name: str, path: Path, options: Options) -> ImageData:
     kind = path.suffix.lower()
     if kind == ".zip":
-        return _load_tree(name, ZipTree(path), options)
+        # Opened only if need be: to list a hundred thousand members takes longer than to read what was found in them.
+        archive = cache(lambda: ZipTree(path))
+        stamp = stamp_of_file(path)
+        return indexed(name, path, stamp, options, archive, lambda: _load_tree(name, archive(), options))
     if kind == ".npz":
         return load_npz(name, path, options)
     if kind not in (".parquet", ".pq") and not is_idx(path.name):
@@ -182,4 +191,6 @@ def _load_file(name: str, path: Path, options: Options) -> ImageData:
 
 def _load_tree(name: str, tree: FileTree, options: Options) -> ImageData:
     images = by_folder(tree.images(), options.split, tree.where)
-    return from_source(name, TreeSource(tree, images, annotate(tree, images)), options)
+    data = from_source(name, TreeSource(tree, images, annotate(tree, images)), options)
+    data.unread = tree.unread()
+    return data

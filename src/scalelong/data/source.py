@@ -54,11 +54,14 @@ class Survey:
         if not self.agrees(options):
             sizes = [f"{width}×{height} ({count} images)" for (height, width), count in self.sizes.most_common(LISTED)]
             more = f" and {len(self.sizes) - LISTED} more" if len(self.sizes) > LISTED else ""
-            raise MixedSizesError(
+            smallest = min(min(size) for size in self.sizes)
+            error = MixedSizesError(
                 f"{tally.where}: the images have {len(self.sizes)} different sizes (width×height): "
-                f"{', '.join(sizes)}{more}. Pass size=, for instance size={min(min(size) for size in self.sizes)}: "
-                "the shorter side is resized to it and the middle is kept"
+                f"{', '.join(sizes)}{more}. Give one for all, for instance --size {smallest} (in Python, "
+                f"size={smallest}): the shorter side is resized to it and the middle is kept"
             )
+            error.smallest = smallest
+            raise error
         height, width = options.shape or next(iter(self.sizes))
         return options.channels or self.channels(), height, width
 
@@ -136,12 +139,12 @@ class StreamData(ImageData):
     in_memory = False
 
     def __init__(self, name: str, source: Source, rows: Tensor, shape: tuple[int, int, int], tally: Tally) -> None:
-        self.name, self._source, self._rows, self.tally = name, source, rows, tally
+        self.name, self.source, self.rows, self.tally = name, source, rows, tally
         self.channels, self.height, self.width = shape
         self.annotations = source.annotations.take(rows)
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.rows)
 
     def _read(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         images = torch.empty(len(rows), self.channels, self.height, self.width, dtype=torch.uint8)
@@ -153,7 +156,7 @@ class StreamData(ImageData):
     def _read_into(self, image: Tensor, row: int) -> int:
         for step in range(len(self)):
             candidate = (row + step) % len(self)
-            seen = _decode_into(image.numpy(), self._source, int(self._rows[candidate]))
+            seen = _decode_into(image.numpy(), self.source, int(self.rows[candidate]))
             if isinstance(seen, Look):
                 return candidate
             if seen.name not in self.tally.found:
@@ -162,13 +165,11 @@ class StreamData(ImageData):
         raise BrokenImagesError(f"{self.name}: not one image can be read: {self.tally.names()}")
 
     def _take(self, rows: Tensor) -> StreamData:
-        return StreamData(
-            self.name, self._source, self._rows[rows], (self.channels, self.height, self.width), self.tally
-        )
+        return StreamData(self.name, self.source, self.rows[rows], (self.channels, self.height, self.width), self.tally)
 
     def _pixel_digest(self) -> str:
-        sha = hashlib.sha256(self._source.version().encode())
-        sha.update(self._rows.numpy().data)
+        sha = hashlib.sha256(self.source.version().encode())
+        sha.update(self.rows.numpy().data)
         return sha.hexdigest()
 
 

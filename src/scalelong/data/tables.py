@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import hashlib
-import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DataNotFoundError, UnknownSplitError, UnreadableDataError
+from ..errors import DataNotFoundError, MetadataError, ScaleLongError, UnknownSplitError, UnreadableDataError
+from ..files import parse_json, read_bytes, read_json, require_regular
 from ..optional import needs
 from .dataset import Annotations, ImageData, Options
 from .decode import UndecodableError
-from .files import CAPTIONS, LABELS, Numbered, by_file, canonical, check_captions, first_of, image_column, number_labels
+from .files import (
+    CAPTIONS,
+    LABELS,
+    MAX_MEMBER,
+    Numbered,
+    by_file,
+    canonical,
+    check_captions,
+    first_of,
+    image_column,
+    number_labels,
+)
 from .source import Source, from_source
 
 if TYPE_CHECKING:
@@ -44,6 +56,7 @@ class TableSource(Source):
             # One thread: Arrow's thread pool must not be busy when workers are forked.
             tables = [parquet.read_table(path, columns=columns, use_threads=False) for path in paths]
             table = arrow.concat_tables(tables)
+            table.validate(full=True)
         except (arrow.ArrowException, OSError) as error:
             raise UnreadableDataError(f"{_where(paths)}: cannot read the columns {columns}: {error}") from error
         self.paths = paths
@@ -53,6 +66,9 @@ class TableSource(Source):
         fields = {field.name for field in schema.field(image).type} if is_struct else set()
         self.bytes = (compute.struct_field(table[image], "bytes") if is_struct else table[image]).to_pylist()
         self.inner = compute.struct_field(table[image], "path").to_pylist() if "path" in fields else None
+        for row, (content, inner) in enumerate(zip(self.bytes, self.inner or (), strict=False)):
+            if content is None and inner is not None:
+                require_inside(inner, paths[0].parent, f"{_where(paths)}, row {row}")
         self._version = version(paths)
         captions = check_captions(table[caption].to_pylist(), _where(paths)) if caption else None
         labels = table[label].to_pylist() if label else None
@@ -65,19 +81,32 @@ class TableSource(Source):
         return f"row {row}" + (f" ({self.inner[row]})" if self.inner and self.inner[row] else "")
 
     def read(self, row: int) -> bytes:
-        return encoded_bytes(self.bytes[row], self.inner and self.inner[row], self.paths[0].parent)
+        return encoded_bytes(self.bytes[row], self.inner and self.inner[row], [self.paths[0].parent])
 
     def version(self) -> str:
         return self._version
 
 
-def encoded_bytes(content: bytes | None, path: str | None, folder: Path) -> bytes:
-    """The bytes themselves, or those of the file that the row names."""
-    if content is not None:
+def encoded_bytes(content: bytes | None, path: str | None, folders: Sequence[Path]) -> bytes:
+    """The bytes themselves, or those of the file that the row names, in one of these folders."""
+    if isinstance(content, bytes):
         return content
-    if path and (folder / path).is_file():
-        return (folder / path).read_bytes()
-    raise UndecodableError(f"neither bytes nor a file at {path!r}" if path else "no image in this row")
+    if not isinstance(path, str) or not path or "\0" in path:
+        raise UndecodableError("no image in this row")
+    for folder in folders:
+        if _is_inside(path, folder) and (folder / path).is_file():
+            return read_bytes(folder / path, MAX_MEMBER)
+    raise UndecodableError(f"neither bytes nor, in the folder of the data, a file {path!r}")
+
+
+def require_inside(path: str, folder: Path, where: str) -> None:
+    """Refuse a row that names a file elsewhere: a data set must not read what is not its own."""
+    if "\0" in path or not _is_inside(path, folder):
+        raise MetadataError(f"{where}: the image {path!r} must be relative and stay in the folder {folder}")
+
+
+def _is_inside(path: str, folder: Path) -> bool:
+    return (folder / path).resolve().is_relative_to(folder.resolve())
 
 
 def version(paths: list[Path]) -> str:
@@ -99,6 +128,7 @@ def _schema(paths: list[Path]) -> pa.Schema:
     )
     schemas = []
     for path in paths:
+        require_regular(path)
         try:
             schemas.append(parquet.read_schema(path))
         except (arrow.ArrowException, OSError) as error:
@@ -135,9 +165,11 @@ def _numbered(labels: list[Any] | None, column: str | None, schema: pa.Schema, w
 def _class_names(schema: pa.Schema, column: str | None) -> list[str] | None:
     """The names that Hugging Face keeps in the schema's metadata."""
     try:
-        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        features = parse_json((schema.metadata or {})[b"huggingface"])["info"]["features"]
         names = features[column]["names"]
     except (KeyError, TypeError, ValueError):
+        return None
+    if not isinstance(names, list | dict):
         return None
     return [str(name) for name in (names.values() if isinstance(names, dict) else names)]
 
@@ -164,28 +196,97 @@ def load_hub(name: str, options: Options) -> ImageData:
             repository, _, config = place.partition(":")
             found = datasets.load_dataset(repository, config or None)
     # Whatever goes wrong on the way to the hub, in its cache or in its files: it is not to be had.
+    except ScaleLongError:
+        raise
     except Exception as error:
         raise DataNotFoundError(
             f"{name!r} cannot be loaded: {type(error).__name__}: {error}. Without a network, save it elsewhere with "
             "datasets.load_dataset(...).save_to_disk(folder) and give that folder"
         ) from error
-    return from_source(name, HubSource(choose_part(found, options.split, name), name), options)
+    folders = [place] if Path(place).exists() else None
+    return from_source(name, HubSource(choose_part(found, options.split, name), name, folders=folders), options)
 
 
 def load_saved(folder: str | Path) -> Any:
-    return needs("datasets", "train", "reading a saved data set").load_from_disk(str(folder))
+    """A folder of `save_to_disk`, after a look at all of it: Arrow believes what its files say, down to a crash."""
+    datasets = needs("datasets", "train", "reading a saved data set")
+    folder = Path(folder)
+    for place in [folder / name for name in _saved_parts(folder)] or [folder]:
+        _check_saved(place)
+    try:
+        return datasets.load_from_disk(str(folder))
+    # Its other files are JSON that `datasets` reads without checks.
+    except Exception as error:
+        raise UnreadableDataError(
+            f"{folder} is damaged: {type(error).__name__}: {error}; write it again with save_to_disk"
+        ) from error
+
+
+def _saved_parts(folder: Path) -> list[str]:
+    """The names of the parts (train, test), each a folder of its own; none for a single set."""
+    file = folder / "dataset_dict.json"
+    if not file.is_file():
+        return []
+    about = read_json(file)
+    parts = about.get("splits") if isinstance(about, dict) else None
+    if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
+        raise UnreadableDataError(f"{file} must list its 'splits'; write the folder again with save_to_disk")
+    for part in parts:
+        require_inside(part, folder, str(file))
+    return parts
+
+
+def _check_saved(folder: Path) -> None:
+    """Every table of the folder is whole, and none lies elsewhere."""
+    arrow = needs("pyarrow", "train", "reading a saved data set")
+    state = read_json(folder / "state.json")
+    lists = (
+        [state.get(name) or [] for name in ("_data_files", "_indices_data_files")] if isinstance(state, dict) else []
+    )
+    listed = [entry for entries in lists if isinstance(entries, list) for entry in entries]
+    if not listed or not all(isinstance(entry, dict) and isinstance(entry.get("filename"), str) for entry in listed):
+        raise UnreadableDataError(
+            f"{folder / 'state.json'} must list its '_data_files'; write the folder again with save_to_disk"
+        )
+    for entry in listed:
+        require_inside(entry["filename"], folder, str(folder / "state.json"))
+        path = folder / entry["filename"]
+        require_regular(path)
+        try:
+            with arrow.memory_map(str(path)) as source, arrow.ipc.open_stream(source) as batches:
+                for batch in batches:
+                    batch.validate(full=True)
+        except (arrow.ArrowException, OSError, ValueError) as error:
+            raise UnreadableDataError(f"{path} is damaged: {error}; write it again with save_to_disk") from error
 
 
 def open_parquet(paths: list[Path], version: str) -> HubSource:
     """Parquet has no random access; `datasets` copies it once into a memory-mapped file in its cache."""
     datasets = needs("datasets", "train", "streaming parquet files that do not fit in memory")
     files = [str(path.resolve()) for path in paths]
-    return HubSource(datasets.load_dataset("parquet", data_files=files, split="train"), str(paths[0].parent), version)
+    folder = paths[0].parent
+    return HubSource(datasets.load_dataset("parquet", data_files=files, split="train"), str(folder), version, [folder])
 
 
 class HubSource(Source):
-    def __init__(self, dataset: Any, where: str, version: str | None = None) -> None:
+    """`folders` are where its rows may name files; what was downloaded is in the cache of `datasets`."""
+
+    def __init__(
+        self, dataset: Any, where: str, version: str | None = None, folders: Sequence[str | Path] | None = None
+    ) -> None:
         datasets = needs("datasets", "train", f"loading {where}")
+        cache = [datasets.config.HF_DATASETS_CACHE, datasets.config.HF_CACHE_HOME]
+        self.folders = [Path(folder) for folder in (cache if folders is None else folders)]
+        try:
+            self._read_annotations(datasets, dataset, where, version)
+        except ScaleLongError:
+            raise
+        except Exception as error:
+            raise UnreadableDataError(
+                f"{where} cannot be read: {type(error).__name__}: {error}; write it again with save_to_disk"
+            ) from error
+
+    def _read_annotations(self, datasets: Any, dataset: Any, where: str, version: str | None) -> None:
         features = dataset.features
         candidates = [column for column, feature in features.items() if _feature_holds_images(feature)]
         self.image = image_column(candidates, list(features), where)
@@ -210,10 +311,13 @@ class HubSource(Source):
         return f"row {row}"
 
     def read(self, row: int) -> bytes:
-        value = self.dataset[row][self.image]
+        try:
+            value = self.dataset[row][self.image]
+        except Exception as error:  # whatever Arrow or `datasets` make of a damaged row
+            raise UndecodableError(f"{type(error).__name__}: {error}") from error
         if isinstance(value, dict):
-            return encoded_bytes(value.get("bytes"), value.get("path"), Path())
-        return encoded_bytes(value, None, Path())
+            return encoded_bytes(value.get("bytes"), value.get("path"), self.folders)
+        return encoded_bytes(value, None, self.folders)
 
     def version(self) -> str:
         return self._version
