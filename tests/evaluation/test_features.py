@@ -10,7 +10,13 @@ import torch
 
 from scalelong.data import ImageData, MemoryData, load_data
 from scalelong.errors import FeatureError, MissingDependencyError
-from scalelong.evaluation import InceptionFeatures, features as classifier_module, load_extractor, train_classifier
+from scalelong.evaluation import (
+    InceptionFeatures,
+    features as classifier_module,
+    load_extractor,
+    reference_of,
+    train_classifier,
+)
 from scalelong.evaluation.features import Classifier
 from scalelong.files import cache_folder
 
@@ -61,10 +67,30 @@ def test_a_damaged_cache_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     content[-1] ^= 1
     file.write_bytes(bytes(content))
     assert train_classifier(data).digest == first.digest
+    file.unlink()  # as a cleaner of caches may do
+    assert train_classifier(data).digest == first.digest
+    file.with_name("classifier.json").write_text("{")
+    assert train_classifier(data).digest == first.digest
+
+
+def test_a_flipped_bit_in_the_statistics_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(classifier_module, "STEPS", 5)
+    monkeypatch.setenv("SCALELONG_CACHE", str(tmp_path))
+    data = load_data("digits", limit=60)
+    extractor = train_classifier(data)
+    first = reference_of(data, extractor)
+    content = first.file.read_bytes()
+    for place in range(0, len(content), len(content) // 5):
+        first.file.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        again = reference_of(data, extractor)
+        assert torch.equal(again.moments.mean, first.moments.mean)
+        assert torch.equal(again.moments.covariance, first.moments.covariance)
+        assert torch.equal(again.features, first.features)
+        assert first.file.read_bytes() == content
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 20, 12), (3, 64, 64)])
-def test_images_without_labels_are_told_by_their_turns(
+def test_images_without_labels_learn_their_rotation(
     shape: tuple[int, int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(classifier_module, "STEPS", 3)
@@ -73,7 +99,7 @@ def test_images_without_labels_are_told_by_their_turns(
     images = torch.randint(0, 256, (30, *shape), dtype=torch.uint8)
     extractor = train_classifier(MemoryData("unlabelled", images), say=said.append)
     assert extractor(images).shape == (30, 64)
-    assert "turning" in said[-1]
+    assert "rotations" in said[-1]
 
 
 class StandIn(torch.nn.Module):

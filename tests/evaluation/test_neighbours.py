@@ -44,3 +44,13 @@ def test_a_model_that_repeats_one_image_is_precise_but_not_complete() -> None:
 def test_needs_more_than_k_images() -> None:
     with pytest.raises(EvaluationError, match="3 generated"):
         precision_recall(torch.randn(10, 2), torch.randn(3, 2))
+
+
+def test_one_odd_image_does_not_make_noise_precise() -> None:
+    generator = torch.Generator().manual_seed(0)
+    noise = 30 + 0.1 * torch.randn(100, 8, generator=generator)
+    real = torch.cat([torch.randn(100, 8, generator=generator), torch.full((1, 8), 20.0)])
+    assert precision_recall(real, noise)[0].all()
+    assert not precision_recall(real, noise, radius_quantile=0.9)[0].any()
+    more = torch.randn(100, 8, generator=generator)
+    assert precision_recall(real, more, radius_quantile=0.9)[0].float().mean() > 0.7

