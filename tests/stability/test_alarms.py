@@ -76,3 +76,21 @@ def test_every_alarm_says_what_to_try():
     assert str(alarm).startswith("step 3: overflow margin:")
     assert "bf16" in str(alarm)
     assert all(len(text) > 40 for text in REMEDIES.values())
+
+
+def test_an_absurd_rate_is_named_and_a_scaled_model_is_not_told_to_scale():
+    detector = AlarmDetector(AlarmRules(feature_spike=1e9))
+    for step, size in enumerate((1.0, 1.1, 50.0)):
+        reading = {"kappa/1": 1.0, "block_rms/a": 1.0, "block_rms/b": size, "update_ratio/b": 0.6}
+        assert detector.check(step, reading, lr=3.0, scaled=True) == []
+    detector.rules = AlarmRules()
+    broken = {"kappa/1": math.nan, "block_rms/a": math.nan, "block_rms/b": math.nan}
+    (alarm,) = detector.check(4, broken, lr=3.0, scaled=True)
+    shown = str(alarm)
+    assert "The learning rate is 3, and a step changes weights by 60%" in shown
+    assert "block_rms/b left first: it had grown 50 times" in shown
+    assert "kappa" not in shown
+    assert "scale" not in shown
+    (alarm,) = AlarmDetector(AlarmRules()).check(1, broken)
+    assert "scale_skips_(model, 'cs')" in str(alarm)
+    assert not any(mark in str(alarm) for mark in "{}")

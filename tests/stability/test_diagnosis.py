@@ -7,13 +7,14 @@ import torch
 from torch import nn
 
 import scalelong as sl
+from scalelong.cli import main
 from scalelong.errors import InvalidInputError
 from scalelong.stability import diagnose
 
 
-def tiny(**options: Any) -> sl.UViT:
+def tiny(depth: int = 8, **options: Any) -> sl.UViT:
     torch.manual_seed(0)
-    return sl.UViT(image_size=8, patch_size=4, channels=1, dim=32, depth=8, heads=2, **options)
+    return sl.UViT(image_size=8, patch_size=4, channels=1, dim=32, depth=depth, heads=2, **options)
 
 
 def batch(count: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
@@ -43,6 +44,7 @@ def test_one_page_about_a_uvit():
     assert found.skips[0].sensitivity == 1
     assert all(skip.not_cancelled == 1 and skip.rms > 0 for skip in found.skips)
     assert found.recommendation.startswith("cs:")
+    assert found.choice is not None
     kappa = found.choice.kappa
     assert [skip.kappa for skip in found.skips] == pytest.approx([kappa**i for i in range(4)])
     text = str(found)
@@ -106,7 +108,8 @@ def test_little_room_for_half_precision_is_said():
 def test_kappa_is_chosen_for_the_data():
     dark = torch.full((8, 1, 8, 8), -0.05)
     assert (
-        diagnose(tiny(), batch(), images=dark).choice.kappa > diagnose(tiny(), batch(), images=20 * dark).choice.kappa
+        diagnose(tiny(), batch(), images=dark).skips[1].kappa
+        > diagnose(tiny(), batch(), images=20 * dark).skips[1].kappa
     )
 
 
@@ -122,3 +125,57 @@ def test_clear_errors():
         diagnose(tiny(), {"x": batch()[0]})
     with pytest.raises(InvalidInputError, match="floating-point"):
         diagnose(unet(norm_num_groups=1), (torch.zeros(1, 1, 8, 8, dtype=torch.long), torch.tensor([1])))
+
+
+def test_the_advice_follows_the_evidence():
+    assert diagnose(tiny(), batch()).advice.startswith("none at ordinary learning rates")
+    deep = diagnose(tiny(depth=16), batch())
+    assert deep.advice.startswith(f"sl.start_skips_(model, '{deep.recommendation}')")
+    assert "scalelong range" in deep.advice
+
+
+class Segmentation(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.inner, self.up = (torch.nn.Conv2d(a, b, 3, padding=1) for a, b in ((1, 8), (8, 8), (16, 2)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        skip = self.down(x).relu()
+        inner = torch.nn.functional.interpolate(self.inner(torch.nn.functional.avg_pool2d(skip, 2)), scale_factor=2.0)
+        return self.up(torch.cat([inner, skip], dim=1))
+
+
+def test_a_network_without_times_is_not_argued_with_noise():
+    found = diagnose(Segmentation(), (torch.randn(2, 1, 8, 8),))
+    assert found.choice is None
+    assert found.recommendation == "none"
+    assert "no diffusion model" in str(found)
+    assert "‖ε‖²" not in str(found)
+    assert json.loads(found.to_json())["choice"] is None
+    assert "<td" in found._repr_html_()
+    assert len(found.plot().axes) == 2
+
+
+def test_the_command_takes_sizes_from_the_model_and_a_python_file(tmp_path, capsys):
+    config = {
+        "_class_name": "UNet2DModel",
+        "sample_size": 12,
+        "in_channels": 1,
+        "out_channels": 1,
+        "norm_num_groups": 4,
+    }
+    blocks = {"block_out_channels": [8, 8], "layers_per_block": 1}
+    kinds = {"down_block_types": ["DownBlock2D"] * 2, "up_block_types": ["UpBlock2D"] * 2}
+    (tmp_path / "config.json").write_text(json.dumps(config | blocks | kinds))
+    assert main(["diagnose", "--data", "digits", "--model", str(tmp_path / "config.json")]) == 0
+    assert "x8x12x12" in capsys.readouterr().out
+    lines = [
+        "import torch",
+        "from scalelong import UViT",
+        "def Net():",
+        "    return UViT(image_size=8, patch_size=2, channels=1, dim=16, depth=2, heads=2)",
+    ]
+    lines += ["def example_inputs():", "    return torch.randn(2, 1, 8, 8), torch.rand(2)"]
+    (tmp_path / "nets.py").write_text("\n".join(lines))
+    assert main(["diagnose", "--model", f"{tmp_path / 'nets.py'}:Net", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["facts"]["model"].startswith("UViT")

@@ -70,6 +70,36 @@ def test_a_reading_names_every_skip_and_block(scaling):
         assert reading["kappa/2"] == 0.5
 
 
+class Concat(nn.Module):
+    """Two long skips that are scaled by hooks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+        self.middle = nn.Linear(4, 4)
+        self.up = nn.ModuleList(nn.Linear(8, 4) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        skips = []
+        for layer in self.down:
+            x = layer(x).tanh()
+            skips.append(x)
+        x = self.middle(x).tanh()
+        for layer in self.up:
+            x = layer(torch.cat([x, skips.pop()], dim=-1))
+        return x
+
+
+@pytest.mark.parametrize("method", ["cs:0.5", "ls"])
+def test_a_scaling_that_is_verified_at_the_first_forward_may_be_measured_meanwhile(method):
+    model, x = Concat(), batch()[0].reshape(-1, 4)
+    sl.scale_skips_(model, method, plan=sl.find_skips(model, (x,)))
+    with StabilityMonitor(model, every=1, probe_batch=(x,)) as monitor:
+        monitor.step()  # the probe runs without gradients, as the verification does, and is the first forward
+    assert sl.is_scaled(model)
+    assert monitor.history[-1]["probe_skip_rms/2"] > 0
+
+
 def test_the_numbers_are_those_of_a_plain_calculation():
     model, (x, t) = tiny("cs"), batch()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -386,3 +416,51 @@ def test_clear_errors():
 def test_json_lines_can_be_closed_without_a_line(tmp_path):
     JsonLines(tmp_path / "x.jsonl").close()
     assert not (tmp_path / "x.jsonl").exists()
+
+
+def test_a_monitor_in_a_notebook():
+    model = tiny("cs:0.5")
+    with StabilityMonitor(model, every=2, probe_batch=batch(), on_alarm=silent) as monitor:
+        assert "no reading yet, one comes every 2 steps" in monitor._repr_html_()
+        train(model, 4, monitor)
+        monitor.alarms += [Alarm(n, "spike", "loss", 9.0, f"<b>{n}</b>") for n in range(7)]
+    html = monitor._repr_html_()
+    assert "the reading at step 4" in html
+    assert "long skip 2" in html
+    assert "κ_i 0.5" in html
+    assert "&lt;b&gt;6&lt;/b&gt;" in html
+    assert "<b>6" not in html
+    assert "7 alarms:" in html
+    assert "and 2 before these" in html
+
+
+@pytest.mark.parametrize("probed", [True, False])
+def test_readings_are_drawn(probed):
+    pytest.importorskip("matplotlib")
+    model = tiny("ls")
+    with StabilityMonitor(model, every=1, probe_batch=batch() if probed else None, on_alarm=silent) as monitor:
+        train(model, 3, monitor)
+        monitor.history[1]["loss"] = math.inf
+        monitor.alarms.append(Alarm(2, "non-finite", "loss", math.inf, "gone"))
+        figure: Any = monitor.plot()
+    figure.canvas.draw()
+    assert [axes.get_title() for axes in figure.axes] == [
+        "loss",
+        "gradient norm",
+        "κ_i",
+        "RMS on the probe batch" if probed else "RMS",
+    ]
+    curves = [[line for line in axes.lines if len(line.get_xdata()) == 3] for axes in figure.axes]
+    assert [len(lines) for lines in curves] == [1, 1, 2, 2]
+    losses = curves[0][0].get_ydata()
+    assert losses[0] == monitor.history[0]["loss"]
+    assert math.isnan(losses[1])
+    assert all(any(list(line.get_xdata()) == [2, 2] for line in axes.lines) for axes in figure.axes)
+
+
+def test_nothing_read_is_drawn_as_nothing():
+    pytest.importorskip("matplotlib")
+    with StabilityMonitor(tiny(), every=5) as monitor:
+        figure: Any = monitor.plot()
+    figure.canvas.draw()
+    assert {text.get_text() for axes in figure.axes for text in axes.texts} == {"not recorded"}

@@ -6,7 +6,8 @@ import random
 import pytest
 
 from scalelong.errors import InvalidConfigError
-from scalelong.stability.alarms import oscillation, residuals, second_difference_deviation
+from scalelong.stability import oscillation
+from scalelong.stability.alarms import residuals, second_difference_deviation
 
 
 def reference_residuals(y: list[float], window: int) -> list[float]:

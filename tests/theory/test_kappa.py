@@ -107,14 +107,14 @@ def test_auto_is_resolved_by_the_number_of_skips() -> None:
     config = as_scaling("cs:auto")
     assert config == ConstantScaling(kappa="auto")
     for count in (1, 3, 8):
-        expected = ConstantScaling(choose_kappa(skips=count).kappa).curve(count)
+        expected = ConstantScaling(choose_kappa(skips=count, schedule="ddpm").kappa).curve(count)
         assert ConstantScaling("auto").curve(count) == expected
     model = scale_skips_(small_uvit(), config)
     assert coefficients(model) == pytest.approx(list(ConstantScaling("auto").curve(3)))
     # What a checkpoint remembers is a number.
     assert isinstance(model.skip_scaling.config.kappa, float)  # pyright: ignore
     assert ConstantScaling("auto", reverse=True).curve(3) == pytest.approx(
-        ConstantScaling(choose_kappa(skips=3).kappa, reverse=True).curve(3)
+        ConstantScaling(choose_kappa(skips=3, schedule="ddpm").kappa, reverse=True).curve(3)
     )
 
 
@@ -315,7 +315,7 @@ def test_sensitivities_follow_kappa(images) -> None:
 
 def test_auto_is_what_the_estimator_answers_for_the_paper_s_data() -> None:
     """Scaling stands below this package, so that it holds the constant and the bisection itself."""
-    assert noise_ratio_targets().high == pytest.approx(PAPER_RATIO, rel=1e-12)
+    assert noise_ratio_targets(schedule="ddpm").high == pytest.approx(PAPER_RATIO, rel=1e-12)
     for skips in (*range(1, 30), 64, 200):
-        assert paper_kappa(skips) == choose_kappa(skips=skips).kappa
+        assert paper_kappa(skips) == choose_kappa(skips=skips, schedule="ddpm").kappa
         assert ConstantScaling("auto").resolved(skips).kappa == paper_kappa(skips)

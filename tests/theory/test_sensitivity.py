@@ -18,6 +18,7 @@ def inputs() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(4, 1, 8, 8, dtype=torch.float64), torch.tensor([3, 300, 600, 900])
 
 
+@pytest.mark.filterwarnings("ignore::scalelong.errors.UnscaledWeightsWarning")
 @pytest.mark.parametrize("kappa", [1.0, 0.6])
 def test_sensitivities_are_differences_of_models(inputs, kappa) -> None:
     model = small_uvit().double()

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..console import html_lines
 from ..errors import InvalidConfigError, SilentSkipsError
-from ..noise import alpha_bars
+from ..noise import SCHEDULE, alpha_bars
 from ..scaling.constant import BalancedScaling, ConstantScaling
 from ..theory.moments import PAPER_SECOND_MOMENT, image_moments, noisy_batch
 from ..theory.sensitivity import skip_sensitivities
@@ -40,6 +41,9 @@ class KappaChoice:
         head = f"κ = {self.kappa:.3f}, range {self.low:.3f} to {self.high:.3f} ({self.method}, {self.skips} long skips)"
         return "\n".join([head, *(f"  - {reason}" for reason in self.reasons)])
 
+    def _repr_html_(self) -> str:
+        return html_lines(str(self).splitlines())
+
 
 # Estimator A: κ from the moments of the data, the noise schedule, and the number of long skips (Section 4.1).
 #
@@ -60,7 +64,7 @@ class Targets(NamedTuple):
     second_moment: float
 
 
-def noise_ratio_targets(data: Tensor | None = None, schedule: Any = "ddpm") -> Targets:
+def noise_ratio_targets(data: Tensor | None = None, schedule: Any = SCHEDULE) -> Targets:
     """The targets by the fast formula 1 / (1 - (1 - s) ᾱ_t), over all images and times; without data for s = 1/3."""
     moments = torch.tensor([PAPER_SECOND_MOMENT], dtype=torch.float64) if data is None else image_moments(data)
     bars, second_moment = alpha_bars(schedule), float(moments.mean())
@@ -104,7 +108,7 @@ def kappa_for_sum(target: float, skips: int) -> Solution:
     return solve(lambda kappa: sum(kappa ** (2 * j) for j in range(skips)), target, tolerance=1e-9)
 
 
-def choose_from_moments(skips: int, data: Tensor | None = None, schedule: Any = "ddpm") -> KappaChoice:
+def choose_from_moments(skips: int, data: Tensor | None = None, schedule: Any = SCHEDULE) -> KappaChoice:
     """Estimator A. Costs one pass over the data; without data it takes the paper's s = 1/3."""
     if skips < 1:
         raise InvalidConfigError(f"the number of long skips must be at least 1, got {skips}")
@@ -164,7 +168,7 @@ def sensitivities(model: nn.Module, inputs: tuple[Any, ...], kappa: float = 1.0)
 
 
 def choose_from_network(
-    model: nn.Module, data: Tensor, schedule: Any = "ddpm", inputs: ModelInputs = default_inputs
+    model: nn.Module, data: Tensor, schedule: Any = SCHEDULE, inputs: ModelInputs = default_inputs
 ) -> KappaChoice:
     """Estimator B. Costs about 20 N forwards of 32 images: norms make w depend on κ, so it is measured at each κ."""
     arguments = example_arguments(data, schedule, inputs)
@@ -200,7 +204,7 @@ def balanced_scaling(
     model: nn.Module,
     data: Tensor,
     kappa: float = 0.7,
-    schedule: Any = "ddpm",
+    schedule: Any = SCHEDULE,
     inputs: ModelInputs = default_inputs,
 ) -> BalancedScaling:
     """BalancedScaling for this model: its skips' contributions, not their coefficients, fall as κ^(2(i-1))."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..errors import InvalidConfigError
 from ..models.call import output_tensor
-from ..noise import alpha_bars, even_fractions, mix
+from ..noise import SCHEDULE, alpha_bars, even_fractions, mix
 from ..scaling.constant import ConstantScaling
 from ..skips import scale_skips_
 from ..theory.moments import image_moments
@@ -39,7 +39,7 @@ class PilotRun:
         images: Tensor,
         held_out: Tensor,
         *,
-        schedule: Any = "ddpm",
+        schedule: Any = SCHEDULE,
         seed: int = 0,
         batch_size: int = 32,
         learning_rate: float = 1e-3,
@@ -111,7 +111,7 @@ ModelSource = nn.Module | Callable[[], nn.Module]
 def choose_by_pilot(
     model: ModelSource,
     data: Tensor,
-    schedule: Any = "ddpm",
+    schedule: Any = SCHEDULE,
     *,
     inputs: ModelInputs = default_inputs,
     grid: Sequence[float] = GRID,
@@ -229,7 +229,7 @@ Data = Tensor | Callable[[], Tensor] | Sequence[Tensor]
 def choose_kappa(
     model: ModelSource | None = None,
     data: Data | None = None,
-    schedule: Any = "ddpm",
+    schedule: Any = SCHEDULE,
     method: str = "data",
     *,
     skips: int | None = None,
@@ -241,7 +241,7 @@ def choose_kappa(
     `method`: "data" needs the number of long skips (`skips`, or a model to count them in) and is best given `data`;
     "network" needs a model and data; "pilot" trains, and needs a model (better: a function that builds one) and data.
     `data`: images (n, C, H, W) as the network sees them, usually in [-1, 1], or a function that gives such batches.
-    `schedule`: "ddpm", "vp", "cosine", "sd", the values ᾱ_t, or a diffusers scheduler.
+    `schedule`: "vp", "ddpm", "cosine", "sd", the values ᾱ_t, or a diffusers scheduler.
     `inputs(x_t, t)` gives the arguments of the model, for models that are not called as model(x_t, t).
     Other options (`grid`, `steps`, `seeds`, `learning_rate`, `batch_size`) go to the pilot.
     """

@@ -14,6 +14,7 @@ answers zero, and the feature is above a floor; otherwise `gate` says why it doe
 
 import json
 import math
+import re
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from statistics import fmean, median, stdev
 from typing import Any, Protocol, TextIO
 
 from ..errors import InvalidConfigError
-from ..files import read_json_lines, write_json_lines
+from ..files import make_folder, read_json_lines, write_json_lines, writing
 from ..optional import needs
 
 WINDOW = 51
@@ -105,20 +106,25 @@ def _gate(series: Sequence[float], window: int, loss: float | None, zero_loss: f
     return ""
 
 
-# Alarms: what in a series of readings means that a run is in trouble, in words that say what to try.
+# Alarms: what in a series of readings means that a run is in trouble, in words that say what to try. What stands in
+# braces is for models whose long skips are not scaled yet.
 
 REMEDIES = {
     "non-finite": "Stop and go back to the last good checkpoint. Try a lower learning rate, a longer warm-up, gradient "
-    "clipping, bf16 instead of fp16, or scale the long skips: scale_skips_(model, 'cs').",
-    "spike": "If it does not come back: lower the learning rate, clip gradients, or scale the long skips with CS, "
-    "which damps the inner ones.",
+    "clipping, bf16 instead of fp16{, or scale the long skips: scale_skips_(model, 'cs')}.",
+    "spike": "If it does not come back: lower the learning rate or clip gradients{, or scale the long skips with CS, "
+    "which damps the inner ones}.",
     "collapse": "The network may have stopped to use its input. Go back to an earlier checkpoint and lower the "
     "learning rate or the weight decay; look for a coefficient or a gate that went to zero.",
-    "overflow margin": "The next growth overflows. Use bf16, or scale the long skips (CS with a smaller kappa), or "
-    "lower the learning rate.",
+    "overflow margin": "The next growth overflows. Use bf16 or lower the learning rate{, or scale the long skips with "
+    "CS}.",
     "dead skip": "The decoder no longer depends on this skip. Raise kappa, use LS with start='cs', or look at the "
     "gate's learning rate and weight decay.",
 }
+
+
+_BY_RATE = ("non-finite", "spike", "collapse", "overflow margin")
+"""Kinds that a learning rate which is too high may cause."""
 
 
 @dataclass(frozen=True)
@@ -130,9 +136,16 @@ class Alarm:
     """The quantity, for example "probe_block_rms/decoder.0"."""
     value: float
     message: str
+    scaled: bool = False
+    """Whether the long skips are scaled already: then that is no remedy."""
+
+    @property
+    def remedy(self) -> str:
+        advice = REMEDIES[self.kind]
+        return re.sub(r"\{.*?\}", "", advice) if self.scaled else advice.replace("{", "").replace("}", "")
 
     def __str__(self) -> str:
-        return f"step {self.step}: {self.kind}: {self.message} {REMEDIES[self.kind]}"
+        return f"step {self.step}: {self.kind}: {self.message} {self.remedy}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,13 +185,40 @@ class AlarmDetector:
         self._lowest_loss = math.inf
         self._standing: set[tuple[str, str]] = set()
 
-    def check(self, step: int, reading: Mapping[str, float]) -> list[Alarm]:
+    def check(
+        self, step: int, reading: Mapping[str, float], *, lr: float | None = None, scaled: bool = False
+    ) -> list[Alarm]:
+        """`lr` is the learning rate of this step, `scaled` whether the long skips are scaled, where they are known."""
         findings = list(self._findings(reading))
         standing = {(finding.kind, finding.where) for finding in findings}
         fresh = [finding for finding in findings if (finding.kind, finding.where) not in self._standing]
         self._standing = standing
         self._remember(reading)
-        return [Alarm(step, found.kind, found.where, found.value, found.message) for found in fresh]
+        rate = "" if lr is None else f" The learning rate is {lr:g}{self._rate_remark(reading)}."
+        return [
+            Alarm(step, found.kind, found.where, found.value, found.message + rate * (found.kind in _BY_RATE), scaled)
+            for found in fresh
+        ]
+
+    def _rate_remark(self, reading: Mapping[str, float]) -> str:
+        """A step that changes a block by a tenth of its weights is too long, whatever else is wrong."""
+        ratios = [value for name, value in reading.items() if name.startswith("update_ratio/") and math.isfinite(value)]
+        ratios = ratios or [past[-1] for name, past in self._past.items() if name.startswith("update_ratio/") and past]
+        largest = max(ratios, default=0.0)
+        return f", and a step changes weights by {largest:.0%}: that is the first thing to lower" * (largest > 0.1)
+
+    def _first_to_leave(self, bad: Sequence[str]) -> str:
+        """The block that had grown most when all was still finite; else the first in the order of the forward."""
+        growth = {
+            name: past[-1] / past[0]
+            for name, past in self._past.items()
+            if name in _features(self._past) and len(past) > 1 and past[0] > 0
+        }
+        if growth and max(growth.values()) > self.rules.feature_spike:
+            name = max(growth, key=lambda block: growth[block])
+            return f" {name} left first: it had grown {growth[name]:.3g} times before."
+        first = next(iter(_features(bad)), None)
+        return "" if first is None else f" In the order of the forward, {first} is the first."
 
     def _remember(self, reading: Mapping[str, float]) -> None:
         for name, value in reading.items():
@@ -190,9 +230,12 @@ class AlarmDetector:
     def _findings(self, reading: Mapping[str, float]) -> Iterator[_Finding]:
         bad = [name for name, value in reading.items() if not math.isfinite(value)]
         if bad:
+            # A coefficient is only what the features before it have made of it.
+            named = next((name for name in bad if not name.startswith("kappa/")), bad[0])
             others = f" and {len(bad) - 1} others" if len(bad) > 1 else ""
             # Where it is one thing that went wrong, it is one alarm.
-            yield _Finding("non-finite", "", math.nan, f"{bad[0]}{others} became infinite or NaN.")
+            message = f"{named}{others} became infinite or NaN.{self._first_to_leave(bad)}"
+            yield _Finding("non-finite", "", math.nan, message)
             return
         yield from self._spikes(reading)
         yield from self._collapses(reading)
@@ -291,11 +334,12 @@ class JsonLines:
             self._file = None
 
     def _opened(self, step: int) -> TextIO:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path.parent)
         if self.path.exists():
-            kept = [line for line in read_json_lines(self.path) if line["step"] < step]
+            kept = [line for line in read_json_lines(self.path) if line.get("step", step) < step]
             write_json_lines(self.path, kept)
-        return open(self.path, "a", encoding="utf-8")
+        with writing(self.path):
+            return open(self.path, "a", encoding="utf-8")
 
 
 class TensorBoard:

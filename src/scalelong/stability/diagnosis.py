@@ -1,23 +1,30 @@
 """One page before training: where the long skips are, how large, what depends on them, and how to scale them."""
 
+from __future__ import annotations
+
 import inspect
 import json
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from ..console import text_table
+from ..console import html_lines, html_table, text_table
 from ..errors import InvalidInputError
 from ..kappa import KappaChoice, choose_kappa
 from ..models.call import count_parameters
+from ..noise import SCHEDULE
+from ..optional import needs
 from ..scaling import ConstantScaling, LearnableScaling, NoScaling, Scaling
 from ..skips.examples import ExampleInputs, example_call
 from ..skips.host import unwrap
 from ..theory import jacobian_norm, skip_sensitivities
-from .probe import plan_for, probe
+from .features import plan_for, probe
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FP16_LIMIT = torch.finfo(torch.float16).max
 SAFE_HEADROOM = 8.0
@@ -62,13 +69,18 @@ class Diagnosis:
     fp16_headroom: float
     """65504 divided by the largest activation at a block."""
     scaling: Scaling
-    choice: KappaChoice
+    choice: KappaChoice | None
+    """None for networks that are no diffusion models: the paper's κ is about their noise."""
     reasons: tuple[str, ...]
+    advice: str = ""
+    """What the evidence says about scaling a network of this kind."""
 
     @property
     def recommendation(self) -> str:
-        """The shorthand of the recommended scaling."""
-        return f"cs:{self.choice.kappa:g}" if isinstance(self.scaling, ConstantScaling) else self.scaling.name
+        """The shorthand of the scaling to take, if one is taken."""
+        if isinstance(self.scaling, ConstantScaling) and self.choice is not None:
+            return f"cs:{self.choice.kappa:g}"
+        return self.scaling.name
 
     def rows(self) -> list[dict[str, str]]:
         return [
@@ -90,7 +102,8 @@ class Diagnosis:
             "model": f"{self.model}, {self.parameters:,} parameters, {len(self.skips)} long skips",
             "Jacobian norm": f"{self.jacobian_norm:.3g}",
             "largest activation": f"{self.activation_max:.3g}, fp16 headroom {self.fp16_headroom:.3g} times",
-            "recommended": f"{self.recommendation}: {self.scaling}",
+            "recommended": self.advice,
+            "if you scale": f"{self.recommendation}: {self.scaling}",
         }
 
     def __str__(self) -> str:
@@ -101,11 +114,35 @@ class Diagnosis:
 
     def to_json(self) -> str:
         page = {"rows": self.rows(), "facts": self.facts(), "reasons": list(self.reasons), "text": str(self)}
-        return json.dumps({**page, "scaling": self.scaling.to_dict(), "choice": asdict(self.choice)})
+        choice = None if self.choice is None else asdict(self.choice)
+        return json.dumps({**page, "scaling": self.scaling.to_dict(), "choice": choice})
+
+    def _repr_html_(self) -> str:
+        facts = [f"{name}: {value}" for name, value in self.facts().items()]
+        return html_lines(facts) + html_table(self.rows()) + html_lines(["why:", *self.reasons])
+
+    def plot(self) -> Figure:
+        """Size and influence of each long skip, from the outermost to the innermost, as a figure of matplotlib."""
+        figure = needs("matplotlib.figure", "report", "drawing a diagnosis").Figure(
+            figsize=(8, 3), layout="constrained"
+        )
+        left, right = figure.subplots(1, 2)
+        index = [skip.index for skip in self.skips]
+        left.bar(index, [skip.rms for skip in self.skips])
+        left.set(xlabel="long skip, outermost first", ylabel="RMS", title="size")
+        right.plot(
+            index, [math.nan if s.sensitivity is None else s.sensitivity for s in self.skips], "o-", label="w_i/w_1"
+        )
+        right.plot(index, [skip.kappa for skip in self.skips], "s--", label=f"κ_i of {self.recommendation}")
+        right.set(xlabel="long skip, outermost first", title="influence on the output")
+        right.legend()
+        for axes in (left, right):
+            axes.set_xticks(index)
+        return figure
 
 
 def diagnose(
-    model: nn.Module, batch: ExampleInputs = None, *, images: Tensor | None = None, schedule: Any = "vp"
+    model: nn.Module, batch: ExampleInputs = None, *, images: Tensor | None = None, schedule: Any = SCHEDULE
 ) -> Diagnosis:
     """Diagnose a model on a batch: its arguments as a tuple or a dictionary, as in training (noisy images, times, ...).
 
@@ -123,7 +160,8 @@ def diagnose(
     single_kwargs = {name: _first_example(value, len(args[0])) for name, value in kwargs.items()}
     largest = max(features.block_max.values(), default=math.nan)
     relative = [weight / weights[0] if weights[0] > 0 else None for weight in weights]
-    choice = choose_kappa(skips=len(plan), data=images, schedule=schedule)
+    denoises = images is not None or _denoises(host, args, kwargs)
+    choice = choose_kappa(skips=len(plan), data=images, schedule=schedule) if denoises else None
     cancelled = sum(skip.cancelled for skip in plan) / len(plan)
     headroom = FP16_LIMIT / max(largest, 1e-30)
     scaling, reasons = _recommend(choice, relative, cancelled, headroom)
@@ -152,16 +190,55 @@ def diagnose(
         scaling=scaling,
         choice=choice,
         reasons=reasons,
+        advice=_advice(choice, len(plan), cancelled),
+    )
+
+
+TIME_ARGUMENTS = ("t", "time", "times", "timestep", "timesteps", "sigma", "sigmas", "noise_level", "noise_labels")
+
+
+def _denoises(host: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the model is called with times as well: by their usual names, or as one number for each image."""
+    given = [*inspect.signature(host.forward).parameters][: len(args)]
+    if any(name in TIME_ARGUMENTS for name in (*given, *kwargs)):
+        return True
+    return len(args) > 1 and isinstance(args[1], Tensor) and args[1].dim() <= 1 and args[1].numel() in (1, len(args[0]))
+
+
+DEEP = 8
+"""Long skips from which on CS kept runs alive at high rates; with four of them nothing was gained."""
+
+
+def _advice(choice: KappaChoice | None, skips: int, cancelled: float) -> str:
+    """What docs/evidence/survival and docs/recipe.md have found for such a network."""
+    if choice is None:
+        return (
+            "none. This network takes no time, so it is no diffusion model: the paper's reason for κ is about noise, "
+            "and there is no evidence that scaling helps here. If training fails, lower the learning rate first"
+        )
+    if choice.kappa >= 1:
+        return "none: no κ below 1 is needed"
+    find_out = "`scalelong range`, or sl.rate_range in your own loop, finds out whether your rate needs it"
+    if cancelled > 0.5 or skips < DEEP:
+        kind = "with normalised merges" if cancelled > 0.5 else f"with {skips} long skips"
+        return (
+            f"none at ordinary learning rates: on networks {kind} no scaling did as well (docs/recipe.md). {find_out}"
+        )
+    return (
+        f"sl.start_skips_(model, 'cs:{choice.kappa:g}') before training, if the learning rate is high: nothing is "
+        f"attached and it costs nothing. At ordinary rates no scaling does as well (docs/recipe.md). {find_out}"
     )
 
 
 def _recommend(
-    choice: KappaChoice, sensitivities: list[float | None], cancelled: float, headroom: float
+    choice: KappaChoice | None, sensitivities: list[float | None], cancelled: float, headroom: float
 ) -> tuple[Scaling, tuple[str, ...]]:
     """The method, and why, in words. Rules of thumb: a pilot (`choose_kappa(method="pilot")`) knows better."""
     reasons: list[str] = []
-    scaling: Scaling = ConstantScaling(choice.kappa)
-    if cancelled > 0.5:
+    scaling: Scaling = NoScaling() if choice is None else ConstantScaling(choice.kappa)
+    if choice is None:
+        reasons.append("the model is called without a time, so κ is not derived from the noise of diffusion")
+    elif cancelled > 0.5:
         scaling = LearnableScaling(gate="channel", kappa=min(choice.kappa, 0.999))
         reasons.append(
             f"the normalisation right behind the merges cancels a constant κ for {cancelled:.0%} of the channels; "
@@ -172,7 +249,7 @@ def _recommend(
         reasons.append(f"with {choice.skips} long skips no κ below 1 is needed")
     else:
         reasons.append("CS costs nothing, has no parameters, and can be folded into the weights after training")
-    reasons += choice.reasons
+    reasons += () if choice is None else choice.reasons
     known = [weight for weight in sensitivities if weight is not None]
     if not known:
         reasons.append(

@@ -7,7 +7,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from ..errors import RunFolderError, ScaleLongError
-from ..files import FolderLock, write_text
+from ..errors import CannotReadError, RunFolderError, ScaleLongError
+from ..files import locked, parse_json, read_json, read_text, write_text, writing
 from ..randomness import global_state, restore_global_state
 from .survival import RateRun, rate_text
 
@@ -142,31 +142,26 @@ class Store:
 
     def __init__(self, folder: Path | None, settings: dict[str, Any], prints: dict[str, str]) -> None:
         self.folder, self.settings, self.prints = folder, settings, prints
-        self._lock: FolderLock | None = None
+        self._held = ExitStack()
 
     def __enter__(self) -> "Store":
         if self.folder is not None:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = FolderLock(self.folder)
-            self._lock.__enter__()
-            try:
+            with ExitStack() as stack:
+                stack.enter_context(locked(self.folder, wait=False))
                 self._compare(self.folder / SETTINGS)
-            except BaseException:
-                self._lock.__exit__()
-                raise
+                self._held = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._lock is not None:
-            self._lock.__exit__()
+        self._held.close()
 
     def _compare(self, path: Path) -> None:
         """Runs of other settings must not be mixed. More methods, rates and seeds are welcome."""
         now = json.loads(json.dumps({**self.settings, "weights": self.prints}))
         if path.exists():
             try:
-                before = json.loads(path.read_text(encoding="utf-8"))
-            except ValueError as error:
+                before = dict(read_json(path))
+            except (CannotReadError, ValueError, TypeError) as error:
                 raise RunFolderError(f"{path} is damaged: {error}; choose another folder") from error
             known = before.get("weights", {})
             # A method that is new here has nothing to be compared with.
@@ -186,12 +181,12 @@ class Store:
         path = None if self.folder is None else self.folder / RUNS
         if path is None or not path.exists():
             return {}
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
         whole = text[: text.rfind("\n") + 1]
         if whole != text:
             write_text(path, whole)
         try:
-            runs = [RateRun(**json.loads(line)) for line in whole.splitlines()]
+            runs = [RateRun(**parse_json(line)) for line in whole.splitlines()]
         except (ValueError, TypeError) as error:
             raise RunFolderError(f"{path} is damaged: {error}; choose another folder, or remove that line") from error
         return {(run.method, run.rate, run.seed): run for run in runs}
@@ -199,7 +194,7 @@ class Store:
     def add(self, run: RateRun) -> None:
         if self.folder is None:
             return
-        with open(self.folder / RUNS, "a", encoding="utf-8") as file:
+        with writing(self.folder / RUNS), open(self.folder / RUNS, "a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(run), ensure_ascii=False) + "\n")
             file.flush()
             os.fsync(file.fileno())

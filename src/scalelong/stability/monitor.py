@@ -13,20 +13,25 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from os import PathLike
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from ..console import html_lines, html_table
 from ..errors import InvalidConfigError, NotScaledError
 from ..scaling.base import SkipScaling
 from ..skips.examples import ExampleInputs, example_call
-from ..skips.host import host_of, unwrap
+from ..skips.host import host_of, is_scaled_host, unwrap
 from ..skips.plan import SkipPlan
 from .alarms import WINDOW, Alarm, AlarmDetector, AlarmRules, JsonLines, Oscillation, Writer, oscillation
-from .probe import Meter, attach_meter, block_names, measure, parameters_by_block, plan_for
+from .features import Meter, attach_meter, block_names, measure, parameters_by_block, plan_for
+from .readings import draw_readings, reading_rows
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Gradient norms and relative updates per block, around the steps of whatever optimiser trains the model
 
@@ -36,6 +41,8 @@ class UpdateWatch:
 
     def __init__(self, groups: dict[str, list[nn.Parameter]]) -> None:
         self.on = False
+        self.lr: float | None = None
+        """The learning rate of the last step that was read, the highest of all groups."""
         self.groups = groups
         self._block_of = {id(parameter): name for name, group in groups.items() for parameter in group}
         self._before: list[tuple[nn.Parameter, Tensor]] = []
@@ -64,6 +71,7 @@ class UpdateWatch:
         if not self.on:
             return
         mine = self._mine(optimizer)
+        self.lr = max((float(group["lr"]) for group in optimizer.param_groups if "lr" in group), default=None)
         gradients = [p.grad.coalesce() if p.grad.is_sparse else p.grad for p in mine if p.grad is not None]
         self._add(self.gradients, mine, gradients)
         self._before = [(p, p.detach().clone()) for p in mine]
@@ -105,6 +113,9 @@ def _joint(norms: list[Tensor]) -> Tensor:
 # The monitor
 
 logger = logging.getLogger(__name__)
+
+SHOWN = 5
+"""Alarms that a notebook shows: the latest."""
 
 
 class StabilityMonitor:
@@ -174,6 +185,12 @@ class StabilityMonitor:
         self._arm()
         return reading
 
+    def begin_at(self, step: int) -> None:
+        """Go on after a step: of a run that is resumed, or that went back to a checkpoint."""
+        self.steps = step
+        self._losses = None
+        self._arm()
+
     def oscillation(self, name: str, window: int = WINDOW, zero_loss: float = 1.0) -> Oscillation:
         """The scores of a quantity such as "probe_block_rms/middle" over the history, gated by the recorded loss."""
         series = [reading[name] for reading in self.history if name in reading]
@@ -182,6 +199,20 @@ class StabilityMonitor:
             known = ", ".join(sorted({name for reading in self.history for name in reading})) or "nothing"
             raise InvalidConfigError(f"{name!r} was not recorded; recorded: {known}")
         return oscillation(series, window=window, loss=losses[-1] if losses else None, zero_loss=zero_loss)
+
+    def plot(self) -> "Figure":
+        """Loss, gradient norm, and κ_i and size of each long skip over the steps: a figure of matplotlib."""
+        return draw_readings(self.history, self.alarms)
+
+    def _repr_html_(self) -> str:
+        name = type(self.host).__name__
+        if not self.history:
+            return html_lines([f"{name}: no reading yet, one comes every {self.every} steps"])
+        table = html_table(reading_rows(self.history[-1]), f"{name}: the reading at step {self.history[-1]['step']:g}")
+        count = len(self.alarms)
+        said = [f"{count} alarm{'s' if count != 1 else ''}{':' if count else ''}", *map(str, self.alarms[-SHOWN:])]
+        earlier = [f"and {count - SHOWN} before these"] if count > SHOWN else []
+        return table + html_lines([*said, *earlier])
 
     def _arm(self) -> None:
         """Read during the step before a reading, and in no other."""
@@ -220,7 +251,8 @@ class StabilityMonitor:
 
     def _publish(self, reading: dict[str, float]) -> None:
         self.history.append({"step": self.steps, **reading})
-        alarms = self._detector.check(self.steps, reading)
+        scaled = is_scaled_host(host_of(self.host))
+        alarms = self._detector.check(self.steps, reading, lr=self._updates.lr, scaled=scaled)
         self.alarms += alarms
         for writer in self.writers:
             writer.write(self.steps, reading, alarms)

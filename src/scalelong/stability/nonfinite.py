@@ -18,6 +18,12 @@ from ..skips import is_scaled, plan_of
 
 NAMED = 5
 """Parameters listed by name."""
+HUGE = 1e8
+"""Outputs and gradients of networks that train stay far below."""
+HIGH_RATE, USUAL_RATE = 0.1, 1e-3
+"""Rates of AdamW: above the first nothing trains, with the second most do."""
+LARGEST = torch.finfo(torch.float32).max ** 0.5
+"""A norm whose square float32 cannot hold."""
 
 
 @dataclass
@@ -37,6 +43,12 @@ class NonFiniteReport:
     parameters: list[str] = field(default_factory=list)
     gradients: list[str] = field(default_factory=list)
     bad_input: bool = False
+    rate: float | None = None
+    """The learning rate of the step, where it is known."""
+    gradient: float | None = None
+    """The norm of the gradient, in float64: it may be beyond what float32 holds while every entry is finite."""
+    rollbacks: int = 0
+    """Rollbacks that were tried before and did not help."""
 
     def __str__(self) -> str:
         lines = [f"the loss or the gradient of step {self.step} is not finite; its update was not applied."]
@@ -54,8 +66,30 @@ class NonFiniteReport:
             lines.append(f"Gradients that are not finite: {_listing(self.gradients)}.")
         good = "none was saved" if self.last_good is None else f"step {self.last_good}"
         lines.append(f"Last good checkpoint: {good}.")
-        lines.append("Try a lower --lr, more --warmup, --clip 1, --scaling cs, or --on-nan rollback.")
+        if self.rollbacks:
+            tried = "1 rollback" if self.rollbacks == 1 else f"{self.rollbacks} rollbacks"
+            lines.append(f"{tried} with lower rates did not help (rollbacks.json).")
+        lines.append(self._advice())
         return "\n".join(lines)
+
+    @property
+    def ran_away(self) -> bool:
+        """Whether numbers have grown far beyond those of any network that trains, though they may still be finite."""
+        outputs = self.largest[1] if self.largest else 0.0
+        return max(outputs, self.gradient or 0.0) > HUGE
+
+    def _advice(self) -> str:
+        ways = ["more --warmup", "--clip 1", "--scaling cs", *([] if self.rollbacks else ["--on-nan rollback"])]
+        others = f"{', '.join(ways[:-1])}, or {ways[-1]}"
+        if self.rate is None:
+            return f"Try a lower --lr, {others}."
+        lower = min(self.rate / 10, USUAL_RATE)
+        if self.ran_away or self.rate > HIGH_RATE:
+            return (
+                f"The learning rate was {self.rate:g}, and the numbers have run away: that is the rate. Try --lr "
+                f"{lower:.1g}, then {others}."
+            )
+        return f"The learning rate was {self.rate:g}. Try --lr {lower:.1g}, {others}."
 
     def _where(self) -> str:
         if self.layer:
@@ -63,14 +97,24 @@ class NonFiniteReport:
             return f"First module with a non-finite output: {self.layer}{merged}."
         if self.gradients:
             return "All outputs of the forward pass are finite; the backward pass is not."
+        if self.gradient is not None and self.gradient > LARGEST:
+            return f"All numbers are finite, but the norm of the gradient is {self.gradient:.1e}, beyond float32."
+        if self.ran_away:
+            return "A second pass over the same batch was finite, with numbers near the end of what float32 holds."
         return "A second pass over the same batch was finite: look for hardware faults or random layers."
 
 
 def explain_nonfinite(
-    model: nn.Module, backward: Callable[[], Any], inputs: list[Tensor], step: int, last_good: int | None
+    model: nn.Module,
+    backward: Callable[[], Any],
+    inputs: list[Tensor],
+    step: int,
+    last_good: int | None,
+    *,
+    rate: float | None = None,
 ) -> NonFiniteReport:
     """Run `backward` (the passes of the bad step on this model) and watch every module."""
-    found = NonFiniteReport(step, last_good, bad_input=not all(map(_finite, inputs)))
+    found = NonFiniteReport(step, last_good, bad_input=not all(map(_finite, inputs)), rate=rate)
     found.parameters = [name for name, value in model.named_parameters() if not _finite(value)]
     model.zero_grad(set_to_none=True)
     with _watched(model, found):
@@ -78,6 +122,12 @@ def explain_nonfinite(
     found.gradients = [
         name for name, value in model.named_parameters() if value.grad is not None and not _finite(value.grad)
     ]
+    norms = [
+        torch.linalg.vector_norm(value.grad.detach().cpu(), dtype=torch.float64)
+        for value in model.parameters()
+        if value.grad is not None and not hasattr(value.grad, "full_tensor")  # not where gradients are sharded (FSDP2)
+    ]
+    found.gradient = float(torch.linalg.vector_norm(torch.stack(norms))) if norms and not found.gradients else None
     model.zero_grad(set_to_none=True)
     return found
 

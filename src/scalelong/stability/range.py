@@ -37,8 +37,9 @@ from ..skips import find_skips, is_scaled, scale_skips_, start_skips_
 from ..skips.examples import ExampleInputs
 from ..skips.host import unwrap
 from ..skips.plan import SkipPlan
+from ..skips.record import without_records
+from .features import Meter, attach_meter
 from .many import Key, Store, carry_out, default_jobs, kept_random_state, line
-from .probe import Meter, attach_meter
 from .survival import RateRange, RateRun
 
 Build = Callable[[int], nn.Module]
@@ -245,7 +246,7 @@ class Task:
         elif method.change.startswith(START):
             start_skips_(model, method.change.removeprefix(START), plan=plan)
         elif not isinstance(as_scaling(method.change), NoScaling):
-            scale_skips_(model, method.change, plan=plan, verify=False)  # `find_skips` has seen this very step
+            scale_skips_(model, method.change, plan=plan)
         return model.train()
 
     def prepared(self, plan: SkipPlan | None, reference: float | None) -> tuple["Task", dict[str, str]]:
@@ -523,7 +524,9 @@ def _is_none(change: str) -> bool:
 def _fingerprint(model: nn.Module) -> str:
     """A hash of names and values of all weights."""
     digest = hashlib.sha256()
-    for name, value in model.state_dict().items():
+    with without_records():
+        state = model.state_dict()
+    for name, value in state.items():
         digest.update(name.encode())
         if isinstance(value, Tensor) and not value.is_meta:
             digest.update(str(tuple(value.shape)).encode())

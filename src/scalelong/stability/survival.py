@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..console import text_table
 from ..errors import InvalidConfigError, MissingDependencyError
-from ..files import write_bytes, write_text
+from ..files import make_folder, write_bytes, write_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -448,7 +448,7 @@ class RateRange:
     def save(self, folder: str | PathLike[str]) -> Path:
         """range.json, range.txt and, where matplotlib is installed, range.png. Gives the folder."""
         place = Path(folder)
-        place.mkdir(parents=True, exist_ok=True)
+        make_folder(place)
         write_text(place / "range.json", self.to_json())
         write_text(place / "range.txt", f"{self}\n")
         try:

@@ -173,7 +173,6 @@ def new_figure(panels: int = 2) -> tuple["Figure", list[Any]]:
 
 def save(figure: "Figure", path: Path) -> Path:
     """Write a figure in one go, without the time of day, so that equal numbers give equal files."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     content = io.BytesIO()
     figure.savefig(content, format=path.suffix[1:], metadata={"Software": None})
     write_bytes(path, content.getvalue())

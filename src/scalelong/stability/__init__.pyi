@@ -1,0 +1,40 @@
+"""The names of this package, each written once: type checkers read this file, and `__init__.py` reads it too."""
+
+from .alarms import (
+    Alarm as Alarm,
+    AlarmRules as AlarmRules,
+    JsonLines as JsonLines,
+    Oscillation as Oscillation,
+    TensorBoard as TensorBoard,
+    oscillation as oscillation,
+    read_json_lines as read_json_lines,
+)
+from .callbacks import (
+    AccelerateMonitor as AccelerateMonitor,
+    lightning_callback as lightning_callback,
+)
+from .diagnosis import (
+    Diagnosis as Diagnosis,
+    diagnose as diagnose,
+)
+from .features import (
+    Features as Features,
+    probe as probe,
+)
+from .many import StepFailedError as StepFailedError
+from .monitor import StabilityMonitor as StabilityMonitor
+from .nonfinite import (
+    NonFiniteReport as NonFiniteReport,
+    explain_nonfinite as explain_nonfinite,
+)
+from .range import (
+    CollapseRule as CollapseRule,
+    Method as Method,
+    rate_range as rate_range,
+)
+from .survival import (
+    Difference as Difference,
+    HalfRate as HalfRate,
+    RateRange as RateRange,
+    RateRun as RateRun,
+)
