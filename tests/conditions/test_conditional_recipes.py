@@ -3,8 +3,7 @@
 import torch
 
 from scalelong.models import Denoiser, UViT
-from scalelong.runs.model import DataShape, build_model
-from scalelong.runs.recipes import recipe
+from scalelong.runs import DataShape, build_model, recipe
 
 
 def millions(name: str, shape: DataShape) -> float:

@@ -8,12 +8,20 @@ import pytest
 import torch
 
 from scalelong.data import load_data, to_float
+from scalelong.diffusion import Autoencoder, encode_data
 from scalelong.diffusion.conditions import ConditionError
-from scalelong.diffusion.latents import Autoencoder, AutoencoderError, encode_data, sample_latents
+from scalelong.diffusion.latents import AutoencoderError, sample_latents
 from scalelong.errors import InvalidConfigError
-from scalelong.runs.config import DiffusionConfig, ImagesConfig, LoggingConfig, OptimizerConfig, TextConfig, TrainConfig
-from scalelong.runs.folder import read_metrics
-from scalelong.runs.load import load_run
+from scalelong.runs import (
+    DiffusionConfig,
+    ImagesConfig,
+    LoggingConfig,
+    OptimizerConfig,
+    TextConfig,
+    TrainConfig,
+    load_run,
+    read_metrics,
+)
 from scalelong.training import train
 
 UVIT = {"patch_size": 4, "dim": 32, "depth": 2, "heads": 2}

@@ -10,15 +10,8 @@ import torch
 
 from scalelong.data import Batch, load_data
 from scalelong.data.shapes import COLOURS, PLACES, SHAPES, caption
-from scalelong.diffusion.conditions import (
-    ClassCondition,
-    ConditionError,
-    HashedWords,
-    PretrainedTextEncoder,
-    TextCondition,
-    Unconditional,
-    cache_captions,
-)
+from scalelong.diffusion import ClassCondition, HashedWords, PretrainedTextEncoder, TextCondition, Unconditional
+from scalelong.diffusion.conditions import ConditionError, cache_captions
 from scalelong.files import cache_folder, cached_array
 
 
@@ -140,7 +133,7 @@ def test_captions_are_encoded_once(clip: Path, monkeypatch: pytest.MonkeyPatch) 
     assert len(said) == 1
     again = cache_captions(PretrainedTextEncoder(clip, 8, 16), captions, said.append)
     assert len(said) == 1
-    monkeypatch.setattr(PretrainedTextEncoder, "_loaded", property(lambda _: pytest.fail("the encoder was loaded")))
+    monkeypatch.setattr(PretrainedTextEncoder, "loaded", property(lambda _: pytest.fail("the encoder was loaded")))
     condition = TextCondition(again, guided=True)
     assert condition.from_batch(batch(captions)).shape == (3, 8, 16)
     hidden = condition.drop(condition.from_batch(batch(captions)), torch.tensor([True, False, False]))

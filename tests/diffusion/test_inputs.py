@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from scalelong.data import Batch, MemoryData, to_float
-from scalelong.diffusion import InputMaker, NoiseProcess, Unconditional, held_out_loss
-from scalelong.diffusion.conditions import ClassCondition, Conditions
+from scalelong.diffusion import ClassCondition, Conditions, InputMaker, NoiseProcess, Unconditional, held_out_loss
 from scalelong.models import Denoiser, UViT
 from scalelong.noise import epsilon_losses
 from scalelong.randomness import generator, noise, uniform

@@ -10,15 +10,14 @@ import pytest
 import torch
 
 from scalelong.cli import main
-from scalelong.diffusion import SAMPLERS, guided
-from scalelong.diffusion.conditions import ConditionError, Unconditional
-from scalelong.diffusion.images import ImageMaker, requests, to_bytes
-from scalelong.diffusion.solvers import SampleSettings
+from scalelong.diffusion import SAMPLERS, ImageMaker, SampleSettings, Unconditional, guided, requests
+from scalelong.diffusion.conditions import ConditionError
+from scalelong.diffusion.images import to_bytes
 from scalelong.errors import InvalidConfigError
 from scalelong.models import Denoiser, unet
 from scalelong.noise import NoiseProcess
-from scalelong.runs.load import load_run
-from scalelong.runs.samples import SampleFolder, read_png
+from scalelong.runs import SampleFolder, load_run
+from scalelong.runs.samples import read_png
 
 
 @pytest.mark.parametrize("sampler", list(SAMPLERS))

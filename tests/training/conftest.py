@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from scalelong.runs.checkpoint import read_checkpoint
-from scalelong.runs.config import (
+from scalelong.runs import (
     CheckpointConfig,
     DiffusionConfig,
     ImagesConfig,
     LoggingConfig,
     OptimizerConfig,
     TrainConfig,
+    read_checkpoint,
 )
 from scalelong.training import train
 

@@ -13,8 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from scalelong.models import UViT
-from scalelong.runs.config import CheckpointConfig, LoggingConfig
-from scalelong.runs.recipes import recipe
+from scalelong.runs import CheckpointConfig, LoggingConfig, recipe
 from scalelong.training import loop, train
 
 unsharded = loop.build_model

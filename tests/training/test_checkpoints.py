@@ -11,19 +11,15 @@ from safetensors import safe_open
 
 from scalelong.errors import CheckpointError
 from scalelong.files import file_digest
-from scalelong.runs import checkpoint as module
-from scalelong.runs.checkpoint import (
+from scalelong.runs import (
+    CheckpointConfig,
     Snapshot,
-    abandon_after,
-    newest_good,
-    prune,
+    checkpoint as module,
     read_checkpoint,
     saved_steps,
-    step_folder,
-    verify,
     write_checkpoint,
 )
-from scalelong.runs.config import CheckpointConfig
+from scalelong.runs.checkpoint import abandon_after, newest_good, prune, step_folder, verify
 
 
 def snapshot(step):

@@ -9,7 +9,7 @@ from torch import nn
 
 from scalelong.errors import InvalidConfigError
 from scalelong.models import UViT
-from scalelong.runs.config import HardwareConfig, TrainConfig
+from scalelong.runs import HardwareConfig, TrainConfig
 from scalelong.training import cores as cores_module
 from scalelong.training.cores import CoreParallel, chunks, images_at_once, make_cores, sharing_copy
 

@@ -6,9 +6,10 @@ from diffusers.models.unets.unet_2d import UNet2DModel
 from torch import nn
 
 from scalelong.models import UViT
-from scalelong.runs.config import OptimizerConfig
+from scalelong.runs import OptimizerConfig
 from scalelong.skips import scale_skips_
-from scalelong.stability.nonfinite import explain_nonfinite, merge_blocks
+from scalelong.stability import explain_nonfinite
+from scalelong.stability.nonfinite import merge_blocks
 from scalelong.training.state import ScaledGuard, create_state, make_guard, make_optimizer
 
 CPU = torch.device("cpu")
@@ -71,13 +72,13 @@ def small_uvit():
     return UViT(image_size=4, patch_size=2, channels=1, dim=16, depth=6, heads=2, scaling="cs:0.5")
 
 
-def look(model, x=None):
+def look(model, x=None, rate=None):
     x = torch.randn(2, 1, 4, 4) if x is None else x
 
     def backward():
         model(x, torch.tensor([1.0, 2.0])).square().mean().backward()
 
-    return explain_nonfinite(model, backward, [x], step=7, last_good=5)
+    return explain_nonfinite(model, backward, [x], step=7, last_good=5, rate=rate)
 
 
 def test_merge_blocks_of_uvit_count_from_the_outermost():
@@ -149,6 +150,34 @@ def test_a_backward_that_overflows_while_the_forward_does_not():
 def test_bad_data_and_a_clean_second_pass_are_told_apart():
     assert look(small_uvit(), torch.full((2, 1, 4, 4), float("nan"))).bad_input
     assert "A second pass over the same batch was finite" in str(look(small_uvit()))
+
+
+def test_numbers_that_ran_away_blame_the_rate_and_not_the_hardware():
+    model = small_uvit()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1e4)
+    found = look(model, rate=1000.0)
+    text = str(found)
+    assert "hardware" not in text
+    assert "learning rate was 1000" in text
+    assert "that is the rate" in text
+    assert "--lr 0.001" in text
+
+
+def test_a_gradient_whose_norm_overflows_while_its_entries_do_not():
+    class Steep(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4))
+
+        def forward(self, x, t):
+            return x * self.weight.sum() * 1e15
+
+    found = look(Steep(), rate=1e-3)
+    assert found.gradients == []
+    assert "norm of the gradient" in str(found)
+    assert "hardware" not in str(found)
 
 
 def test_it_leaves_no_hooks_and_no_gradients():

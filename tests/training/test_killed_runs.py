@@ -13,8 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from scalelong.runs.checkpoint import saved_steps
-from scalelong.runs.folder import read_metrics
+from scalelong.runs import read_metrics, saved_steps
 
 FLAGS = {
     "--recipe": "digits-tiny",
@@ -136,3 +135,62 @@ def test_sharded_parameters_train_and_resume(tmp_path):
         files = [tmp_path / run / "checkpoints" / "latest" / name for run in ("straight", "twice")]
         assert files[0].read_bytes() == files[1].read_bytes()
     assert saved_steps(tmp_path / "twice" / "checkpoints") == [3, 6]
+
+
+# Data workers
+
+STREAMED = """
+import sys
+from scalelong.cli import main
+from scalelong.runs import model
+
+plain = model.load_data
+model.load_data = lambda *args, **keywords: plain(*args, **keywords, memory_limit=0)  # too large for the memory
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    from PIL import Image
+
+    folder = tmp_path_factory.mktemp("pictures")
+    for number in range(40):
+        Image.new("L", (8, 8), 6 * number).save(folder / f"{number:02d}.png")
+    return folder
+
+
+def start_streamed(pictures, folder, steps="100000"):
+    flags = {**FLAGS, "--data": str(pictures), "--steps": steps, "--workers": "2", "--held-out": "0"}
+    flags |= {"--held-out-every": "50000", "--save-every": "50000"}
+    given = [part for name, values in flags.items() for part in (name, *values.split())]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join(["src", environment.get("PYTHONPATH", "")])
+    return subprocess.Popen(
+        [sys.executable, "-c", STREAMED, "train", *given, "--out", str(folder)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True,
+    )  # fmt: skip
+
+
+def test_sigterm_to_all_processes_of_a_group_saves(pictures, tmp_path):
+    process = start_streamed(pictures, tmp_path / "run")
+    assert wait_for_steps(process, 5)
+    os.killpg(process.pid, signal.SIGTERM)
+    output = finish(process, 128 + signal.SIGTERM)
+    assert "stopped by SIGTERM after step" in output
+    assert "Traceback" not in output
+    assert saved_steps(tmp_path / "run" / "checkpoints")[-1] >= 5
+
+
+def test_a_killed_data_worker_is_named_and_nothing_is_lost(pictures, tmp_path):
+    process = start_streamed(pictures, tmp_path / "run")
+    assert wait_for_steps(process, 5)
+    psutil.Process(process.pid).children()[0].kill()
+    output = finish(process, 1)
+    assert "DataWorkerError: a process that reads images ended by SIGKILL" in output
+    assert "--workers" in output
+    assert "Traceback" not in output
+    stopped = saved_steps(tmp_path / "run" / "checkpoints")[-1]
+    assert stopped >= 5
+    again = finish(start_streamed(pictures, tmp_path / "run", steps=str(stopped + 2)))
+    assert f"continuing after step {stopped}" in again

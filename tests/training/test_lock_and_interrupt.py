@@ -9,24 +9,27 @@ import time
 import pytest
 
 from scalelong.errors import RunLockedError
-from scalelong.files import FolderLock
-from scalelong.training import loop as interrupt_module
-from scalelong.training.loop import Interrupt
+from scalelong.files import locked
+from scalelong.training import Interrupt, loop as interrupt_module
 
 HOLD = """
 import sys, time, pathlib
 sys.path.insert(0, "src")
-from scalelong.files import FolderLock
-with FolderLock(pathlib.Path(sys.argv[1])):
+from scalelong.files import locked
+with locked(pathlib.Path(sys.argv[1]), wait=False):
     print("held", flush=True)
     time.sleep(60)
 """
 
 
 def test_twice_in_one_process(tmp_path):
-    with FolderLock(tmp_path), pytest.raises(RunLockedError, match="in use by this process"), FolderLock(tmp_path):
+    with (
+        locked(tmp_path, wait=False),
+        pytest.raises(RunLockedError, match="in use by this process"),
+        locked(tmp_path, wait=False),
+    ):
         pass
-    with FolderLock(tmp_path):
+    with locked(tmp_path, wait=False):
         pass
 
 
@@ -35,13 +38,40 @@ def test_another_process_is_refused_until_it_dies(tmp_path):
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
-        with pytest.raises(RunLockedError, match=f"process {holder.pid} on .* --out"), FolderLock(tmp_path):
+        with pytest.raises(RunLockedError, match=f"process {holder.pid} on .* --out"), locked(tmp_path, wait=False):
             pass
     finally:
         holder.kill()
         holder.communicate()
-    with FolderLock(tmp_path):
+    with locked(tmp_path, wait=False):
         pass
+
+
+FORK = """
+import os, pathlib, sys, time
+from scalelong.files import locked
+with locked(pathlib.Path(sys.argv[1]), wait=False):
+    if os.fork() == 0:
+        time.sleep(60)
+    print("forked", flush=True)
+    os._exit(0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_worker_that_outlives_its_parent_does_not_keep_the_lock(tmp_path):
+    holder = subprocess.Popen(
+        [sys.executable, "-c", FORK, str(tmp_path)], stdout=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"forked\n"
+        assert holder.wait() == 0
+        with locked(tmp_path, wait=False):
+            pass
+    finally:
+        os.killpg(holder.pid, signal.SIGKILL)
+        holder.communicate()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

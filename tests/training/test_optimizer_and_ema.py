@@ -1,12 +1,13 @@
 """The rate over time, clipping, and the moving average against their definitions."""
 
 import copy
+import math
 
 import pytest
 import torch
 from torch import nn
 
-from scalelong.runs.config import OptimizerConfig
+from scalelong.runs import OptimizerConfig
 from scalelong.training import Ema
 from scalelong.training.state import base_rate, clip_gradient, create_state, make_optimizer, rate, set_rate
 
@@ -50,7 +51,7 @@ def test_clipping_reports_the_norm_before():
 
 def test_ema_follows_its_recursion():
     model = nn.Linear(4, 4)
-    ema = Ema(model, OptimizerConfig(ema_rate=0.9))
+    ema = Ema(model, OptimizerConfig(ema_rate=0.9, ema_warmup=False))
     slow = copy.deepcopy(model.weight.detach()).double()
     for step in range(20):
         with torch.no_grad():
@@ -58,6 +59,13 @@ def test_ema_follows_its_recursion():
         ema.update(step)
         slow = 0.9 * slow + 0.1 * model.weight.detach().double()
     torch.testing.assert_close(ema.averages[0].double(), slow, rtol=1e-5, atol=1e-5)
+
+
+def test_by_default_the_average_has_forgotten_the_random_start():
+    config = OptimizerConfig()
+    for steps in (100, 1000, 10_000):
+        left = math.prod(Ema(nn.Linear(1, 1), config).rate(step) for step in range(steps))
+        assert left < 1e-6, f"{left:.0%} of the start after {steps} steps"
 
 
 def test_ema_warmup_begins_short():
@@ -68,7 +76,7 @@ def test_ema_warmup_begins_short():
 
 def test_ema_is_in_float32_for_low_precision_weights():
     model = nn.Linear(2, 2).to(torch.bfloat16)
-    ema = Ema(model, OptimizerConfig(ema_rate=0.999))
+    ema = Ema(model, OptimizerConfig(ema_rate=0.999, ema_warmup=False))
     before = ema.averages[0].clone()
     with torch.no_grad():
         model.weight += 1.0
@@ -80,7 +88,7 @@ def test_ema_is_in_float32_for_low_precision_weights():
 
 def test_distance_is_zero_until_something_moves():
     model = nn.Linear(4, 4, bias=False)
-    ema = Ema(model, OptimizerConfig(ema_rate=0.5))
+    ema = Ema(model, OptimizerConfig(ema_rate=0.5, ema_warmup=False))
     assert ema.distance() == 0
     with torch.no_grad():
         model.weight.mul_(2.0)
@@ -89,7 +97,7 @@ def test_distance_is_zero_until_something_moves():
 
 def test_applied_lends_the_averages_and_gives_the_weights_back():
     model = nn.Linear(4, 4)
-    ema = Ema(model, OptimizerConfig(ema_rate=0.5))
+    ema = Ema(model, OptimizerConfig(ema_rate=0.5, ema_warmup=False))
     with torch.no_grad():
         model.weight.add_(1.0)
     ema.update(0)

@@ -5,7 +5,7 @@ import torch
 from PIL import Image
 
 from scalelong.console import StopWatch, TrainingProgress, duration
-from scalelong.runs.samples import image_grid, save_png
+from scalelong.runs import image_grid, save_png
 from scalelong.training.tracking import Window
 
 
@@ -54,10 +54,11 @@ def test_the_watch_leaves_out_pauses():
 
 def test_a_line_says_where_the_run_is(capsys):
     metrics = {"step": 50, "loss": 0.5, "gradient_norm": 0.25, "images_per_second": 640.0, "seconds_per_step": 0.1}
-    TrainingProgress(100, enabled=True).record(metrics)
-    assert capsys.readouterr().out == "step 50/100  loss 0.5000  gradient 0.25  640 images/s  0:00:05 left\n"
+    clock = iter([0.0, 5.0, 5.0]).__next__
+    TrainingProgress(100, enabled=True, clock=clock).record(metrics)
+    assert capsys.readouterr().err == "step 50/100  loss 0.5000  gradient 0.25  640 images/s  0:00:05 left\n"
     TrainingProgress(100, enabled=False).record(metrics)
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr() == ("", "")
 
 
 def test_durations():

@@ -7,7 +7,8 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from scalelong.diffusion.inputs import DataOrder, split_batch
+from scalelong.diffusion import DataOrder
+from scalelong.diffusion.inputs import split_batch
 from scalelong.randomness import derived_seed, global_state, noise, restore_global_state, seed_global, uniform
 
 

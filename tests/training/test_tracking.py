@@ -46,6 +46,7 @@ class FakeAccelerator:
 
 
 def recorder(accelerator: FakeAccelerator, tmp_path) -> Recorder:
+    (tmp_path / "my-run").mkdir(exist_ok=True)
     config = TrainConfig(logging=LoggingConfig(trackers=tuple(accelerator.log_with)))
     return Recorder(config, RunFolder(tmp_path / "my-run"), accelerator, TrainingProgress(1, enabled=False))
 
@@ -55,7 +56,11 @@ def test_every_tracker_has_its_own_project(tmp_path):
     recorder(accelerator, tmp_path).start(7)
     assert accelerator.opened["tensorboard"] == ("tensorboard", None, {"purge_step": 8})
     project, settings, options = accelerator.opened["wandb"]
-    assert (project, options) == ("scalelong", {"name": "my-run"})
+    known = (tmp_path / "my-run" / "tracker_id.txt").read_text()
+    assert (project, options) == ("scalelong", {"name": "my-run", "id": known, "resume": "allow"})
+    again = FakeAccelerator("wandb")
+    recorder(again, tmp_path).start(9)
+    assert again.opened["wandb"][2]["id"] == known, "a run that continues is the same run there"
     assert settings["optimizer.lr"] == "0.0002"
     assert accelerator.opened["mlflow"][2] == {"run_name": "my-run"}
     assert [tracker.name for tracker in accelerator.trackers] == ["tensorboard", "wandb", "mlflow"]

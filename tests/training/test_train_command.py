@@ -4,8 +4,7 @@ import pytest
 
 from scalelong.cli import main
 from scalelong.commands.train import parse
-from scalelong.runs.config import TrainConfig, dump_config
-from scalelong.runs.recipes import recipe
+from scalelong.runs import TrainConfig, dump_config, recipe
 
 TINY = [
     *("--recipe", "digits-tiny", "--model-options", "dim=16", "depth=2", "--steps", "3", "--batch-size", "4"),
@@ -95,7 +94,7 @@ def test_training_without_a_name_for_the_folder_continues(capsys, monkeypatch, t
     assert main(["train", *TINY]) == 0
     (folder,) = (tmp_path / "runs").iterdir()
     assert main(["train", *TINY]) == 0
-    assert "continuing after step 3" in capsys.readouterr().out
+    assert "continuing after step 3" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "runs").iterdir()] == [folder.name]
 
 

@@ -6,16 +6,18 @@ from dataclasses import replace
 import pytest
 
 from scalelong.errors import InvalidConfigError
-from scalelong.runs.config import (
+from scalelong.runs import (
+    RECIPES,
     OptimizerConfig,
     TrainConfig,
-    conflicting_changes,
+    default_folder,
     differences,
     dump_config,
     from_dict,
     load_config,
+    recipe,
 )
-from scalelong.runs.recipes import RECIPES, default_folder, recipe
+from scalelong.runs.config import conflicting_changes, with_former_defaults
 
 
 def field_names(config):
@@ -64,7 +66,7 @@ def test_yaml_is_forgiving_where_it_is_unambiguous(tmp_path):
         ("optimizer: {lr: .nan}", "lr must be at least 0"),
         ("scaling: magic", "unknown scaling method 'magic'"),
         ("- a\n- b", "must hold fields"),
-        ("a: [", "cannot be read as YAML"),
+        ("a: [", "is not valid YAML"),
         ("logging: {sampler: magic}", "sampler must be one of"),
         ("guard: {on_nan: shrug}", "on_nan must be"),
     ],
@@ -101,7 +103,7 @@ def test_paper_recipes_carry_the_papers_numbers():
     cifar = recipe("cifar10-uvit-s2")
     assert (cifar.steps, cifar.batch_size, cifar.diffusion.schedule) == (500_000, 128, "vp")
     assert cifar.optimizer == OptimizerConfig(
-        lr=2e-4, weight_decay=0.03, betas=(0.99, 0.999), warmup=2500, ema_rate=0.9999
+        lr=2e-4, weight_decay=0.03, betas=(0.99, 0.999), warmup=2500, ema_rate=0.9999, ema_warmup=False
     )
     assert cifar.images.flip
     assert recipe("celeba64-uvit-s4").optimizer.betas == (0.99, 0.99)
@@ -118,3 +120,18 @@ def test_default_folders_name_the_run():
     others = {default_folder(replace(TrainConfig(), batch_size=size, data="/a/cats")) for size in (8, 16)}
     assert len(others) == 2
     assert all(folder.name.startswith("cats-uvit-none-seed0-") for folder in others)
+
+
+def test_a_run_of_an_earlier_version_keeps_its_name_and_its_defaults(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    now = TrainConfig(data="cats", steps=5)
+    then = replace(now, optimizer=OptimizerConfig(ema_warmup=False))
+    name = default_folder(now)
+    former = default_folder(then)
+    assert name != former
+    former.mkdir(parents=True)
+    (former / "config.yaml").write_text(dump_config(then))
+    assert default_folder(now) == former
+    assert with_former_defaults(now, then) == then
+    assert with_former_defaults(now, now) == now
+    assert with_former_defaults(replace(then, seed=1), now) == replace(then, seed=1), "only defaults give way"

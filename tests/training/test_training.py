@@ -12,12 +12,15 @@ from torch import nn
 
 from scalelong.data import load_data
 from scalelong.errors import InvalidConfigError, NonFiniteError, RunFolderError, RunLockedError
-from scalelong.files import FolderLock
-from scalelong.runs import checkpoint as checkpoint_module
-from scalelong.runs.checkpoint import saved_steps
-from scalelong.runs.config import GuardConfig, HardwareConfig
-from scalelong.runs.folder import read_metrics
-from scalelong.runs.load import load_run
+from scalelong.files import locked
+from scalelong.runs import (
+    GuardConfig,
+    HardwareConfig,
+    checkpoint as checkpoint_module,
+    load_run,
+    read_metrics,
+    saved_steps,
+)
 from scalelong.training import train
 
 
@@ -77,8 +80,8 @@ def finished(full_tiny, tmp_path_factory):
 def test_the_run_folder_explains_itself(finished):
     names = {path.name for path in finished.iterdir() if not path.name.startswith(".")}
     assert names == {
-        "README.md", "checkpoints", "config.yaml", "data.json", "environment.json", "metrics.jsonl", "samples",
-        "tensorboard",
+        "README.md", "checkpoints", "config.yaml", "data.json", "environment.json", "metrics.jsonl", "run.json",
+        "samples", "tensorboard",
     }  # fmt: skip
     assert saved_steps(finished / "checkpoints") == [8, 12]
     assert (finished / "checkpoints" / "latest").resolve().name == "step-00000012"
@@ -148,7 +151,7 @@ def test_more_steps_continue_and_a_finished_run_does_nothing(tiny, final_state, 
 
 
 def test_resuming_does_not_read_what_was_seen(tiny, monkeypatch, tmp_path):
-    from scalelong.data.dataset import ImageData
+    from scalelong.data import ImageData
 
     train(replace(tiny, steps=8), tmp_path / "a")
     fetched = []
@@ -164,7 +167,7 @@ def test_a_damaged_checkpoint_costs_steps_not_the_run(tiny, final_state, tmp_pat
     damaged = tmp_path / "b" / "checkpoints" / "step-00000008" / "model.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-3])
     train(tiny, tmp_path / "b")
-    output = capsys.readouterr().out
+    output = capsys.readouterr().err
     assert "damaged checkpoint" in output
     assert "continuing after step 4" in output
     same(final_state(tmp_path / "a"), final_state(tmp_path / "b"))
@@ -195,6 +198,17 @@ def test_changed_data_are_refused(tiny, tmp_path):
         train(config, tmp_path / "a")
 
 
+def test_a_run_begun_without_warm_up_of_the_average_goes_on_without(tiny, final_state, tmp_path):
+    """As those of earlier versions, whose default it was; the configuration of today has another default."""
+    begun = replace(tiny, optimizer=replace(tiny.optimizer, ema_warmup=False))
+    today = replace(tiny, optimizer=replace(tiny.optimizer, ema_warmup=True))
+    train(begun, tmp_path / "whole")
+    train(replace(begun, steps=4), tmp_path / "halves")
+    train(today, tmp_path / "halves")
+    same(final_state(tmp_path / "whole"), final_state(tmp_path / "halves"))
+    assert not load_run(tmp_path / "halves").config.optimizer.ema_warmup
+
+
 def test_a_folder_with_other_things_is_refused(tiny, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(RunFolderError, match="not empty and holds no run"):
@@ -202,7 +216,7 @@ def test_a_folder_with_other_things_is_refused(tiny, tmp_path):
 
 
 def test_a_locked_folder_is_refused(tiny, tmp_path):
-    with FolderLock(tmp_path), pytest.raises(RunLockedError, match="in use by"):
+    with locked(tmp_path, wait=False), pytest.raises(RunLockedError, match="in use by"):
         train(tiny, tmp_path)
 
 
@@ -245,7 +259,7 @@ def test_rollback_lowers_the_rate_and_comes_through(tiny, crash_at, final_state,
         checkpoints=replace(tiny.checkpoints, save_every=2, keep_last=9),
     )
     assert train(config, tmp_path / "a").finished
-    assert "back to step" in capsys.readouterr().out
+    assert "back to step" in capsys.readouterr().err
     history = json.loads((tmp_path / "a" / "rollbacks.json").read_text())
     assert 1 <= len(history) <= 4
     assert [entry["factor"] for entry in history] == [0.1] * len(history)
@@ -263,9 +277,11 @@ def test_rollback_gives_up_after_the_given_number(tiny, tmp_path):
         model_options={"limit": 1.0},
         guard=GuardConfig(on_nan="rollback", max_rollbacks=2),
     )
-    with pytest.raises(NonFiniteError):
+    with pytest.raises(NonFiniteError) as caught:
         train(config, tmp_path / "a")
     assert len(json.loads((tmp_path / "a" / "rollbacks.json").read_text())) == 2
+    assert "2 rollbacks with lower rates did not help" in str(caught.value)
+    assert "--on-nan rollback" not in str(caught.value)
 
 
 def test_load_run_gives_the_averaged_weights(finished):

@@ -281,7 +281,7 @@ class PretrainedTextEncoder:
     @torch.no_grad()
     def encode(self, captions: Sequence[str]) -> Tensor:
         """The last hidden states, (B, length, dim). Longer texts are cut off, as CLIP was trained."""
-        tokenizer, model = self._loaded
+        tokenizer, model = self.loaded
         tokens = tokenizer(
             list(captions), padding="max_length", max_length=self.length, truncation=True, return_tensors="pt"
         )
@@ -295,11 +295,13 @@ class PretrainedTextEncoder:
         return output.float()
 
     @cached_property
-    def _loaded(self) -> tuple[Any, Any]:
+    def loaded(self) -> tuple[Any, Any]:
+        """The tokenizer and the model, of transformers."""
         transformers = needs("transformers", "train", "encoding texts")
         try:
-            kind = transformers.AutoConfig.from_pretrained(self._model_folder, local_files_only=True).model_type
-            tokenizer = transformers.AutoTokenizer.from_pretrained(self._tokenizer_folder, local_files_only=True)
+            local = {"local_files_only": True, "trust_remote_code": False}
+            kind = transformers.AutoConfig.from_pretrained(self._model_folder, **local).model_type
+            tokenizer = transformers.AutoTokenizer.from_pretrained(self._tokenizer_folder, **local)
             # Of models with two towers or a decoder, the part that reads the text.
             name = {"clip": "CLIPTextModel", "clip_text_model": "CLIPTextModel", "t5": "T5EncoderModel"}.get(kind)
             model = getattr(transformers, name or "AutoModel").from_pretrained(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import InvalidConfigError
 from ..noise import NoiseProcess, Prediction
+from ..skips import cached
 from .conditions import Conditions, Unconditional
 from .solvers import Conditional, SampleSettings, guided, sample
 
@@ -108,17 +110,19 @@ class ImageMaker:
         filled = part + [part[-1]] * (-len(part) % CPU_MULTIPLE if device.type == "cpu" else 0)
         condition = self.conditions.from_prompts([request.prompt for request in filled if request.prompt is not None])
         condition = None if condition is None else condition.to(device)
-        x = sample(
-            guided(self.network, condition, self.conditions.null(), settings.guidance),
-            self.process,
-            self.prediction,
-            self.shape,
-            [request.seed for request in filled],
-            sampler=settings.sampler,
-            steps=settings.steps,
-            device=device,
-            clip=self.autoencoder is None,
-        )
+        options = settings.cache_options()
+        with cached(self.model.eval(), **options) if options else nullcontext():
+            x = sample(
+                guided(self.network, condition, self.conditions.null(), settings.guidance),
+                self.process,
+                self.prediction,
+                self.shape,
+                [request.seed for request in filled],
+                sampler=settings.sampler,
+                steps=settings.steps,
+                device=device,
+                clip=self.autoencoder is None,
+            )
         return to_bytes(x if self.autoencoder is None else self.autoencoder.decode(x))[: len(part)]
 
 

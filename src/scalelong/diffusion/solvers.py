@@ -137,8 +137,21 @@ class SampleSettings:
     steps: int = 50
     guidance: float = 1.0
     """Classifier-free guidance: 1 uses the condition as it is, more exaggerates it."""
+    cache: str = ""
+    """"every=3,depth=1": the inner part of the network runs at every third step only (`scalelong.cached`)."""
 
     def __post_init__(self) -> None:
+        self.cache_options()
         require_sampler(self.sampler, self.steps)
         if not 0 <= self.guidance <= 1000:
             raise InvalidConfigError(f"guidance must be a number from 0 to 1000, got {self.guidance}")
+
+    def cache_options(self) -> dict[str, Any]:
+        """The arguments of `scalelong.cached`; none without a cache."""
+        found: dict[str, int] = {}
+        for part in filter(None, self.cache.split(",")):
+            name, _, value = part.partition("=")
+            if name not in ("every", "depth") or not value.isdecimal() or int(value) < 1:
+                raise InvalidConfigError(f"a cache is written as every=3,depth=1, got {self.cache!r}")
+            found[name] = int(value)
+        return found

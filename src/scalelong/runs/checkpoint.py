@@ -3,8 +3,9 @@
 checkpoints/step-00001000/model.safetensors   the weights
                           ema.safetensors     their moving average: use these for sampling
                           training.pt         optimiser, random generators, counters
-                          manifest.json       sizes and checksums, written last
-checkpoints/latest -> step-00001000
+                          manifest.json       sizes, checksums and the run they belong to, written last
+checkpoints/latest -> step-00001000           a text file with that name where there are no symbolic links
+checkpoints/abandoned-step-00000900           set aside: damaged, or given up by a rollback. Never deleted here
 """
 
 import json
@@ -12,7 +13,9 @@ import os
 import pickle
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +25,7 @@ from torch import Tensor
 
 from .._version import __version__
 from ..errors import CheckpointError
-from ..files import file_digest, sync, write_text
+from ..files import file_digest, remove_leftovers, sync, write_text
 from .config import CheckpointConfig
 
 MODEL, EMA, TRAINING, MANIFEST = "model.safetensors", "ema.safetensors", "training.pt", "manifest.json"
@@ -37,6 +40,8 @@ class Snapshot:
     model: dict[str, Tensor]
     ema: dict[str, Tensor]
     training: dict[str, Any]
+    run: str | None = None
+    """The id of the run that it belongs to."""
 
 
 def step_folder(folder: Path, step: int) -> Path:
@@ -45,8 +50,20 @@ def step_folder(folder: Path, step: int) -> Path:
 
 def saved_steps(folder: Path) -> list[int]:
     """The steps with a folder, oldest first. Whether they are whole is for `verify` to say."""
-    found = [re.fullmatch(r"step-(\d{8,})", path.name) for path in folder.glob("step-*")]
+    found = [re.fullmatch(r"step-(\d{8,})", name) for name in _names(folder)]
     return sorted(int(match[1]) for match in found if match)
+
+
+def _names(folder: Path) -> list[str]:
+    """What is in a folder; nothing, if it is not there. One that cannot be listed must not look empty."""
+    try:
+        return sorted(os.listdir(folder))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder} cannot be listed: {error}; make it readable, then run the same command"
+        ) from error
 
 
 def write_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
@@ -82,10 +99,12 @@ def _write_files(folder: Path, snapshot: Snapshot) -> None:
     torch.save(snapshot.training, folder / TRAINING)
     files = {}
     for name in (MODEL, EMA, TRAINING):
-        shutil.copymode(folder / TRAINING, folder / name)  # safetensors makes its files readable to their owner alone
+        # safetensors makes its files readable to their owner alone. Not every file system knows who may read.
+        with suppress(PermissionError):
+            shutil.copymode(folder / TRAINING, folder / name)
         sync(folder / name)
         files[name] = {"bytes": (folder / name).stat().st_size, "sha256": file_digest(folder / name)}
-    manifest = {"format": FORMAT, "step": snapshot.step, "scalelong": __version__, "files": files}
+    manifest = {"format": FORMAT, "step": snapshot.step, "run": snapshot.run, "scalelong": __version__, "files": files}
     write_text(folder / MANIFEST, json.dumps(manifest, indent=2))
 
 
@@ -99,21 +118,35 @@ def _failure(folder: Path, target: Path, error: Exception) -> str:
     )
 
 
-def verify(path: Path) -> None:
-    """Raise CheckpointError unless every file is there and is what was written."""
+# Reading: only what is whole, and of this run
+
+ANY_RUN = "any run"
+"""In place of a run's id: whose checkpoint it is does not matter."""
+PATIENCE = 50
+"""How often to look again when checkpoints vanish while they are read: the run is training, and newer ones come."""
+
+
+def verify(path: Path) -> dict[str, Any]:
+    """The manifest. CheckpointError unless every file is there and is what was written."""
     try:
         manifest = json.loads((path / MANIFEST).read_text())
-        files = manifest["files"]
-        if manifest["format"] != FORMAT:
-            raise CheckpointError(f"{path} has format {manifest['format']}, this scalelong reads {FORMAT}")
+        files, made = manifest["files"], manifest["format"]
+        if made != FORMAT:
+            raise CheckpointError(
+                f"{path} has format {made}, written by scalelong {manifest.get('scalelong', '?')}; this scalelong "
+                f"{__version__} reads {FORMAT}"
+            )
         for name in (MODEL, EMA, TRAINING):
             size, expected = (path / name).stat().st_size, files[name]["bytes"]
             if size != expected:
                 raise CheckpointError(f"{path / name} has {size} bytes instead of {expected}")
             if file_digest(path / name) != files[name]["sha256"]:
                 raise CheckpointError(f"{path / name} does not match the checksum of its manifest")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except PermissionError as error:
+        raise CheckpointError(f"{path} is not readable for this user: {error}") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} is incomplete: {error}") from error
+    return manifest
 
 
 def read_checkpoint(path: Path) -> Snapshot:
@@ -127,32 +160,110 @@ def read_checkpoint(path: Path) -> Snapshot:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
-def newest_good(folder: Path, log: Callable[[str], None], before: int | None = None) -> Path | None:
-    """The newest checkpoint that is whole; damaged ones are named in the log and passed over."""
-    for step in reversed(saved_steps(folder)):
-        if before is not None and step >= before:
-            continue
-        path = step_folder(folder, step)
-        try:
-            verify(path)
-            return path
-        except CheckpointError as error:
-            log(f"damaged checkpoint, falling back to the previous one: {error}")
-    return None
+def newest_good(
+    folder: Path, log: Callable[[str], None], before: int | None = None, run: str | None = ANY_RUN
+) -> Path | None:
+    """The newest checkpoint that is whole; damaged ones are named in the log and passed over. None if there is none."""
+    path, damage = _newest(folder, before, run)
+    if path is not None:
+        for reason in damage:
+            log(f"damaged checkpoint, falling back to the previous one: {reason}")
+    return path
+
+
+def usable_checkpoint(folder: Path, log: Callable[[str], None], run: str | None = ANY_RUN) -> Path | None:
+    """The same; None only if there never was one. CheckpointError if there are some and none of them can be used."""
+    path = newest_good(folder, log, run=run)
+    if path is not None:
+        return path
+    _, damage = _newest(folder, None, run)
+    aside = [name for name in _names(folder) if name.startswith(ASIDE)]
+    if not damage and not aside:
+        return None
+    found = "; ".join(damage) or f"there are only those that were set aside: {', '.join(aside)}"
+    raise CheckpointError(
+        f"{folder} holds no checkpoint that can be used: {found}. Nothing was changed. To go on, restore one from a "
+        f"copy, make it readable, or use the scalelong that wrote it; to begin again, choose another folder with "
+        f"--out, or move {folder.parent} away"
+    )
+
+
+def _newest(folder: Path, before: int | None, run: str | None) -> tuple[Path | None, list[str]]:
+    """The newest whole checkpoint, and what is wrong with those after it."""
+    damage: list[str] = []
+    for _ in range(PATIENCE):
+        damage, pruned = [], False
+        for step in reversed(saved_steps(folder)):
+            if before is not None and step >= before:
+                continue
+            path = step_folder(folder, step)
+            try:
+                manifest = verify(path)
+            except CheckpointError as error:
+                pruned = not path.exists()
+                if pruned:
+                    break
+                damage.append(str(error))
+                continue
+            require_own(path, manifest, run)
+            return path, damage
+        if not pruned:
+            return None, damage
+        time.sleep(0.02)
+    return None, damage
+
+
+def require_own(path: Path, manifest: dict[str, Any], run: str | None) -> None:
+    """Networks of equal shapes take each other's weights without a word, so a checkpoint says whose it is."""
+    owner = manifest.get("run")
+    if run != ANY_RUN and owner != run:
+        raise CheckpointError(
+            f"{path} belongs to another run ({owner or 'one without an id'}; this one is {run or 'without an id'}). "
+            f"Move it away to go on with this run's own checkpoints"
+        )
+
+
+def run_of(folder: Path) -> str | None:
+    """The id that all checkpoints of a folder carry, if they carry one."""
+    found = set()
+    for step in saved_steps(folder):
+        with suppress(OSError, ValueError, AttributeError):
+            found.add(json.loads((step_folder(folder, step) / MANIFEST).read_text()).get("run"))
+    return found.pop() if len(found) == 1 else None
+
+
+# What is given up is set aside, and what is no longer wanted is removed
+
+ASIDE = "abandoned-"
 
 
 def abandon_after(folder: Path, step: int) -> None:
     """Rename checkpoints beyond a step, which are damaged or given up, and remove what interrupted writes left."""
-    for path in list(_leftovers(folder)):
-        shutil.rmtree(path, ignore_errors=True)
+    remove_unfinished(folder)
     for later in saved_steps(folder):
         if later > step:
-            path = step_folder(folder, later)
-            aside = path.with_name(f"abandoned-{path.name}")
-            shutil.rmtree(aside, ignore_errors=True)
-            os.rename(path, aside)
+            _set_aside(step_folder(folder, later))
     if step_folder(folder, step).exists():
         _point_latest(folder, step_folder(folder, step))
+
+
+def remove_unfinished(folder: Path) -> None:
+    """What kills left of checkpoints that were being written or removed."""
+    for path in list(_leftovers(folder)):
+        shutil.rmtree(path, ignore_errors=True)
+        with suppress(OSError):
+            path.unlink()
+    remove_leftovers(folder)
+
+
+def _set_aside(path: Path) -> Path:
+    """What was set aside stays, also if the same step is damaged again."""
+    aside, count = path.with_name(f"{ASIDE}{path.name}"), 1
+    while os.path.lexists(aside):
+        count += 1
+        aside = path.with_name(f"{ASIDE}{path.name}-{count}")
+    os.rename(path, aside)
+    return aside
 
 
 def prune(folder: Path, config: CheckpointConfig) -> None:
@@ -177,7 +288,37 @@ def _remove(path: Path) -> None:
 
 
 def _point_latest(folder: Path, target: Path) -> None:
-    link = folder / ".latest.part"
+    latest, link = folder / "latest", folder / ".latest.part"
+    if latest.is_dir() and not latest.is_symlink():
+        _set_aside(latest)
     link.unlink(missing_ok=True)
-    link.symlink_to(target.name)
-    os.replace(link, folder / "latest")
+    try:
+        link.symlink_to(target.name)
+    except (OSError, NotImplementedError):  # a file system without symbolic links; a full disk says so again below
+        write_text(latest, f"{target.name}\n")
+    else:
+        os.replace(link, latest)
+
+
+def adopt_latest(folder: Path, log: Callable[[str], None]) -> None:
+    """In a copy of a run with links followed `latest` is a folder of its own: it becomes what it is a copy of."""
+    latest = folder / "latest"
+    if latest.is_symlink() or not latest.is_dir():
+        return
+    try:
+        target = step_folder(folder, int(verify(latest)["step"]))
+    except (CheckpointError, KeyError, ValueError, TypeError):
+        log(f"{latest} is a folder and no whole checkpoint; set aside as {_set_aside(latest).name}")
+        return
+    try:
+        whole = verify(target)
+    except CheckpointError as error:
+        if target.exists():
+            aside = _set_aside(target).name
+            log(f"damaged checkpoint, taking the copy of it in {latest.name}: {error}; set aside as {aside}")
+        os.rename(latest, target)
+        return
+    if whole == verify(latest):
+        _remove(latest)
+    else:
+        log(f"{latest} is a folder, and not a copy of {target.name}; set aside as {_set_aside(latest).name}")

@@ -6,7 +6,9 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,13 +19,24 @@ import torch
 from .._version import __version__
 from ..data import ImageData
 from ..diffusion.conditions import words_of
-from ..errors import RunFolderError
-from ..files import FolderLock, append_json_line, read_json_lines, write_json_lines, write_text
-from .checkpoint import saved_steps
-from .config import TrainConfig, conflicting_changes, differences, dump_config, load_config
-from .model import DataShape, shape_of
+from ..errors import CannotReadError, RunFolderError
+from ..files import (
+    append_json_line,
+    forget_lock,
+    lines_from_the_end,
+    locked,
+    make_folder,
+    read_json,
+    read_json_lines,
+    remove_leftovers,
+    write_text,
+)
+from .checkpoint import adopt_latest, remove_unfinished, run_of, saved_steps, usable_checkpoint
+from .config import TrainConfig, conflicting_changes, differences, dump_config, load_config, with_former_defaults
+from .model import DataShape, RunData, factory_of, shape_of
 
 CONFIG, DATA, METRICS, ROLLBACKS = "config.yaml", "data.json", "metrics.jsonl", "rollbacks.json"
+RUN, TRACKER_ID = "run.json", "tracker_id.txt"
 MOST_WORDS = 5000
 """Largest vocabulary that is listed in data.json."""
 COMMAND_VARIABLE = "SCALELONG_COMMAND"
@@ -41,8 +54,10 @@ To continue it, or to train longer with more --steps, run the same command again
 |---|---|
 | config.yaml | the configuration; `scalelong train --config config.yaml` repeats it |
 | data.json | size, classes and fingerprint of the data |
+| run.json | the id of the run, which its checkpoints carry |
 | environment.json | versions and hardware of the latest start |
 | metrics.jsonl | loss, gradient norm, speed, ...: one JSON object per line |
+| alarms.jsonl | what the stability monitor warned of, if anything |
 | tensorboard/ | the same for `tensorboard --logdir .` |
 | samples/ | sample grids, made with the averaged weights |
 | images/, scores.jsonl | what `scalelong sample` and `scalelong eval` made of it |
@@ -57,39 +72,99 @@ class RunFolder:
         self.samples = self.path / "samples"
         self.metrics = self.path / METRICS
 
-    def locked(self) -> FolderLock:
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """While this process has the folder, another one is refused. Where no run was begun, nothing is left behind."""
+        missing = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+        make_folder(self.path)
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunFolderError(f"the run folder {self.path} cannot be created: {error}") from error
-        return FolderLock(self.path)
+            with locked(self.path, wait=False):
+                try:
+                    yield
+                finally:
+                    if not (self.path / CONFIG).exists():
+                        forget_lock(self.path)
+        finally:
+            with suppress(OSError):  # what is not empty stays
+                for folder in missing:
+                    folder.rmdir()
 
-    def open(self, config: TrainConfig, data: ImageData, processes: dict[str, Any], say: Callable[[str], None]) -> None:
-        """Make the folder, or check that the run in it is this run."""
+    def begun_with(self) -> TrainConfig | None:
+        """The configuration of the run in this folder; None before its first checkpoint."""
+        begun = (self.path / CONFIG).exists() and saved_steps(self.checkpoints)
+        return load_config(self.path / CONFIG) if begun else None
+
+    def continued(self, config: TrainConfig) -> TrainConfig:
+        """The configuration as the run in this folder goes on with it: defaults are those of the time it began."""
+        before = self.begun_with()
+        return config if before is None else with_former_defaults(config, before)
+
+    def check(self, config: TrainConfig, data: RunData, say: Callable[[str], None]) -> Path | None:
+        """Before anything is written: the folder is empty, or the run in it is this run and can go on.
+
+        The checkpoint to go on from; None for a new run.
+        """
         if (self.path / CONFIG).exists():
             if saved_steps(self.checkpoints):  # a run that failed before its first checkpoint may be corrected
                 self._require_same(config, data, say)
         elif any(entry for entry in self.path.iterdir() if not entry.name.startswith(".")):
             raise RunFolderError(f"{self.path} is not empty and holds no run; choose another folder with --out")
+        for folder in (self.path, self.samples):
+            remove_leftovers(folder)
+        remove_unfinished(self.checkpoints)
+        return self._start(say)
+
+    def open(self, config: TrainConfig, data: RunData, processes: dict[str, Any]) -> None:
+        """Write down what the run is."""
+        images = data.train
         about = {
-            **asdict(shape_of(data)),
-            "name": data.name,
-            "images": len(data),
-            "fingerprint": data.fingerprint(),
-            "vocabulary": vocabulary_of(data),
+            **asdict(shape_of(images)),
+            "name": images.name,
+            "images": len(images),
+            **fingerprints(data),
+            "vocabulary": vocabulary_of(images),
         }
         # The configuration first: a kill between two of these files leaves a folder that is known as a run.
         write_text(self.path / CONFIG, dump_config(config))
         write_text(self.path / DATA, json.dumps(about, indent=2))
+        if not (self.path / RUN).exists() and not saved_steps(self.checkpoints):
+            write_text(self.path / RUN, json.dumps({"id": uuid.uuid4().hex[:16]}))
         write_text(self.path / "environment.json", json.dumps(environment() | processes, indent=2))
-        write_text(self.path / "README.md", README.format(command=self._command()))
+        write_text(self.path / "README.md", README.format(command=self._command(config)))
 
-    def _command(self) -> str:
+    @property
+    def id(self) -> str | None:
+        """What tells this run from others of the same shapes. Runs of earlier versions have none."""
+        try:
+            return str(json.loads((self.path / RUN).read_text(encoding="utf-8"))["id"])
+        except FileNotFoundError:
+            return run_of(self.checkpoints)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RunFolderError(
+                f"{self.path / RUN} cannot be read: {error}; restore it, or remove it to take the id that all "
+                f"checkpoints carry"
+            ) from error
+
+    def _start(self, say: Callable[[str], None]) -> Path | None:
+        """A run whose checkpoints are lost is never begun again over it."""
+        adopt_latest(self.checkpoints, say)
+        path = usable_checkpoint(self.checkpoints, say, self.id)
+        if path is None and self.metrics.exists() and self.metrics.stat().st_size > 0:
+            raise RunFolderError(
+                f"{self.path} has {METRICS} and no checkpoint in {self.checkpoints}: to begin again would overwrite "
+                f"what was recorded. To continue the run, restore its checkpoints from a copy; to begin again, choose "
+                f"another folder with --out, or move {self.path} away"
+            )
+        return path
+
+    def _command(self, config: TrainConfig) -> str:
         """What continues the run: the command that made it, or one that always works."""
         path = str(self.path)
-        return this_command() or shlex.join(["scalelong", "train", "--config", f"{path}/{CONFIG}", "--out", path])
+        consent = ["--trust"] if factory_of(config) else []
+        always = ["scalelong", "train", "--config", f"{path}/{CONFIG}", "--out", path, *consent]
+        return this_command() or shlex.join(always)
 
-    def _require_same(self, config: TrainConfig, data: ImageData, say: Callable[[str], None]) -> None:
+    def _require_same(self, config: TrainConfig, data: RunData, say: Callable[[str], None]) -> None:
         before = load_config(self.path / CONFIG)
         conflicts = conflicting_changes(before, config)
         if conflicts:
@@ -98,37 +173,62 @@ class RunFolder:
                 f"{self.path} holds a run with a different configuration:\n{changes}\n"
                 f"Give the same values to continue it, or another folder with --out"
             )
-        path = self.path / DATA
-        fingerprint = json.loads(path.read_text())["fingerprint"] if path.exists() else data.fingerprint()
-        if fingerprint != data.fingerprint():
-            raise RunFolderError(
-                f"the data {config.data!r} have changed since {self.path} was begun (fingerprint {fingerprint[:12]} "
-                f"before, {data.fingerprint()[:12]} now); restore them, or choose another folder with --out"
-            )
+        require_same_data(self.path, config, fingerprints(data))
         for name, (old, new) in differences(before, config).items():
             say(f"changed: {name}: {old!r} -> {new!r}")
 
+    def about(self) -> dict[str, Any]:
+        """data.json: size, classes and fingerprint of the data. A damaged one is refused."""
+        path = self.path / DATA
+        mend = "to write it anew, remove it and give the command that trained the run (README.md has it)"
+        try:
+            about = read_json(path)
+        except CannotReadError as error:
+            raise RunFolderError(f"{error}; {mend}") from error
+        fault = _fault(about)
+        if fault is not None:
+            raise RunFolderError(f"{path} is damaged: {fault}; {mend}")
+        return {"name": "unknown data", "images": 0, "fingerprint": "unknown", **about}
+
     def shape(self) -> DataShape:
-        about = json.loads((self.path / DATA).read_text())
-        classes = about["classes"]
+        about = self.about()
+        classes = about.get("classes")
         return DataShape(about["channels"], about["height"], about["width"], tuple(classes) if classes else None)
 
     def vocabulary(self) -> list[str] | None:
         """The words of the captions; None if there are none, or too many to list."""
-        return json.loads((self.path / DATA).read_text()).get("vocabulary")
+        return self.about().get("vocabulary")
+
+    def tracker_id(self) -> str:
+        """The id by which trackers know the run, kept in the folder: a run that continues is the same run there."""
+        path = self.path / TRACKER_ID
+        if not path.exists():
+            write_text(path, uuid.uuid4().hex[:12])
+        return path.read_text(encoding="utf-8").strip()
 
     def append_metrics(self, values: dict[str, Any]) -> None:
         append_json_line(self.metrics, values)
 
     def cut_metrics(self, step: int) -> None:
-        """Forget what was recorded after a step: it will be recorded again."""
-        kept = [line for line in read_metrics(self.path) if line["step"] <= step]
-        if self.metrics.exists():
-            write_json_lines(self.metrics, kept)
+        """Forget what was recorded after a step: it will be recorded again.
+
+        Read from the end, because a long run has a million lines and those after its newest checkpoint are few.
+        """
+        if not self.metrics.exists():
+            return
+        with open(self.metrics, "rb+") as file:
+            for end, line in lines_from_the_end(file):
+                if _step_of(line) <= step:
+                    file.truncate(end)
+                    return
+            file.truncate(0)
 
     def rollbacks(self) -> list[dict[str, Any]]:
         path = self.path / ROLLBACKS
-        return json.loads(path.read_text()) if path.exists() else []
+        found = read_json(path) if path.exists() else []
+        if not isinstance(found, list) or not all(_is_rollback(entry) for entry in found):
+            raise RunFolderError(f"{path} is damaged: restore it, or remove it to go on with the full rate")
+        return found
 
     def rate_factor(self) -> float:
         """By how much rollbacks have lowered the rate."""
@@ -136,6 +236,55 @@ class RunFolder:
 
     def record_rollback(self, entry: dict[str, Any]) -> None:
         write_text(self.path / ROLLBACKS, json.dumps([*self.rollbacks(), entry], indent=2))
+
+
+def _fault(about: Any) -> str | None:
+    """What is wrong with the content of data.json, which others may have edited."""
+    if not isinstance(about, dict):
+        return "it is no JSON object"
+    for name in ("channels", "height", "width"):
+        if not isinstance(about.get(name), int) or isinstance(about[name], bool) or not 0 < about[name] < 2**31:
+            return f"{name!r} must be a whole number above 0, found {about.get(name)!r}"
+    for name, kind in (("fingerprint", str), ("name", str), ("images", int)):
+        if not isinstance(about.get(name, kind()), kind):
+            return f"{name!r} must be of the type {kind.__name__}, found {about[name]!r}"
+    for name in ("classes", "vocabulary"):
+        entries = about.get(name)
+        if entries is not None and not (isinstance(entries, list) and all(isinstance(one, str) for one in entries)):
+            return f"{name!r} must be a list of texts or null"
+    return None
+
+
+def _is_rollback(entry: Any) -> bool:
+    numbers = ("bad_step", "to_step", "factor")
+    return isinstance(entry, dict) and all(isinstance(entry.get(name), int | float) for name in numbers)
+
+
+def fingerprints(data: RunData) -> dict[str, str]:
+    """Of the images that are trained on, and of those held out: both decide what a run records."""
+    found = {"fingerprint": data.train.fingerprint()}
+    return found if data.held_out is None else found | {"held_out_fingerprint": data.held_out.fingerprint()}
+
+
+def require_same_data(folder: Path, config: TrainConfig, now: dict[str, str]) -> None:
+    """RunFolderError if the images are not those that the folder notes. What it does not note is not compared."""
+    before = RunFolder(folder).about() if (folder / DATA).exists() else {}
+    for name, value in now.items():
+        if before.get(name, value) != value:
+            which = "the held-out images of" if name.startswith("held_out") else "the data"
+            raise RunFolderError(
+                f"{which} {config.data!r} have changed since {folder} was begun (fingerprint {str(before[name])[:12]} "
+                f"before, {value[:12]} now); restore them, or choose another folder with --out"
+            )
+
+
+def _step_of(line: bytes) -> float:
+    """The step of a line of metrics. A line that a kill cut off belongs to what is forgotten."""
+    try:
+        step = json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError):
+        return math.inf
+    return step if isinstance(step, int | float) else math.inf
 
 
 def this_command() -> str | None:
@@ -148,9 +297,10 @@ def this_command() -> str | None:
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The lines of a run's metrics. A line that a kill cut off is left out."""
+    """The lines of a run's metrics. A line that a kill cut off, or that someone else wrote, is left out."""
     file = Path(path) / METRICS
-    return read_json_lines(file) if file.exists() else []
+    lines = read_json_lines(file) if file.exists() else []
+    return [line for line in lines if isinstance(line.get("step"), int)]
 
 
 def vocabulary_of(data: ImageData) -> list[str] | None:

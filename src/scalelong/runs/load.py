@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +18,11 @@ from ..diffusion.solvers import SampleSettings
 from ..errors import CheckpointError, RunFolderError
 from ..models.call import Denoiser
 from ..noise import NoiseProcess
-from .checkpoint import EMA, MODEL, newest_good, step_folder, verify
+from ..skips.record import without_records
+from .checkpoint import EMA, MODEL, PATIENCE, require_own, saved_steps, step_folder, usable_checkpoint, verify
 from .config import TrainConfig, load_config
 from .folder import CONFIG, RunFolder
-from .model import DataShape, Log, build_model, make_conditions
+from .model import DataShape, Log, build_model, make_conditions, require_trust
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +37,8 @@ class Run:
     model: nn.Module
     step: int
     weights: Literal["ema", "raw"]
+    weights_sha256: str = ""
+    """Of the file that the weights come from. The file may be gone: a run that trains prunes its checkpoints."""
 
     @property
     def process(self) -> NoiseProcess:
@@ -107,26 +110,56 @@ def load_run(
     *,
     weights: Literal["ema", "raw"] = "ema",
     step: int | None = None,
+    trust: bool = False,
     log: Log = logger.warning,
 ) -> Run:
     """The averaged (or raw) weights of the newest whole checkpoint, or of the one of a step.
 
+    A run folder may name a model of someone's own, "package.module:factory". That code is run with `trust` only.
     `log` gets a line for each damaged checkpoint that is passed over.
     """
-    from safetensors.torch import load_file
-
     run = RunFolder(path)
     if not (run.path / CONFIG).exists():
         raise RunFolderError(f"{run.path} is not a run folder: it has no {CONFIG}")
     config = load_config(run.path / CONFIG)
-    if step is None:
-        checkpoint = newest_good(run.checkpoints, log)
-        if checkpoint is None:
-            raise CheckpointError(f"{run.path} has no checkpoint that is whole")
-    else:
-        checkpoint = step_folder(run.checkpoints, step)
-        verify(checkpoint)
+    require_trust(config, run.path / CONFIG, trust)
+    file = EMA if weights == "ema" else MODEL
+    state, manifest = _read_weights(run, step, file, log)
     model = build_model(config, run.shape())
-    model.load_state_dict(load_file(checkpoint / (EMA if weights == "ema" else MODEL)))
-    step = int(checkpoint.name.removeprefix("step-"))
-    return Run(run.path, config, run.shape(), model.eval(), step, weights)
+    try:
+        with without_records():  # the configuration says how it is scaled
+            model.load_state_dict(state)
+    except RuntimeError as error:
+        said = " ".join(str(error).split())[:300]
+        raise CheckpointError(
+            f"the weights of step {manifest['step']} in {run.checkpoints} do not fit the model that "
+            f"{run.path / CONFIG} and data.json describe; were they edited? Restore them from a copy ({said})"
+        ) from error
+    # What the checkpoint says, not the name of its folder.
+    step = int(manifest["step"])
+    return Run(run.path, config, run.shape(), model.eval(), step, weights, manifest["files"][file]["sha256"])
+
+
+def _read_weights(run: RunFolder, step: int | None, file: str, log: Log) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The weights and the manifest of a checkpoint. If a training run prunes it under us, of the next one."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    for _ in range(PATIENCE):
+        if step is None:
+            checkpoint = usable_checkpoint(run.checkpoints, log, run.id)
+            if checkpoint is None:
+                raise CheckpointError(f"{run.path} has no checkpoint yet; train it first: scalelong train")
+        else:
+            checkpoint = step_folder(run.checkpoints, step)
+            if not checkpoint.exists():
+                there = ", ".join(map(str, saved_steps(run.checkpoints))) or "none"
+                raise CheckpointError(f"{run.path} has no checkpoint of step {step} (--checkpoint); there are: {there}")
+        try:
+            manifest = verify(checkpoint)
+            require_own(checkpoint, manifest, run.id)
+            return load_file(checkpoint / file), manifest
+        except (OSError, SafetensorError, CheckpointError) as error:
+            if checkpoint.exists():
+                raise error if isinstance(error, CheckpointError) else CheckpointError(str(error)) from error
+    raise CheckpointError(f"the checkpoints of {run.path} are pruned faster than they can be read; raise --keep-last")

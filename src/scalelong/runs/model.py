@@ -9,11 +9,12 @@ a condition gets a network that uses it, or an error that says why not.
 """
 
 import inspect
-import json
 import logging
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ from ..diffusion.conditions import (
 )
 from ..diffusion.inputs import InputMaker, NoisyInputs
 from ..diffusion.latents import Autoencoder, encode_data
-from ..errors import InvalidConfigError
+from ..errors import CannotReadError, InvalidConfigError, ScaleLongError, UntrustedCodeError
+from ..files import read_json
 from ..models import UViT, unet
 from ..models.call import call_arguments, require_condition_used
 from ..models.presets import preset_arguments
@@ -140,6 +142,7 @@ def _build(config: TrainConfig, shape: DataShape) -> nn.Module:
     size = shape.height if shape.height == shape.width else (shape.height, shape.width)
     kind, _, preset = config.model.partition("/")
     options = dict(config.model_options)
+    _require_buildable(options)
     if _from_diffusers(config):
         options.pop("merge_start", None)
     try:
@@ -164,11 +167,30 @@ def _build(config: TrainConfig, shape: DataShape) -> nn.Module:
             },
             options,
         )
-    except TypeError as error:
-        raise InvalidConfigError(f"the model {config.model!r} does not take these options: {error}") from error
+    except ScaleLongError:
+        raise
+    # A factory of the user's own, or a class with options that it was not made for, may fail in any way.
+    except Exception as error:
+        given = f" with --model-options {options}" if options else ""
+        raise InvalidConfigError(
+            f"the model {config.model!r} does not take these options: it cannot be built{given} "
+            f"({type(error).__name__}: {error}); change them, or take another --model"
+        ) from error
     if not isinstance(model, nn.Module):
         raise InvalidConfigError(f"{config.model} must return a torch.nn.Module, got {type(model).__name__}")
     return model
+
+
+MOST_DEPTH, MOST_WIDTH = 1000, 1_000_000
+
+
+def _require_buildable(options: dict[str, Any]) -> None:
+    """Refuse what would be built block by block until the memory is full."""
+    for name, value in options.items():
+        most = MOST_DEPTH if name in ("depth", "layers_per_block") else MOST_WIDTH
+        for number in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(number, int) and abs(number) > most:
+                raise InvalidConfigError(f"--model-options {name} may be at most {most}, got {str(number)[:40]}")
 
 
 def _require_condition(model: nn.Module, config: TrainConfig, shape: DataShape) -> None:
@@ -187,6 +209,30 @@ def _patch_size(shape: DataShape) -> int:
     raise InvalidConfigError(
         f"no patch size divides images of {shape.height}x{shape.width} into at most {MOST_PATCHES} patches; give a "
         f"--size such as 32 or 64, or --model-options patch_size=..."
+    )
+
+
+# Code that a configuration names
+
+TRUST = "SCALELONG_TRUST"
+"""Set to 1, it trusts the code that any run folder or configuration file names."""
+
+
+def factory_of(config: TrainConfig) -> str | None:
+    """The code of someone's own that the configuration has imported and called; None for the models of this library."""
+    known = is_uvit(config) or _from_diffusers(config)
+    return None if known else config.model
+
+
+def require_trust(config: TrainConfig, source: str | PathLike[str], trust: bool = False) -> None:
+    """Refuse to run code that a file names, unless its user has agreed. What he types himself needs no consent."""
+    factory = factory_of(config)
+    if factory is None or trust or os.environ.get(TRUST, "") not in ("", "0"):
+        return
+    options = f" with the options {config.model_options}" if config.model_options else ""
+    raise UntrustedCodeError(
+        f"{source} wants Python code to be run: model {factory!r}{options}. Whoever wrote that file decides what is "
+        f"run, with your rights. If you trust it, repeat the command with --trust (in Python trust=True, or {TRUST}=1)"
     )
 
 
@@ -214,15 +260,18 @@ def _from_diffusers_json(path: Path, values: dict[str, Any]) -> nn.Module:
     import diffusers
 
     try:
-        described = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        described = read_json(path)
+    except CannotReadError as error:
         raise InvalidConfigError(f"{path} cannot be read as the configuration of a model: {error}") from error
-    kind = getattr(diffusers, str(described.get("_class_name", "UNet2DModel")), None)
-    if kind is None:
+    if not isinstance(described, dict):
+        raise InvalidConfigError(f"{path} must hold a JSON object, such as diffusers writes into config.json")
+    kind: Any = getattr(diffusers, str(described.get("_class_name", "UNet2DModel")), None)
+    # Networks alone: diffusers has other classes, which load files or code when they are made.
+    if not isinstance(kind, type) or not issubclass(kind, nn.Module):
         raise InvalidConfigError(
-            f"{path} names the class {described.get('_class_name')!r}, which diffusers does not have"
+            f"{path} names the class {described.get('_class_name')!r}, which is no network of diffusers"
         )
-    return kind.from_config({**described, **values})
+    return kind.from_config({**described, **values})  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _scale(model: nn.Module, config: TrainConfig, shape: DataShape) -> None:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ..errors import InvalidConfigError
 from .config import (
@@ -23,10 +24,13 @@ from .config import (
     TrainConfig,
     flatten,
     to_dict,
+    with_former_defaults,
 )
 
 _LONG = CheckpointConfig(save_every=10_000, keep_last=3, keep_every=50_000)
 _LONG_LOGGING = LoggingConfig(log_every=100, samples_every=10_000, samples=100, sampler_steps=50)
+# The authors average without warm-up, which in their hundreds of thousands of steps makes no difference.
+_AUTHORS_AVERAGE: dict[str, Any] = {"ema_rate": 0.9999, "ema_warmup": False}
 
 
 def cifar10_uvit_s2() -> TrainConfig:
@@ -37,7 +41,7 @@ def cifar10_uvit_s2() -> TrainConfig:
         steps=500_000,
         batch_size=128,
         images=ImagesConfig(size=32, channels=3, flip=True),
-        optimizer=OptimizerConfig(lr=2e-4, weight_decay=0.03, betas=(0.99, 0.999), warmup=2500, ema_rate=0.9999),
+        optimizer=OptimizerConfig(lr=2e-4, betas=(0.99, 0.999), warmup=2500, **_AUTHORS_AVERAGE),
         checkpoints=_LONG,
         logging=_LONG_LOGGING,
     )
@@ -50,7 +54,7 @@ def celeba64_uvit_s4() -> TrainConfig:
         data="celeba",
         model="uvit/celeba64-s4",
         images=ImagesConfig(size=64, channels=3, flip=True, workers=8),
-        optimizer=OptimizerConfig(lr=2e-4, weight_decay=0.03, betas=(0.99, 0.99), warmup=5000, ema_rate=0.9999),
+        optimizer=OptimizerConfig(lr=2e-4, betas=(0.99, 0.99), warmup=5000, **_AUTHORS_AVERAGE),
     )
 
 
@@ -83,7 +87,7 @@ def cifar10_unet() -> TrainConfig:
         steps=800_000,
         diffusion=DiffusionConfig(schedule="ddpm"),
         optimizer=OptimizerConfig(
-            lr=2e-4, weight_decay=0.0, betas=(0.9, 0.999), warmup=5000, clip=1.0, ema_rate=0.9999
+            lr=2e-4, weight_decay=0.0, betas=(0.9, 0.999), warmup=5000, clip=1.0, **_AUTHORS_AVERAGE
         ),
     )
 
@@ -96,7 +100,7 @@ def imagenet64_unet() -> TrainConfig:
         steps=500_000,
         batch_size=2048,
         diffusion=DiffusionConfig(schedule="cosine", condition="class", condition_dropout=0.0),
-        optimizer=OptimizerConfig(lr=1e-4, weight_decay=0.0, betas=(0.9, 0.999), ema_rate=0.9999),
+        optimizer=OptimizerConfig(lr=1e-4, weight_decay=0.0, betas=(0.9, 0.999), **_AUTHORS_AVERAGE),
     )
 
 
@@ -114,7 +118,7 @@ def mscoco256_uvit_s2() -> TrainConfig:
         images=ImagesConfig(size=256, channels=3, autoencoder="weights/autoencoder"),
         diffusion=DiffusionConfig(schedule="sd", condition="text", condition_dropout=0.1),
         text=TextConfig(text_encoder="weights/text_encoder", text_length=77, text_dim=768),
-        optimizer=OptimizerConfig(lr=2e-4, weight_decay=0.03, betas=(0.9, 0.9), warmup=5000, ema_rate=0.9999),
+        optimizer=OptimizerConfig(lr=2e-4, betas=(0.9, 0.9), warmup=5000, **_AUTHORS_AVERAGE),
         checkpoints=_LONG,
         logging=_LONG_LOGGING,
     )
@@ -231,7 +235,15 @@ def recipe(name: str) -> TrainConfig:
 
 
 def default_folder(config: TrainConfig) -> Path:
-    """runs/RECIPE-SCALING-seedN, with a short hash if it differs from the recipe in other things, too."""
+    """runs/RECIPE-SCALING-seedN, with a short hash if it differs from the recipe in other things, too.
+
+    The name that an earlier version gave stays where a run has it.
+    """
+    former = _folder_of(with_former_defaults(config))
+    return former if (former / "config.yaml").exists() else _folder_of(config)
+
+
+def _folder_of(config: TrainConfig) -> Path:
     scaling = _slug(config.scaling)
     for name in RECIPES:
         if _identity(config) == _identity(recipe(name), scaling=config.scaling, seed=config.seed):

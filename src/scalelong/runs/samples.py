@@ -13,6 +13,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,9 @@ from torch import Tensor
 from ..data import to_float
 from ..diffusion.images import Request
 from ..diffusion.solvers import SampleSettings
-from ..errors import SampleFolderError
-from ..files import file_digest, write_bytes, write_text
+from ..errors import CannotReadError, SampleFolderError
+from ..files import exclusive, make_folder, read_bytes, read_json, remove_leftovers, write_bytes, write_text
 from ..optional import needs
-from .checkpoint import EMA, MODEL, step_folder
 from .load import Run
 from .processes import on_main
 
@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 # Many images as one
 
+MOST_IMAGE = 512 * 1024**2
+"""Bytes of the largest sample that is read."""
 GAP = 2
 SMALLEST_SIDE = 32
 """Smaller images are enlarged by a whole factor: thumbnails of 8 pixels cannot be judged."""
@@ -60,7 +62,6 @@ def save_png(path: Path, image: Tensor) -> None:
     array = array if array.shape[2] in (3, 4) else array[:, :, 0]
     content = io.BytesIO()
     pillow.fromarray(array).save(content, format="PNG")
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(path, content.getvalue())
 
 
@@ -73,12 +74,8 @@ class SampleFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
 
-    def open(self, about: dict[str, Any], wanted: Sequence[Request]) -> None:
-        """Make the folder, or check that it holds samples made in the same way. Their number may grow."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise SampleFolderError(f"the folder {self.path} cannot be created: {error}") from error
+    def check(self, about: dict[str, Any], wanted: Sequence[Request]) -> dict[str, str | None]:
+        """Raise unless the folder is new, empty, or holds samples made in the same way: the prompts of all by seed."""
         if (self.path / NOTE).exists():
             before = self.note()
             kept = {key: value for key, value in before.items() if key != "wishes"}
@@ -93,35 +90,56 @@ class SampleFolder:
                     f"Give the same values to continue, or another folder with --out"
                 )
             self._require_same_prompts(before["wishes"], wanted)
-            prompts = before["wishes"] | _prompts(wanted)
-        elif any(entry for entry in self.path.iterdir() if not entry.name.startswith(".")):
+            return before["wishes"] | _prompts(wanted)
+        try:
+            used = self.path.exists() and any(entry for entry in self.path.iterdir() if not entry.name.startswith("."))
+        except OSError as error:
+            raise SampleFolderError(f"{self.path} cannot hold samples: {error}; choose a folder with --out") from error
+        if used:
             raise SampleFolderError(f"{self.path} is not empty and holds no samples; choose another folder with --out")
-        else:
-            prompts = _prompts(wanted)
-        write_text(self.path / NOTE, json.dumps({**about, "wishes": prompts}, indent=1, ensure_ascii=False))
+        return _prompts(wanted)
+
+    def open(self, about: dict[str, Any], wanted: Sequence[Request]) -> None:
+        """Make the folder, or check that it holds samples made in the same way. Their number may grow."""
+        make_folder(self.path)
+        remove_leftovers(self.path)
+        with exclusive(self.path):  # another process may add its own seeds
+            note = {**about, "wishes": self.check(about, wanted)}
+            write_text(self.path / NOTE, json.dumps(note, indent=1, ensure_ascii=False))
 
     def note(self) -> dict[str, Any]:
+        """How the samples were made, and the prompt of each."""
         try:
-            return json.loads((self.path / NOTE).read_text())
-        except (OSError, ValueError) as error:
-            raise SampleFolderError(f"{self.path / NOTE} cannot be read: {error}") from error
+            note = read_json(self.path / NOTE)
+        except CannotReadError as error:
+            raise SampleFolderError(f"{error}, or choose another folder with --out") from error
+        known = {"weights": str, "sampler": str, "steps": int, "guidance": float | int, "wishes": dict}
+        if not isinstance(note, dict) or not all(isinstance(note.get(name), kind) for name, kind in known.items()):
+            raise SampleFolderError(
+                f"{self.path / NOTE} does not say how the samples were made ({', '.join(known)}); choose another "
+                f"folder with --out, or remove this one to make the samples anew"
+            )
+        return note
 
     def missing(self, wanted: Sequence[Request]) -> list[Request]:
         """Those whose file is not there. Files are written whole or not at all."""
         return [request for request in wanted if not self.file(request).exists()]
 
     def write(self, request: Request, image: Tensor) -> None:
-        if image.shape[0] not in (1, 3, 4):
-            raise SampleFolderError(f"images of {image.shape[0]} channels cannot be PNG files")
+        require_png(image[None])
         save_png(self.file(request), image)
 
     def file(self, request: Request) -> Path:
         return self.path / f"{request.seed:012d}.png"
 
     def write_grid(self, wanted: Sequence[Request], columns: int | None) -> Path:
-        shown = torch.stack(list(self.read(wanted)))
+        shown = self.stack(wanted)
         save_png(self.path / "grid.png", image_grid(to_float(shown), columns))
         return self.path / "grid.png"
+
+    def stack(self, wanted: Sequence[Request]) -> Tensor:
+        """The images as one tensor, uint8 (B, C, H, W)."""
+        return stack_images([self.file(request) for request in wanted])
 
     def read(self, wanted: Sequence[Request]) -> Iterator[Tensor]:
         """The images, uint8 (C, H, W)."""
@@ -138,15 +156,37 @@ class SampleFolder:
                 )
 
 
+def require_png(images: Tensor) -> None:
+    """(B, C, H, W) with as many channels as a PNG file can have."""
+    if images.shape[1] not in (1, 3, 4):
+        raise SampleFolderError(f"images of {images.shape[1]} channels cannot be PNG files")
+
+
+def stack_images(files: Sequence[Path]) -> Tensor:
+    """Images of one size as one tensor, uint8 (B, C, H, W); others are refused by name."""
+    images = [read_png(file) for file in files]
+    for file, image in zip(files, images, strict=True):
+        if image.shape != images[0].shape:
+            raise SampleFolderError(
+                f"{file} is {tuple(image.shape)} and {files[0]} is {tuple(images[0].shape)} (channels, height, width); "
+                f"remove the one that is not a sample of this run, and the same command makes it again"
+            )
+    return torch.stack(images)
+
+
 def read_png(path: Path) -> Tensor:
     import numpy as np
     from PIL import Image
 
     try:
-        with Image.open(path) as image:
+        with Image.open(io.BytesIO(read_bytes(path, MOST_IMAGE))) as image:
             array = np.array(image)
-    except OSError as error:
-        raise SampleFolderError(f"{path} cannot be read as an image: {error}") from error
+    # Pillow meets damaged files with almost any exception.
+    except Exception as error:
+        raise SampleFolderError(
+            f"{path} cannot be read as an image ({type(error).__name__}: {error}); remove it, and the same command "
+            f"makes it again"
+        ) from error
     tensor = torch.from_numpy(array)
     return tensor[None] if tensor.dim() == 2 else tensor.permute(2, 0, 1).contiguous()
 
@@ -168,17 +208,17 @@ def processes() -> Any:
 
 def folder_name(run: Run, settings: SampleSettings) -> str:
     guidance = f"-guidance{settings.guidance:g}" if settings.guidance != 1 else ""
-    return f"step{run.step}-{run.weights}-{settings.sampler}{settings.steps}{guidance}"
+    cache = "".join(f"-{name}{value}" for name, value in settings.cache_options().items())
+    return f"step{run.step}-{run.weights}-{settings.sampler}{settings.steps}{guidance}{cache}"
 
 
 def describe_samples(run: Run, settings: SampleSettings) -> dict[str, Any]:
     """All that decides the images but their seeds and prompts."""
-    weights = step_folder(run.folder / "checkpoints", run.step) / (EMA if run.weights == "ema" else MODEL)
     return {
         "weights": run.weights,
         "step": run.step,
-        "weights_sha256": file_digest(weights),
-        **asdict(settings),
+        "weights_sha256": run.weights_sha256,
+        **{name: value for name, value in asdict(settings).items() if name != "cache" or value},
     }
 
 
@@ -196,15 +236,21 @@ def fill_folder(
 
     `progress` is called with (done, total), the images of this process.
     """
-    folder, state = SampleFolder(path), processes()
-    on_main(state, lambda: folder.open(describe_samples(run, settings), wanted))
+    folder, state, about = SampleFolder(path), processes(), describe_samples(run, settings)
+    on_main(state, lambda: folder.check(about, wanted))
     if state.is_main_process:
         log(f"weights: {'EMA' if run.weights == 'ema' else 'raw, not averaged'}, step {run.step} of {run.folder}")
     mine = folder.missing(wanted)[state.process_index :: state.num_processes]
-    # No process looks for what is missing while another one writes already.
+    made = run.maker.generate(mine, settings, batch_size=batch_size, device=device or str(state.device))
+    # A prompt or setting that is refused shows with the first images, and must leave no folder. No process looks for
+    # what is missing while another one writes already: opening it waits for all.
+    first = list(islice(made, 1))
+    if first:
+        require_png(first[0][1])
+    on_main(state, lambda: folder.open(about, wanted))
     state.wait_for_everyone()
     done = 0
-    for part, images in run.maker.generate(mine, settings, batch_size=batch_size, device=device or str(state.device)):
+    for part, images in chain(first, made):
         for request, image in zip(part, images, strict=True):
             folder.write(request, image)
         done += len(part)

@@ -4,7 +4,9 @@ loop         `train`; the order of events and the step, to be read from top to b
 state        weights, AdamW and its rate, moving average, guard, snapshot
 cores        on a CPU, each core takes its own images through the whole network
 inspection   held-out loss, sample grids and scores of the averaged model
+monitoring   the stability monitor of a run, and a loss that collapses
 tracking     metrics and where they go
+sizing       image size, network, batch and steps for a budget of time, on this machine
 plan         what a run will do, before it does it (`--dry-run`)
 
 What a run is (configuration, recipes, folder, checkpoint) stands in `scalelong.runs`; its names are importable from
@@ -31,4 +33,5 @@ from ..runs import (
 )
 from .loop import Hook, Interrupt, Trainer, TrainResult, train
 from .plan import describe_run
+from .sizing import Plan, size_run
 from .state import Ema, TrainState

@@ -68,9 +68,7 @@ class Inspector:
             scores = self._scorer.score(self._maker, self.state.step, self.state.accelerator.device)
         if self.state.accelerator.is_main_process:
             write_text(self.run.path / "scores_protocol.json", json.dumps(asdict(scores.protocol), indent=2))
-        values = {"frechet": scores.frechet, "precision": scores.precision, "recall": scores.recall}
-        if scores.agreement is not None:
-            values["agreement"] = scores.agreement
+        values = scores.values
         named = [(f"{name}{end}", score, field) for name, score in values.items() for end, field in _ENDINGS]
         return {name: getattr(score, field) for name, score, field in named}
 

@@ -2,16 +2,19 @@
 
 `Trainer.fit` is the order of events, `Trainer.optimise` is a step, from the images to the update. What a step is made
 of has rooms of its own: `diffusion/inputs.py` (x_0, ε, t, condition), `state.py` (weights, AdamW, average, guard),
-`cores.py` (a CPU's cores), `tracking.py` (metrics) and `inspection.py` (held-out loss, samples, scores).
+`cores.py` (a CPU's cores), `tracking.py` (metrics), `inspection.py` (held-out loss, samples, scores) and
+`monitoring.py` (the stability monitor, and a loss that collapses).
 """
 
 import errno
+import os
+import shlex
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -24,10 +27,18 @@ from torch import Tensor
 from ..console import Progress, StopWatch, TrainingProgress
 from ..data import Batch, batches
 from ..diffusion.inputs import DataOrder, Examples, split_batch
-from ..errors import NonFiniteError, RunFolderError
+from ..errors import CheckpointError, DataWorkerError, NonFiniteError, RunFolderError
 from ..models.call import Denoiser
 from ..noise import NoiseProcess, losses
-from ..runs.checkpoint import abandon_after, newest_good, prune, read_checkpoint, saved_steps, write_checkpoint
+from ..runs.checkpoint import (
+    abandon_after,
+    newest_good,
+    prune,
+    read_checkpoint,
+    saved_steps,
+    step_folder,
+    write_checkpoint,
+)
 from ..runs.config import TrainConfig
 from ..runs.folder import RunFolder
 from ..runs.model import RunData, build_model, load_run_data
@@ -36,6 +47,7 @@ from ..runs.recipes import default_folder
 from ..stability.nonfinite import explain_nonfinite
 from .cores import keep_freed_memory, make_cores
 from .inspection import Inspector
+from .monitoring import RunMonitor
 from .state import READ_EVERY, TrainState, clip_gradient, create, make_guard, rate, restore, set_rate, snapshot
 from .tracking import Recorder, Window
 
@@ -47,17 +59,36 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 @dataclass(frozen=True)
 class TrainResult:
+    """What became of a run. Print it."""
+
     folder: Path
     step: int
     finished: bool
     """False if a signal ended it early."""
+    samples: Path | None = None
+    """The newest sample grid."""
+
+    def __str__(self) -> str:
+        if not self.finished:
+            return f"stopped after step {self.step}: {self.folder}. Run the same command to continue"
+        lines = [f"finished at step {self.step}: {self.folder}"]
+        lines += [f"samples: {self.samples}"] if self.samples is not None else []
+        steps = (f"scalelong {command} {shlex.quote(str(self.folder))}" for command in ("sample", "eval", "report"))
+        return "\n".join([*lines, f"next: {', '.join(steps)}"])
 
 
-def train(config: TrainConfig, out: str | PathLike[str] | None = None, *, hooks: Sequence[Hook] = ()) -> TrainResult:
+def train(
+    config: TrainConfig,
+    out: str | PathLike[str] | None = None,
+    *,
+    hooks: Sequence[Hook] = (),
+    quiet: bool = False,
+) -> TrainResult:
     """Train as the configuration says, in a run folder. A run that is there already is continued."""
     run = RunFolder(out or default_folder(config))
+    config = run.continued(config)
     accelerator = make_accelerator(config, str(run.path))
-    progress = TrainingProgress(config.steps, accelerator.is_main_process)
+    progress = TrainingProgress(config.steps, accelerator.is_main_process and not quiet)
     try:
         with ExitStack() as stack:
             interrupt = stack.enter_context(Interrupt())
@@ -69,11 +100,13 @@ def train(config: TrainConfig, out: str | PathLike[str] | None = None, *, hooks:
 
             on_main(accelerator, lock)
             data = load_run_data(config, progress.say, Progress("reading images", enabled=progress.enabled))
-            on_main(accelerator, lambda: run.open(config, data.train, describe_processes(accelerator), progress.say))
+            start = on_main(accelerator, lambda: run.check(config, data, progress.say))
             trainer = Trainer(config, run, accelerator, data, progress, hooks)
             stack.callback(trainer.close)
-            finished = trainer.fit(interrupt)
-            return TrainResult(run.path, trainer.state.step, finished)
+            # Not before there is a network: what refuses must leave nothing.
+            on_main(accelerator, lambda: run.open(config, data, describe_processes(accelerator)))
+            finished = trainer.fit(interrupt, start)
+            return TrainResult(run.path, trainer.state.step, finished, max(run.samples.glob("*.png"), default=None))
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise
@@ -111,17 +144,26 @@ class Trainer:
         self.guard = make_guard(self.state.optimizer, accelerator.device, accelerator.scaler)
         self.inspector = Inspector(config, run, self.state, data, inputs)
         self.recorder = Recorder(config, run, accelerator, progress)
+        readings = config.monitor_every if config.monitor_every <= config.steps else 0
+        self.monitor = RunMonitor(run, self.state, readings, progress.say)
         self.window = Window(accelerator.device)
         self.watch = StopWatch()
         self.saved_step = -1
 
     # The order of events
 
-    def fit(self, interrupt: "Interrupt") -> bool:
-        """The loop. True when all steps are done, False when it was interrupted; both ways the state is saved."""
-        self.resume()
+    def fit(self, interrupt: "Interrupt", start: Path | None = None) -> bool:
+        """The loop, from a checkpoint or from the beginning. True when all steps are done, False when it was
+        interrupted; both ways the state is saved."""
+        self.resume(start)
         while self.state.step < self.config.steps:
-            stop_requested = self.optimise(interrupt.requested is not None)
+            try:
+                stop_requested = self.optimise(interrupt.requested is not None)
+            except DataWorkerError:
+                self.save_alone()
+                if interrupt.requested is None:
+                    raise
+                return self.stopped(interrupt)
             # Reading a number from an accelerator means waiting for it, so this is not done at every step.
             if not self.should_read_device():
                 continue
@@ -132,22 +174,29 @@ class Trainer:
             self.after_step()
             if stop_requested > 0:
                 self.save()
-                by = interrupt.requested or "another process"
-                self.progress.say(f"stopped by {by} after step {self.state.step}; run the same command to continue")
-                return False
+                return self.stopped(interrupt)
         self.save()
-        self.progress.say(f"finished at step {self.state.step}: {self.run.path}")
         return True
 
-    def resume(self) -> None:
-        """Go on from the newest checkpoint that is whole; a new run begins with one, so that a full disk shows now."""
-        path = on_main(self.accelerator, lambda: newest_good(self.run.checkpoints, self.progress.say))
+    def stopped(self, interrupt: "Interrupt") -> bool:
+        by = interrupt.requested or "another process"
+        self.progress.say(f"stopped by {by} after step {self.state.step}; run the same command to continue")
+        return False
+
+    def save_alone(self) -> None:
+        """Save before an error that no other process knows of: with several, they cannot take part."""
+        if self.accelerator.num_processes == 1 and self.guard.bad_step() is None:
+            self.save()
+
+    def resume(self, path: Path | None) -> None:
+        """Go on from a checkpoint; a new run begins with one, so that a full disk shows now."""
         if path is None:
-            on_main(self.accelerator, lambda: abandon_after(self.run.checkpoints, -1))
             self.save()
         else:
             self.load(path)
             self.progress.say(f"continuing after step {self.state.step}")
+            # A kill between saving and pruning left one more than there should be.
+            on_main(self.accelerator, lambda: prune(self.run.checkpoints, self.config.checkpoints))
         on_main(self.accelerator, lambda: self.run.cut_metrics(self.state.step))
         self.recorder.start(self.state.step)
         self.begin_at(self.state.step)
@@ -158,7 +207,9 @@ class Trainer:
         self.source: Iterator[Batch] = batches(self.data.train, order, workers=self.config.images.workers)
         self.rate_factor = self.run.rate_factor()
         self.guard.reset()
+        self.monitor.begin_at(step)
         self.watch.start(step)
+        self.progress.start(step)
 
     # A step
 
@@ -184,8 +235,10 @@ class Trainer:
         """Forward and backward over this process's share of the batch, part by part: its mean loss."""
         total = torch.zeros((), device=self.accelerator.device)
         share = 1 / len(self.parts)
-        for positions in self.parts:
-            examples = self.examples(step, positions, next(self.source))
+        # All images before the first forward: if a data worker is gone, the state is still that of a whole step.
+        images = [next(self.source) for _ in self.parts]
+        for positions, batch in zip(self.parts, images, strict=True):
+            examples = self.examples(step, positions, batch)
             if self.cores is not None:
                 loss = self.cores.backward(partial(self.losses, examples), len(positions), share)
             else:
@@ -215,11 +268,14 @@ class Trainer:
         step, final = self.state.step, self.state.step == self.config.steps
         for hook in self.hooks:
             self.recorder.write(step, hook(self.state))
+        self.recorder.write(step, self.monitor.after_step())
+        self.progress.tick(step)
         if step % self.config.logging.log_every == 0 or final:
-            self.recorder.record(self.state, self.window, self.watch, self.order.epoch(step))
+            metrics = self.recorder.record(self.state, self.window, self.watch, self.order.epoch(step))
+            self.monitor.recorded(metrics)
         with self.watch.paused():
             if step % self.config.held_out_every == 0 or final:
-                self.recorder.write(step, self.inspector.held_out_loss())
+                self.recorder.held_out(step, self.inspector.held_out_loss())
             if self.config.samples_every and (step % self.config.samples_every == 0 or final):
                 self.recorder.images(step, self.inspector.sample_grid())
             if self.config.logging.scores_every and (step % self.config.logging.scores_every == 0 or final):
@@ -234,14 +290,18 @@ class Trainer:
         saved = snapshot(self.state)
 
         def write() -> None:
-            write_checkpoint(self.run.checkpoints, saved)
+            write_checkpoint(self.run.checkpoints, replace(saved, run=self.run.id))
             prune(self.run.checkpoints, self.config.checkpoints)
 
         on_main(self.accelerator, write)
         self.saved_step = self.state.step
 
     def load(self, path: Path) -> None:
-        restore(self.state, read_checkpoint(path), self.config.seed)
+        saved = read_checkpoint(path)
+        if saved.step != _step(path):
+            name = step_folder(path.parent, saved.step).name
+            raise CheckpointError(f"{path} holds the checkpoint of step {saved.step}; rename it to {name}")
+        restore(self.state, saved, self.config.seed)
         self.window.load(self.state.window)
         self.saved_step = self.state.step
         on_main(self.accelerator, lambda: abandon_after(self.run.checkpoints, self.state.step))
@@ -274,11 +334,14 @@ class Trainer:
 
         clean = torch.cat([examples.x0 for examples in found])
         last_good = max(saved_steps(self.run.checkpoints), default=None)
-        report = explain_nonfinite(self.state.bare, passes, [clean], bad, last_good)
+        used = self.rate_factor * rate(self.config.optimizer, bad, self.config.steps)
+        report = explain_nonfinite(self.state.bare, passes, [clean], bad, last_good, rate=used)
+        report.rollbacks = len(self.run.rollbacks())
         findings = gather_objects(self.accelerator, (report.layer is None, str(report)))
         return min(findings, key=lambda finding: finding[0])[1]
 
     def close(self) -> None:
+        self.monitor.close()
         self.recorder.close()
         if self.cores is not None:
             self.cores.close()
@@ -308,8 +371,11 @@ def _step(path: Path) -> int:
 
 # Signals
 
-IMPATIENT_AFTER = 3.0
+IMPATIENT_AFTER = 1.0
 """Seconds after which a second Ctrl-C stops at once. Launchers repeat the first one."""
+STOPPING = (
+    "stopping after this step, and saving; Ctrl-C once more stops now, without what came after the last checkpoint"
+)
 
 
 class Interrupt:
@@ -338,5 +404,7 @@ class Interrupt:
         if self.requested is None:
             self.requested, self._since = signal.Signals(number).name, time.monotonic()
             Interrupt.latest = self.requested
+            # Not print: the signal may have come in the middle of one.
+            os.write(2, f"\n{self.requested}: {STOPPING}\n".encode())
         elif number == signal.SIGINT and time.monotonic() - self._since > IMPATIENT_AFTER:
             raise KeyboardInterrupt

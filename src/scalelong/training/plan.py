@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from ..console import duration
 from ..data import ImageData
 from ..errors import ScaleLongError
 from ..models import UViT
@@ -14,14 +15,18 @@ from ..runs.config import TrainConfig
 from ..runs.model import DataShape, build_model, example_forward, shape_of
 from ..skips import coefficients, find_skips, is_scaled
 from .cores import images_at_once, splits
+from .sizing import MOST_EPOCHS
 
 BYTES_PER_PARAMETER = {"weights": 4, "gradients": 4, "AdamW": 8, "moving average": 4}
 PROBE = 2
 """Images in the pass that measures how much memory an image takes."""
 
 
-def describe_run(config: TrainConfig, data: ImageData, folder: Path, processes: int = 1) -> str:
-    """One line for each thing that will happen. `data` are the images to train on, without those held out."""
+def describe_run(
+    config: TrainConfig, data: ImageData, folder: Path, processes: int = 1, seconds: float | None = None
+) -> str:
+    """One line for each thing that will happen. `data` are the images to train on, without those held out; `seconds`
+    is how long it will take, if that was measured."""
     shape = shape_of(data)
     model = build_model(config, shape)
     parameters = count_parameters(model)
@@ -32,6 +37,7 @@ def describe_run(config: TrainConfig, data: ImageData, folder: Path, processes: 
     fixed = sum(BYTES_PER_PARAMETER.values()) * parameters
     optimizer, diffusion = config.optimizer, config.diffusion
     saved = (4 + 4 + 8) * parameters
+    epochs = config.steps * config.batch_size / len(data)
     decay = f", {optimizer.decay} decay" if optimizer.decay != "constant" else ""
     rows = {
         "run folder": f"{folder}{' (exists: will continue)' if (folder / 'config.yaml').exists() else ''}",
@@ -44,7 +50,9 @@ def describe_run(config: TrainConfig, data: ImageData, folder: Path, processes: 
         f"warm-up {optimizer.warmup} steps{decay}, clip {optimizer.clip}, EMA {optimizer.ema_rate}",
         "batch": f"{config.batch_size} images = {processes} process(es) x {config.hardware.accumulation} part(s) x "
         f"{per_part:g} images",
-        "length": f"{config.steps} steps = {config.steps * config.batch_size / len(data):.1f} epochs",
+        "length": f"{config.steps} steps = {epochs:.1f} epochs"
+        + (": the network will learn the images by heart" if epochs > MOST_EPOCHS else ""),
+        "time": "not measured" if seconds is None else f"about {duration(seconds)} on this machine",
         "checkpoints": f"every {config.checkpoints.save_every} steps, {megabytes(saved)} each, "
         f"the last {config.checkpoints.keep_last} kept"
         + (f" and every {config.checkpoints.keep_every}th step" if config.checkpoints.keep_every else ""),

@@ -27,6 +27,7 @@ from ..runs.checkpoint import Snapshot
 from ..runs.config import OptimizerConfig, TrainConfig
 from ..runs.model import RunData, uses_channels_last
 from ..runs.processes import full_tensor, gather_objects
+from ..skips.record import without_records
 
 # pyright: reportPrivateImportUsage=false
 
@@ -272,7 +273,8 @@ _SCATTER = StateDictOptions(full_state_dict=True)
 
 def snapshot(state: TrainState) -> Snapshot:
     """All processes take part; the result is complete on the main one."""
-    weights: dict[str, Any] = get_model_state_dict(state.bare, options=_GATHER)
+    with without_records():  # the configuration of the run says how it is scaled
+        weights: dict[str, Any] = get_model_state_dict(state.bare, options=_GATHER)
     averages = {name: _full(value) for name, value in zip(state.ema.names, state.ema.averages, strict=True)}
     scaler = state.accelerator.scaler
     training = {
@@ -290,7 +292,8 @@ def restore(state: TrainState, saved: Snapshot, seed: int) -> None:
     """Put a snapshot back, bit for bit."""
     training = saved.training
     try:
-        set_model_state_dict(state.bare, dict[str, Any](saved.model), options=_SCATTER)
+        with without_records():
+            set_model_state_dict(state.bare, dict[str, Any](saved.model), options=_SCATTER)
         _restore_averages(state, saved)
         scales = [group.get(LR_SCALE) for group in state.optimizer.param_groups]
         set_optimizer_state_dict(state.bare, state.optimizer, training["optimizer"], options=_SCATTER)

@@ -64,18 +64,21 @@ class Recorder:
         """Open the trackers; what TensorBoard shows after this step is cut off."""
         wanted, trackers = list(self.accelerator.log_with), []
         settings = {name: str(value) for name, value in flatten(to_dict(self.config)).items()}
+        name = self.run.path.name
         # One by one, because accelerate gives all trackers of a call the same project.
         for kind in wanted:
             self.accelerator.log_with = [kind]
             if _name(kind) == TENSORBOARD:
                 self.accelerator.init_trackers(TENSORBOARD, init_kwargs={TENSORBOARD: {"purge_step": step + 1}})
             else:
-                options = {"wandb": {"name": self.run.path.name}, "mlflow": {"run_name": self.run.path.name}}
+                options = {"wandb": {"name": name}, "mlflow": {"run_name": name}}
+                if _name(kind) == "wandb" and self.accelerator.is_main_process:
+                    options["wandb"] |= {"id": self.run.tracker_id(), "resume": "allow"}
                 self.accelerator.init_trackers(PROJECT, config=settings, init_kwargs=options)
             trackers += self.accelerator.trackers
         self.accelerator.log_with, self.accelerator.trackers = wanted, trackers
 
-    def record(self, state: TrainState, window: Window, watch: StopWatch, epoch: float) -> None:
+    def record(self, state: TrainState, window: Window, watch: StopWatch, epoch: float) -> dict[str, Any]:
         """Close the window and write its means."""
         seconds, steps = watch.lap(state.step)
         state.seconds += seconds
@@ -93,6 +96,13 @@ class Recorder:
             metrics["loss_scale"] = state.accelerator.scaler.get_scale()
         self.write(state.step, metrics)
         self.progress.record(metrics)
+        return metrics
+
+    def held_out(self, step: int, values: dict[str, float] | None) -> None:
+        """The held-out loss, which the lines of progress show from then on."""
+        if values:
+            self.progress.held_out = values["held_out_loss"]
+        self.write(step, values)
 
     def write(self, step: int, values: dict[str, float] | None) -> None:
         if not values:
