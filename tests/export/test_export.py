@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,9 @@ from safetensors import safe_open
 
 from scalelong.cli import main
 from scalelong.errors import ExportError
-from scalelong.evaluation import Protocol, Score, Scores
-from scalelong.evaluation.judge import SCORES, store
-from scalelong.export import export_diffusers, export_safetensors, push_to_hub
-from scalelong.runs.config import DiffusionConfig, ImagesConfig, LoggingConfig, OptimizerConfig, TrainConfig
+from scalelong.evaluation import SCORES, STORED, Protocol, Score, Scores, store
+from scalelong.export import export_diffusers, export_safetensors, model_card, push_to_hub
+from scalelong.runs.config import DiffusionConfig, ImagesConfig, LoggingConfig, OptimizerConfig, TextConfig, TrainConfig
 from scalelong.runs.load import load_run
 from scalelong.skips import unscale_
 from scalelong.training import train
@@ -173,6 +173,10 @@ def test_a_class_conditional_unet_brings_a_pipeline_without_scalelong(schedule: 
     )
     assert kind == "ExportedPipeline"
     assert_same_images(images, run.sample(8, wishes=["3", "4", "5", "6"], steps=5, guidance=2.0))
+    # From the hub, diffusers takes every list for a component: a module and a class.
+    index = json.loads((tmp_path / "model" / "model_index.json").read_text())
+    lists = {name for name, entry in index.items() if isinstance(entry, list)}
+    assert lists == {"_class_name", "unet", "scheduler", "vae"}
 
 
 def test_uvit_brings_its_class(tmp_path: Path) -> None:
@@ -190,12 +194,85 @@ def test_what_standard_classes_cannot_hold_is_refused(tmp_path: Path, capsys: py
     assert "depend on the data" in capsys.readouterr().err
     assert not (tmp_path / "learned" / "export-diffusers").exists()
     assert main(["export", str(tmp_path / "learned"), "--format", "safetensors"]) == 0
-    texts = replace(
-        BASE, **UVIT, data="shapes", images=ImagesConfig(size=8), diffusion=DiffusionConfig(condition="text"), steps=1
+
+
+TEXTS = replace(
+    BASE,
+    data="shapes",
+    images=ImagesConfig(size=8),
+    diffusion=DiffusionConfig(condition="text", prediction="v"),
+    text=TextConfig(text_length=8, text_dim=16),
+    steps=3,
+)
+PROMPTS = ["a red circle at the top left", "a blue square at the bottom right"] * 4
+
+
+def test_words_draw_the_same_images_as_in_the_run(tmp_path: Path) -> None:
+    train(replace(TEXTS, **UVIT), tmp_path / "run")
+    run = load_run(tmp_path / "run")
+    assert main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "model")]) == 0
+    kind, images = in_this_process(tmp_path / "model", trust=True, prompt=PROMPTS, guidance_scale=2.0)
+    assert kind == "ExportedPipeline"
+    assert_same_images(images, run.sample(8, prompts=PROMPTS, steps=5, guidance=2.0))
+    _, same = in_this_process(tmp_path / "model", trust=True, prompt=PROMPTS[0], batch_size=8)
+    assert_same_images(same, run.sample(8, prompts=PROMPTS[:1], steps=5))
+    turns = run.sample(8, prompts=PROMPTS, steps=5).to(torch.int64)
+    assert (same[1::2] - turns[1::2]).abs().max() > 2, "the prompt matters"
+    with pytest.raises(ValueError, match="'zebra'"):
+        in_this_process(tmp_path / "model", trust=True, prompt=["a zebra"] * 8)
+    with pytest.raises(ValueError, match="prompt must be given"):
+        in_this_process(tmp_path / "model", trust=True)
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert 'prompt="a ' in card
+
+
+def test_a_text_encoder_goes_with_the_model(tmp_path: Path) -> None:
+    """CLIP and its tokenizer lie in the folder, which needs nothing of ours."""
+    encoder = tiny_clip(tmp_path / "clip", length=8, dim=16)
+    options = {
+        **UNET,
+        "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
+        "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
+    }
+    config = replace(
+        TEXTS,
+        model="unet/mscoco256",
+        model_options=options,
+        text=TextConfig(text_encoder=str(encoder), text_length=8, text_dim=16),
     )
-    train(texts, tmp_path / "texts")
-    with pytest.raises(ExportError, match="text encoder"):
-        export_diffusers(load_run(tmp_path / "texts"), tmp_path / "out")
+    train(config, tmp_path / "run")
+    run = load_run(tmp_path / "run")
+    expected = run.sample(8, prompts=PROMPTS, steps=5, guidance=3.0)
+    export_diffusers(run, tmp_path / "model")
+    encoder.rename(tmp_path / "gone")
+    kind, images = in_a_fresh_process(tmp_path / "model", prompt=PROMPTS, guidance_scale=3.0)
+    assert kind == "ExportedPipeline"
+    assert_same_images(images, expected)
+
+
+def tiny_clip(folder: Path, length: int, dim: int) -> Path:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import CLIPTextConfig, CLIPTextModel, PreTrainedTokenizerFast
+
+    words = ["<pad>", "<unk>", *dict.fromkeys(" ".join(PROMPTS).split())]
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # pyright: ignore[reportAttributeAccessIssue]
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", unk_token="<unk>").save_pretrained(folder)
+    torch.manual_seed(0)
+    CLIPTextModel(
+        CLIPTextConfig(
+            vocab_size=len(words),
+            hidden_size=dim,
+            intermediate_size=dim,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            max_position_embeddings=length,
+            pad_token_id=0,
+            bos_token_id=0,
+            eos_token_id=0,
+        )
+    ).save_pretrained(folder)
+    return folder
 
 
 def test_nothing_is_overwritten(unet_run: Path, tmp_path: Path) -> None:
@@ -239,15 +316,42 @@ def test_the_card_tells_data_method_kappa_and_scores(unet_run: Path, tmp_path: P
         guidance=1.0,
         weights="ema",
     )
-    score = Score(12.5, 11.0, 14.0)
-    store(unet_run / SCORES, Scores(protocol, score, score, score, {"run": "x", "step": 8}))
-    store(unet_run / SCORES, Scores(replace(protocol, images=77), score, score, score, {"run": "x", "step": 5}))
+    score = dict.fromkeys(SCORES, Score(12.5, 11.0, 14.0))
+    store(unet_run / STORED, Scores(protocol, score, {"run": "x", "step": 8}))
+    store(unet_run / STORED, Scores(replace(protocol, images=77), score, {"run": "x", "step": 5}))
     export_diffusers(load_run(unet_run), tmp_path / "model")
     card = (tmp_path / "model" / "README.md").read_text()
-    for part in ("digits", "EMA", "step 8", "κ", "12.5 [11, 14]", "500 images, ddim 25 steps", "f" * 12, "d" * 12):
+    for part in (
+        "digits",
+        "EMA",
+        "step 8",
+        "κ",
+        "12.5 [11, 14]",
+        "prompt accuracy",
+        "500 images, ddim 25 steps",
+        "f" * 12,
+        "d" * 12,
+    ):
         assert part in card
     assert "77 images" not in card
-    (unet_run / SCORES).unlink()
+    (unet_run / STORED).unlink()
+
+
+def test_names_of_others_are_text_in_the_card(tmp_path: Path) -> None:
+    train(replace(BASE, steps=1, diffusion=replace(BY_CLASS, schedule="ddpm")), tmp_path / "run")
+    about = json.loads((tmp_path / "run" / "data.json").read_text())
+    about["name"] = "x | y\n# Title <script>alert(1)</script> [link](http://x) ![i](j)"
+    about["classes"][0] = '"]); import os\n```\n<b>'
+    (tmp_path / "run" / "data.json").write_text(json.dumps(about))
+    card = model_card(load_run(tmp_path / "run"), "diffusers")
+    assert "\n# Title" not in card
+    assert "\\<script\\>" in card
+    assert "\\[link\\]" in card
+    assert "x \\| y" in card
+    assert card.count("```") == 2, "the block of code is not left"
+    block = card.split("```")[1].partition("python\n")[2]
+    assert "import os" not in [line.strip() for line in block.splitlines()]
+    compile(block, "card", "exec")
 
 
 def test_push_to_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,3 +375,51 @@ def test_push_to_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Hub, "create_repo", offline)
     with pytest.raises(ExportError, match="no route to host"):
         push_to_hub(tmp_path, "me/model")
+
+
+# Kills, and several exports to one place
+
+
+class Killed(BaseException):
+    """As good as SIGKILL for what is on the disk."""
+
+
+def test_a_killed_export_can_be_repeated(tmp_path, monkeypatch):
+    train(replace(BASE, **UVIT, steps=1), tmp_path / "run")
+    run = load_run(tmp_path / "run")
+
+    def killed(*_):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("scalelong.export.diffusers_folder.model_card", killed)
+        for export in (export_safetensors, export_diffusers):
+            with pytest.raises(Killed):
+                export(run, tmp_path / export.__name__)
+            assert not (tmp_path / export.__name__).exists()
+    path = export_safetensors(run, tmp_path / "export_safetensors")
+    assert sorted(file.name for file in path.parent.iterdir()) == ["README.md", "model.safetensors"]
+    assert (export_diffusers(run, tmp_path / "export_diffusers") / "model_index.json").exists()
+
+
+@pytest.mark.parametrize("name", ["folder", "file.safetensors"])
+def test_of_several_exports_to_one_place_one_succeeds(tmp_path, name):
+    train(replace(BASE, **UVIT, steps=1), tmp_path / "run")
+    run, outcomes, start = load_run(tmp_path / "run"), [], threading.Barrier(4)
+
+    def export():
+        start.wait()
+        try:
+            outcomes.append(str(export_safetensors(run, tmp_path / name)))
+        except ExportError as error:
+            outcomes.append(f"refused: {error}")
+
+    threads = [threading.Thread(target=export) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(outcome.startswith("refused") for outcome in outcomes) == 3
+    assert not list(tmp_path.glob(".*"))
+    with safe_open(tmp_path / name / "model.safetensors" if name == "folder" else tmp_path / name, "pt") as file:
+        assert set(file.keys()) == set(run.model.state_dict())

@@ -11,3 +11,6 @@ from .diffusers_folder import (
     export_diffusers as export_diffusers,
     export_safetensors as export_safetensors,
 )
+from .model import (
+    export_model as export_model,
+)

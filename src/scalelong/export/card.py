@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ import torch
 from .._version import __version__
 from ..errors import ExportError, ScaleLongError
 from ..evaluation.judge import stored_scores
-from ..evaluation.scores import Scores
+from ..evaluation.scores import NOISE, REAL, Scores
 from ..optional import needs
 from ..runs.config import to_dict
-from ..runs.folder import DATA
+from ..runs.folder import RunFolder
 from ..runs.load import Run
 from ..scaling import as_scaling
 from ..skips import coefficients
@@ -29,7 +30,7 @@ def describe_run(run: Run) -> dict[str, Any]:
         "step": run.step,
         "scaling": as_scaling(run.config.scaling).to_dict(),
         "coefficients": skip_coefficients(run),
-        "data": json.loads((run.folder / DATA).read_text()),
+        "data": RunFolder(run.folder).about(),
         "config": to_dict(run.config),
         "scores": [score.to_dict() for score in scores_of(run)],
     }
@@ -80,16 +81,15 @@ def model_card(run: Run, kind: str) -> str:
     data = about["data"]
     values = skip_coefficients(run)
     listed = ", ".join(f"{value:.4g}" for value in values) if values else "none"
-    arguments = (
-        f'class_labels=["{(run.shape.classes or ("0",))[0]}"], ' if config.diffusion.condition == "class" else ""
-    )
+    arguments = _example_condition(run)
+    name, model = escaped(data["name"]), escaped(config.model)
     optimizer = config.optimizer
     return f"""\
 ---
 library_name: {"diffusers" if kind == "diffusers" else "scalelong"}
 tags: [diffusion, image-generation, scalelong]
 ---
-# {config.model} on {data["name"]}
+# {model} on {name}
 
 A diffusion model trained with scalelong {about["scalelong"]}. The table says how its long skip connections are scaled.
 
@@ -98,10 +98,10 @@ A diffusion model trained with scalelong {about["scalelong"]}. The table says ho
 | | |
 |---|---|
 | weights | {WEIGHTS[run.weights]}, after step {run.step} |
-| data | {data["name"]}: {data["images"]} images to train on, {data["channels"]}x{data["height"]}x{data["width"]}, \
-fingerprint {data["fingerprint"][:16]} |
-| model | {config.model}, {sum(p.numel() for p in run.model.parameters()) / 1e6:.2f}M parameters |
-| scaling | {as_scaling(config.scaling)} |
+| data | {name}: {data["images"]} images to train on, {data["channels"]}x{data["height"]}x{data["width"]}, \
+fingerprint {escaped(data["fingerprint"][:16])} |
+| model | {model}, {sum(p.numel() for p in run.model.parameters()) / 1e6:.2f}M parameters |
+| scaling | {escaped(str(as_scaling(config.scaling)))} |
 | κ, outermost to innermost | {listed} |
 | objective | predicts {config.diffusion.prediction}, {config.diffusion.schedule} noise schedule |
 | condition | {config.diffusion.condition} |
@@ -114,11 +114,33 @@ EMA {optimizer.ema_rate:g}, seed {config.seed} |
 """
 
 
+def _example_condition(run: Run) -> str:
+    """The condition of one image, as an argument of the pipeline."""
+    if run.config.diffusion.condition == "class":
+        return f"class_labels=[{_python_text((run.shape.classes or ('0',))[0])}], "
+    if run.config.diffusion.condition == "text":
+        words = (RunFolder(run.folder).vocabulary() or ["a", "photograph"])[: run.config.text.text_length]
+        return f"prompt={_python_text(' '.join(words[:3]))}, "
+    return ""
+
+
+def escaped(text: str) -> str:
+    """Text of others as one line of Markdown in which nothing is a link, an image, HTML, or a new cell of the table."""
+    line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())[:300]
+    return re.sub(r"([\\`*_\[\]#!|~<>&])", r"\\\1", line)
+
+
+def _python_text(text: str) -> str:
+    """A literal of Python that can stand in a block of code: no quote, no fence and no tag ends it."""
+    return re.sub(r"[`<>&]", lambda found: f"\\x{ord(found[0]):02x}", json.dumps(text[:300]))
+
+
 def _scores(run: Run) -> str:
     found = scores_of(run)
     if not found:
         return "Not scored. `scalelong eval RUN` does it."
-    rows = ["| score | value, 95 % interval | protocol |", "|---|---|---|"]
+    rows = ["| score | value, 95 % interval | real images | noise | protocol |", "|---|---|---|---|---|"]
+    remarks: list[str] = []
     for scores in found:
         p = scores.protocol
         how = (
@@ -126,11 +148,14 @@ def _scores(run: Run) -> str:
             f"conditions: {p.conditions}, {p.weights} weights, {p.features} features {p.features_sha256[:12]}, "
             f"against {p.reference_images} images, data {p.data_sha256[:12]}"
         )
-        values = {"Fréchet distance": scores.frechet, "precision": scores.precision, "recall": scores.recall}
-        if scores.agreement is not None:
-            values["shows what was asked for"] = scores.agreement
-        rows += [f"| {name} | {value} | {how} |" for name, value in values.items()]
-    return "\n".join(rows)
+        rows += [
+            f"| {row['']} | {row['value']} | {row.get(REAL, 'unknown')} | {row.get(NOISE, 'unknown')} | "
+            f"{escaped(how)} |"
+            for row in scores.rows()
+        ]
+        remarks += [remark for remark in scores.remarks()[1:] if remark not in remarks]
+    explained = "Real images that were held out and uniform noise are scored with the same features, for comparison."
+    return "\n".join([*rows, "", explained, *(f"- {remark}" for remark in remarks)])
 
 
 # An exported folder to the Hugging Face hub, where there is a network.

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
 from torch import Tensor, nn
 
+from ..diffusion.conditions import ClassCondition, Conditions, HashedWords, PretrainedTextEncoder, TextCondition
+from ..diffusion.latents import Autoencoder
 from ..diffusion.solvers import diffusers, scheduler
-from ..errors import ExportError
-from ..files import new_folder, write_bytes
+from ..errors import ExportError, FolderInUseError
+from ..files import exclusive, make_folder, new_folder, write_bytes, write_text
+from ..noise import NoiseProcess, Prediction
 from ..runs.load import Run
 from ..runs.model import is_uvit, uvit_arguments
 from ..scaling import as_scaling
 from ..skips import fold_
 from ..skips.api import scaling_of
+from ..skips.record import KEY, without_records
 from .card import describe_run, model_card
 
 
@@ -33,15 +36,24 @@ def copy_code(name: str, folder: Path) -> None:
 
 
 @contextmanager
-def _export_folder(target: Path) -> Iterator[Path]:
+def export_folder(target: Path) -> Iterator[Path]:
     """A new folder, complete or not there; what prevents it is an ExportError."""
+    from safetensors import SafetensorError
+
     try:
         with new_folder(target) as folder:
             yield folder
-    except FileExistsError as error:
-        raise ExportError(f"{target} {error.strerror}; choose another one with --out") from error
-    except OSError as error:
-        raise ExportError(f"{target} could not be written: {error}") from error
+    except FolderInUseError as error:
+        raise ExportError(f"{error}; choose another one (--out)") from error
+    # safetensors reports a full disk as an error of its own.
+    except SafetensorError as error:
+        raise ExportError(f"{target} could not be written: {error}; make room, or choose another place") from error
+
+
+def _weights(model: nn.Module) -> dict[str, Tensor]:
+    """The weights alone: the folder, or the header of the file, says how they are scaled."""
+    with without_records():
+        return model.state_dict()
 
 
 # A UNet of diffusers with scaled long skips, as a component of a pipeline that runs without scalelong.
@@ -77,7 +89,7 @@ def _write_scaled(run: Run, folder: Path, kept: dict[int, str]) -> list[str]:
             f"({reasons}), nor is it constant. Use --format safetensors"
         )
     model: Any = run.model
-    arguments = {name: value for name, value in dict(model.config).items() if not name.startswith("_")}
+    arguments = {name: value for name, value in dict(model.config).items() if not name.startswith("_") and name != KEY}
     config = {
         "_class_name": "ScaledUNet",
         "_diffusers_version": diffusers().__version__,
@@ -90,9 +102,9 @@ def _write_scaled(run: Run, folder: Path, kept: dict[int, str]) -> list[str]:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     copy_code("scaled_unet.py", folder)
-    state = {f"model.{name}": value.contiguous().clone() for name, value in model.state_dict().items()}
+    state = {f"model.{name}": value.contiguous().clone() for name, value in _weights(model).items()}
     save_file(state, folder / "diffusion_pytorch_model.safetensors", metadata={"format": "pt"})
-    _require_same(run, _load(folder), "the small class that carries the scaling")
+    _require_same(run, load_exported(folder, "scaled_unet", "ScaledUNet"), "the small class that carries the scaling")
     return ["scaled_unet", "ScaledUNet"]
 
 
@@ -108,17 +120,17 @@ def _factors(model: nn.Module) -> list[tuple[int, float, float]] | None:
     return found
 
 
-def _load(folder: Path) -> nn.Module:
+def load_exported(folder: Path, module_name: str, kind: str) -> nn.Module:
     """As whoever gets the folder will load it."""
     from importlib.util import module_from_spec, spec_from_file_location
 
-    spec = spec_from_file_location("scalelong_exported_unet", folder / "scaled_unet.py")
+    spec = spec_from_file_location(f"scalelong_exported_{module_name}", folder / f"{module_name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     try:
-        return module.ScaledUNet.from_pretrained(folder).eval()
+        return getattr(module, kind).from_pretrained(folder).eval()
     except ValueError as error:
         raise ExportError(f"this model cannot be exported: {error}. Use --format safetensors") from error
 
@@ -141,19 +153,14 @@ def _require_same(run: Run, exported: nn.Module, what: str) -> None:
 # A folder that `DiffusionPipeline.from_pretrained` loads.
 #
 # An unconditional UNet becomes a DDPMPipeline. If its scaling can be put into the weights, or there is none, it has
-# only
-# standard classes; if it is constant, a small class in the folder multiplies the skips. Neither needs scalelong.
-# Class-conditional models bring a short pipeline of their own; U-ViT brings its class, too, which imports scalelong.
+# only standard classes; if it is constant, a small class in the folder multiplies the skips. Neither needs scalelong.
+# Conditional models bring a short pipeline of their own, and a text encoder of transformers its weights; U-ViT brings
+# its class, too, which imports scalelong.
 
 
 def export_diffusers(run: Run, target: str | Path) -> Path:
     path = Path(target)
-    if run.config.diffusion.condition == "text":
-        raise ExportError(
-            "text-conditional models cannot be written as a diffusers folder: their text encoder is not part of the "
-            "run. Use --format safetensors"
-        )
-    with _export_folder(path) as folder:
+    with export_folder(path) as folder:
         if is_uvit(run.config):
             _write_uvit(run, folder)
         else:
@@ -181,67 +188,126 @@ def _write_unet(run: Run, folder: Path) -> None:
 
 
 def _write_uvit(run: Run, folder: Path) -> None:
+    arguments = uvit_arguments(run.config, run.shape) | {"scaling": as_scaling(run.config.scaling).to_dict()}
+    _write_pipeline(run, folder, write_uvit(run.model, arguments, folder / "unet"))
+
+
+def write_uvit(model: nn.Module, arguments: dict[str, Any], folder: Path) -> list[str]:
+    """Writes the component; its entry in model_index.json: the module and the class."""
     from safetensors.torch import save_file
 
-    arguments = uvit_arguments(run.config, run.shape) | {"scaling": as_scaling(run.config.scaling).to_dict()}
-    size = run.shape.height if run.shape.height == run.shape.width else [run.shape.height, run.shape.width]
     config: dict[str, Any] = {
         "_class_name": "UViTModel",
         "_diffusers_version": diffusers().__version__,
-        "sample_size": size,
-        "in_channels": run.shape.channels,
+        "sample_size": arguments["image_size"],
+        "in_channels": arguments["channels"],
         "arguments": arguments,
     }
-    (folder / "unet").mkdir()
-    (folder / "unet" / "config.json").write_text(json.dumps(config, indent=2))
-    state = {f"model.{name}": value.contiguous().clone() for name, value in run.model.state_dict().items()}
-    save_file(state, folder / "unet" / "diffusion_pytorch_model.safetensors", metadata={"format": "pt"})
-    copy_code("uvit_model.py", folder / "unet")
-    _write_pipeline(run, folder, ["uvit_model", "UViTModel"])
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    state = {f"model.{name}": value.cpu().contiguous().clone() for name, value in _weights(model).items()}
+    save_file(state, folder / "diffusion_pytorch_model.safetensors", metadata={"format": "pt"})
+    copy_code("uvit_model.py", folder)
+    return ["uvit_model", "UViTModel"]
 
 
 def _write_pipeline(run: Run, folder: Path, model: list[str]) -> None:
-    solver = scheduler(run.process, run.config.diffusion.prediction, "dpm++", clip=run.autoencoder is None)
+    condition = _write_condition(run.conditions, folder)
+    write_pipeline(folder, model, run.process, run.config.diffusion.prediction, condition, run.autoencoder)
+
+
+def write_pipeline(
+    folder: Path,
+    model: list[str],
+    process: NoiseProcess,
+    prediction: Prediction,
+    condition: dict[str, Any],
+    autoencoder: Autoencoder | None,
+) -> None:
+    """The pipeline around the component `model`. `condition`: its entries in model_index.json."""
+    solver = scheduler(process, prediction, "dpm++", clip=autoencoder is None)
     solver.save_pretrained(folder / "scheduler")
-    if run.autoencoder is not None:
-        run.autoencoder.model.save_pretrained(folder / "vae")
+    if autoencoder is not None:
+        autoencoder.model.save_pretrained(folder / "vae")
     copy_code("pipeline.py", folder)
-    classes = list(run.shape.classes or ()) if run.config.diffusion.condition == "class" else None
-    null = run.conditions.null()
-    times = {"time_scale": 0.999, "time_shift": 0.999} if run.process.schedule == "vp" else {}
+    times = {"time_scale": 0.999, "time_shift": 0.999} if process.schedule == "vp" else {}
     index = {
         "_class_name": ["pipeline", "ExportedPipeline"],
         "_diffusers_version": diffusers().__version__,
         "unet": model,
         "scheduler": ["diffusers", type(solver).__name__],
-        "vae": ["diffusers", "AutoencoderKL"] if run.autoencoder is not None else [None, None],
-        "classes": classes,
-        "null_label": None if null is None else int(null),
+        "vae": ["diffusers", "AutoencoderKL"] if autoencoder is not None else [None, None],
+        **condition,
         **times,
     }
-    (folder / "model_index.json").write_text(json.dumps(index, indent=2))
+    (folder / "model_index.json").write_text(json.dumps(index, indent=2, ensure_ascii=False), encoding="utf-8")
+
+
+def class_entries(conditions: ClassCondition) -> dict[str, Any]:
+    # No list: diffusers takes every list for the module and the class of a component when it reads the hub.
+    classes = {name: number for number, name in enumerate(conditions.classes)}
+    null = conditions.null()
+    return {"classes": classes, "null_label": None if null is None else int(null)}
+
+
+def _write_condition(conditions: Conditions, folder: Path) -> dict[str, Any]:
+    """What the pipeline must know to turn classes or texts into what the network takes: entries of model_index.json."""
+    if isinstance(conditions, ClassCondition):
+        return class_entries(conditions)
+    if not isinstance(conditions, TextCondition):
+        return {}
+    encoder = conditions.encoder
+    text: dict[str, Any] = {"length": encoder.length, "dim": encoder.dim, "guided": conditions.guided}
+    if isinstance(encoder, HashedWords):
+        known = encoder.vocabulary
+        return {"text": {**text, "vocabulary": None if known is None else sorted(known)}}
+    if not isinstance(encoder, PretrainedTextEncoder):
+        raise ExportError(f"a {type(encoder).__name__} has no diffusers folder; use --format safetensors")
+    tokenizer, model = encoder.loaded
+    tokenizer.save_pretrained(folder / "tokenizer")
+    model.save_pretrained(folder / "text_encoder")
+    parts = {"tokenizer": tokenizer, "text_encoder": model}
+    return {"text": text, **{name: ["transformers", type(part).__name__] for name, part in parts.items()}}
 
 
 # One safetensors file whose header says what the weights are.
 
 
 def export_safetensors(run: Run, target: str | Path) -> Path:
-    """Load it with `safetensors.torch.load_file` into a model built as the header's `config` says."""
+    """Load it with `safetensors.torch.load_file` into a model built as the header's `config` says.
+
+    `target` is a folder, which gets model.safetensors and a card, complete or not at all; or a file of that kind.
+    """
     path = Path(target)
-    path = path if path.suffix == ".safetensors" else path / "model.safetensors"
-    if path.exists():
-        raise ExportError(f"{path} exists already; choose another place with --out")
+    write_safetensors(path, _safetensors(run), lambda: model_card(run, "safetensors"))
+    return path if path.suffix == ".safetensors" else path / "model.safetensors"
+
+
+def write_safetensors(path: Path, content: bytes, card: Callable[[], str]) -> None:
+    """A folder with model.safetensors and a card; or the file alone, if the path is that of one."""
+    if path.suffix != ".safetensors":
+        with export_folder(path) as folder:
+            write_bytes(folder / "model.safetensors", content)
+            write_text(folder / "README.md", card())
+        return
+    with exclusive(make_folder(path.parent)):  # of two exports to one place one is refused
+        if path.exists():
+            raise ExportError(f"{path} exists already; choose another place (--out)")
+        write_bytes(path, content)
+
+
+def _safetensors(run: Run) -> bytes:
+    return safetensors_bytes(run.model, describe_run(run))
+
+
+def safetensors_bytes(model: nn.Module, about: dict[str, Any]) -> bytes:
+    from safetensors.torch import save
+
     tensors, seen = {}, set()
-    for name, value in run.model.state_dict().items():
+    for name, value in model.state_dict().items():
         tensor = value.detach().cpu().contiguous()
         # Tied weights share memory, which the format refuses.
         tensors[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
         seen.add(tensor.data_ptr())
     # One entry, since several would be written in random order and the same export would not be the same file.
-    content = save(tensors, metadata={"scalelong": json.dumps(describe_run(run), sort_keys=True)})
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(path, content)
-    except OSError as error:
-        raise ExportError(f"{path} could not be written: {error}") from error
-    return path
+    return save(tensors, metadata={"scalelong": json.dumps(about, sort_keys=True)})

@@ -15,5 +15,5 @@ class UViTModel(ModelMixin, ConfigMixin):
         super().__init__()
         self.model = UViT(**arguments)
 
-    def forward(self, sample, timestep, class_labels=None):
-        return UNet2DOutput(sample=self.model(sample, timestep, y=class_labels))
+    def forward(self, sample, timestep, class_labels=None, encoder_hidden_states=None):
+        return UNet2DOutput(sample=self.model(sample, timestep, y=class_labels, context=encoder_hidden_states))
