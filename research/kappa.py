@@ -28,7 +28,8 @@ from scalelong.console import text_table
 from scalelong.data import load_data
 from scalelong.errors import InvalidConfigError
 from scalelong.experiments.figures import legend, panels, save
-from scalelong.experiments.results import Curve, Results, RunRecord
+from scalelong.experiments.records import Curve, RunRecord
+from scalelong.experiments.results import Results
 from scalelong.experiments.runs import exit_code
 from scalelong.files import write_text
 from scalelong.kappa import GRID, PilotRun, choose_kappa

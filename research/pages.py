@@ -20,11 +20,13 @@ A claim is
 
 - **reproduced** if the whole interval lies where the paper says,
 - **contradicted** if the whole interval lies on the opposite side,
+- one that **cannot be judged** if fewer than two seeds have the number: there is no interval,
 - **not reproduced at this scale** otherwise: what was seen may be chance.
 
-A figure or table is reproduced if all of its claims are, contradicted if at least half of them are, and otherwise not
-reproduced at this scale. Of many claims, some are judged by chance: one in twenty, in either direction, if there is no
-effect at all. Nobody edits verdicts: `scalelong reproduce --redraw` makes these pages of the raw results alone."""
+A figure or table is reproduced if all of its claims are, contradicted if at least half of them are, cannot be judged if
+none of its claims can, and is otherwise not reproduced at this scale. Of many claims, some are judged by chance: one in
+twenty, in either direction, if there is no effect at all. Nobody edits verdicts: `scalelong reproduce --redraw` makes
+these pages of the raw results alone."""
 
 
 def write_item(item: Study, results: StudyResults, out: Path) -> None:
@@ -68,6 +70,9 @@ def versions(results: StudyResults) -> str:
     return ", ".join(f"{name} {version}" for name, version in results.versions.items()) or "unknown versions"
 
 
+DECIDED = (Verdict.REPRODUCED, Verdict.CONTRADICTED)
+
+
 def verdict_of(claims: Sequence[Claim]) -> Verdict:
     return overall([claim.verdict for claim in claims])
 
@@ -76,7 +81,9 @@ def counts(claims: Sequence[Claim]) -> str:
     """How many claims got which verdict."""
     verdicts = [claim.verdict for claim in claims]
     reproduced, contradicted = verdicts.count(Verdict.REPRODUCED), verdicts.count(Verdict.CONTRADICTED)
-    return f"{reproduced} of {len(claims)} claims reproduced, {contradicted} contradicted"
+    unjudged = verdicts.count(Verdict.CANNOT_BE_JUDGED)
+    open_ones = f", {unjudged} cannot be judged" if unjudged else ""
+    return f"{reproduced} of {len(claims)} claims reproduced, {contradicted} contradicted{open_ones}"
 
 
 def summary(item: Study, results: StudyResults) -> str:
@@ -91,7 +98,7 @@ def claims_table(claims: Sequence[Claim], seeds: int) -> str:
             claim.setting,
             *_padded([claim.text_of(value) for value in claim.values], seeds),
             claim.interval_text(),
-            f"**{claim.verdict}**" if claim.verdict is not Verdict.NOT_REPRODUCED else str(claim.verdict),
+            f"**{claim.verdict}**" if claim.verdict in DECIDED else str(claim.verdict),
         ]
         for claim in claims
     ]
@@ -161,6 +168,9 @@ def index(out: Path, items: Iterable[Study]) -> str:
     parts = [
         "# Evidence",
         "The paper's figures and tables again, by command. Each page has the command, all seeds and the claims.",
+        "Fréchet distances compare the runs of one page with each other, and not with what `scalelong eval` prints: "
+        "those of docs/evidence were measured with the classifier's features, the default before anchors "
+        "(docs/evaluation.md).",
         table(["figure or table", "scale", "seeds", "steps", "verdict", "claims"], rows),
         "## The rule",
         RULE,

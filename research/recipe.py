@@ -23,7 +23,8 @@ from scalelong.console import text_table
 from scalelong.errors import InvalidConfigError
 from scalelong.experiments.compare import COMMANDS
 from scalelong.experiments.figures import colour_of, legend, log_scale, panels, save
-from scalelong.experiments.results import COLLAPSED, Curve, Results, RunRecord, read_run, spread, steps_to
+from scalelong.experiments.records import COLLAPSED, Curve, RunRecord, read_run, steps_to
+from scalelong.experiments.results import Results, spread
 from scalelong.experiments.runs import exit_code
 from scalelong.files import write_text
 from scalelong.runs.config import flatten, load_config, to_dict

@@ -602,8 +602,8 @@ def ls_verdicts(records: Sequence[dict[str, Any]]) -> str:
         a, b, p = mcnemar([(alive[mended][key], alive[other][key]) for key in both])
         counts = [sum(alive[arm][key] for key in both) for arm in (mended, other)]
         lines.append(
-            f"- {mended}: {counts[0]} of {len(both)}; {other}: {counts[1]}. {a} seeds survive with the first only, {b} "
-            f"with the second; p = {p:.2g}"
+            f"- {mended}: {counts[0]} of {len(both)}; {other}: {counts[1]}. {a} seeds survive with the first alone, "
+            f"{b} with the second; p = {p:.2g}"
         )
     return "\n".join(lines)
 

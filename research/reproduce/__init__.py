@@ -6,5 +6,6 @@ figures   curves, dots, traces
 fig3      Figure 3: the input of the network, and extra noise on it
 fig7      Figure 7: what LS learns
 items     all figures and tables, one entry each: arms, quantities, claims, figures
-run       the command: train what is missing, measure, write results and pages
+run       train what is missing, measure, write results and pages
+command   the flags
 """

@@ -10,7 +10,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from scalelong.errors import InvalidConfigError
-from scalelong.experiments.results import Results, RunRecord, interval, steps_ratio
+from scalelong.experiments.records import RunRecord, steps_ratio
+from scalelong.experiments.results import Results, interval
 from scalelong.experiments.runs import PlannedRun
 from scalelong.files import write_text
 
@@ -28,13 +29,15 @@ if TYPE_CHECKING:
 #
 # - reproduced: the whole interval lies in the claimed region
 # - contradicted: the whole interval lies in the opposite region
-# - not reproduced at this scale: anything else, and always where there are fewer than two seeds
+# - cannot be judged: there are fewer than two seeds, so that there is no interval
+# - not reproduced at this scale: anything else
 
 
 class Verdict(StrEnum):
     REPRODUCED = "reproduced"
     NOT_REPRODUCED = "not reproduced at this scale"
     CONTRADICTED = "contradicted"
+    CANNOT_BE_JUDGED = "cannot be judged"
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,8 @@ def region_of(values: Sequence[float]) -> Region:
 
 
 def judge(values: Sequence[float], claimed: Region, opposite: Sequence[Region]) -> Verdict:
+    if len(values) < 2:
+        return Verdict.CANNOT_BE_JUDGED
     found = region_of(values)
     if claimed.holds(found):
         return Verdict.REPRODUCED
@@ -64,11 +69,16 @@ def judge(values: Sequence[float], claimed: Region, opposite: Sequence[Region]) 
 
 
 def overall(verdicts: Sequence[Verdict]) -> Verdict:
-    """Of an item: reproduced if all of its claims are, contradicted if at least half of them are."""
-    if verdicts and all(verdict is Verdict.REPRODUCED for verdict in verdicts):
+    """Of an item: reproduced if all of its claims are, contradicted if at least half of them are.
+
+    It cannot be judged if none of its claims can.
+    """
+    if all(verdict is Verdict.CANNOT_BE_JUDGED for verdict in verdicts):
+        return Verdict.CANNOT_BE_JUDGED
+    if all(verdict is Verdict.REPRODUCED for verdict in verdicts):
         return Verdict.REPRODUCED
     contradicted = sum(verdict is Verdict.CONTRADICTED for verdict in verdicts)
-    return Verdict.CONTRADICTED if verdicts and 2 * contradicted >= len(verdicts) else Verdict.NOT_REPRODUCED
+    return Verdict.CONTRADICTED if 2 * contradicted >= len(verdicts) else Verdict.NOT_REPRODUCED
 
 
 # The raw results of a study: small JSON that pages and figures are made of, without the runs.

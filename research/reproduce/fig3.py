@@ -10,7 +10,7 @@ from torch import Tensor
 from scalelong.data import load_data, to_float
 from scalelong.errors import ScaleLongError
 from scalelong.experiments.figures import draw_seeds, legend, panels
-from scalelong.experiments.results import RunRecord, rounded
+from scalelong.experiments.records import RunRecord, rounded
 from scalelong.experiments.runs import PlannedRun
 from scalelong.noise import epsilon_losses, even_fractions
 from scalelong.runs.load import load_run

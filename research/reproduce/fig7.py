@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from scalelong.experiments.figures import draw_seeds, legend, panels
-from scalelong.experiments.results import RunRecord, rounded
+from scalelong.experiments.records import RunRecord, rounded
 from scalelong.experiments.runs import PlannedRun
 from scalelong.runs.load import load_run
 from scalelong.skips import coefficients

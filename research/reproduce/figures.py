@@ -5,7 +5,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from scalelong.experiments.figures import colour_of, draw_seeds, legend, log_scale, panels
-from scalelong.experiments.results import RunRecord
+from scalelong.experiments.records import RunRecord
 
 from .claims import FRECHET, LOSS, TRACES, Quantity, StudyResults
 from .settings import CORE

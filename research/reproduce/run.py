@@ -1,6 +1,5 @@
-"""`scalelong reproduce`: train what is missing, measure, keep the raw results, and make pages of them."""
+"""Carry out items: train what is missing, measure, keep the raw results, and make pages of them."""
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,12 +10,10 @@ from scalelong.errors import InvalidConfigError
 from scalelong.experiments.runs import PlannedRun, run_all
 from scalelong.runs.config import TrainConfig, differences
 
-from ..pages import summary, write_index, write_item
+from ..pages import write_index, write_item
 from .claims import RESULTS, Study, StudyResults, record
 from .items import ITEMS
-from .settings import SCALES, Scale, planned
-
-# Carry out items: train what is missing, measure, keep the raw results, and make pages of them.
+from .settings import Scale, planned
 
 READINGS = 75
 """How often features and gradients of Figure 1 are read: one and a half windows of the oscillation scores."""
@@ -113,52 +110,3 @@ def _item(name: str) -> Study:
     if name not in ITEMS:
         raise InvalidConfigError(f"unknown figure or table {name!r}; known: {', '.join(ITEMS)}, all")
     return ITEMS[name]
-
-
-# scalelong reproduce: the paper's figures and tables again, with a verdict on each.
-
-OUT = Path("reproduced")
-
-
-def main(arguments: list[str]) -> int:
-    options = parser().parse_args(arguments)
-    if options.redraw:
-        names = redraw(options.redraw)
-        print(f"redrawn from the raw results: {', '.join(names)} in {options.redraw}")
-        return 0
-    if not options.item:
-        raise InvalidConfigError(f"say what to reproduce: {', '.join(ITEMS)} or all; or --redraw FOLDER")
-    if options.seeds < 1:
-        raise InvalidConfigError(f"--seeds must be at least 1, got {options.seeds}")
-    names = list(ITEMS) if options.item == "all" else [options.item]
-    if options.dry_run:
-        print(describe(names, options.scale, options.seeds, options.out))
-        return 0
-    found = reproduce(names, options.scale, options.seeds, options.out, options.jobs)
-    if found is None:
-        print("interrupted; the same command continues")
-        return 130
-    for results in found:
-        print(summary(ITEMS[results.item], results))
-    print(f"pages: {options.out / 'README.md'}")
-    return 0
-
-
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        prog="scalelong reproduce",
-        description="Reproduce a figure or a table of the paper: train its methods with equal seeds, measure, draw "
-        "and judge its claims by a fixed rule. Items share runs; what is finished is not repeated, and the same "
-        "command continues an interrupted one.",
-        epilog="The data set CIFAR-10 is looked for as `scalelong train --data cifar10` does, see docs/data.md.",
-    )
-    made.add_argument("item", nargs="?", choices=[*ITEMS, "all"], metavar="ITEM", help=f"{', '.join(ITEMS)} or all")
-    made.add_argument(
-        "--scale", choices=SCALES, default="tiny", help="tiny: two CPU cores; paper: GPUs (default: tiny)"
-    )
-    made.add_argument("--seeds", type=int, default=3, help="number of seeds: 0, 1, ... (default: %(default)s)")
-    made.add_argument("--out", type=Path, default=OUT, help="folder of pages and runs (default: %(default)s)")
-    made.add_argument("--jobs", type=int, help="runs at a time (default: one per core, or one on an accelerator)")
-    made.add_argument("--dry-run", action="store_true", help="print the plan and stop")
-    made.add_argument("--redraw", type=Path, metavar="FOLDER", help="make figures and pages from raw results alone")
-    return made

@@ -182,7 +182,7 @@ UNIFORM = Method("1/√2", "uniform")
 CS = Method("CS(0.7)", "cs:0.7")
 # The paper's LS begins where its authors' code begins, at about 0.5 for every skip; ours begins on the curve of CS.
 LS = Method("LS", "ls:start=paper")
-LS_FROM_CS = Method("LS from CS", "ls")
+LS_FROM_CS = Method("LS from CS", "ls:start=cs")
 REVERSED = Method("CS(0.7) reversed", "cs:kappa=0.7,reverse=true")
 
 PAPER = (NONE, UNIFORM, CS, LS)

@@ -2,20 +2,23 @@
 
 import hashlib
 import json
+import subprocess
+import sys
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 import torch
 
 from scalelong.cli import main
-from scalelong.commands.compare import configuration, parser
+from scalelong.commands.compare import configuration, default_out, parser
 from scalelong.commands.options import split
-from scalelong.errors import InvalidConfigError
+from scalelong.errors import InvalidConfigError, RunFolderError, RunLockedError
+from scalelong.experiments import runs as runs_module
 from scalelong.experiments.compare import at, compare, noise_rows, summarise, sweep
-from scalelong.experiments.runs import PlannedRun, plan_runs
+from scalelong.experiments.runs import PlannedRun, plan_runs, wait_until_free
 from scalelong.report import collect
-from scalelong.runs.config import TrainConfig
-from scalelong.runs.recipes import recipe
+from scalelong.runs import TrainConfig, recipe, saved_steps, to_dict
 from scalelong.training import TrainState, train
 
 METHODS = ("none", "cs:0.7", "ls")
@@ -74,14 +77,15 @@ def digest(*tensors: torch.Tensor) -> str:
 
 
 def test_initial_weights_are_equal_and_other_seeds_differ():
-    from scalelong.runs.folder import shape_of
-    from scalelong.runs.model import build_model, load_images
+    from scalelong.runs import build_model, load_images, shape_of
 
     data, _ = load_images(small(), lambda _: None)
 
     def weights(method: str, seed: int) -> str:
         state = build_model(replace(small(), scaling=method, seed=seed), shape_of(data)).state_dict()
-        return digest(*[value for name, value in state.items() if not name.startswith("skip_scaling")])
+        return digest(
+            *[value for name, value in state.items() if not name.startswith(("skip_scaling", "scalelong_scaling"))]
+        )
 
     assert weights("none", 0) == weights("cs:0.7", 0) == weights("ls", 0)
     assert weights("none", 0) != weights("none", 1)
@@ -132,7 +136,7 @@ def test_a_longer_comparison_continues_the_shorter_one(tmp_path):
 
 def test_a_run_that_diverges_is_a_result(tmp_path):
     config = small(4)
-    broken = replace(config, optimizer=replace(config.optimizer, lr=1e30, warmup=0, clip=None))
+    broken = replace(config, optimizer=replace(config.optimizer, lr=1e18, warmup=0, clip=None))
     comparison = compare(broken, ["none"], [0], tmp_path, every=1, jobs=1)
     assert comparison is not None
     assert comparison.summaries[0].diverged == [0]
@@ -194,7 +198,7 @@ def test_a_variant_cannot_fix_what_is_swept(tmp_path):
 
 
 def test_the_command(tmp_path, capsys):
-    from scalelong.runs.config import dump_config
+    from scalelong.runs import dump_config
 
     path = tmp_path / "small.yaml"
     path.write_text(dump_config(small(2)))
@@ -248,3 +252,127 @@ def test_a_comparison_needs_held_out_images(tmp_path):
 
 def test_a_comparison_can_be_made_of_runs_that_are_there(finished):
     assert str(summarise(finished.runs, finished.out)) == str(finished)
+
+
+# Finished runs stand only for what was asked for
+
+
+@pytest.fixture
+def two_steps(tmp_path):
+    """A finished comparison of two steps on three images, which can be changed."""
+    from PIL import Image
+
+    images = tmp_path / "images"
+    images.mkdir()
+    for number in range(12):
+        Image.new("L", (8, 8), 20 * number).save(images / f"{number}.png")
+    base = small(2)
+    config = replace(base, data=str(images), images=replace(base.images, held_out=3), model_options=SMALLEST)
+    assert compare(config, ["none"], [0], tmp_path / "out", every=1, jobs=1) is not None
+    return config, tmp_path / "out", images
+
+
+SMALLEST = {"patch_size": 4, "dim": 8, "depth": 2, "heads": 2}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"data": "digits"},
+        {"steps": 1},
+        {"batch_size": 4},
+        {"model_options": {**SMALLEST, "dim": 16}},
+        {"logging": replace(small(2).logging, scores_every=2, scores_images=20)},
+    ],
+)
+def test_a_finished_run_with_other_settings_is_refused(two_steps, change):
+    config, out, _ = two_steps
+    before = sorted(path.name for path in out.iterdir())
+    with pytest.raises(RunFolderError, match=f"{next(iter(change))}.* -> .*--out"):
+        compare(replace(config, **change), ["none"], [0], out, every=1, jobs=1)
+    assert sorted(path.name for path in out.iterdir()) == before
+
+
+def test_images_that_were_changed_in_place_are_noticed(two_steps):
+    from PIL import Image
+
+    config, out, images = two_steps
+    assert compare(replace(config, checkpoints=small(4).checkpoints), ["none"], [0], out, every=1, jobs=1) is not None
+    Image.new("L", (8, 8), 255).save(images / "0.png")
+    with pytest.raises(RunFolderError, match="have changed since"):
+        compare(config, ["none"], [0], out, every=1, jobs=1)
+
+
+def test_the_default_folder_is_that_of_the_configuration(tmp_path):
+    def folder(*flags):
+        options = parser().parse_args(list(flags))
+        return str(default_out(options, configuration(options)))
+
+    assert folder() == folder("--recipe", "digits-tiny") == folder("--seeds", "5") == "runs/compare-digits-tiny"
+    (tmp_path / "a.yaml").write_text("batch_size: 8")
+    (tmp_path / "b.yaml").write_text("batch_size: 16")
+    others = [
+        folder("--data", "shapes"),
+        folder("--steps", "300"),
+        folder("--scores", "20"),
+        folder("--config", str(tmp_path / "a.yaml")),
+        folder("--config", str(tmp_path / "b.yaml")),
+        folder("--recipe", "fashion-tiny"),
+    ]
+    assert len({folder(), *others}) == 7
+    assert folder("--data", "shapes") == others[0]
+
+
+def test_names_that_differ_in_a_space_have_folders_of_their_own(tmp_path):
+    names = ["a b", "a-b", "a  b", "A-B", "cs-0.7"]
+    runs = plan_runs(small(), ["cs:0.7", *(f"{name}: lr=1e-3" for name in names)], [0], tmp_path)
+    folders = [run.folder.name.lower() for run in runs]
+    assert len(set(folders)) == 6
+    assert folders[0] == "cs-0.7-seed0"
+    assert "a-b-seed0" in folders
+
+
+def test_a_refused_comparison_leaves_nothing(tmp_path):
+    for flags in (["--methods", "huh"], ["--data", str(tmp_path / "missing")], ["--variants", "a: huh=1"]):
+        assert main(["compare", *flags, "--out", str(tmp_path / "out"), "--jobs", "1"]) != 0
+        assert not (tmp_path / "out").exists()
+
+
+def test_runs_end_with_the_comparison_that_started_them(tmp_path):
+    """The pipe to a run closes when the comparison is killed: the run saves what it has, and ends."""
+    config = replace(small(100_000), logging=replace(small().logging, log_every=1, samples_every=0))
+    given = {
+        "method": "none",
+        "changes": {},
+        "folder": str(tmp_path / "run"),
+        "every": 100,
+        "config": to_dict(config),
+        "command": ["scalelong"],
+    }
+    child = subprocess.Popen(
+        [sys.executable, "-m", "scalelong.experiments.runs"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    child.stdin.write(json.dumps(given) + "\n")
+    child.stdin.flush()
+    assert any(line.startswith("step 3/") for line in child.stdout)
+    with pytest.raises(RunLockedError, match=f"in use by process {child.pid} on"), monkey_seconds(0.0):
+        wait_until_free(tmp_path / "run")
+    child.stdin.close()
+    wait_until_free(tmp_path / "run")
+    assert "stopped by SIGTERM" in child.stdout.read()
+    child.stdout.close()
+    assert child.wait() == 130
+    assert saved_steps(tmp_path / "run" / "checkpoints")[-1] >= 3
+
+
+@contextmanager
+def monkey_seconds(seconds):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs_module, "ORPHAN_SECONDS", seconds)
+        yield

@@ -2,27 +2,16 @@
 
 import json
 import math
+import random
 import tracemalloc
 from itertools import pairwise
 
 import pytest
 from scipy import stats
 
-from scalelong.experiments.results import (
-    Curve,
-    Results,
-    RunRecord,
-    fisher_p,
-    interval,
-    ratio_text,
-    read_curves,
-    read_run,
-    spread,
-    steps_ratio,
-    steps_to,
-    student_t,
-    verdict,
-)
+from scalelong.experiments import records as rooms
+from scalelong.experiments.records import Curve, RunRecord, read_curves, read_run, steps_ratio, steps_to
+from scalelong.experiments.results import Results, fisher_p, interval, ratio_text, spread, student_t, verdict
 
 
 def curve(*values: float) -> Curve:
@@ -114,6 +103,29 @@ def test_a_long_run_is_thinned_and_rare_lines_are_kept(tmp_path):
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 50e6
+
+
+def test_large_files_are_read_as_small_ones_are(tmp_path, monkeypatch):
+    """Sorted by numpy, block by block: the same kinds, the same lines of each, whatever the lines are."""
+    dice = random.Random(0)
+    lines = []
+    for step in range(3000):
+        lines.append(json.dumps({"step": step, "epoch": dice.random(), "loss": dice.random(), "lr": 1e-3}))
+        if step % 7 == 0:
+            lines.append(json.dumps({"step": step, "kappa/1": dice.random(), "x": 1} | ({"y": 2} if step % 2 else {})))
+        if step % 500 == 0:
+            lines += [json.dumps({"step": step, "held_out_loss": dice.random()}), "", "not JSON", '"step"', "[]", "{}"]
+            lines += [json.dumps({"step": step, "a_very_long_name_of_a_quantity": step, "b": "ü" * 100})]
+    lines.append('{"step": 3000, "epoch": 0.5, "lo')
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    monkeypatch.setattr(rooms, "MOST_LINES", 100)
+    small = read_curves(tmp_path)
+    for block in (1 << 20, 1000, 64):
+        monkeypatch.setattr(rooms, "LARGE", 0)
+        monkeypatch.setattr(rooms, "BLOCK", block)
+        assert read_curves(tmp_path) == small
+    assert len(small["held_out_loss"]) == 6
+    assert small["loss"].steps[-1] == 2999
 
 
 def test_a_record_knows_the_name_of_its_variant(tmp_path):

@@ -10,7 +10,8 @@ from scalelong.errors import InvalidConfigError
 from scalelong.experiments import demo
 from scalelong.experiments.demo import demo_config, run_demo
 from scalelong.experiments.rates import RecipeTask, config_range
-from scalelong.runs.recipes import recipe
+from scalelong.runs import recipe
+from scalelong.runs.samples import read_png
 
 SMALL = {"patch_size": 8, "dim": 16, "depth": 4, "heads": 2, "init_std": 0.1}
 
@@ -34,6 +35,9 @@ def test_the_demo_counts_draws_and_writes_a_report(tmp_path, capsys):
     assert found["methods"] == ["none", "start:cs:0.7", "unit gain"]
     assert [entry["seed"] for entry in found["samples"]] == [300] * 3
     assert all((out / entry["file"]).read_bytes().startswith(b"\x89PNG") for entry in found["samples"])
+    # Photographs have more than two shades.
+    drawn = read_png(out / found["samples"][0]["file"])
+    assert len(drawn.unique()) > 20
     report = (out / "report.html").read_text()
     assert "unit gain" in report
     before = (out / "runs.jsonl").read_text()

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from research.starts import error_row, main
-from scalelong.runs.recipes import recipe
+from scalelong.runs import recipe
 from scalelong.training import train
 
 

@@ -5,9 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from scalelong.experiments.compare import Comparison, best_rate_rows
-from scalelong.experiments.results import DIVERGED, Results, table_rows
+from scalelong.experiments.records import DIVERGED
+from scalelong.experiments.results import Results, table_rows
 from scalelong.experiments.runs import PlannedRun
-from scalelong.runs.config import TrainConfig
+from scalelong.runs import TrainConfig
 
 CURVES = {
     ("none", 0.1): {50: 0.9, 100: 0.5},

@@ -7,7 +7,7 @@ import pytest
 
 from research.recipe import Evidence, main
 from scalelong.commands.compare import remember
-from scalelong.runs.config import TrainConfig, dump_config
+from scalelong.runs import TrainConfig, dump_config
 
 
 @pytest.fixture

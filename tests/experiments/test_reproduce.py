@@ -32,10 +32,8 @@ from research.reproduce.run import describe, redraw, reproduce
 from research.reproduce.settings import CS, LS, NONE, SCALES, planned, run_name, tiny_uvit
 from scalelong.cli import main
 from scalelong.errors import InvalidConfigError
-from scalelong.experiments.results import Curve, RunRecord
-from scalelong.runs.config import TrainConfig
-from scalelong.runs.model import DataShape, build_model
-from scalelong.runs.recipes import RECIPES, recipe
+from scalelong.experiments.records import Curve, RunRecord
+from scalelong.runs import RECIPES, DataShape, TrainConfig, build_model, recipe
 from scalelong.skips import is_scaled
 from scalelong.stability import Oscillation
 
@@ -58,8 +56,8 @@ def test_the_interval_is_students(values):
         ([-0.10, -0.11, -0.12], Verdict.REPRODUCED),
         ([0.10, 0.11, 0.12], Verdict.CONTRADICTED),
         ([-0.30, -0.01, 0.05], Verdict.NOT_REPRODUCED),  # the mean is below zero, but so large a spread says nothing
-        ([-5.0], Verdict.NOT_REPRODUCED),  # one seed is no evidence
-        ([], Verdict.NOT_REPRODUCED),
+        ([-5.0], Verdict.CANNOT_BE_JUDGED),  # one seed is no evidence, for or against
+        ([], Verdict.CANNOT_BE_JUDGED),
     ],
 )
 def test_verdicts_respect_the_spread(values, verdict):
@@ -75,11 +73,14 @@ def test_a_claim_of_equality_needs_a_narrow_interval():
 
 def test_the_verdict_of_an_item():
     yes, no, opposite = Verdict.REPRODUCED, Verdict.NOT_REPRODUCED, Verdict.CONTRADICTED
+    unknown = Verdict.CANNOT_BE_JUDGED
     assert overall([yes, yes]) is yes
     assert overall([yes, no]) is no
     assert overall([opposite, no, no]) is no
     assert overall([opposite, yes]) is opposite
-    assert overall([]) is no
+    assert overall([]) is unknown
+    assert overall([unknown, unknown]) is unknown
+    assert overall([unknown, yes]) is no
 
 
 # Claims
@@ -354,7 +355,7 @@ def test_gates_that_have_not_moved_are_not_judged():
         runs = [made_up("LS", seed, [0.5], measured={"kappas": values}) for seed, values in enumerate(kappas)]
         return [claim.verdict for claim in ITEMS["fig7"].claims(results_of(*runs))]
 
-    assert verdicts([0.5, 0.52], [0.51, 0.5], [0.48, 0.5]) == [Verdict.NOT_REPRODUCED, Verdict.NOT_REPRODUCED]
+    assert verdicts([0.5, 0.52], [0.51, 0.5], [0.48, 0.5]) == [Verdict.CANNOT_BE_JUDGED, Verdict.CANNOT_BE_JUDGED]
     assert verdicts([0.98, 0.7], [0.99, 0.71], [0.97, 0.72]) == [Verdict.REPRODUCED, Verdict.REPRODUCED]
     assert verdicts([0.2, 0.7], [0.21, 0.7], [0.22, 0.7]) == [Verdict.CONTRADICTED, Verdict.CONTRADICTED]
 

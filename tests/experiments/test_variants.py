@@ -8,8 +8,7 @@ import torch
 from scalelong.errors import InvalidConfigError
 from scalelong.experiments.results import baseline_of
 from scalelong.experiments.runs import Variant, as_variant, plan_runs
-from scalelong.runs.config import TrainConfig
-from scalelong.runs.model import DataShape, build_model
+from scalelong.runs import DataShape, TrainConfig, build_model
 
 
 def test_a_method_is_a_variant():

@@ -12,8 +12,8 @@ import torch
 
 from report.made_up import make_run
 from scalelong.cli import main
-from scalelong.report import NoRunsError, collect, write_report
-from scalelong.runs.recipes import recipe
+from scalelong.report import NoRunsError, collect, find_runs, write_report
+from scalelong.runs import recipe
 
 
 @pytest.fixture
@@ -235,3 +235,14 @@ def test_folders_without_runs_are_named(tmp_path, capsys):
 def test_the_command_prints_the_path(comparison, capsys):
     assert main(["report", str(comparison)]) == 0
     assert str(comparison / "report.html") in capsys.readouterr().out
+
+
+def test_only_the_control_of_a_comparison_is_left_out(tmp_path):
+    for name in ("control", "control-seed0", "controlled", "control-lr0"):
+        make_run(tmp_path / name, "none")
+    assert [path.name for path in find_runs([tmp_path])] == ["control", "control-seed0", "controlled"]
+    assert find_runs([tmp_path / "control-lr0"]) == [tmp_path / "control-lr0"]
+    assert collect([tmp_path / "control-seed0"])["runs"]
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "control-lr0").rename(tmp_path / "alone" / "control-lr0")
+    assert len(find_runs([tmp_path / "alone"])) == 1

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from os import PathLike
@@ -18,17 +18,8 @@ from ..runs.load import load_run
 from ..stability import oscillation
 from ..theory import noise_gain
 from .figures import draw_comparison
-from .results import (
-    DIAGNOSIS,
-    MethodSummary,
-    Results,
-    baseline_of,
-    ratio_text,
-    read_curves,
-    spread,
-    steps_ratio,
-    table_rows,
-)
+from .records import CONTROL, DIAGNOSIS, read_curves, steps_ratio
+from .results import MethodSummary, Results, baseline_of, ratio_text, spread, table_rows
 from .runs import (
     PlannedRun,
     Variant,
@@ -36,6 +27,7 @@ from .runs import (
     diagnose_config,
     noisy_probe,
     plan_runs,
+    require_same,
     run_all,
     write_diagnosis,
 )
@@ -70,6 +62,7 @@ def compare(
     *,
     every: int | None = None,
     jobs: int | None = None,
+    on_start: Callable[[], None] | None = None,
 ) -> Comparison | None:
     """Train every method with every seed; runs that are finished are not repeated. None if it was interrupted.
 
@@ -77,6 +70,7 @@ def compare(
     else the first.
 
     `every` is the number of steps between two readings of features and coefficients, `jobs` how many runs go at once.
+    `on_start` is called when nothing can be refused any more.
     """
     if not config.images.held_out:
         raise InvalidConfigError(
@@ -84,9 +78,12 @@ def compare(
             "`images: {held_out: 500}`, or a recipe that holds images out"
         )
     runs = plan_runs(config, methods, seeds, Path(out))
+    require_same(runs)
     if not (Path(out) / DIAGNOSIS).exists():
         write_diagnosis(diagnose_config(runs[0].config), Path(out))
-    if not run_all(runs, every or max(1, config.steps // RECORDS), jobs):
+    if on_start is not None:
+        on_start()
+    if not run_all(runs, every or max(1, config.steps // RECORDS), jobs, checked=True):
         return None
     return summarise(runs, Path(out))
 
@@ -176,6 +173,7 @@ def sweep(
     *,
     every: int | None = None,
     jobs: int | None = None,
+    on_start: Callable[[], None] | None = None,
 ) -> dict[Value, Comparison] | None:
     """One comparison per value, each in a folder of its own. None if it was interrupted."""
     for variant in map(as_variant, methods):
@@ -184,7 +182,8 @@ def sweep(
     found: dict[Value, Comparison] = {}
     for value in values:
         print(f"{axis} {value:g}", flush=True)
-        comparison = compare(at(config, axis, value), methods, seeds, out / f"{axis}-{value:g}", every=every, jobs=jobs)
+        folder = out / f"{axis}-{value:g}"
+        comparison = compare(at(config, axis, value), methods, seeds, folder, every=every, jobs=jobs, on_start=on_start)
         if comparison is None:
             return None
         found[value] = comparison
@@ -213,7 +212,7 @@ def noise_rows(runs: Sequence[PlannedRun], sigmas: Sequence[float]) -> list[dict
     for run in runs:
         if run.diverged:
             continue
-        trained = load_run(run.folder)
+        trained = load_run(run.folder, trust=True)  # by the configuration of this command, which was trained
         x, t, condition = noisy_probe(run.config, PROBE)
         told = trained.network.keywords(condition)
         for sigma in sigmas:
@@ -238,7 +237,7 @@ def control_text(config: TrainConfig, out: Path, every: int | None = None, jobs:
         optimizer=replace(config.optimizer, lr=0.0),
         logging=replace(config.logging, samples_every=0, held_out_every=steps),
     )
-    run = PlannedRun("none", config.seed, out / "control-lr0", replace(still, scaling="none"))
+    run = PlannedRun("none", config.seed, out / CONTROL, replace(still, scaling="none"))
     if not run_all([run], every or 1, jobs):
         return "the control was interrupted"
     curves = read_curves(run.folder)

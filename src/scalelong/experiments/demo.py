@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ..diffusion.images import to_bytes
 from ..errors import InvalidConfigError
+from ..files import make_folder
 from ..models.call import Denoiser
 from ..noise import as_epsilon
 from ..randomness import generator
@@ -60,7 +60,7 @@ def run_demo(
         raise InvalidConfigError(f"the base seed must be at least 0, got {seed}")
     first = 100 * seed
     samples = out / "samples"
-    samples.mkdir(parents=True, exist_ok=True)
+    make_folder(samples)
 
     def draw(task: RecipeTask, model: nn.Module, run: RateRun) -> None:
         if run.seed == first and run.rate == max(rates):
@@ -90,6 +90,7 @@ def run_demo(
                 "seed": run.seed,
                 "outcome": run.outcome,
                 "file": f"samples/{_file(run)}",
+                "caption": "Images; the same with noise; what the network makes of those after its last step.",
             }
             for run in drawn
             if (samples / _file(run)).exists()
@@ -114,7 +115,7 @@ def _denoised(task: RecipeTask, model: nn.Module) -> Tensor:
     signal, sigma = (value.view(-1, 1, 1, 1) for value in task.process.signal_and_noise(t))
     # A broken network may answer with anything: its pixels are drawn gray.
     cleaned = torch.nan_to_num((noisy - sigma * epsilon) / signal, 0.0, 0.0, 0.0)
-    return to_bytes(torch.cat([x0, noisy, cleaned]).clamp(-1, 1))
+    return torch.cat([x0, noisy, cleaned]).clamp(-1, 1)
 
 
 def _file(run: RateRun) -> str:

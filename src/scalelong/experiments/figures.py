@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..files import write_bytes
 from ..optional import needs
-from .results import Results, RunRecord
+from .records import RunRecord
+from .results import Results
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -3,31 +3,40 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import nn
 
 from ..diffusion.inputs import NoisyInputs
-from ..errors import InvalidConfigError, NonFiniteError, RunFailedError, ScaleLongError
-from ..files import write_text
+from ..errors import (
+    InvalidConfigError,
+    NonFiniteError,
+    RunFailedError,
+    RunFolderError,
+    RunLockedError,
+    ScaleLongError,
+)
+from ..files import digest, locked, make_folder, parse_json, write_text, writing
 from ..runs.checkpoint import saved_steps
-from ..runs.config import TrainConfig, flatten, from_dict, to_dict
-from ..runs.folder import COMMAND_VARIABLE, this_command
+from ..runs.config import TrainConfig, differences, flatten, from_dict, load_config, to_dict
+from ..runs.folder import COMMAND_VARIABLE, CONFIG, fingerprints, require_same_data, this_command
 from ..runs.load import Run
 from ..runs.model import RunData, build_model, load_run_data
 from ..scaling import as_scaling
-from ..stability import Alarm, StabilityMonitor
 from ..stability.diagnosis import Diagnosis, diagnose
 from ..training import TrainState, train
 from ..training.loop import Interrupt
-from .results import DIAGNOSIS, DIVERGED, RunRecord, last_line, read_run, write_variant
+from .records import DIAGNOSIS, DIVERGED, RunRecord, last_line, read_run, write_variant
 
 # Exit codes of `python -m` modules
 
@@ -83,8 +92,8 @@ def _change(text: str, variant: str) -> tuple[str, Any]:
     if path == "scaling":
         return path, value
     try:
-        return path, json.loads(value)
-    except json.JSONDecodeError:
+        return path, parse_json(value)
+    except ValueError:
         return path, value
 
 
@@ -132,7 +141,6 @@ def diagnose_run(run: Run) -> Diagnosis:
 
 def write_diagnosis(diagnosis: Diagnosis, folder: Path) -> Path:
     """The report of this folder shows it."""
-    folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / DIAGNOSIS, diagnosis.to_json())
     return folder / DIAGNOSIS
 
@@ -140,42 +148,6 @@ def write_diagnosis(diagnosis: Diagnosis, folder: Path) -> Path:
 def _diagnose(model: nn.Module, data: RunData) -> Diagnosis:
     batch = data.probe(BATCH).arguments(model)
     return diagnose(model, batch, images=data.clean(IMAGES), schedule=data.config.diffusion.schedule)
-
-
-# What a comparison records besides the trainer's own metrics: the readings of a stability monitor.
-
-PROBE = 16
-"""Images in the probe batch."""
-
-
-class Recording:
-    """A hook for `train`. What it returns goes into metrics.jsonl, so that resuming a run keeps it in order."""
-
-    def __init__(self, every: int) -> None:
-        self.every = every
-        self.monitor: StabilityMonitor | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.monitor is not None:
-            self.monitor.close()
-
-    def __call__(self, state: TrainState) -> dict[str, float] | None:
-        if self.monitor is None:
-            # Made after the first step of this process: the state that is given here is complete and on its device.
-            batch = state.data.probe(PROBE, state.accelerator.device).arguments(state.bare)
-            self.monitor = StabilityMonitor(state.bare, every=self.every, probe_batch=batch, on_alarm=_say)
-            self.monitor.steps = state.step - 1
-        reading = self.monitor.step(step=state.step)
-        if reading is None:
-            return None
-        return {name: value for name, value in reading.items() if not name.startswith(("block_rms", "skip_rms"))}
-
-
-def _say(alarm: Alarm) -> None:
-    print(f"alarm at {alarm}", flush=True)
 
 
 # The runs of a comparison: one per method and seed, each in a run folder of its own.
@@ -235,8 +207,9 @@ def plan_runs(
         if twice:
             raise InvalidConfigError(f"{kind} {', '.join(twice)} is given twice")
     configs = {variant.name: (variant.apply(config), variant.changes) for variant in variants}
+    folders = _folder_names(list(configs))
     return [
-        PlannedRun(name, seed, out / f"{prefix}{slug(name)}-seed{seed}", replace(changed, seed=seed), changes)
+        PlannedRun(name, seed, out / f"{prefix}{folders[name]}-seed{seed}", replace(changed, seed=seed), changes)
         for seed in seeds
         for name, (changed, changes) in configs.items()
     ]
@@ -253,8 +226,8 @@ def run_one(run: PlannedRun, every: int) -> bool:
         write_variant(run.folder, run.method, run.changes)
 
     try:
-        with Recording(every) as recording:
-            return train(run.config, run.folder, hooks=[recording, name_folder]).finished
+        config = replace(run.config, logging=replace(run.config.logging, monitor_every=every))
+        return train(config, run.folder, hooks=[name_folder]).finished
     except NonFiniteError as error:
         write_text(run.folder / DIVERGED, json.dumps({"message": str(error)}))
         return True
@@ -262,6 +235,62 @@ def run_one(run: PlannedRun, every: int) -> bool:
 
 def slug(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-.") or "x"
+
+
+def _folder_names(names: Sequence[str]) -> dict[str, str]:
+    """A folder of its own for every name, also where two differ in a space, or in what a file system does not tell
+    apart. Scalings keep their short names, such as cs-0.7."""
+    found: dict[str, str] = {}
+    for name in names:
+        short = slug(name)
+        taken = short.lower() in map(str.lower, found.values())
+        found[name] = short if not taken and _is_told(name, short) else f"{short[:100]}-{digest(name.encode())[:6]}"
+    return found
+
+
+def _is_told(name: str, short: str) -> bool:
+    """Whether the short form says all that the name says."""
+    if short == name:
+        return True
+    try:
+        as_scaling(name)
+    except ScaleLongError:
+        return False
+    return len(short) <= 100
+
+
+# A finished run stands for what is asked for only if it was asked for in the same way.
+
+SAME_RESULT = ("images.workers", "hardware.", "checkpoints.", "logging.trackers", "logging.monitor_every")
+"""Fields that may differ between a finished run and the one that is asked for: its numbers stay what they are."""
+
+
+def require_same(runs: Sequence[PlannedRun]) -> None:
+    """RunFolderError if a finished run had other settings or other data. Those that go on are checked by `train`."""
+    known: dict[str, dict[str, str]] = {}
+    for run in runs:
+        if run.finished:
+            _require_same_settings(run)
+            _require_same_data(run, known)
+
+
+def _require_same_settings(run: PlannedRun) -> None:
+    changed = differences(load_config(run.folder / CONFIG), run.config)
+    shown = [f"{name}: {old!r} -> {new!r}" for name, (old, new) in changed.items() if not name.startswith(SAME_RESULT)]
+    if shown:
+        raise RunFolderError(
+            f"{run.folder} holds a finished run with a different configuration: {'; '.join(shown)}. Give the same "
+            f"values to see its results, or another folder with --out"
+        )
+
+
+def _require_same_data(run: PlannedRun, known: dict[str, dict[str, str]]) -> None:
+    """Images may have been changed in place. Which are held out depends on the seed."""
+    config = run.config
+    key = json.dumps([config.data, to_dict(config.images), config.diffusion.condition, config.seed])
+    if key not in known:
+        known[key] = fingerprints(load_run_data(config))
+    require_same_data(run.folder, config, known[key])
 
 
 # Many runs on one machine: as many at a time as there are cores, each with its share of the threads.
@@ -280,8 +309,15 @@ def default_jobs(runs: int) -> int:
     return 1 if torch.cuda.is_available() else max(1, min(cores(), runs))
 
 
-def run_all(runs: Sequence[PlannedRun], every: int, jobs: int | None = None, logs: Path | None = None) -> bool:
-    """Train the runs that are not finished. False if they were interrupted; all that was done is kept."""
+def run_all(
+    runs: Sequence[PlannedRun], every: int, jobs: int | None = None, logs: Path | None = None, *, checked: bool = False
+) -> bool:
+    """Train the runs that are not finished. False if they were interrupted; all that was done is kept.
+
+    `checked` says that `require_same` was called before.
+    """
+    if not checked:
+        require_same(runs)
     waiting = [run for run in runs if not run.finished]
     jobs = default_jobs(len(waiting)) if jobs is None else jobs
     if len(waiting) < len(runs):
@@ -290,9 +326,30 @@ def run_all(runs: Sequence[PlannedRun], every: int, jobs: int | None = None, log
         return Pool(runs, every, jobs, logs or runs[0].folder.parent / "logs").work(waiting)
     for number, run in enumerate(waiting, start=1):
         print(f"[{number}/{len(waiting)}] {run.name}", flush=True)
+        wait_until_free(run.folder)
         if not run_one(run, every):
             return False
     return True
+
+
+ORPHAN_SECONDS = 60.0
+"""How long to wait for the runs of a comparison whose process was killed: they save what they have, and end."""
+
+
+def wait_until_free(folder: Path) -> None:
+    """Wait for another process to leave a run folder; RunLockedError, which names it, if it stays."""
+    told, until = False, time.monotonic() + ORPHAN_SECONDS
+    while (folder / ".lock").exists():
+        try:
+            with locked(folder, wait=False):
+                return
+        except RunLockedError as error:
+            if time.monotonic() > until:
+                raise
+            if not told:
+                print(f"{error}; waiting up to {ORPHAN_SECONDS:.0f} s", flush=True)
+            told = True
+            time.sleep(POLL_SECONDS)
 
 
 class Pool:
@@ -304,7 +361,7 @@ class Pool:
 
     def work(self, waiting: list[PlannedRun]) -> bool:
         queue, stopping = list(waiting), False
-        self.logs.mkdir(parents=True, exist_ok=True)
+        make_folder(self.logs)
         with Interrupt() as interrupt:
             try:
                 while self.active or (queue and not stopping):
@@ -320,13 +377,15 @@ class Pool:
                 self._stop()
                 for process in self.active:
                     process.wait()
+                    _hang_up(process)
         self._report(final=True)
         return not stopping
 
     def _start(self, run: PlannedRun) -> None:
+        wait_until_free(run.folder)
         threads = str(max(1, cores() // self.jobs))
         # The process keeps the log open after it is closed here.
-        with open(self.log(run), "a", encoding="utf-8") as log:
+        with writing(self.log(run)), open(self.log(run), "a", encoding="utf-8") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "scalelong.experiments.runs"],
                 stdin=subprocess.PIPE,
@@ -350,8 +409,10 @@ class Pool:
             "command": sys.argv,
         }
         assert process.stdin is not None
-        with process.stdin as pipe:
-            pipe.write(json.dumps(given))
+        # The pipe stays open: when it closes because this process was killed, the run saves what it has and ends.
+        with suppress(BrokenPipeError):  # it died at once, and its log says why
+            process.stdin.write(json.dumps(given) + "\n")
+            process.stdin.flush()
 
     def log(self, run: PlannedRun) -> Path:
         return self.logs / f"{run.name}.txt"
@@ -361,6 +422,7 @@ class Pool:
         interrupted = False
         for process in [process for process in self.active if process.poll() is not None]:
             run = self.active.pop(process)
+            _hang_up(process)
             if process.returncode == INTERRUPTED:
                 interrupted = True
             elif process.returncode != 0:
@@ -384,6 +446,12 @@ class Pool:
         print(f"\r\x1b[K{line}" if self.live else line, end="\n" if final or not self.live else "", flush=True)
 
 
+def _hang_up(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):
+        process.stdin.close()
+
+
 def _state(run: PlannedRun) -> str:
     # Only lines of the trainer itself have a loss; those of hooks and held-out losses come in between.
     line = last_line(run.folder, "loss")
@@ -398,12 +466,21 @@ INTERRUPTED = 130
 
 
 def main() -> int:
-    given = json.load(sys.stdin)
+    given = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     config = from_dict(given["config"])
     run = PlannedRun(given["method"], config.seed, Path(given["folder"]), config, given["changes"])
     # The run folder says how to go on: by the command that started all runs, not by that of this process.
     sys.argv[:] = given["command"]
     return exit_code(lambda: 0 if run_one(run, given["every"]) else INTERRUPTED)
+
+
+def _end_with_parent() -> None:
+    """Stop as by SIGTERM when whoever holds the other end of the standard input is gone."""
+    # The descriptor itself: a thread that waits in sys.stdin would hold its lock when Python ends.
+    while os.read(0, 1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -21,23 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from .._version import __version__
-from ..errors import NoRunsError, ScaleLongError
-from ..experiments.results import (
-    BASELINE,
-    CONFIG,
-    DIAGNOSIS,
-    Curve,
-    Results,
-    RunRecord,
-    read_json,
-    read_run,
-    table_rows,
-    verdict,
-)
-from ..files import write_text
+from ..errors import NoRunsError as NoRunsError, ScaleLongError
+from ..experiments.records import BASELINE, CONFIG, CONTROL, DIAGNOSIS, Curve, RunRecord, read_json, read_run
+from ..experiments.results import Results, table_rows, verdict
+from ..files import read_bytes, read_json_lines, read_text, write_text
 from ..stability.alarms import AlarmDetector, AlarmRules
-
-__all__ = ["NoRunsError", "collect", "write_report"]
 
 MOST_POINTS = 600
 """Longer curves are thinned: more points than pixels cannot be seen."""
@@ -53,7 +41,6 @@ def write_report(folders: Sequence[str | PathLike[str]], out: str | PathLike[str
     if path.is_dir():
         raise NoRunsError(f"the report cannot be written to {path}, which is a folder: give a file, such as r.html")
     data = collect(folders)
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, render({**data, "version": __version__}))
     return path
 
@@ -97,7 +84,7 @@ def find_runs(folders: Iterable[Path], *, may_be_empty: bool = False) -> list[Pa
         else:
             # The control of a comparison has a rate of zero and is no run to look at, unless it is asked for.
             below = sorted(path.parent for path in folder.glob(f"**/{CONFIG}"))
-            inside = [path for path in below if not path.name.startswith("control")]
+            inside = [path for path in below if path.name != CONTROL] or below
         if not inside and not may_be_empty:
             raise NoRunsError(f"{folder} is not a run and holds none: there is no {CONFIG} in it or below it")
         found += [path for path in inside if path not in found]
@@ -142,16 +129,17 @@ def _with_known_kappas(run: RunRecord) -> RunRecord:
 
 
 def _constant_kappas(folder: Path) -> list[float]:
-    import torch
+    import torch  # which takes longer than all of the report
 
     from ..runs.config import load_config
     from ..runs.folder import RunFolder
-    from ..runs.model import build_model
+    from ..runs.model import build_model, factory_of
     from ..scaling import FixedScaling, as_scaling
     from ..skips import coefficients
 
     config = load_config(folder / CONFIG)
-    if not isinstance(as_scaling(config.scaling), FixedScaling):
+    # A report shows what it is given and runs none of it: the κ of a model of someone's own stay unknown.
+    if factory_of(config) is not None or not isinstance(as_scaling(config.scaling), FixedScaling):
         return []
     with torch.device("meta"):
         return [float(value) for value in coefficients(build_model(config, RunFolder(folder).shape()))]
@@ -168,7 +156,7 @@ def _run(run: RunRecord) -> dict[str, Any]:
         "collapsed": run.collapsed,
         "curves": {name: _points(curve) for name, curve in run.curves.items() if name not in LEFT_OUT},
         "samples": _samples(run.folder),
-        "config": (run.folder / CONFIG).read_text(encoding="utf-8"),
+        "config": read_text(run.folder / CONFIG),
         "environment": read_json(run.folder / "environment.json"),
         "data": read_json(run.folder / "data.json"),
     }
@@ -215,28 +203,44 @@ def _table(runs: Sequence[RunRecord]) -> dict[str, Any]:
 
 
 def _scores(run: RunRecord) -> list[dict[str, str]]:
-    """What `scalelong eval` found, from scores.jsonl."""
+    """What `scalelong eval` found, from scores.jsonl, and below it what its anchors have."""
     assert run.folder is not None
-    rows = []
+    rows: list[dict[str, str]] = []
     for values in _json_lines(run.folder / SCORES):
         with suppress(KeyError, TypeError, ValueError):  # a line that someone else wrote
             protocol = values["protocol"]
-            asked = {"prompt accuracy": _score(values["agreement"])} if values.get("agreement") else {}
-            rows.append(
-                {
-                    "method": run.method,
-                    "seed": str(run.seed),
-                    "step": str(values["subject"].get("step", "-")),
-                    "Fréchet distance": _score(values["frechet"]),
-                    "precision": _score(values["precision"]),
-                    "recall": _score(values["recall"]),
-                    **asked,
-                    "images": str(protocol.get("images", "-")),
-                    "sampler": f"{protocol.get('sampler', '-')}, {protocol.get('sampler_steps', '-')} steps",
-                    "features": str(protocol.get("features", "-")),
-                }
-            )
+            made = {
+                "images": str(protocol.get("images", "-")),
+                "sampler": f"{protocol.get('sampler', '-')}, {protocol.get('sampler_steps', '-')} steps",
+                "features": str(protocol.get("features", "-")),
+            }
+            asked = {name: title for name, title in _SCORE_TITLES.items() if name != "agreement" or values.get(name)}
+            cells = {title: _score(values[name]) if values.get(name) else "-" for name, title in asked.items()}
+            about = {"method": run.method, "seed": str(run.seed), "step": str(values["subject"].get("step", "-"))}
+            rows.append({**about, **cells, **made})
+            anchors = values.get("anchors") or {}
+            for kind, found in anchors.get("values", {}).items():
+                cells = {title: f"{found[name]:.3g}" if name in found else "-" for name, title in asked.items()}
+                same = {**made, "images": str(anchors["images"]), "sampler": "-"}
+                row = {"method": f"({_ANCHOR_TITLES.get(kind, kind)})", "seed": "-", "step": "-", **cells, **same}
+                if row not in rows:
+                    rows.append(row)
     return rows
+
+
+_SCORE_TITLES = {
+    "frechet": "Fréchet distance",
+    "kernel": "kernel distance",
+    "precision": "precision",
+    "recall": "recall",
+    "copies": "near-copies",
+    "agreement": "prompt accuracy",
+}
+_ANCHOR_TITLES = {
+    "real": "held-out real images",
+    "blurred": "blurred images",
+    "shuffled": "images with shuffled patches",
+}
 
 
 def _score(values: dict[str, Any]) -> str:
@@ -269,12 +273,7 @@ def _alarms(run: RunRecord) -> list[dict[str, Any]]:
 
 def _json_lines(path: Path) -> list[dict[str, Any]]:
     """The objects of a file of JSON lines; cut and foreign lines are left out."""
-    found = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-        with suppress(ValueError):
-            values = json.loads(line)
-            found += [values] if isinstance(values, dict) else []
-    return found
+    return read_json_lines(path) if path.exists() else []
 
 
 def _diagnosis(folders: Sequence[str | PathLike[str]]) -> dict[str, Any] | None:
@@ -284,6 +283,8 @@ def _diagnosis(folders: Sequence[str | PathLike[str]]) -> dict[str, Any] | None:
 
 # Sample grids
 
+MOST_GRID = 64 * 1024**2
+"""Bytes of the largest picture that goes into a report."""
 GAP, SMALLEST_SIDE = 2, 32
 """As `scalelong.runs.samples` draws grids."""
 
@@ -299,7 +300,7 @@ def _samples(folder: Path) -> list[dict[str, Any]]:
 
 
 def _embedded(path: Path, size: tuple[Any, Any]) -> str:
-    content = path.read_bytes()
+    content = read_bytes(path, MOST_GRID)
     if all(isinstance(side, int) and side > 0 for side in size):
         content = _without_gaps(content, *size) or content
     return f"data:image/png;base64,{base64.b64encode(content).decode()}"

@@ -243,11 +243,12 @@
     noteOverflow();
   }
 
-  startTheme(); makeToggles(); fillSelectors(); drawConfigs(); drawVerdict(); drawGlossary(find("glossary"));
+  startTheme(); makeToggles(); fillSelectors(); drawConfigs(); drawVerdict();
   find("version").textContent = data.version;
   const seeds = new Set(data.runs.map((run) => run.seed)).size, plural = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
   find("lead").textContent = !data.runs.length ? "" : `${plural(data.runs.length, "run")}: ${data.methods.join(", ")}; ${plural(seeds, "seed")}, up to ${lastStep} steps.` + (data.runs.length > 1 ? " Runs of one seed share initial weights, order of data and noise; they differ in what their names say." : "");
   draw();
+  drawGlossary(find("glossary"));
   // Paper is white: colours that the script computes are drawn for it, and the theme comes back afterwards.
   let screenTheme = null;
   addEventListener("beforeprint", () => { screenTheme = document.documentElement.dataset.theme; document.documentElement.dataset.theme = "light"; draw(); });

@@ -14,7 +14,7 @@ const GLOSSARY = {
   "w_i": "The sensitivity of the output to long skip i at the weights of that moment; shown relative to the outermost skip.",
   "RMS": "The root mean square of a feature: its size.",
   "κ kept": "The share of a skip's channels for which a constant κ is not cancelled by the normalisation behind the merge.",
-  "collapsed": "The held-out loss ended at more than twice its smallest value, though it stayed finite.",
+  "collapsed": "The loss climbed back to more than twice its smallest value and stayed finite: the network has forgotten what it knew.",
   "diverged": "The loss or the weights became infinite or not a number, and the run was ended.",
   "90 % interval": "Where the mean over seeds lies with 90 % confidence (Student's t), each seed paired with the baseline of the same seed.",
 };
@@ -68,8 +68,14 @@ function term(name) {
   return node;
 }
 
+// The words that stand on this page, once it is drawn.
 function drawGlossary(box) {
   document.body.append(explanation);
   document.addEventListener("click", dismiss);
-  box.replaceChildren(...Object.entries(GLOSSARY).flatMap(([name, text]) => [html("dt", {}, rich(name)), html("dd", {}, text)]));
+  box.replaceChildren();
+  const page = document.querySelector("main").innerText;  // without what is hidden
+  const written = { "κ_i": "κ", "steps to the baseline's loss": "steps to ", "90 % interval": "90 %", "w_i": "wi/w1" };
+  const used = Object.entries(GLOSSARY).filter(([name]) => page.includes(written[name] ?? name));
+  box.replaceChildren(...used.flatMap(([name, text]) => [html("dt", {}, rich(name)), html("dd", {}, text)]));
+  box.closest("section").hidden = !used.length;
 }

@@ -1,0 +1,64 @@
+"""`scalelong reproduce`: the paper's figures and tables again, with a verdict on each."""
+
+import argparse
+from pathlib import Path
+
+from scalelong.errors import InvalidConfigError
+
+OUT = Path("reproduced")
+
+ITEM_NAMES = ("fig1", "fig3", "fig5", "fig6", "fig7", "table1", "table2", "table3", "table4")
+SCALE_NAMES = ("tiny", "paper")
+"""The keys of ITEMS, and SCALES, written out: reading them there would import torch."""
+
+
+def main(arguments: list[str]) -> int:
+    options = parser().parse_args(arguments)
+
+    # Only here, since these import torch, and --help does not wait for it.
+    from ..pages import summary
+    from .items import ITEMS
+    from .run import describe, redraw, reproduce
+
+    if options.redraw:
+        names = redraw(options.redraw)
+        print(f"redrawn from the raw results: {', '.join(names)} in {options.redraw}")
+        return 0
+    if not options.item:
+        raise InvalidConfigError(f"say what to reproduce: {', '.join(ITEM_NAMES)} or all; or --redraw FOLDER")
+    if options.seeds < 1:
+        raise InvalidConfigError(f"--seeds must be at least 1, got {options.seeds}")
+    names = list(ITEM_NAMES) if options.item == "all" else [options.item]
+    if options.dry_run:
+        print(describe(names, options.scale, options.seeds, options.out))
+        return 0
+    found = reproduce(names, options.scale, options.seeds, options.out, options.jobs)
+    if found is None:
+        print("interrupted; the same command continues")
+        return 130
+    for results in found:
+        print(summary(ITEMS[results.item], results))
+    print(f"pages: {options.out / 'README.md'}")
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="scalelong reproduce",
+        description="Reproduce a figure or a table of the paper: train its methods with equal seeds, measure, draw "
+        "and judge its claims by a fixed rule. Items share runs; what is finished is not repeated, and the same "
+        "command continues an interrupted one.",
+        epilog="The data set CIFAR-10 is looked for as `scalelong train --data cifar10` does, see docs/data.md.",
+    )
+    made.add_argument(
+        "item", nargs="?", choices=[*ITEM_NAMES, "all"], metavar="ITEM", help=f"{', '.join(ITEM_NAMES)} or all"
+    )
+    made.add_argument(
+        "--scale", choices=SCALE_NAMES, default="tiny", help="tiny: two CPU cores; paper: GPUs (default: tiny)"
+    )
+    made.add_argument("--seeds", type=int, default=3, help="number of seeds: 0, 1, ... (default: %(default)s)")
+    made.add_argument("--out", type=Path, default=OUT, help="folder of pages and runs (default: %(default)s)")
+    made.add_argument("--jobs", type=int, help="runs at a time (default: one per core, or one on an accelerator)")
+    made.add_argument("--dry-run", action="store_true", help="print the plan and stop")
+    made.add_argument("--redraw", type=Path, metavar="FOLDER", help="make figures and pages from raw results alone")
+    return made

@@ -1,0 +1,472 @@
+"""One run as a record: its curves, read from metrics.jsonl as a stream, and what became of it."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from statistics import fmean
+from typing import Any, BinaryIO
+
+from ..errors import CannotReadError, InvalidConfigError
+from ..files import parse_json, read_json as read_json_file, read_yaml, write_text
+from ..stability.alarms import Oscillation, oscillation
+
+BASELINE = "none"
+COLLAPSED = 2.0
+"""A loss that ends at more than this many times its smallest value has collapsed."""
+VARIANT, DIVERGED, METRICS, CONFIG = "variant.json", "diverged.json", "metrics.jsonl", "config.yaml"
+DIAGNOSIS = "diagnosis.json"
+CONTROL = "control-lr0"
+"""The run of a comparison whose rate is zero."""
+
+
+# Curves
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A quantity over training steps."""
+
+    steps: tuple[int, ...] = ()
+    values: tuple[float, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def at(self, step: int) -> float | None:
+        """The value at a step, interpolated; None outside of what was recorded."""
+        if not self.steps or not self.steps[0] <= step <= self.steps[-1]:
+            return None
+        for (left, low), (right, high) in zip(self.points, self.points[1:], strict=False):
+            if step == right:
+                # Interpolated, it may come out below by a rounding error, and then the curve itself never reaches it.
+                return high
+            if left <= step < right:
+                return low + (high - low) * (step - left) / (right - left)
+        return self.values[0]
+
+    def best(self, step: int) -> float | None:
+        """The smallest value up to a step, the interpolated one there included; None if there is nothing yet."""
+        last = self.at(step)
+        values = [value for at, value in self.points if at <= step] + ([] if last is None else [last])
+        return min(values, default=None)
+
+    @property
+    def last(self) -> float | None:
+        return self.values[-1] if self.values else None
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether a loss went up again for good, though it stayed finite."""
+        return len(self) > 0 and self.values[-1] > COLLAPSED * min(self.values)
+
+    @cached_property
+    def points(self) -> list[tuple[int, float]]:
+        return list(zip(self.steps, self.values, strict=True))
+
+    def rounded(self, digits: int) -> "Curve":
+        return Curve(self.steps, tuple(rounded(value, digits) for value in self.values))
+
+
+def steps_to(curve: Curve, target: float) -> float | None:
+    """When the curve first comes down to the target, interpolated between two records; None if it never does."""
+    before: tuple[int, float] | None = None
+    for step, value in curve.points:
+        if value <= target:
+            if before is None:
+                return float(step)
+            left, high = before
+            return left + (step - left) * (high - target) / (high - value)
+        before = (step, value)
+    return None
+
+
+def steps_ratio(curve: Curve, baseline: Curve) -> float | None:
+    """Steps that a method needs for the baseline's last loss, divided by the steps that the baseline needs for it.
+
+    Of a baseline that collapsed it is the smallest loss. Below 1 is faster than the baseline. None: the method does not
+    get there in the steps that were run.
+    """
+    if not len(curve) or not len(baseline):
+        return None
+    target = min(baseline.values) if baseline.collapsed else baseline.values[-1]
+    mine, theirs = steps_to(curve, target), steps_to(baseline, target)
+    return None if mine is None or not theirs else mine / theirs
+
+
+def rounded(value: float, digits: int = 4) -> float:
+    return float(f"{value:.{digits}g}")
+
+
+# Reading metrics.jsonl, which may have a million lines
+
+MOST_LINES, MOST_BYTES = 8192, 8_000_000
+"""Of one kind of line, kept at a time. Comparisons record a few hundred; only long runs are thinned."""
+LARGEST = 10**300
+"""Whole numbers beyond this are no floats."""
+
+
+def read_curves(folder: str | PathLike[str]) -> dict[str, Curve]:
+    """All quantities of a run by name. Of a long run every 2ᵏ-th record, at equal distances, and the last one."""
+    found: dict[str, dict[int, float]] = {}
+    for line in _kept_lines(Path(folder) / METRICS):
+        try:
+            values = parse_json(line)
+            step = int(values.pop("step"))
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+            continue  # a line that a kill cut off, or one that someone else wrote
+        for name, value in values.items():
+            if isinstance(value, float) or (isinstance(value, int) and abs(value) < LARGEST):
+                found.setdefault(name, {})[step] = float(value)
+    return {name: _curve(values) for name, values in found.items()}
+
+
+def _curve(values: Mapping[int, float]) -> Curve:
+    steps = tuple(sorted(values))
+    return Curve(steps, tuple(values[step] for step in steps))
+
+
+@dataclass(eq=False)
+class _Kind:
+    """Lines that hold the same quantities. Where they become too many, every other one is dropped."""
+
+    lines: list[bytes] = field(default_factory=list)
+    size: int = 0
+    stride: int = 1
+    seen: int = 0
+    last: bytes = b""
+
+    def see(self, line: bytes) -> None:
+        if self.seen % self.stride == 0:
+            self.keep(line)
+        self.last = line
+        self.seen += 1
+
+    def keep(self, line: bytes) -> None:
+        self.lines.append(line)
+        self.size += len(line)
+        if len(self.lines) > MOST_LINES or self.size > MOST_BYTES:
+            self.lines = self.lines[::2]
+            self.size = sum(map(len, self.lines))
+            self.stride *= 2
+
+
+def _kept_lines(path: Path) -> Iterator[bytes]:
+    """The lines worth parsing. To parse a million takes half a minute; to sort them by kind takes a second.
+
+    A kind is known by the name of its first quantity, that of its last, and the number of quotes between them. Held-out
+    losses and scores, which are rare, are of their own kind and all kept.
+    """
+    if not path.exists():
+        return
+    kinds: dict[object, _Kind] = {}
+    with open(path, "rb") as file:
+        if path.stat().st_size > LARGE:
+            _sort_blocks(file, kinds)
+        else:
+            for line in file:
+                start, end = line.split(b'"', 4), line.rsplit(b'"', 2)
+                key = (start[3] if len(start) > 4 else b"", line.count(b'"'), end[1] if len(end) > 2 else b"")
+                kinds.setdefault(key, _Kind()).see(line)
+    for kind in kinds.values():
+        yield from kind.lines
+        if kind.stride > 1:
+            yield kind.last
+
+
+LARGE, BLOCK = 4_000_000, 1 << 20
+
+
+def _sort_blocks(file: BinaryIO, kinds: dict[object, _Kind]) -> None:
+    """The same for a large file, block by block with numpy: only lines that are kept become objects."""
+    rest = b""
+    while block := file.read(BLOCK):
+        cut = block.rfind(b"\n") + 1
+        if cut:
+            _sort_block(rest + block[:cut], kinds)
+            rest = block[cut:]
+        else:
+            rest += block
+    if rest:  # cut off by a kill, or without its end
+        _sort_block(rest + b"\n", kinds)
+
+
+def _sort_block(block: bytes, kinds: dict[object, _Kind]) -> None:
+    """Whole lines. Their kinds are numbers made of the beginning and end of the two names, their lengths, and the
+    number of quotes."""
+    import numpy as np
+
+    text = np.frombuffer(block + bytes(8), np.uint8)
+    ends, quotes = np.flatnonzero(text == ord("\n")), np.flatnonzero(text == ord('"'))
+    starts = np.concatenate(([0], ends[:-1] + 1))
+    after = np.searchsorted(quotes, ends)  # quotes up to the end of each line
+    before = np.concatenate(([0], after[:-1]))
+    count = after - before
+    key = np.zeros(len(ends), np.uint64)
+    named = np.flatnonzero(count >= 4)
+    if len(named):
+        opens, closes = quotes[before[named] + 2], quotes[before[named] + 3]  # of the first quantity, behind "step"
+        last_opens, last_closes = quotes[after[named] - 2], quotes[after[named] - 1]
+        parts = (
+            (_word(text, opens + 1, closes), closes - opens),
+            (_word(text, np.maximum(last_closes - 8, last_opens + 1), last_closes), last_closes - last_opens),
+            (count[named].astype(np.uint64), 0 * opens),
+        )
+        for word, length in parts:
+            key[named] = (
+                (key[named] * np.uint64(0x9E3779B97F4A7C15)) ^ word ^ (length.astype(np.uint64) << np.uint64(7))
+            )
+    found, which = np.unique(key, return_inverse=True)
+    for number, name in enumerate(found.tolist()):
+        lines = np.flatnonzero(which == number)
+        kind = kinds.setdefault(name, _Kind())
+        seen = kind.seen
+        for place in range(-seen % kind.stride, len(lines), kind.stride):
+            if (seen + place) % kind.stride == 0:  # which may have grown
+                kind.keep(block[starts[lines[place]] : ends[lines[place]] + 1])
+        kind.seen += len(lines)
+        kind.last = block[starts[lines[-1]] : ends[lines[-1]] + 1]
+
+
+def _word(text: Any, start: Any, end: Any) -> Any:
+    """Up to eight bytes from each start, but none from its end on, as one number."""
+    import numpy as np
+
+    place = start[:, None] + np.arange(8)
+    return np.where(place < end[:, None], text[place], 0).astype(np.uint8).view(np.uint64)[:, 0]
+
+
+def last_line(folder: Path, name: str) -> dict[str, Any] | None:
+    """The newest line of the metrics that has this quantity, looked for from the end of the file."""
+    path = Path(folder) / METRICS
+    if not path.exists():
+        return None
+    with open(path, "rb") as file:
+        file.seek(max(0, path.stat().st_size - 200_000))
+        lines = file.read().splitlines()
+    for line in reversed(lines):
+        if f'"{name}":'.encode() in line:
+            try:
+                found = parse_json(line)
+            except ValueError:
+                continue
+            if isinstance(found, dict):
+                return found
+    return None
+
+
+# One run
+
+NOT_RECORDED = Oscillation(math.nan, math.nan, math.nan, math.nan, 0, "nothing was recorded")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """What became of one run. The same run may appear in several results, under the names that it has there."""
+
+    method: str
+    """The name of the method or variant."""
+    seed: int
+    setting: str = ""
+    """Where methods are compared: data, network, depth, batch."""
+    run: str = ""
+    """Name of the run folder."""
+    differs: dict[str, Any] = field(default_factory=dict)
+    """Fields of the configuration by which this method differs from others: {"scaling": "cs"}."""
+    held_out: Curve = Curve()
+    """Held-out losses of the averaged weights."""
+    kappas: tuple[float, ...] = ()
+    """Coefficients of the last step."""
+    oscillation: Oscillation = NOT_RECORDED
+    """Of the features on the probe batch, over all blocks: mean O1, O2, O3 and the highest peak."""
+    o1_gradient: float | None = None
+    frechet: float | None = None
+    """Fréchet distance of the last samples, where it was measured."""
+    diverged: str | None = None
+    """Why the run ended early: its numbers stopped being finite."""
+    seconds: float | None = None
+    """Seconds of training, on whatever machine that was; without held-out losses and scores."""
+    curves: dict[str, Curve] = field(default_factory=dict)
+    """All that was recorded, by name; empty for records that come from a file of results."""
+    traces: dict[str, list[float]] = field(default_factory=dict)
+    measured: dict[str, Any] = field(default_factory=dict)
+    """Further measurements of a study."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """The configuration by dotted names."""
+    folder: Path | None = None
+    finished: bool = True
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether the loss went up again for good."""
+        return self.held_out.collapsed
+
+    @property
+    def survived(self) -> bool:
+        return not self.collapsed and self.diverged is None
+
+    def rounded(self, digits: int = 4) -> "RunRecord":
+        """Four digits say all there is to say, and what is published is computed from what is stored."""
+
+        def short(value: float | None) -> float | None:
+            return None if value is None or not math.isfinite(value) else rounded(value, digits)
+
+        o1 = short(self.oscillation.o1)
+        return replace(
+            self,
+            held_out=self.held_out.rounded(digits),
+            kappas=tuple(rounded(value, digits) for value in self.kappas),
+            oscillation=replace(self.oscillation, o1=math.nan if o1 is None else o1),
+            o1_gradient=short(self.o1_gradient),
+            frechet=short(self.frechet),
+            seconds=short(self.seconds),
+            traces={name: [rounded(value, digits) for value in values] for name, values in self.traces.items()},
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As in the results.json of `scalelong reproduce`."""
+        return {
+            "setting": self.setting,
+            "method": self.method,
+            "seed": self.seed,
+            "run": self.run,
+            "held_out": [list(point) for point in self.held_out.points],
+            "kappas": list(self.kappas),
+            "o1_features": self.oscillation.o1 if math.isfinite(self.oscillation.o1) else None,
+            "o1_gradient": self.o1_gradient,
+            "gate": self.oscillation.gate,
+            "frechet": self.frechet,
+            "diverged": self.diverged is not None,
+            "seconds": self.seconds,
+            "traces": self.traces,
+            "measured": self.measured,
+        }
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "RunRecord":
+        o1, nan = values["o1_features"], math.nan
+        return cls(
+            setting=values["setting"],
+            method=values["method"],
+            seed=values["seed"],
+            run=values["run"],
+            held_out=Curve(*(tuple(column) for column in zip(*values["held_out"], strict=True)))
+            if values["held_out"]
+            else Curve(),
+            kappas=tuple(values["kappas"]),
+            oscillation=Oscillation(nan if o1 is None else o1, nan, nan, nan, 0, values["gate"]),
+            o1_gradient=values["o1_gradient"],
+            frechet=values["frechet"],
+            diverged="it diverged" if values["diverged"] else None,
+            seconds=values["seconds"],
+            traces=values["traces"],
+            measured=values["measured"],
+        )
+
+
+def read_run(
+    folder: str | PathLike[str],
+    *,
+    method: str | None = None,
+    setting: str = "",
+    seed: int | None = None,
+    config: Mapping[str, Any] | None = None,
+) -> RunRecord:
+    """One run, read once. What is not given comes from the folder: the variant's name, or else its scaling."""
+    folder = Path(folder)
+    values = dict(config) if config is not None else _config(folder)
+    named = read_json(folder / VARIANT)
+    curves = read_curves(folder)
+    gradient = curves.get("gradient_norm/all")
+    return RunRecord(
+        method=method or named.get("name") or str(values.get("scaling", BASELINE)),
+        seed=int(values.get("seed", 0)) if seed is None else seed,
+        setting=setting,
+        run=folder.name,
+        differs=dict(named.get("changes", {})),
+        held_out=curves.get("held_out_loss", Curve()),
+        kappas=_kappas(curves),
+        oscillation=block_oscillation(curves),
+        o1_gradient=oscillation(gradient.values).o1 if gradient else None,
+        frechet=curves["frechet"].last if "frechet" in curves else None,
+        diverged=_divergence(folder),
+        seconds=curves["seconds"].last if "seconds" in curves else None,
+        curves=curves,
+        config=values,
+        folder=folder,
+        finished=_finished(folder, values),
+    )
+
+
+def write_variant(folder: Path, name: str, changes: Mapping[str, Any]) -> None:
+    """The name under which a comparison knows the run, beside the run, for reports."""
+    if not (folder / VARIANT).exists():
+        write_text(folder / VARIANT, json.dumps({"name": name, "changes": dict(changes)}, ensure_ascii=False))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; empty if there is no such file."""
+    if not path.exists():
+        return {}
+    try:
+        values = read_json_file(path)
+    except CannotReadError as error:
+        raise InvalidConfigError(f"{error}; or remove it from the run folder") from error
+    return values if isinstance(values, dict) else {}
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """config.yaml by dotted names, as it stands there. `load_config` would check it, and needs torch for that."""
+    path = folder / CONFIG
+    if not path.exists():
+        return {}
+    values = read_yaml(path)
+    if not isinstance(values, dict):
+        raise InvalidConfigError(f"{path} must hold fields such as 'steps: 1000', got {type(values).__name__}")
+    return _flat(values)
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
+
+
+def _divergence(folder: Path) -> str | None:
+    return read_json(folder / DIVERGED).get("message", "") if (folder / DIVERGED).exists() else None
+
+
+def _finished(folder: Path, config: Mapping[str, Any]) -> bool:
+    """All steps are done, or the numbers stopped being finite: there is nothing left to do."""
+    if (folder / DIVERGED).exists():
+        return True
+    saved = [path.name.removeprefix("step-") for path in (folder / "checkpoints").glob("step-*")]
+    steps = [int(step) for step in saved if step.isdigit()]
+    return bool(steps) and max(steps) >= int(config.get("steps", 0))
+
+
+def _kappas(curves: Mapping[str, Curve]) -> tuple[float, ...]:
+    names = sorted((name for name in curves if name.startswith("kappa/")), key=lambda name: int(name.split("/")[1]))
+    return tuple(curves[name].values[-1] for name in names)
+
+
+def block_oscillation(curves: Mapping[str, Curve]) -> Oscillation:
+    """The scores of all blocks of one run together. A gate that closes for one block closes for the run."""
+    held_out = curves.get("held_out_loss")
+    loss = held_out.values[-1] if held_out else None
+    series = [curve.values for name, curve in curves.items() if name.startswith("probe_block_rms/")]
+    scores = [oscillation(values, loss=loss) for values in series]
+    if not scores:
+        return NOT_RECORDED
+    return Oscillation(
+        o1=fmean(score.o1 for score in scores),
+        o2=fmean(score.o2 for score in scores),
+        o3=fmean(score.o3 for score in scores),
+        peak=max(score.peak for score in scores),
+        readings=scores[0].readings,
+        gate=next((score.gate for score in scores if score.gate), ""),
+    )
