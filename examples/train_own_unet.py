@@ -42,7 +42,7 @@ def main(folder: str, steps: int = 300) -> None:
         logging=LoggingConfig(log_every=50, samples=36),
     )
     train(config, folder)
-    run = load_run(folder)
+    run = load_run(folder, trust=True)  # its configuration names the factory above, which is run
     loss = [line["loss"] for line in read_metrics(folder) if "loss" in line]
     print(f"{type(run.model).__name__} at step {run.step}: loss {loss[0]:.3f} -> {loss[-1]:.3f}, samples in {folder}")
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 from scalelong import cli
 from scalelong.cli import COMMANDS, main
+from scalelong.commands import command_module
 from scalelong.commands.options import names_in
 
 
@@ -32,9 +34,6 @@ def test_unknown_command(capsys):
     assert main(["trian"]) == 2
     assert "unknown command 'trian'" in capsys.readouterr().err
 
-
-# Commands whose help still imports torch; the list may only shrink.
-SLOW_HELP = {"reproduce"}
 
 HELP = """
 import contextlib, io, json, sys
@@ -60,26 +59,93 @@ def helped(commands: list[str]) -> tuple[list[str], list[str]]:
 
 def test_help_of_every_command_answers_without_torch():
     """All in one process: the first one that imports torch ends it and is named."""
-    assert helped([command for command in COMMANDS if command not in SLOW_HELP]) == [[], []]
-
-
-@pytest.mark.parametrize("command", sorted(SLOW_HELP))
-def test_the_exceptions_are_still_needed(command):
-    slow, silent = helped([command])
-    assert slow == [command], f"{command} --help is quick now: remove it from SLOW_HELP"
-    assert not silent
+    assert helped(list(COMMANDS)) == [[], []]
 
 
 def test_names_in_help_are_the_real_ones():
+    from research.reproduce.command import ITEM_NAMES, SCALE_NAMES
+    from research.reproduce.items import ITEMS
+    from research.reproduce.settings import SCALES
     from scalelong.diffusion import SAMPLERS
     from scalelong.noise import Schedule
     from scalelong.training import RECIPES
 
+    assert list(ITEM_NAMES) == list(ITEMS)
+    assert SCALE_NAMES == SCALES
     assert names_in("runs.recipes", "RECIPES") == list(RECIPES)
     assert names_in("diffusion.solvers", "SAMPLERS") == list(SAMPLERS)
     assert names_in("noise", "Schedule") == list(Schedule.__args__)
     with pytest.raises(LookupError):
         names_in("noise", "NOTHING")
+
+
+OF_RESULTS = ["theory", "kappa", "find", "range", "diagnose", "eval", "stats", "models"]
+
+
+@pytest.mark.parametrize("command", OF_RESULTS)
+def test_json_is_spelled_alike(command):
+    made = command_module(command).parser()
+    assert "--json" in made.format_help()
+    needed = {"find": ["net.py"], "eval": ["run"], "stats": ["data"]}.get(command, [])
+    assert made.parse_args([*needed, "--json"]).json
+
+
+def test_models_as_json_and_as_a_file(tmp_path, capsys):
+    assert main(["models", "--json", "--out", str(tmp_path / "models.json")]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "models.json").read_text())
+
+
+COMPLETION = """
+import contextlib, io, json, sys
+from scalelong.cli import main
+made = {}
+for shell in ("bash", "zsh", "fish"):
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        assert main(["completion", shell]) == 0
+    made[shell] = out.getvalue()
+assert "torch" not in sys.modules
+print(json.dumps(made))
+"""
+
+
+@pytest.fixture(scope="module")
+def completions() -> dict[str, str]:
+    run = [sys.executable, "-c", COMPLETION]
+    return json.loads(subprocess.run(run, check=True, capture_output=True, text=True).stdout)
+
+
+def test_completion_knows_commands_flags_and_choices(completions):
+    for script in completions.values():
+        assert all(re.search(rf"\b{name}\b", script) for name in COMMANDS)
+        assert "safetensors" in script  # export --format
+        assert "digits-tiny" in script  # train --recipe
+    assert "--held-out" in completions["zsh"]
+    assert "-l held-out" in completions["fish"]
+    assert "'--out=[" in completions["zsh"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered", "not_offered"),
+    [
+        (["ev"], {"eval"}, {"train"}),
+        (["train", "--rec"], {"--recipe"}, {"--out"}),
+        (["train", "--recipe", "digits"], {"digits-tiny"}, {"fashion-tiny"}),
+        (["export", "--format", ""], {"safetensors", "diffusers"}, {"--out"}),
+        (["completion", ""], {"bash", "zsh", "fish"}, {"--help"}),
+        (["reproduce", "table"], {"table4"}, {"fig1"}),
+        (["find", "my_"], set(), {"--out", "find"}),  # left to the names of files
+    ],
+)
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_bash_completes(completions, typed, offered, not_offered):
+    assert subprocess.run(["bash", "-n"], input=completions["bash"], text=True).returncode == 0
+    words = " ".join(f"'{word}'" for word in ["scalelong", *typed])
+    ask = f"COMP_WORDS=({words}); COMP_CWORD={len(typed)}; _scalelong; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+    script = completions["bash"] + ask
+    answer = subprocess.run(["bash"], input=script, text=True, capture_output=True, check=True).stdout.split()
+    assert offered <= set(answer)
+    assert not set(answer) & not_offered
 
 
 def flags(text: str) -> set[str]:
@@ -136,7 +202,9 @@ def test_an_unforeseen_error_is_one_line_and_a_file(monkeypatch, capsys):
     command_that(fail, monkeypatch)
     assert main(["models"]) == 1
     said = capsys.readouterr().err
-    assert said.startswith("scalelong models: unexpected RuntimeError: two lines (traceback: ")
+    assert said.startswith(
+        "scalelong models: a bug in scalelong, please report it: RuntimeError: two lines (traceback: "
+    )
     assert said.count("\n") == 1
     file = re.search(r"traceback: (.*?);", said)
     assert file is not None
@@ -158,6 +226,90 @@ def test_an_error_of_ours_is_one_line(monkeypatch, capsys):
     assert capsys.readouterr().err == "scalelong models: InvalidConfigError: say --that\n"
     assert main(["--debug", "models"]) == 1
     assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            OSError(28, "No space left on device", "/some/where"),
+            "FileAccessError: /some/where cannot be used: no",
+        ),
+        (OSError(24, "Too many open files"), "FileAccessError: a file or the output cannot be used: too many"),
+        (MemoryError(), "NotEnoughMemoryError: the memory of the machine does not suffice"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), "NotEnoughMemoryError"),
+        (KeyError("x"), "a bug in scalelong, please report it: KeyError: 'x' (traceback: "),
+    ],
+)
+def test_what_the_machine_refuses_has_a_name_and_a_bug_is_called_one(error, said, monkeypatch, capsys, tmp_path):
+    def fail():
+        raise error
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    command_that(fail, monkeypatch)
+    assert main(["models"]) == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"scalelong models: {said}")
+    assert printed.count("\n") == 1
+
+
+def test_a_message_of_many_lines_becomes_one(monkeypatch, capsys):
+    from scalelong import InvalidConfigError
+
+    def fail():
+        raise InvalidConfigError("three\n  lines\nlong" + "x" * 100_000)
+
+    command_that(fail, monkeypatch)
+    assert main(["models"]) == 1
+    printed = capsys.readouterr().err
+    assert "three lines long" in printed
+    assert printed.count("\n") == 1
+    assert len(printed) < 5000
+
+
+def test_the_environment_asks_for_tracebacks_too(monkeypatch):
+    def fail():
+        raise KeyError("x")
+
+    command_that(fail, monkeypatch)
+    monkeypatch.setenv("SCALELONG_DEBUG", "1")
+    with pytest.raises(KeyError):
+        main(["models"])
+
+
+def test_a_mistyped_command_is_answered_with_the_nearest(capsys):
+    assert main(["repport"]) == 2
+    assert "did you mean report?" in capsys.readouterr().err
+
+
+PRINTS = """
+import argparse, sys
+from scalelong import cli
+class Fake:
+    def parser(self): return argparse.ArgumentParser()
+    def run(self, options): print("Fréchet κ × \\udcff")
+cli._module = lambda _: Fake()
+sys.exit(cli.main(["models"]))
+"""
+
+
+def test_a_terminal_that_knows_ascii_only():
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", PRINTS], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout == "Frechet kappa x \\udcff\n"
+
+
+def test_output_to_a_full_disk_or_to_nowhere():
+    if not os.path.exists("/dev/full"):
+        pytest.skip("there is no /dev/full")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", PRINTS], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert re.match("scalelong models: .*output cannot be (written|used): no space is left", done.stderr)
+    assert done.stderr.count("\n") == 1
+    closed = f"import os; os.close(1); os.execv({sys.executable!r}, [{sys.executable!r}, '-c', {PRINTS!r}])"
+    done = subprocess.run([sys.executable, "-c", closed], stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_ctrl_c(monkeypatch, capsys):
@@ -184,7 +336,7 @@ def test_sigterm_ends_in_order_with_143(monkeypatch):
 
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
 def test_interrupted_training_says_which_signal(name, code, monkeypatch):
-    from scalelong.training.loop import Interrupt
+    from scalelong.training import Interrupt
 
     def interrupted_work():
         with Interrupt() as interrupt:

@@ -96,7 +96,7 @@ def configuration(
         diffusion=DiffusionConfig(schedule=schedule),
         optimizer=OptimizerConfig(lr=2e-4, weight_decay=0.03, betas=(0.99, 0.999), warmup=2500, clip=clip),
         hardware=HardwareConfig(compile=compiled, cpu=True),
-        logging=LoggingConfig(trackers=()),
+        logging=LoggingConfig(trackers=(), monitor_every=0),
     )
 
 

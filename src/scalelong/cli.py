@@ -1,45 +1,32 @@
 """The command line: `scalelong COMMAND ...`.
 
 Each command is a module of `scalelong.commands` with `parser()` and `run(options)`, which returns an exit code. This
-file only knows their names, so that `scalelong --help` answers at once, without importing torch. The commands of
-CHECKOUT serve the repository alone; their code stands beside `src` and is not in the wheel.
+file only knows their names, so that `scalelong --help` answers at once, without importing torch.
 
 Exit codes: 0, 1 for an error, 2 for wrong arguments, 130 after Ctrl-C, 143 after SIGTERM, 141 if nobody reads on.
+An error is one line with its name. One without a name is a bug: the line tells where its traceback was written. With
+--debug, or SCALELONG_DEBUG=1 in the environment, the traceback is shown.
 """
 
+import codecs
+import io
 import os
 import signal
 import sys
 import tempfile
 import traceback
-from importlib import import_module
-from pathlib import Path
-from types import FrameType, ModuleType
+import unicodedata
+from contextlib import suppress
+from difflib import get_close_matches
+from types import FrameType
 from typing import Any
 
 from ._version import __version__
-from .errors import CheckoutNeededError, ScaleLongError
+from .commands import COMMANDS, command_module as _module
+from .errors import NotEnoughMemoryError, ScaleLongError
+from .files import refusal, writing
 
-COMMANDS = {
-    "theory": "check the paper's theorems by measurement, as tables and figures",
-    "kappa": "choose κ for your data and network, and say why",
-    "find": "find the long skips of any model, and how each can be scaled",
-    "train": "train a diffusion model on your images; the same command continues it",
-    "compare": "train several methods with equal seeds and compare them",
-    "range": "the learning rates at which your network survives, with and without scaling",
-    "reproduce": "the figures and tables of the paper again, with a verdict on each",
-    "diagnose": "one page about the long skips of a model, before training",
-    "report": "write one HTML file about runs, to look at offline",
-    "sample": "make images with a trained model",
-    "eval": "score a run or a folder of images: Fréchet distance, precision, recall, with intervals",
-    "stats": "compute and keep the reference statistics of a data set",
-    "export": "write a trained model as a diffusers folder or as safetensors",
-    "models": "list the networks of the paper with their parameter counts",
-    "bench": "measure speed and memory on this machine, against what one would run instead",
-    "demo": "see a deep U-ViT collapse at a high rate, and what keeps it alive, in three minutes",
-}
-
-CHECKOUT = {"bench": "benchmarks.catalogue", "reproduce": "research.reproduce.run"}
+DEBUG = "SCALELONG_DEBUG"
 
 INTERRUPTED, TERMINATED, CLOSED_PIPE = 128 + 2, 128 + 15, 128 + 13
 
@@ -56,16 +43,49 @@ def usage() -> str:
             "commands:",
             *lines,
             "",
-            "scalelong COMMAND --help tells more; scalelong --version prints the version. With --debug, an error shows",
-            "its traceback.",
+            "scalelong COMMAND --help tells more; scalelong --version prints the version. With --debug (or",
+            f"{DEBUG}=1 in the environment), an error shows its traceback.",
         ]
     )
 
 
 def main(arguments: list[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in arguments
+    debug = "--debug" in arguments or os.environ.get(DEBUG, "") not in ("", "0")
     arguments = [argument for argument in arguments if argument != "--debug"]
+    command = f"scalelong {arguments[0]}" if arguments and arguments[0] in COMMANDS else "scalelong"
+    before = _handle_sigterm()
+    _accept_every_letter()
+    try:
+        code = _answer(arguments)
+        if sys.stdout is not None:
+            with writing("the standard output"):
+                sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        _complain(f"{command}: interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read the output has gone (`| head`).
+        _silence_output()
+        return CLOSED_PIPE
+    except Exception as error:
+        named = _named(error)
+        if debug and named is None:
+            raise
+        if debug:
+            traceback.print_exc()
+        # One line, so that logs and scripts can tell where it ends.
+        _complain(f"{command}: {_unforeseen(error) if named is None else f'{type(named).__name__}: {_line(named)}'}")
+        if isinstance(error, OSError):  # it may have been the output itself
+            _silence_output()
+        return 1
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _answer(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(usage())
         return 0
@@ -74,33 +94,11 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     command, *rest = arguments
     if command not in COMMANDS:
-        print(f"scalelong: unknown command {command!r}\n\n{usage()}", file=sys.stderr)
+        near = get_close_matches(command, COMMANDS, n=1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        _complain(f"scalelong: unknown command {command!r}{meant}\n\n{usage()}")
         return 2
-    before = _handle_sigterm()
-    try:
-        code = _run(command, rest)
-        sys.stdout.flush()
-        return code
-    except KeyboardInterrupt:
-        print(f"scalelong {command}: interrupted", file=sys.stderr)
-        return INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read the output has gone (`| head`). At exit Python would flush into the pipe once more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return CLOSED_PIPE
-    except ScaleLongError as error:
-        if debug:
-            traceback.print_exc()
-        print(f"scalelong {command}: {type(error).__name__}: {error}", file=sys.stderr)
-        return 1
-    except Exception as error:
-        if debug:
-            raise
-        print(f"scalelong {command}: {_unforeseen(error)}", file=sys.stderr)
-        return 1
-    finally:
-        if before is not None:
-            signal.signal(signal.SIGTERM, before)
+    return _run(command, rest)
 
 
 def _run(command: str, arguments: list[str]) -> int:
@@ -115,27 +113,90 @@ def _run(command: str, arguments: list[str]) -> int:
     return TERMINATED if code == INTERRUPTED and _latest_signal() == "SIGTERM" else code
 
 
-def _module(command: str) -> ModuleType:
-    if command not in CHECKOUT:
-        return import_module(f"scalelong.commands.{command}")
-    root = Path(__file__).resolve().parents[2]
-    package = CHECKOUT[command].partition(".")[0]
-    if not (root / package / "__init__.py").is_file():
-        raise CheckoutNeededError(
-            f"`scalelong {command}` needs the folder {package}/ of the repository, which an installation does not have "
-            f"(looked in {root}): clone the repository and `pip install --editable` it"
+# Errors
+
+
+def _named(error: Exception) -> ScaleLongError | None:
+    """The error as one of ours: what the system or torch refuses has reasons that can be told. None for a bug."""
+    if isinstance(error, ScaleLongError):
+        return error
+    if isinstance(error, OSError):
+        return refusal(error)
+    # torch says RuntimeError on a CPU and OutOfMemoryError, which is one too, on an accelerator.
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _is_about_memory(str(error))):
+        return NotEnoughMemoryError(
+            "the memory of the machine does not suffice for this: take smaller images (--size), smaller batches "
+            "(--batch-size) or a smaller network"
         )
-    if str(root) not in sys.path:
-        sys.path.insert(0, str(root))
-    return import_module(CHECKOUT[command])
+    return None
+
+
+def _is_about_memory(text: str) -> bool:
+    return "can't allocate memory" in text or "out of memory" in text or "storage size" in text
+
+
+def _line(error: Exception) -> str:
+    """The message in one line. It may hold what the user gave, which has no limit."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= 4000 else f"{text[:3000]} ... {text[-900:]}"
 
 
 def _unforeseen(error: Exception) -> str:
     """One line about an error that nobody foresaw, and the file with its traceback."""
-    with tempfile.NamedTemporaryFile("w", prefix="scalelong-", suffix=".txt", delete=False, encoding="utf-8") as file:
-        file.write(f"scalelong {__version__}\n" + "".join(traceback.format_exception(error)))
-    text = " ".join(str(error).split())
-    return f"unexpected {type(error).__name__}: {text[:500]} (traceback: {file.name}; --debug shows it here)"
+    try:
+        with tempfile.NamedTemporaryFile("wb", prefix="scalelong-", suffix=".txt", delete=False) as file:
+            text = f"scalelong {__version__}\n" + "".join(traceback.format_exception(error))
+            file.write(text.encode(errors="backslashreplace"))
+        where = f"traceback: {file.name}; --debug shows it here"
+    except OSError:
+        where = "the traceback could not be written; --debug shows it here"
+    return f"a bug in scalelong, please report it: {type(error).__name__}: {_line(error)[:500]} ({where})"
+
+
+# Output
+
+
+def _accept_every_letter() -> None:
+    """What a terminal cannot show (κ in ASCII, names of files that are no text) is written in letters that it can."""
+    codecs.register_error("scalelong", lambda error: ("".join(map(_spelled, _failed(error))), _end(error)))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="scalelong")
+
+
+def _failed(error: Exception) -> str:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return error.object[error.start : error.end]
+
+
+def _end(error: Exception) -> int:
+    return error.end if isinstance(error, UnicodeEncodeError) else 0
+
+
+_SPELLED = {"κ": "kappa", "ε": "epsilon", "σ": "sigma", "η": "eta", "×": "x", "·": "*", "−": "-", "–": "-", "—": "-"}
+_SPELLED |= {"…": "...", "±": "+-", "≤": "<=", "≥": ">=", "→": "->", "√": "sqrt", "‖": "||", "≈": "~", "²": "^2"}
+
+
+def _spelled(letter: str) -> str:
+    plain = unicodedata.normalize("NFKD", letter).encode("ascii", "ignore").decode()
+    return _SPELLED.get(letter) or plain or letter.encode("ascii", "backslashreplace").decode()
+
+
+def _complain(text: str) -> None:
+    """On the standard error, if anybody reads it."""
+    with suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def _silence_output() -> None:
+    """At exit Python would flush once more, into a pipe that is closed or a disk that is full."""
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 # Signals and processes

@@ -13,7 +13,7 @@ from benchmarks.contenders.switched import share_weights_
 from benchmarks.lockstep import Lockstep
 from benchmarks.profile import cost, differing, operations, peak_of_tensors, table_of
 from benchmarks.record import Spread
-from benchmarks.settings import TINY, BenchmarkError
+from benchmarks.settings import TINY, TINY_UNET, BenchmarkError
 
 
 class Clock:
@@ -184,7 +184,7 @@ LS = "ls:module=se,gate=channel"
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.filterwarnings("ignore::scalelong.errors.CancelledScalingWarning")
-@pytest.mark.parametrize("size", [TINY])
+@pytest.mark.parametrize("size", [TINY, TINY_UNET])
 def test_trainers_share_memory_and_differ_where_the_skips_are_scaled(size):
     found = switched.training(**size.ours(), methods={"none": "none", "again": "none", "CS": "cs", "LS": LS})
     found()
@@ -199,7 +199,7 @@ def test_trainers_share_memory_and_differ_where_the_skips_are_scaled(size):
     assert gates
     averages = dict(zip(trainers["LS"].state.ema.names, trainers["LS"].state.ema.averages, strict=True))
     assert any(not torch.equal(averages[name], weights["LS"][name]) for name in gates)
-    assert {int(each["step"]) for each in trainers["LS"].state.optimizer.state.values()} > {2}
+    assert {int(each["step"]) for each in trainers["LS"].state.optimizer.state.values()} > {3}
     slices = len(found.rounds[0]["none"])
     assert {slices - 3, slices - 2, slices - 1} < found.parts
     assert len(found.parts) < slices / 2

@@ -15,6 +15,7 @@ from .options import (
     listed,
     run_config,
     seed_count,
+    whole_number,
 )
 
 if TYPE_CHECKING:
@@ -24,12 +25,13 @@ if TYPE_CHECKING:
 def run(options: argparse.Namespace) -> int:
     from ..console import show_table
     from ..experiments.compare import best_rate_rows, compare, control_text, noise_rows, sweep, sweep_rows
+    from ..files import require_folder_place
 
     config = configuration(options)
     methods, seeds = [*listed(options.methods, str, "--methods"), *options.variants], list(range(options.seeds))
-    out = options.out or Path("runs") / f"compare-{options.recipe or ('custom' if options.config else 'digits-tiny')}"
-    remember(options.arguments, out)
-    pace = {"every": options.every, "jobs": options.jobs}
+    out = options.out or default_out(options, config)
+    require_folder_place(out)
+    pace = {"every": options.every, "jobs": options.jobs, "on_start": lambda: remember(options.arguments, out)}
     axes = (
         ("depth", "--depths", options.depths),
         ("width", "--widths", options.widths),
@@ -59,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
         return interrupted()
     print(f"\n{comparison}\n")
     if options.control:
-        print(control_text(config, out, **pace))
+        print(control_text(config, out, options.every, options.jobs))
     if options.noise:
         print()
         show_table(noise_rows(comparison.runs, listed(options.noise, float, "--noise")))
@@ -68,17 +70,34 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def default_out(options: argparse.Namespace, config: "TrainConfig") -> Path:
+    """runs/compare-RECIPE, with a short hash where the configuration is not the recipe's own: other data, other steps,
+    a file. So the same command finds its runs, and another one does not find them."""
+    from ..experiments.runs import SAME_RESULT
+    from ..files import key_of
+    from ..runs.config import flatten, to_dict
+
+    def what(made: "TrainConfig") -> str:
+        values = {name: value for name, value in flatten(to_dict(made)).items() if not name.startswith(SAME_RESULT)}
+        return key_of(values)[:6]
+
+    recipe = options.recipe or options.default_recipe
+    plain = configuration(parser().parse_args(["--recipe", recipe]))
+    name = f"compare-{'custom' if options.config and not options.recipe else recipe}"
+    return Path("runs") / (name if what(config) == what(plain) and not options.config else f"{name}-{what(config)}")
+
+
 def remember(arguments: list[str], out: Path) -> None:
     """Add the command to those that made the runs of the folder, for whoever wants to repeat them."""
     from ..experiments.compare import COMMANDS
-    from ..files import write_text
+    from ..files import exclusive, make_folder, read_text, write_text
 
-    path = out / COMMANDS
-    made = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    path = make_folder(out) / COMMANDS
     command = f"scalelong compare {shlex.join(without_out_flag(arguments))}"
-    if command not in made:
-        out.mkdir(parents=True, exist_ok=True)
-        write_text(path, "\n".join([*made, command]) + "\n")
+    with exclusive(out):
+        made = read_text(path).splitlines() if path.exists() else []
+        if command not in made:
+            write_text(path, "\n".join([*made, command]) + "\n")
 
 
 def without_out_flag(arguments: list[str]) -> list[str]:
@@ -111,19 +130,24 @@ def parser() -> argparse.ArgumentParser:
     )
     add_seed_options(made, 3)
     add_run_options(made)
-    made.add_argument("--steps", type=int, help="training steps of each run")
+    made.add_argument("--steps", type=whole_number, help="training steps of each run")
     made.add_argument(
         "--out",
         type=Path,
-        help="folder of the results (default: runs/compare-RECIPE; with --config, compare-custom)",
+        help="folder of the results (default: runs/compare-RECIPE; with other data, steps or --config a short hash "
+        "of the configuration is added, so that the same command finds its runs)",
     )
-    made.add_argument("--every", type=int, help="steps between readings of features (default: about 250 per run)")
+    made.add_argument(
+        "--every", type=whole_number, help="steps between readings of features (default: about 250 per run)"
+    )
     add_job_options(made)
     made.add_argument("--depths", help="compare at several depths of the network, for example 4,8,12")
     made.add_argument("--widths", help="compare at several widths of a U-ViT, for example 64,128")
     made.add_argument("--batch-sizes", help="compare at several batch sizes, for example 8,64")
     made.add_argument("--rates", help="compare at several learning rates, and best rate with best rate: 2e-3,4e-3,8e-3")
-    made.add_argument("--scores", type=int, default=500, help="samples for the Fréchet distance at the end; 0 for none")
+    made.add_argument(
+        "--scores", type=whole_number, default=500, help="samples for the Fréchet distance at the end; 0 for none"
+    )
     made.add_argument("--noise", help="gain of extra noise on the input of the trained networks, for example 0.05,0.2")
     made.add_argument(
         "--control", action="store_true", help="add a run with a rate of zero: its features must stand still"

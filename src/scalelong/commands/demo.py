@@ -2,16 +2,19 @@
 
 import argparse
 import time
+from functools import partial
 from pathlib import Path
 
-from .options import constant_in, listed
+from .options import add_job_options, constant_in, listed, seed_number, whole_number
 
 
 def run(options: argparse.Namespace) -> int:
     from ..experiments.demo import METHODS, run_demo
+    from ..files import require_folder_place
     from ..report import write_report
     from ..stability.survival import rate_text
 
+    require_folder_place(options.out)
     began = time.monotonic()
     rates = listed(options.rates, float, "--rates")
     names = [method.partition(": ")[0] for method in METHODS]
@@ -40,6 +43,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
+    demo = partial(constant_in, "experiments.demo")
     made = argparse.ArgumentParser(
         prog="scalelong demo",
         description="Train a deep U-ViT on photographs of garments at a rate where it breaks: without scaling, "
@@ -47,29 +51,16 @@ def parser() -> argparse.ArgumentParser:
         "same command continues an interrupted demo.",
     )
     made.add_argument("--out", type=Path, default=Path("demo-output"), help="folder of the results")
-    made.add_argument("--seed", type=int, default=0, help="base seed; n takes the seeds 100 n, 100 n + 1, ...")
+    made.add_argument("--seed", type=seed_number, default=0, help="base seed; n takes the seeds 100 n, 100 n + 1, ...")
     made.add_argument(
-        "--seeds",
-        type=int,
-        default=constant_in("experiments.demo", "SEEDS"),
-        help="runs of each method (default: %(default)s)",
+        "--seeds", type=whole_number, default=demo("SEEDS"), help="runs of each method (default: %(default)s)"
     )
     made.add_argument(
-        "--steps",
-        type=int,
-        default=constant_in("experiments.demo", "STEPS"),
-        help="training steps of each run (default: %(default)s)",
+        "--steps", type=whole_number, default=demo("STEPS"), help="steps of each run (default: %(default)s)"
     )
     made.add_argument(
-        "--depth",
-        type=int,
-        default=constant_in("experiments.demo", "DEPTH"),
-        help="blocks of the U-ViT (default: %(default)s)",
+        "--depth", type=whole_number, default=demo("DEPTH"), help="blocks of the U-ViT (default: %(default)s)"
     )
-    made.add_argument(
-        "--rates",
-        default=str(constant_in("experiments.demo", "RATE")),
-        help="learning rates, comma-separated (default: %(default)s)",
-    )
-    made.add_argument("--jobs", type=int, help="runs at a time (default: one per core)")
+    made.add_argument("--rates", default=str(demo("RATE")), help="learning rates, with commas (default: %(default)s)")
+    add_job_options(made)
     return made

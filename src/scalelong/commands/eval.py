@@ -1,4 +1,6 @@
-"""`scalelong eval RUN|FOLDER ...`: Fréchet distance, precision and recall, each with a 95 % interval.
+"""`scalelong eval RUN|FOLDER ...`: Fréchet and kernel distance, precision, recall and near-copies, with 95 % intervals.
+
+Beside each stands what held-out real images, noise, blurred and shuffled images score with the same features.
 
 A RUN is sampled first (the images stay in its folder, so that the same command continues); a FOLDER of images is scored
 as it is, against --data. Several runs or folders are compared, if they were scored in the same way.
@@ -18,6 +20,7 @@ from .options import (
     add_sampling_options,
     sample_settings,
     speaker,
+    whole_number,
 )
 
 if TYPE_CHECKING:
@@ -29,11 +32,13 @@ def parser() -> argparse.ArgumentParser:
         prog="scalelong eval", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     made.add_argument("targets", type=Path, nargs="+", metavar="RUN|FOLDER")
-    made.add_argument("-n", "--n", type=int, default=None, help="number of images (default: 1000; for a folder, all)")
+    made.add_argument(
+        "-n", "--n", type=whole_number, default=None, help="number of images (default: 1000; for a folder, all)"
+    )
     add_sampling_options(made)
     add_feature_options(made)
     made.add_argument("--data", help=f"what a FOLDER is compared with; {DATA}")
-    made.add_argument("--size", type=int, help="size of --data, if its images differ in size")
+    made.add_argument("--size", type=whole_number, help="size of --data, if its images differ in size")
     add_output_options(made, "the scores")
     return made
 
@@ -43,6 +48,7 @@ def run(options: argparse.Namespace) -> int:
     from ..evaluation import comparison_rows, require_comparable
     from ..runs.samples import processes
 
+    _require_targets(options)
     scores = [_score(target, options) for target in options.targets]
     if not processes().is_main_process:
         return 0
@@ -55,10 +61,22 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _require_targets(options: argparse.Namespace) -> None:
+    """Before any of them is scored: to score one may take hours."""
+    from ..errors import EvaluationError
+    from ..runs.folder import CONFIG
+
+    for target in options.targets:
+        if not target.is_dir():
+            found = "is a file" if target.exists() else "is not there"
+            raise EvaluationError(f"{target} {found}: give run folders, or folders of images together with --data DATA")
+        if not (target / CONFIG).exists() and not options.data:
+            raise EvaluationError(f"{target} is not a run; to score a folder of images, say with what: --data DATA")
+
+
 def _score(target: Path, options: argparse.Namespace) -> Scores:
     from ..console import Progress
     from ..data import load_data
-    from ..errors import EvaluationError
     from ..evaluation import score_folder, score_run
     from ..runs.folder import CONFIG
     from ..runs.load import load_run
@@ -68,7 +86,7 @@ def _score(target: Path, options: argparse.Namespace) -> Scores:
     features = {"features": options.features, "feature_weights": options.feature_weights, "say": say}
     if (target / CONFIG).exists():
         scores = score_run(
-            load_run(target, weights=options.weights, step=options.checkpoint),
+            load_run(target, weights=options.weights, step=options.checkpoint, trust=options.trust),
             n=1000 if options.n is None else options.n,
             seed=options.seed,
             settings=sample_settings(options),
@@ -76,8 +94,6 @@ def _score(target: Path, options: argparse.Namespace) -> Scores:
             device=options.device,
             **features,
         )
-    elif not options.data:
-        raise EvaluationError(f"{target} is not a run; to score a folder of images, say with what: --data DATA")
     else:
         data = load_data(options.data, size=options.size, progress=Progress("reading images"))
         scores = score_folder(target, data, n=options.n, **features)

@@ -23,17 +23,18 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace) -> None:
-    from ..export import export_diffusers, export_safetensors, model_card, push_to_hub
-    from ..files import write_text
+    from ..export import export_diffusers, export_safetensors, push_to_hub
+    from ..files import require_folder_place
     from ..runs.load import load_run
 
-    trained = load_run(options.run, weights=options.weights, step=options.checkpoint)
+    if options.out and options.out.suffix != ".safetensors":
+        require_folder_place(options.out)
+    trained = load_run(options.run, weights=options.weights, step=options.checkpoint, trust=options.trust)
     folder = options.out or trained.folder / f"export-{options.format}"
     if options.format == "diffusers":
         export_diffusers(trained, folder)
     else:
         export_safetensors(trained, folder)
-        write_text(folder / "README.md", model_card(trained, "safetensors"))
     print(f"{'EMA' if trained.weights == 'ema' else 'raw'} weights of step {trained.step}: {folder}")
     if options.push_to_hub:
         print(push_to_hub(folder, options.push_to_hub, private=not options.public))

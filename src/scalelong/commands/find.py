@@ -2,12 +2,12 @@
 
 import argparse
 import importlib.util
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
-from ..errors import InvalidConfigError
+from ..errors import CannotReadError, InvalidConfigError
+from ..files import parse_json, read_text
 from ..optional import load_object, needs
 
 STDOUT = "-"
@@ -16,7 +16,7 @@ _EPILOG = """\
 MODEL is one of
   package.module:Class   a class or function that builds the model; --config gives its keyword arguments
   folder                 a folder written by diffusers' save_pretrained (its config.json; the weights are not read)
-  file.py                a Python file with a function model(), and optionally example_inputs()
+  file.py[:Name]         a Python file with a function model(), or Name, and optionally example_inputs()
 
 The model is built and run on the meta device: no weights, no memory. --real builds it as it is.
 
@@ -30,10 +30,14 @@ examples
 def run(options: argparse.Namespace) -> None:
     import torch
 
+    from ..files import require_file_place
     from ..skips import find_skips
 
+    for file in (options.out, options.json):
+        if file not in (None, STDOUT):
+            require_file_place(file)
     with torch.device("cpu" if options.real else "meta"):
-        model, inputs = _load(options.model, _json(options.config))
+        model, inputs = load_model(options.model, json_object(options.config))
         if options.input:
             inputs = tuple(_tensor(text) for text in options.input)
     plan = find_skips(model, inputs, include=options.include, exclude=options.exclude)
@@ -72,12 +76,13 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def _load(spec: str, config: dict[str, Any]) -> tuple[Any, Any]:
+def load_model(spec: str, config: dict[str, Any]) -> tuple[Any, Any]:
     path = Path(spec)
     if path.is_dir():
         return _from_folder(path, config), None
-    if path.suffix == ".py":
-        return _from_file(path, config)
+    file, _, name = spec.partition(":")
+    if file.endswith(".py"):
+        return _from_file(Path(file), config, name or "model")
     if ":" not in spec:
         raise InvalidConfigError(f"{spec!r} is neither a folder, nor a Python file, nor of the form module:Class")
     sys.path.insert(0, "")
@@ -89,17 +94,20 @@ def _from_folder(folder: Path, changes: dict[str, Any]) -> Any:
     file = folder / "config.json"
     if not file.is_file():
         raise InvalidConfigError(f"{folder} has no config.json, so it was not written by save_pretrained")
-    config = _json(str(file))
+    config = json_object(str(file))
     name = config.get("_class_name")
     if not isinstance(name, str):
         raise InvalidConfigError(f"{file} does not say which class it is for ('_class_name')")
-    cls = getattr(needs("diffusers", "train", f"reading {folder}"), name, None)
-    if cls is None:
-        raise InvalidConfigError(f"diffusers has no class {name!r}, which {file} asks for")
-    return cls.from_config({**config, **changes})
+    cls: Any = getattr(needs("diffusers", "train", f"reading {folder}"), name, None)
+    if not isinstance(cls, type) or not hasattr(cls, "from_config") or not hasattr(cls, "forward"):
+        raise InvalidConfigError(f"diffusers has no network {name!r}, which {file} asks for")
+    try:
+        return cls.from_config({**config, **changes})
+    except Exception as error:
+        raise InvalidConfigError(f"{file} does not describe a {name}: {type(error).__name__}: {error}") from error
 
 
-def _from_file(path: Path, config: dict[str, Any]) -> tuple[Any, Any]:
+def _from_file(path: Path, config: dict[str, Any], name: str) -> tuple[Any, Any]:
     if not path.is_file():
         raise InvalidConfigError(f"there is no file {path}")
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -109,8 +117,11 @@ def _from_file(path: Path, config: dict[str, Any]) -> tuple[Any, Any]:
     # As for `python file.py`: its neighbours can be imported, and its source is found.
     sys.path.insert(0, str(path.parent))
     sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    model = _build(getattr(module, "model", None), f"{path}: model()", config)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise InvalidConfigError(f"{path} cannot be run: {type(error).__name__}: {error}") from error
+    model = _build(getattr(module, name, None), f"{path}: {name}()", config)
     inputs = getattr(module, "example_inputs", None)
     return model, inputs() if callable(inputs) else inputs
 
@@ -120,19 +131,24 @@ def _build(factory: Any, spec: str, config: dict[str, Any]) -> Any:
         raise InvalidConfigError(f"{spec} is not a class or function")
     try:
         return factory(**config)
-    except TypeError as error:
-        raise InvalidConfigError(f"{spec} cannot be built with {config or 'no arguments'}: {error}") from error
+    # The user's own code may fail in any way.
+    except Exception as error:
+        raise InvalidConfigError(
+            f"{spec} cannot be built with {config or 'no arguments'}: {type(error).__name__}: {error}"
+        ) from error
 
 
-def _json(text: str | None) -> dict[str, Any]:
+def json_object(text: str | None) -> dict[str, Any]:
     if text is None:
         return {}
     try:
-        source = text if text.lstrip().startswith("{") else Path(text).read_text()
-        values = json.loads(source)
-    except OSError as error:
-        raise InvalidConfigError(f"{text!r} is neither JSON nor a readable file: {error.strerror}") from error
-    except json.JSONDecodeError as error:
+        source = text if text.lstrip().startswith("{") else read_text(text)
+        values = parse_json(source)
+    except CannotReadError as error:
+        raise InvalidConfigError(
+            f"{text!r} is not a JSON object such as '{{\"sample_size\": 32}}', and {error}"
+        ) from error
+    except ValueError as error:
         raise InvalidConfigError(f"{text!r} is not valid JSON: {error}") from error
     if not isinstance(values, dict):
         raise InvalidConfigError(f"a configuration is a JSON object, got {values!r}")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidConfigError
-from .options import DATA, load_images, names_in
+from .options import DATA, constant_in, load_images, names_in, whole_number
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -22,21 +23,27 @@ def parser() -> argparse.ArgumentParser:
     )
     schedules = names_in("noise", "Schedule")
     made.add_argument("--data", help=f"{DATA} (without it: the paper's uniform data)")
-    made.add_argument("--skips", type=int, help="number of long skips, N")
+    made.add_argument("--skips", type=whole_number, help="number of long skips, N")
     made.add_argument("--model", help="a network by name, as `scalelong models` lists them")
     made.add_argument("--method", choices=("data", "network", "pilot"), default="data", help="how (default: data)")
-    made.add_argument("--schedule", choices=schedules, default="ddpm", help="noise schedule (default: ddpm)")
-    made.add_argument("--steps", type=int, default=400, help="training steps of a pilot run (default 400)")
-    made.add_argument("--seeds", type=int, default=2, help="seeds of a pilot (default 2)")
-    made.add_argument("--json", action="store_true", help="print JSON")
+    made.add_argument(
+        "--schedule", choices=schedules, default=constant_in("noise", "SCHEDULE"), help="default: %(default)s"
+    )
+    made.add_argument("--steps", type=whole_number, default=400, help="training steps of a pilot run (default 400)")
+    made.add_argument("--seeds", type=whole_number, default=2, help="seeds of a pilot (default 2)")
+    made.add_argument("--json", action="store_true", help="print the choice as JSON, and nothing else")
+    made.add_argument("--out", type=Path, metavar="FILE", help="also write the choice to this file, as JSON")
     return made
 
 
 def run(options: argparse.Namespace) -> int:
     import torch
 
+    from ..files import require_file_place, write_text
     from ..kappa import choose_kappa
 
+    if options.out is not None:
+        require_file_place(options.out)
     if options.skips is None and options.model is None:
         raise InvalidConfigError("say how many long skips there are (--skips N), or which network it is (--model NAME)")
 
@@ -52,6 +59,8 @@ def run(options: argparse.Namespace) -> int:
         inputs=partial(_conditions, model),
         **({"steps": options.steps, "seeds": options.seeds} if options.method == "pilot" else {}),
     )
+    if options.out is not None:
+        write_text(options.out, choice.to_json())
     print(choice.to_json() if options.json else choice)
     return 0
 

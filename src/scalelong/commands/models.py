@@ -2,19 +2,26 @@
 
 import argparse
 import json
+from pathlib import Path
 from typing import Any
 
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="scalelong models", description=__doc__)
-    made.add_argument("--json", action="store_true", help="print the list as JSON")
+    made.add_argument("--json", action="store_true", help="print the list as JSON, and nothing else")
+    made.add_argument("--out", type=Path, metavar="FILE", help="also write the list to this file, as JSON")
     return made
 
 
 def run(options: argparse.Namespace) -> None:
     from ..console import show_table
+    from ..files import require_file_place, write_text
 
+    if options.out is not None:
+        require_file_place(options.out)
     rows = model_rows()
+    if options.out is not None:
+        write_text(options.out, json.dumps(rows, indent=1))
     if options.json:
         print(json.dumps(rows, indent=1))
         return

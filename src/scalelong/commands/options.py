@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -58,6 +59,28 @@ def constant_in(module: str, name: str) -> Any:
     raise LookupError(f"scalelong.{module} does not write out {name}")
 
 
+# Numbers that a machine can count to
+
+
+def whole_number(text: str) -> int:
+    """The type of counts and sizes; whether one makes sense is for the command to say."""
+    return _bounded(text, 2**31 - 1)
+
+
+def seed_number(text: str) -> int:
+    return _bounded(text, 2**62)
+
+
+def _bounded(text: str, most: int) -> int:
+    try:
+        number = int(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"must be a whole number, got {text[:60]!r}") from error
+    if abs(number) > most:
+        raise argparse.ArgumentTypeError(f"must be at most {most}, got {text[:60]!r}")
+    return number
+
+
 # Which run: a recipe, a file, other data
 
 
@@ -69,6 +92,7 @@ def add_run_options(parser: argparse.ArgumentParser, default: str | None = "digi
     )
     parser.add_argument("--config", type=Path, help="a YAML file with other values, such as a run's config.yaml")
     parser.add_argument("--data", help=f"{DATA} (default: the recipe's)")
+    add_trust_option(parser)
     parser.set_defaults(default_recipe=default)
 
 
@@ -77,18 +101,43 @@ DATA = "images: a folder, a file or the name of a data set"
 
 def run_config(options: argparse.Namespace) -> TrainConfig:
     """The recipe's configuration, then the file's values, then --data."""
-    from ..runs.config import load_config
     from ..runs.recipes import recipe
 
-    config = recipe(options.recipe or options.default_recipe)
-    config = load_config(options.config, config) if options.config else config
-    return replace(config, data=options.data or config.data)
+    config = recipe(options.default_recipe if options.recipe is None else options.recipe)
+    config = config_file(options, config)
+    if options.data is None:
+        return config
+    from ..training.sizing import fit_held_out
+
+    return fit_held_out(replace(config, data=options.data), lambda text: print(text, file=sys.stderr))
+
+
+def config_file(options: argparse.Namespace, base: TrainConfig) -> TrainConfig:
+    """The values of --config over those of a recipe. Code that the file names needs --trust."""
+    from ..runs.config import load_config
+    from ..runs.model import require_trust
+
+    if options.config is None:
+        return base
+    config = load_config(options.config, base)
+    if config.model != getattr(options, "model", None):  # --model is the user's own word
+        require_trust(config, options.config, options.trust)
+    return config
+
+
+def add_trust_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="run the Python code that a run folder or --config names as its model (package.module:factory)",
+    )
 
 
 def add_checkpoint_options(parser: argparse.ArgumentParser) -> None:
     """Which weights of a run: those of the newest checkpoint, averaged, unless something else is wanted."""
     parser.add_argument("--weights", default="ema", choices=["ema", "raw"], help="averaged weights (default) or raw")
-    parser.add_argument("--checkpoint", type=int, metavar="STEP", help="checkpoint (default: the newest)")
+    parser.add_argument("--checkpoint", type=whole_number, metavar="STEP", help="checkpoint (default: the newest)")
+    add_trust_option(parser)
 
 
 # Sampling and features
@@ -96,12 +145,12 @@ def add_checkpoint_options(parser: argparse.ArgumentParser) -> None:
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     samplers = names_in("diffusion.solvers", "SAMPLERS")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the first image (default: %(default)s)")
+    parser.add_argument("--seed", type=seed_number, default=0, help="seed of the first image (default: %(default)s)")
     parser.add_argument("--sampler", default="dpm++", choices=samplers, help="default: %(default)s")
-    parser.add_argument("--steps", type=int, default=50, help="steps of the sampler (default: %(default)s)")
+    parser.add_argument("--steps", type=whole_number, default=50, help="steps of the sampler (default: %(default)s)")
     parser.add_argument("--guidance", type=float, default=1.0, help="classifier-free guidance (default: 1, none)")
     add_checkpoint_options(parser)
-    parser.add_argument("--batch-size", type=int, default=64, help="default: %(default)s")
+    parser.add_argument("--batch-size", type=whole_number, default=64, help="default: %(default)s")
     parser.add_argument("--device", default=None, help="default: an accelerator if there is one")
 
 
@@ -114,8 +163,9 @@ def sample_settings(options: argparse.Namespace) -> SampleSettings:
 def add_feature_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--features",
-        default="classifier",
-        help="classifier: a small one trained on the data (default); inception; or package.module:factory",
+        default="auto",
+        help="auto: the first that tell noise from the data (default); random; classifier, trained on the data; "
+        "efficientnet; pixels; inception; or package.module:factory",
     )
     parser.add_argument("--feature-weights", type=Path, help="the weights of Inception, from torch-fidelity")
 
@@ -124,7 +174,9 @@ def add_feature_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_seed_options(parser: argparse.ArgumentParser, default: int) -> None:
-    parser.add_argument("--seeds", type=int, default=default, help="number of seeds: 0, 1, ... (default: %(default)s)")
+    parser.add_argument(
+        "--seeds", type=whole_number, default=default, help="number of seeds: 0, 1, ... (default: %(default)s)"
+    )
 
 
 def seed_count(options: argparse.Namespace, least: int = 1, reason: str = "") -> int:
@@ -134,7 +186,9 @@ def seed_count(options: argparse.Namespace, least: int = 1, reason: str = "") ->
 
 
 def add_job_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--jobs", type=int, help="runs at a time (default: one per core, or one on an accelerator)")
+    parser.add_argument(
+        "--jobs", type=whole_number, help="runs at a time (default: one per core, or one on an accelerator)"
+    )
 
 
 def listed(text: str, kind: Callable[[str], Value], name: str) -> list[Value]:

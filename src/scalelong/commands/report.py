@@ -16,7 +16,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace) -> None:
+    from ..files import require_file_place
     from ..report import write_report
 
-    path = write_report(options.folders, options.out or Path(options.folders[0]) / "report.html")
+    out = options.out or Path(options.folders[0]) / "report.html"
+    require_file_place(out)
+    path = write_report(options.folders, out)
     print(f"report: {path}")

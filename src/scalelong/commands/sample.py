@@ -5,9 +5,10 @@ Image i has the seed SEED + i and is the same at any batch size and with any num
 """
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
-from .options import add_sampling_options, sample_settings
+from .options import add_sampling_options, sample_settings, whole_number
 
 
 def parser() -> argparse.ArgumentParser:
@@ -15,13 +16,19 @@ def parser() -> argparse.ArgumentParser:
         prog="scalelong sample", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     made.add_argument("run", type=Path, help="the run folder")
-    made.add_argument("-n", "--n", type=int, default=64, help="number of images (default: %(default)s)")
+    made.add_argument("-n", "--n", type=whole_number, default=64, help="number of images (default: %(default)s)")
     prompts = made.add_mutually_exclusive_group()
     prompts.add_argument(
         "--class", dest="prompts", action="append", metavar="NAME", help="may be repeated; they take turns"
     )
     prompts.add_argument("--prompt", dest="prompts", action="append", metavar="TEXT", help="may be repeated")
     add_sampling_options(made)
+    made.add_argument(
+        "--cache",
+        default="",
+        metavar="every=3,depth=1",
+        help="run what lies inside of long skip `depth` at every third step only: faster, and not the same images",
+    )
     made.add_argument("--out", type=Path, help="folder for the images (default: a name that says how, in the run)")
     return made
 
@@ -29,12 +36,15 @@ def parser() -> argparse.ArgumentParser:
 def run(options: argparse.Namespace) -> None:
     from ..console import Progress
     from ..diffusion.images import requests
+    from ..files import require_folder_place
     from ..runs.load import load_run
     from ..runs.samples import fill_folder, folder_name
 
-    trained = load_run(options.run, weights=options.weights, step=options.checkpoint)
+    if options.out:
+        require_folder_place(options.out)
+    trained = load_run(options.run, weights=options.weights, step=options.checkpoint, trust=options.trust)
     wanted = requests(options.n, options.seed, options.prompts or trained.default_prompts)
-    settings = sample_settings(options)
+    settings = replace(sample_settings(options), cache=options.cache)
     folder = options.out or trained.folder / "images" / folder_name(trained, settings)
     fill_folder(
         trained, folder, wanted, settings, options.batch_size, options.device, log=print, progress=Progress("images")

@@ -11,9 +11,11 @@ import argparse
 import ast
 import dataclasses
 import json
+import os
+import sys
 import textwrap
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,15 +23,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..console import silent
 from ..errors import InvalidConfigError
+from ..files import parse_json
 from ..optional import needs
 from .options import INTERRUPTED, ROOT, names_in
 
 if TYPE_CHECKING:
     from ..runs.config import TrainConfig
+    from ..training.sizing import Plan
 
 DESCRIPTION = f"""\
 Train a diffusion model: `scalelong train IMAGES` or `scalelong train --recipe NAME`. To continue a run, give the same \
-command again. IMAGES is a folder of images, a file or the name of a data set, the same as --data. \
+command again. IMAGES is a folder of images, a file or the name of a data set, the same as --data; image size, \
+network, batch and steps are then chosen for this machine and --budget, apart from those that are given. \
 Recipes: {", ".join(names_in("runs.recipes", "RECIPES"))}.
 """
 
@@ -37,7 +42,9 @@ OWN = {
     "recipe": "Begin with the values of a recipe.",
     "config": "Then take those of a YAML file, such as the config.yaml of a run folder.",
     "out": "The run folder; left out, its name is made from the configuration: runs/RECIPE-SCALING-seedN.",
-    "dry_run": "Print all that would happen, and end.",
+    "dry_run": "Print all that would happen and how long it would take, and end.",
+    "quiet": "Print the result alone, no progress.",
+    "trust": "Run the Python code that --config names as its model (package.module:factory).",
 }
 """The flags of the command itself; all others are fields of TrainConfig."""
 
@@ -49,6 +56,11 @@ class Command:
     train: TrainConfig
     out: Path | None = None
     dry_run: bool = False
+    quiet: bool = False
+    given: frozenset[str] = frozenset()
+    """The fields of the configuration that have a flag on the command line."""
+    by_name: bool = False
+    """Begins with a recipe or a file, which say all that is not given; otherwise it is chosen for the machine."""
 
 
 class GivenOptions(dict[str, Any]):
@@ -66,7 +78,66 @@ def run(options: argparse.Namespace) -> int:
     if command.dry_run:
         print(dry_run(command))
         return 0
-    return 0 if train(command.train, command.out).finished else INTERRUPTED
+    say = silent if command.quiet else log
+    config, folder, plan = settle(command, say)
+    if plan is not None:
+        say(str(plan))
+    result = train(config, folder, quiet=command.quiet)
+    if os.environ.get("RANK", "0") == "0":
+        print(result, flush=True)
+    return 0 if result.finished else INTERRUPTED
+
+
+def log(text: str) -> None:
+    """Remarks and progress go to the standard error, results to the standard output."""
+    if os.environ.get("RANK", "0") == "0":
+        print(text, file=sys.stderr, flush=True)
+
+
+def settle(command: Command, say: Callable[[str], None]) -> tuple[TrainConfig, Path, Plan | None]:
+    """The configuration to train with, its folder, and how it was sized, unless it is that of a run that has begun."""
+    from ..console import Progress
+    from ..runs.folder import RunFolder
+    from ..runs.model import load_images
+    from ..runs.recipes import default_folder
+    from ..training.sizing import fit_held_out, lengthen_run, size_run
+
+    config, given = command.train, command.given
+    folder = command.out or default_folder(config)
+    before = RunFolder(folder).begun_with()
+    if before is not None:
+        return continued(command, before), folder, None
+    if not command.by_name and config.images.autoencoder is None:
+        progress = Progress("reading images", enabled=False if command.quiet else None)
+        plan = size_run(config, given, say, progress)
+        return plan.config, folder, plan
+    if "held_out" not in given:
+        config = fit_held_out(config, say, " (--held-out says otherwise)")
+    if config.budget is None:
+        return config, folder, None
+    plan = lengthen_run(config, given, load_images(config, silent)[0])
+    return plan.config, folder, plan
+
+
+def continued(command: Command, before: TrainConfig) -> TrainConfig:
+    """A run that has begun is never sized again. Its folder says what was chosen, the flags what is to change."""
+    from ..runs.config import field_paths, flatten, seconds_of, to_dict, with_values
+
+    config, given, paths = command.train, command.given, field_paths()
+    was, now = flatten(to_dict(before)), flatten(to_dict(config))
+    if not command.by_name:
+        values = {paths[name]: now[paths[name]] for name in given - {"model_options"}}
+        options = {**before.model_options, **config.model_options}
+        config = dataclasses.replace(with_values(before, values), model_options=options)
+    elif "held_out" not in given:
+        config = with_values(config, {"images.held_out": before.images.held_out})
+    if command.train.budget is None or "steps" in given or before.budget is None:
+        return config
+    # The same budget means the same steps, and another one as many more or less.
+    chosen = ("checkpoints.save_every", "logging.log_every")
+    config = with_values(config, {path: was[path] for path in chosen if path.split(".")[-1] not in given})
+    factor = seconds_of(command.train.budget) / seconds_of(before.budget)
+    return dataclasses.replace(config, steps=max(1, round(before.steps * factor)))
 
 
 class QuickParser:
@@ -87,6 +158,25 @@ class QuickParser:
         for title, flags in (("The command.", own), *config_flags()):
             parts += ["", title, *(flag.help() for flag in flags)]
         return "\n".join([*parts, ""])
+
+    def as_argparse(self) -> argparse.ArgumentParser:
+        """The same flags as a parser of argparse, for the completion of shells."""
+        made = argparse.ArgumentParser(prog="scalelong train")
+        made.add_argument("images", nargs="?", help="a folder of images, a file or the name of a data set")
+        for name, text in OWN.items():
+            if name in ("recipe", "config", "out"):
+                choices = names_in("runs.recipes", "RECIPES") if name == "recipe" else None
+                made.add_argument(f"--{name}", choices=choices, help=text)
+            else:
+                made.add_argument(f"--{name.replace('_', '-')}", action="store_true", help=text)
+        for flag in (flag for _, flags in config_flags() for flag in flags):
+            spelling, text = f"--{flag.name.replace('_', '-')}", flag.text.replace("%", "%%")
+            if not flag.kind:
+                made.add_argument(spelling, action=argparse.BooleanOptionalAction, help=text)
+                continue
+            choices = flag.kind.strip("{}").split(",") if flag.kind.startswith("{") else None
+            made.add_argument(spelling, choices=choices, help=text)
+        return made
 
 
 class Flag(NamedTuple):
@@ -178,7 +268,26 @@ def parse(arguments: list[str]) -> Command:
     inherited = base.model_options if config.model == base.model else {}
     added = config.model_options if isinstance(config.model_options, GivenOptions) else {}
     config = dataclasses.replace(config, model_options={**inherited, **added})
-    return Command(config, given.out, given.dry_run)
+    _require_trust(config, arguments, given)
+    by_name = given.recipe is not None or given.config is not None
+    return Command(config, given.out, given.dry_run, given.quiet, _given_fields(arguments), by_name)
+
+
+def _given_fields(arguments: list[str]) -> frozenset[str]:
+    """The fields whose flags are on the command line, whatever their values: --lr, --lr=0.1, --no-flip."""
+    from ..runs.config import field_paths
+
+    flags = {argument[2:].partition("=")[0].replace("-", "_") for argument in arguments if argument.startswith("--")}
+    return frozenset(field_paths()) & (flags | {flag.removeprefix("no_") for flag in flags})
+
+
+def _require_trust(config: TrainConfig, arguments: list[str], given: Any) -> None:
+    """A model that the configuration file names, and not the user, needs consent if it is code."""
+    from ..runs.model import require_trust
+
+    typed = any(argument == "--model" or argument.startswith("--model=") for argument in arguments)
+    if given.config is not None and not typed:
+        require_trust(config, given.config, given.trust)
 
 
 @cache
@@ -196,6 +305,8 @@ def _command_type(tyro: Any) -> Any:
             ("config", described("config", Path | None), None),
             ("out", described("out", Path | None), None),
             ("dry_run", described("dry_run", bool), False),
+            ("quiet", described("quiet", bool), False),
+            ("trust", described("trust", bool), False),
             ("train", TrainConfig, dataclasses.field(default_factory=TrainConfig)),
         ],
     )
@@ -209,8 +320,9 @@ def _base(arguments: list[str]) -> TrainConfig:
     parser.add_argument("--recipe")
     parser.add_argument("--config")
     known, _ = parser.parse_known_args(arguments)
-    base = recipe(known.recipe) if known.recipe else TrainConfig()
-    return load_config(known.config, base) if known.config else base
+    # An empty name is a mistake (a variable of the shell that is not set), not the default.
+    base = TrainConfig() if known.recipe is None else recipe(known.recipe)
+    return base if known.config is None else load_config(known.config, base)
 
 
 def _options_registry(tyro: Any) -> Any:
@@ -237,16 +349,19 @@ def _option(text: str) -> tuple[str, Any]:
     if not equals or not name:
         raise ValueError(f"a model option looks like depth=12, got {text!r}")
     try:
-        return name, json.loads(value)
-    except json.JSONDecodeError:
+        return name, parse_json(value)
+    except ValueError:
         return name, value
 
 
 def dry_run(command: Command) -> str:
+    from ..runs.config import field_paths
     from ..runs.model import load_images
-    from ..runs.recipes import default_folder
     from ..training.plan import describe_run
+    from ..training.sizing import lengthen_run
 
-    config = command.train
+    config, folder, plan = settle(command, log)
     data, _ = load_images(config, silent)
-    return describe_run(config, data, command.out or default_folder(config))
+    timed = plan or lengthen_run(config, field_paths(), data)
+    parts = [str(plan)] if plan is not None and not command.by_name else []
+    return "\n\n".join([*parts, describe_run(config, data, folder, seconds=timed.seconds)])
