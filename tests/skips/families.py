@@ -22,7 +22,7 @@ from scalelong.errors import CancelledScalingWarning
 from scalelong.scaling import SkipScaling
 from scalelong.skips import SkipPlan, find_skips, scale_skips_, scaling_of
 from scalelong.skips.nest import Candidate, candidates, select
-from scalelong.skips.trace import record
+from scalelong.tracing import record
 
 
 @dataclass(frozen=True)

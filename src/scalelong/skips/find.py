@@ -18,6 +18,7 @@ from ..errors import (
     UnsupportedModelError,
 )
 from ..scaling.base import SkipSite
+from ..tracing import Merge, Trace, record
 from .attach import paused
 from .behind import beyond_norms, cancellation, fold_targets, readers
 from .examples import ExampleInputs, example_call, without_freeu
@@ -25,7 +26,6 @@ from .host import native_plan, unwrap
 from .nest import Candidate, Selection, candidates, select, select_all
 from .plan import Attachment, LongSkip, SkipPlan
 from .reach import is_direct, merge_axis, obstacle, reach
-from .trace import Merge, Trace, record
 
 Patterns = str | Sequence[str] | None
 

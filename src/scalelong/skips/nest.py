@@ -16,9 +16,8 @@ from functools import cached_property, reduce
 from itertools import pairwise
 from typing import Any
 
-from .callsites import CallSite, Invocation, common_scope
+from ..tracing import Call, CallSite, Invocation, Merge, Trace, bits, common_scope
 from .reach import channel_axis, next_layer_axis
-from .trace import Call, Merge, Trace, bits
 
 # The merges that could end a long skip: one operand went through the network, the other went around it.
 
