@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from ..tracing import Call, Node, Trace
-from .nest import Candidate
+from .candidates import Candidate
 from .plan import FoldTarget
 from .reach import COPIES, VIEWS, carry_forward, merge_axis
 

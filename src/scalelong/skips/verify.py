@@ -36,9 +36,9 @@ from ..scaling.constant import NoScaling
 from ..tracing import Merge, Trace, counted_as, foreign_hooks_marked, in_foreign_hook, record, untouched
 from .actions import Witness, running_backward
 from .attach import Attached, Edit, attached, detach_, follow_structure
+from .candidates import Candidate, candidates
 from .examples import without_freeu, without_subclass
 from .host import Host
-from .nest import Candidate, candidates
 from .plan import LongSkip, SkipPlan
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]

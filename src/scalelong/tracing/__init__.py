@@ -17,6 +17,10 @@ from .containers import (
     TreePath as TreePath,
     leaves as leaves,
 )
+from .recorder import (
+    counted_as as counted_as,
+    record as record,
+)
 from .trace import (
     Call as Call,
     FunctionCall as FunctionCall,
@@ -24,8 +28,6 @@ from .trace import (
     Node as Node,
     Trace as Trace,
     bits as bits,
-    counted_as as counted_as,
-    record as record,
 )
 from .untouched import (
     foreign_hooks_marked as foreign_hooks_marked,

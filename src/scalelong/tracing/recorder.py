@@ -1,0 +1,409 @@
+"""One forward of a model, recorded: operations, calls, what follows from what. The model is left untouched."""
+
+import inspect
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from .callsites import CallSite, CallStack, is_model_code, is_own_code
+from .containers import TreePath, containers, content_of, held_tensors, is_changed, leaves
+from .identity import Extent, Identity, Write
+from .merges import OTHER, SLICES, kind_of
+from .trace import Call, FunctionCall, Leaf, Merge, Node, Part, Trace
+from .untouched import in_foreign_hook, untouched
+
+# What counts as a layer: it has learned weights, or mixes positions. Everything does that is not known to do neither,
+# so that recurrent layers, Fourier transforms, scans and operations of other libraries count.
+
+_NO_LAYERS = frozenset(
+    """
+    cat stack copy clone _to_copy contiguous lift_fresh lift slices alias resize_ set_ polar complex _reshape_copy
+    index index_select index_put index_copy index_fill index_add gather scatter scatter_add scatter_reduce take where
+    take_along_dim masked_fill masked_scatter masked_select slice_scatter select_scatter diagonal_scatter tril triu
+    flip roll repeat repeat_interleave tile rot90 constant_pad_nd pad im2col col2im pixel_shuffle pixel_unshuffle
+    channel_shuffle diag_embed as_strided_scatter grid_sampler_2d grid_sampler_3d affine_grid_generator
+    sum mean amax amin max min argmax argmin var std var_mean std_mean prod norm linalg_vector_norm any all logsumexp
+    median mode sort topk kthvalue argsort nonzero count_nonzero _softmax _log_softmax _safe_softmax softmax trace
+    dropout native_dropout bernoulli normal renorm _weight_norm_interface dequantize quantize_per_tensor
+    _local_scalar_dense item equal searchsorted bucketize histc bincount one_hot _unique2 unique_dim
+    """.split()  # noqa: SIM905, as a list it would fill two screens
+)
+_NO_LAYER_PARTS = ("_norm", "upsample", "_pool", "reflection_pad", "replication_pad", "fake_quantize", "foreach")
+# These take the shape of a tensor, not its values.
+_SHAPE_ONLY = ("zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "new_")
+# These write without looking at what was there.
+_OVERWRITE = frozenset(("copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_", "exponential_"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Operation:
+    """What the schema of an operation tells."""
+
+    name: str
+    is_layer: bool
+    writes: tuple[int | str, ...]
+    """The arguments that it changes, by position or keyword."""
+    outs: tuple[str, ...]
+
+
+@cache
+def _operation(func: Any) -> _Operation:
+    schema = func._schema
+    name = schema.name.partition("::")[2]
+    written = [n for n, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
+    writes = tuple(key for n in written for key in (n, schema.arguments[n].name))
+    outs = tuple(argument.name for argument in schema.arguments if argument.is_out)
+    views = any(result.alias_info is not None and not result.alias_info.is_write for result in schema.returns)
+    plain = name.rstrip("_").removesuffix("_copy")
+    known = views or torch.Tag.pointwise in func.tags or plain in _NO_LAYERS or name in _NO_LAYERS
+    known = known or any(part in name for part in _NO_LAYER_PARTS) or name.startswith(_SHAPE_ONLY)
+    return _Operation(name, not known, writes, outs)
+
+
+def counted_as(name: str) -> str:
+    """Operations are numbered by name, those of other people's hooks apart: a hook may run others the next time."""
+    return f"hook {name}" if in_foreign_hook() else name
+
+
+class Recorder(TorchDispatchMode):
+    """Records every operation while it is active."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.trace = Trace(model)
+        self.names = {module: name for name, module in model.named_modules()}
+        self._identity = Identity(self._assembled)
+        self._python = CallStack(self.names)
+        self._counts: Counter[str] = Counter()
+        self._stack: list[Call] = []
+        self._lists: list[list[tuple[Any, list[Any]]]] = []
+        self._functions: dict[FrameType, FunctionCall] = {}
+        self._assignments: dict[int, Part] = {}
+        # The weights, and what is computed from them alone.
+        self._weights = WeakTensorKeyDictionary(dict.fromkeys([*model.parameters(), *model.buffers()], True))
+
+    # Module boundaries -------------------------------------------------------------------------------------------
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        name = self.names[module]
+        call = Call(
+            name=name,
+            module=module,
+            parent=self._stack[-1] if self._stack else None,
+            start=len(self.trace.nodes),
+            inputs=self._tracked((args, kwargs)),
+            site=self._python.site(sys._getframe(1)),
+            number=self.trace.call_count[name],
+        )
+        self.trace.call_count[name] += 1
+        self._stack.append(call)
+        self._lists.append([(value, content_of(value)) for value in containers((args, kwargs))])
+        self.trace.calls.append(call)
+
+    def leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:  # noqa: ARG002
+        call = self._stack[-1]
+        if call.inputs and next(module.parameters(), None) is not None:
+            self._note_unseen(type(module).__name__, [node for _, node in call.inputs], output)
+        self._stack.pop()
+        call.end = len(self.trace.nodes)
+        call.outputs = self._tracked(output)
+        call.pops_list = any(is_changed(value, content) for value, content in self._lists.pop())
+
+    def _note_unseen(self, name: str, inputs: list[int], output: Any) -> None:
+        """A result that no operation made: the code left torch, for NumPy or a kernel of its own. It is one layer."""
+        for _, tensor in leaves(output):
+            is_feature = tensor.is_floating_point() or tensor.is_complex()
+            if is_feature and not self._identity.has_seen(tensor) and tensor not in self._weights:
+                nodes = tuple(dict.fromkeys(inputs))
+                node = self._add(_Operation(name, True, (), ()), tensor, nodes, nodes, ())
+                node.is_learned = True
+                self._identity.know(tensor, node.index)
+
+    @contextmanager
+    def watching_functions(self) -> Iterator[None]:
+        """Custom functions for autograd may leave torch as well: look at what goes in and comes out of each."""
+        original = torch.autograd.Function.__dict__["apply"]
+
+        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            inputs = [node for _, node in self._tracked((args, kwargs))]
+            output = original.__func__(cls, *args, **kwargs)
+            if inputs:
+                self._note_unseen(cls.__name__, inputs, output)
+            return output
+
+        torch.autograd.Function.apply = classmethod(apply)  # pyright: ignore
+        try:
+            yield
+        finally:
+            torch.autograd.Function.apply = original  # pyright: ignore
+
+    # Operations --------------------------------------------------------------------------------------------------
+
+    def add_input(self, tensor: Tensor, name: str) -> None:
+        node = Node(len(self.trace.nodes), "input", tuple(tensor.shape), options=(name,))
+        self.trace.nodes.append(node)
+        self._identity.know(tensor, node.index)
+
+    def node_of(self, tensor: Tensor) -> int | None:
+        return self._identity.node_of(tensor)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        operation = _operation(func)
+        name = operation.name
+        found = [(path, tensor) for path, tensor in leaves((args, kwargs))]
+        tensors = [tensor for _, tensor in found]
+        ignored = {*operation.outs, *(operation.writes if name in _OVERWRITE else ())}
+        operands = tuple(None if path[1] in ignored else self._identity.node_of(tensor) for path, tensor in found)
+        result = func(*args, **kwargs)
+        counted = counted_as(name)
+        ordinal = self._counts[counted]
+        self._counts[counted] += 1
+        outputs = [tensor for _, tensor in leaves(result)]
+        written = [tensor for path, tensor in found if path[1] in operation.writes]
+        inputs = tuple(dict.fromkeys(node for node in operands if node is not None))
+        if not inputs or name.startswith(_SHAPE_ONLY):
+            learned = any(tensor in self._weights for tensor in tensors)
+            # What is made of tensors of unknown origin is of unknown origin; see `_note_unseen`.
+            origin = learned or all(self._identity.has_seen(tensor) for tensor in tensors)
+            for tensor in outputs if origin else ():
+                self._identity.know(tensor, None)
+                if learned:
+                    self._weights[tensor] = True
+            for tensor in written:
+                self._identity.write(tensor, None)
+            return result
+        if not outputs and not written:
+            return result
+        made = (written or outputs)[0]
+        node = self._add(operation, made, inputs, operands, _plain((args, kwargs)))
+        node.is_learned = node.is_layer and any(tensor in self._weights for tensor in tensors)
+        if written:
+            for tensor in written:
+                self._identity.write(tensor, node.index)
+        elif len(outputs) == 1:
+            self._identity.know(outputs[0], node.index)
+        else:
+            # Each piece of a split is a tensor of its own.
+            piece = _Operation(f"{name} output", False, (), ())
+            for tensor in outputs:
+                self._identity.know(tensor, self._add(piece, tensor, (node.index,), (node.index,), ()).index)
+        joins = len(inputs) > 1 or kind_of(name) is not OTHER
+        if (joins or name == "copy_") and (made.is_floating_point() or made.is_complex()) and self._stack:
+            site = self._python.site(sys._getframe(1))
+            if site is not None and name == "copy_":
+                self._assignments[node.index] = Part(counted, ordinal, 1, node.index, site, self._stack[-1])
+            elif site is not None and len(tensors) > 1:
+                self._add_merge(node, ordinal, tensors, operands, args, kwargs, site)
+        return result
+
+    def _add(self, operation: _Operation, tensor: Tensor, inputs: tuple[int, ...], operands: Any, options: Any) -> Node:
+        trace = self.trace
+        ancestors = 0
+        for one in inputs:
+            ancestors |= trace.with_ancestors(one)
+        is_number = tensor.is_floating_point() or tensor.is_complex()
+        is_layer = operation.is_layer and is_number
+        call = self._stack[-1] if self._stack else None
+        index = len(trace.nodes)
+        scope = self._python.look(sys._getframe(2)) if is_layer else None
+        name = operation.name
+        node = Node(index, name, tuple(tensor.shape), inputs, operands, ancestors, call, options, is_number, is_layer)
+        node.scope = scope
+        trace.nodes.append(node)
+        trace.layers |= is_layer << index
+        trace.mixtures |= (not is_layer and (None in operands or name == "stack")) << index
+        trace.products |= (name in ("mul", "mul_") and len(inputs) == 2) << index
+        for one in inputs:
+            trace.users[one].append(index)
+        return node
+
+    def _add_merge(
+        self, node: Node, ordinal: int, tensors: list[Tensor], operands: Any, args: Any, kwargs: Any, site: CallSite
+    ) -> None:
+        form = kind_of(node.name)
+        shapes = [tuple(tensor.shape) for tensor in tensors]
+        positions = form.positions(node.name, shapes, [operand is not None for operand in operands])
+        axis = form.axis(args, kwargs, len(node.shape))
+        shapes = tuple(shapes[position] for position in positions)
+        widths = [0 if axis is None or len(shape) <= axis else shape[axis] for shape in shapes]
+        call = self._stack[-1]
+        counted = counted_as(node.name)
+        parts = tuple(Part(counted, ordinal, position, node.index, site, call) for position in positions)
+        self.trace.merges.append(
+            Merge(
+                form=form,
+                node=node.index,
+                operands=tuple(operands[position] for position in positions),
+                shapes=shapes,
+                axis=axis,
+                starts=tuple(sum(widths[:n]) for n in range(len(widths))),
+                parts=parts,
+                call=call,
+                site=site,
+                scope=site.frames[0].invocation,
+            )
+        )
+
+    def _assembled(self, tensor: Tensor, writes: list[Write], before: int | None) -> int:
+        """A node for a tensor that was written in parts, or through another view of its memory."""
+        tracked = [(write.node, write.extent) for write in reversed(writes) if write.node is not None]
+        nodes: tuple[int, ...] = tuple(
+            dict.fromkeys(([before] if before is not None else []) + [n for n, _ in tracked])
+        )
+        if len(nodes) == 1:
+            return self._add(_Operation("alias", False, (), ()), tensor, nodes, nodes, ()).index
+        node = self._add(_Operation("slices", False, (), ()), tensor, nodes, nodes, ())
+        parts = [self._assignments[written] for written, _ in tracked if written in self._assignments]
+        places = _side_by_side([extent for _, extent in tracked], Extent.of(tensor))
+        site = parts[-1].site if parts else self._python.site(sys._getframe(2))
+        if site is None or not self._stack:
+            return node.index
+        call, shape_of = self._stack[-1], [other.shape for other in self.trace.nodes]
+        if before is None and len(parts) == len(tracked) and places is not None:
+            merge = Merge(
+                form=SLICES,
+                node=node.index,
+                operands=tuple(self.trace.nodes[part.node].operands[1] for part in parts),
+                shapes=tuple(shape_of[part.node] for part in parts),
+                axis=places[0],
+                starts=places[1],
+                parts=tuple(parts),
+                call=call,
+                site=site,
+                scope=site.frames[0].invocation,
+            )
+        else:
+            merge = Merge(
+                form=OTHER,
+                node=node.index,
+                operands=nodes,
+                shapes=tuple(shape_of[one] for one in nodes),
+                axis=None,
+                starts=(0,) * len(nodes),
+                parts=(Part("slices", 0, 0, node.index, site, call),) * len(nodes),
+                call=call,
+                site=site,
+                scope=site.frames[0].invocation,
+            )
+        self.trace.merges.append(merge)
+        return node.index
+
+    # Plain functions ---------------------------------------------------------------------------------------------
+
+    def watch(self, frame: FrameType, event: str, value: Any) -> None:
+        """A profiler that notes calls from the model's own functions: of each other, and of torch's (checkpoint)."""
+        if event == "call" and frame.f_back is not None and is_model_code(frame.f_back.f_code):
+            site = self._python.site(frame.f_back)
+            if site is None or site.method is None:
+                return
+            words = {word: self.node_of(item) for word, item in _arguments(frame) if isinstance(item, Tensor)}
+            parameters = {word: node for word, node in words.items() if node is not None}
+            # Callbacks for tensors that die at this moment, and what we put into the text, are no calls of the model.
+            if is_own_code(frame.f_code) or (not parameters and not is_model_code(frame.f_code)):
+                return
+            call = FunctionCall(parameters, len(self.trace.nodes), site)
+            self._functions[frame] = call
+            self.trace.functions.append(call)
+        elif event == "return" and frame in self._functions:
+            call = self._functions.pop(frame)
+            call.end, call.outputs = len(self.trace.nodes), self._tracked(value)
+
+    def _tracked(self, value: Any) -> list[Leaf]:
+        found: list[tuple[TreePath | None, Tensor]] = [*leaves(value)]
+        found += [(None, tensor) for tensor in held_tensors(value)]
+        nodes = ((path, self.node_of(tensor)) for path, tensor in found)
+        return [(path, node) for path, node in nodes if node is not None]
+
+
+def _arguments(frame: FrameType) -> Iterator[tuple[str, Any]]:
+    """The arguments of a function that begins to run, as they may stand in the text of the call; without `self`."""
+    code, values = frame.f_code, frame.f_locals
+    positional, named = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
+    names = code.co_varnames
+    bound = int(bool(positional) and names[0] == "self")
+    for n, name in enumerate(names[bound:positional]):
+        yield f"#{n}={name}", values.get(name)
+    for name in names[positional:named]:
+        yield name, values.get(name)
+    if code.co_flags & inspect.CO_VARARGS:
+        for n, item in enumerate(values.get(names[named], ())):
+            yield f"#{positional - bound + n}", item
+        named += 1
+    if code.co_flags & inspect.CO_VARKEYWORDS:
+        yield from values.get(names[named], {}).items()
+
+
+def _side_by_side(parts: list[Extent], whole: Extent) -> tuple[int, tuple[int, ...]] | None:
+    """The one axis along which parts of a tensor follow each other, and where each begins; None if it is not so."""
+    intervals = [part.intervals(whole) for part in parts]
+    if any(one is None for one in intervals):
+        return None
+    cut = {n for one in intervals for n, (a, end, b, whole_end) in enumerate(one or ()) if (a, end) != (b, whole_end)}
+    if len(cut) != 1:
+        return None
+    (axis,) = cut
+    spans = sorted((one[axis][0], one[axis][1]) for one in intervals if one is not None)
+    apart = all(first[1] <= second[0] for first, second in pairwise(spans))
+    first = whole.corner()[axis]
+    return (axis, tuple(one[axis][0] - first for one in intervals if one is not None)) if apart else None
+
+
+def record(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], *, functions: bool = False) -> Trace:
+    """Run the model once in evaluation mode, without gradients and uncompiled. It is left as it was.
+
+    `functions` also records the calls of plain functions, which takes longer.
+    """
+    recorder = Recorder(model)
+    handles = []
+    with untouched(model), torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        try:
+            for module in recorder.names:
+                handles.append(module.register_forward_pre_hook(recorder.enter, with_kwargs=True))
+                handles.append(module.register_forward_hook(recorder.leave, with_kwargs=True))
+            for path, tensor in leaves((tuple(args), kwargs)):
+                recorder.add_input(tensor, ".".join(map(str, path[1:])))
+            for number, tensor in enumerate(held_tensors((tuple(args), kwargs))):
+                recorder.add_input(tensor, f"object {number}")
+            with recorder, recorder.watching_functions():
+                profiler = sys.getprofile()
+                if functions:
+                    sys.setprofile(recorder.watch)
+                try:
+                    output = model(*args, **kwargs)
+                finally:
+                    if functions:
+                        _restore_profiler(profiler)
+        finally:
+            for handle in handles:
+                handle.remove()
+            recorder._python.forget()
+        recorder.trace.outputs = {node for _, node in recorder._tracked(output)}
+    recorder.trace.settle()
+    return recorder.trace
+
+
+def _restore_profiler(profiler: Any) -> None:
+    # cProfile's is no function: it has to be switched on again by its own means.
+    if profiler is None or callable(profiler):
+        sys.setprofile(profiler)
+    else:
+        sys.setprofile(None)
+        profiler.enable()
+
+
+def _plain(value: Any) -> tuple[Any, ...]:
+    """The arguments without tensors and lists of tensors."""
+    args, kwargs = value
+    return tuple(item for item in (*args, *kwargs.values()) if not any(True for _ in leaves(item)))
