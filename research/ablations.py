@@ -2,6 +2,7 @@
 
     python -m research.ablations run                  # what is missing of all studies, on the embedded garments
     python -m research.ablations run starts depth40   # some of them
+    python -m research.ablations first                # the first step of all starts, without training
     python -m research.ablations unet                 # the size of the first steps in a UNet, for comparison
     python -m research.ablations redraw               # page of results and figures, from the JSON lines alone
 
@@ -88,7 +89,7 @@ class Trial(Run):
 
 # Studies
 
-GARMENTS = Setting(data="garments", steps=130)
+GARMENTS = Setting(data="garments", steps=100)
 PAIR = ("none", "start CS(0.7)")
 STARTS = tuple(ARMS)[: list(ARMS).index("norm on queries and keys")]
 CHANGES = tuple(ARMS)[len(STARTS) : list(ARMS).index("bf16")]
@@ -178,7 +179,7 @@ class Looker(survival.Observer):
 
     def __init__(self, name: str) -> None:
         self.arms, self.scores = WATCHED.get(name, ()), name.startswith("buys")
-        self.series: dict[Any, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+        self.series: dict[Any, dict[str, list[float | None]]] = defaultdict(lambda: defaultdict(list))
         self.twins: dict[str, Any] = {}
         self.outputs: dict[Any, Tensor] = {}
         images, held_out = survival.load_images("garments", None), held_out_garments()
@@ -261,7 +262,7 @@ def nudge(model: Any, x: Tensor, t: Tensor, output: Tensor, size: float = 0.01) 
 KINDS = ("RMS", "logit", "gradient", "merge from main", "merge from skip")
 
 
-def shortened(series: dict[str, list[float]]) -> dict[str, Any]:
+def shortened(series: dict[str, list[float | None]]) -> dict[str, Any]:
     """By kind: a list for each block in the order of the network; numbers without a block as they are."""
     found: dict[str, Any] = {kind: [] for kind in KINDS}
     for name, values in series.items():
@@ -271,6 +272,69 @@ def shortened(series: dict[str, list[float]]) -> dict[str, Any]:
         else:
             found[kind] = values
     return found
+
+
+# The first step, without training: how far does it move the function, and how large may it be?
+
+FIRST_RATE = 1e-4
+"""Small enough that the function moves in proportion."""
+TRIED = tuple(1e-3 * 2**n for n in range(7))
+"""Rates of the first step, 1e-3 to 6.4e-2."""
+FIRST_ARMS = (*STARTS, "norm on queries and keys", "norms in merges", "branches at 0.3")
+FIRST_SETTINGS = (
+    *((GARMENTS, arm) for arm in FIRST_ARMS),
+    *((replace(GARMENTS, depth=depth), arm) for depth in (8, 16, 40) for arm in PAIR),
+)
+
+
+def first_steps(folder: Path) -> None:
+    """One line per network and seed; what is there is not measured again."""
+    torch.set_num_threads(1)
+    path = folder / "first.json"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    done = {(line["depth"], line["arm"], line["seed"]) for line in map(json.loads, lines)}
+    images = survival.load_images("garments", None)
+    for seed in SEEDS:
+        for setting, arm in FIRST_SETTINGS:
+            if (setting.depth, arm, seed) not in done:
+                found = first_step(Trial(setting, arm, FIRST_RATE, seed), images)
+                lines.append(json.dumps({"depth": setting.depth, "arm": arm, "seed": seed, **found}))
+                write_text(path, "\n".join(lines) + "\n")
+                print(lines[-1], flush=True)
+
+
+def first_step(run: Trial, images: Tensor) -> dict[str, Any]:
+    """Adam's first step is the rate times the signs of the gradient.
+
+    With all weights moved so, or those of the inner or outer half of the blocks alone: how far does the output move for
+    a rate of 1? And up to which rate does the loss of the same batch fall?
+    """
+    model: Any = survival.build(run, images.shape[1])
+    x, t, noise = next(survival.batches(images, run.seed, NoiseProcess()))
+    output = model(x, t)
+    loss = (output - noise).square().mean()
+    loss.backward()
+    quarter = run.setting.depth // 4
+    inner = {*model.encoder[quarter:], model.middle, *model.decoder[: run.setting.depth // 2 - quarter]}
+    inside = {id(parameter) for block in inner for parameter in block.parameters()}
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+
+    @torch.no_grad()
+    def moved(rate: float, part: str = "all") -> Tensor:
+        for parameter, old in zip(model.parameters(), before, strict=True):
+            taken = part == "all" or (part == "inner") == (id(parameter) in inside)
+            parameter.copy_(old - rate * parameter.grad.sign() if taken and parameter.grad is not None else old)
+        return model(x, t)
+
+    found = {
+        part: rounded(rms(moved(FIRST_RATE, part) - output.detach()) / FIRST_RATE) for part in ("all", "inner", "outer")
+    }
+    largest = 0.0
+    for rate in TRIED:
+        if not float((moved(rate) - noise).square().mean()) < float(loss.detach()):
+            break
+        largest = rate
+    return {**found, "largest": rounded(largest)}
 
 
 # A UNet, for comparison: does a start with small skips change how far a step moves it?
@@ -316,15 +380,355 @@ def unet_steps(folder: Path, seeds: Sequence[int] = SEEDS, steps: int = 40, lr: 
     write_text(folder / "unet.json", "\n".join(lines) + "\n")
 
 
+# Statistics
+
+
+def fisher(first: int, of_first: int, second: int, of_second: int) -> float:
+    """The exact two-sided test of two shares: the sum of all tables that are no more likely than the one found."""
+    alive, of = first + second, of_first + of_second
+
+    def likelihood(k: int) -> float:
+        return math.comb(of_first, k) * math.comb(of_second, alive - k) / math.comb(of, alive)
+
+    low, high = max(0, alive - of_second), min(of_first, alive)
+    found = likelihood(first)
+    return min(1.0, sum(p for k in range(low, high + 1) if (p := likelihood(k)) <= found * (1 + 1e-9)))
+
+
+def holm(values: dict[str, float]) -> dict[str, float]:
+    """Holm's correction: p-values that may be compared with a level over the whole family."""
+    found, least = {}, 0.0
+    for rank, name in enumerate(sorted(values, key=lambda name: values[name])):
+        least = max(least, min(1.0, (len(values) - rank) * values[name]))
+        found[name] = least
+    return found
+
+
+Cell = dict[int, dict[str, Any]]
+"""The records of an arm in a study, by seed."""
+
+
+def cell(name: str, arm: str, records: Sequence[dict[str, Any]], rate: float | None = None) -> Cell:
+    whole = STUDIES[name]
+    part = replace(whole, arms=(arm,), rates=whole.rates if rate is None else (rate,))
+    keys = {run.key for run in survival.runs_of(part)}
+    return {record["seed"]: record for record in records if survival.key_of(record) in keys}
+
+
+def alive(found: Cell) -> int:
+    return sum(record["survived"] for record in found.values())
+
+
+def family(names: Sequence[str], baseline: str, records: Sequence[dict[str, Any]]) -> str:
+    """Survivors, interval, test and losses of the arms of some studies, against one baseline."""
+    base = cell(names[0], baseline, records)
+    cells = {arm: cell(name, arm, records) for name in names for arm in planned(name, records).arms}
+    cells = {arm: found for arm, found in cells.items() if found}
+    tests = {
+        arm: fisher(alive(found), len(found), alive(base), len(base))
+        for arm, found in cells.items()
+        if arm != baseline and base
+    }
+    corrected = holm(tests)
+    lines = [
+        "| arm | survivors | 95 % | p, Fisher | p, Holm | collapsed seeds (step) | median best loss | best losses |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for arm, found in cells.items():
+        low, high = survival.wilson(alive(found), len(found))
+        test = f"{tests[arm]:.2g} | {corrected[arm]:.2g}" if arm in tests else " | "
+        ordered = [record for _, record in sorted(found.items())]
+        lost = " ".join(f"{r['seed']} ({r['collapsed'] or 'end'})" for r in ordered if not r["survived"])
+        best = [record["best"] for record in ordered if record["best"] is not None]
+        listed = " ".join(
+            f"{record['best']:.3f}" + ("" if record["survived"] else "†")
+            for record in ordered
+            if record["best"] is not None
+        )
+        middle = f"{statistics.median(best):.3f}" if best else ""
+        lines.append(
+            f"| {arm} | {alive(found)} of {len(found)} | {low:.2f} to {high:.2f} | {test} | {lost} | {middle} | "
+            f"{listed} |"
+        )
+    return "\n".join(lines)
+
+
+# The cause
+
+
+def readings(record: dict[str, Any]) -> list[int]:
+    return [LOOK_EVERY * n for n in range(len(record["series"]["step"]))]
+
+
+def mean_step(record: dict[str, Any]) -> float:
+    """The RMS change of the output by one step of the optimiser, mean over the readings of steps 10 to 40."""
+    return statistics.mean(value or math.inf for value in record["series"]["step"][1:5])
+
+
+def merge_gain(record: dict[str, Any], reading: int) -> float:
+    """Geometric mean of the spectral norms of the merges' main halves."""
+    values = [max(block[reading] or math.inf, 1e-12) for block in record["series"]["merge from main"]]
+    return math.exp(statistics.mean(map(math.log, values)))
+
+
+def departures(record: dict[str, Any]) -> dict[str, int]:
+    """For each kind of quantity: the first reading from which on it stays above twice its value at the best loss."""
+    curve, series = record["curve"], record["series"]
+    # The smoothed loss is kept at every tenth step; before the end of the warm-up there is no best.
+    best = min(range(5, len(curve)), key=lambda n: curve[n], default=5)
+    found: dict[str, int] = {}
+    for kind in KINDS:
+        for position, values in enumerate(series[kind]):
+            where = kind
+            if kind in ("RMS", "logit", "gradient"):
+                where += ", encoder" if position <= len(series[kind]) // 2 else ", decoder"
+            start = min(best + 1, len(values) - 1)
+            usual = values[start] or math.inf
+            gone = len(values)
+            while gone > start + 1 and (values[gone - 1] is None or values[gone - 1] > 2 * usual):
+                gone -= 1
+            if gone < len(values):
+                found[where] = min(found.get(where, 10**9), LOOK_EVERY * gone)
+    return found
+
+
+def first_to_leave(records: Sequence[dict[str, Any]]) -> str:
+    lost = [record for record in records if "series" in record and not record["survived"] and record["collapsed"]]
+    firsts: dict[str, int] = defaultdict(int)
+    leads: dict[str, list[int]] = defaultdict(list)
+    for record in lost:
+        gone = departures(record)
+        if gone:
+            early = min(gone.values())
+            for kind, step in gone.items():
+                firsts[kind] += step == early
+                leads[kind].append(record["collapsed"] - step)
+    lines = [
+        f"{len(lost)} collapsed runs.\n",
+        "| kind | earliest (ties count) | left at all | steps before the collapse, median |",
+        "|---|---|---|---|",
+    ]
+    for kind in sorted(leads, key=lambda kind: -firsts[kind]):
+        lines.append(f"| {kind} | {firsts[kind]} | {len(leads[kind])} | {statistics.median(leads[kind]):g} |")
+    return "\n".join(lines)
+
+
+def predictions(records: Sequence[dict[str, Any]], folder: Path) -> str:
+    """The predictions of the plan, each held or failed."""
+    watched = {arm: cell("starts", arm, records) for arm in WATCHED["starts"]}
+    watched |= {arm: cell("changes", arm, records) for arm in WATCHED["changes"]}
+    steps = {
+        arm: {seed: mean_step(record) for seed, record in found.items() if "series" in record}
+        for arm, found in watched.items()
+    }
+    lines = ["| arm | survivors | mean step, by seed | median |", "|---|---|---|---|"]
+    for arm, by_seed in steps.items():
+        if by_seed:
+            listed = " ".join(f"{value:.3f}" for _, value in sorted(by_seed.items()))
+            lines.append(f"| {arm} | {alive(watched[arm])} | {listed} | {statistics.median(by_seed.values()):.3f} |")
+    verdicts = []
+
+    def verdict(text: str, held: list[bool]) -> None:
+        if held:
+            verdicts.append(f"- {text}: {sum(held)} of {len(held)} seeds, **{'held' if sum(held) >= 7 else 'failed'}**")
+
+    def smaller(first: str, second: str) -> list[bool]:
+        both = sorted(set(steps[first]) & set(steps[second]))
+        return [steps[first][seed] < steps[second][seed] for seed in both]
+
+    none, start, unit, both = "none", "start CS(0.7)", "unit gain", "unit gain, start CS(0.7)"
+    verdict("the step is smaller with CS(0.7) as a start than with none", smaller(start, none))
+    verdict("the step is smaller with unit gain than with none", smaller(unit, none))
+    seeds = sorted(set.intersection(*(set(steps[arm]) for arm in (none, start, unit, both))))
+
+    def change(first: str, second: str, seed: int) -> float:
+        return abs(math.log(steps[first][seed] / steps[second][seed]))
+
+    verdict(
+        "with unit gain, CS(0.7) changes the step by a factor nearer to 1 than without",
+        [change(both, unit, seed) < change(start, none, seed) for seed in seeds],
+    )
+    path = folder / "unet.json"
+    if path.exists():
+        found: dict[str, dict[int, float]] = defaultdict(dict)
+        for text in path.read_text(encoding="utf-8").splitlines():
+            line = json.loads(text)
+            found[line["arm"]][line["seed"]] = statistics.mean(line["step"][1:])
+        for arm, values in found.items():
+            listed = " ".join(f"{value:.3f}" for _, value in sorted(values.items()))
+            lines.append(f"| UNet of diffusers, {arm} | | {listed} | {statistics.median(values.values()):.3f} |")
+        for arm in sorted(set(found) - {"none"}):
+            held = [
+                abs(math.log(found[arm][seed] / found["none"][seed])) < change(start, none, seed)
+                for seed in seeds
+                if seed in found[arm]
+            ]
+            verdict(f"in the UNet, {arm} changes the step by a factor nearer to 1 than in the U-ViT", held)
+    above, larger = [], []
+    for seed, record in sorted(watched[none].items()):
+        twin = watched[start].get(seed)
+        if record["collapsed"] and "series" in record and twin is not None and "series" in twin:
+            last = len(record["series"]["step"]) - 1
+            gain = merge_gain(record, last)
+            above.append(gain > 1)
+            larger.append(gain > merge_gain(twin, min(last, len(twin["series"]["step"]) - 1)))
+    verdict("main halves of the merges above 1 (geometric mean) before the collapse of none", above)
+    verdict("and larger than in the run with CS(0.7) of that seed at that step", larger)
+    return "\n".join(lines) + "\n\n" + "\n".join(verdicts)
+
+
+def bought(records: Sequence[dict[str, Any]]) -> str:
+    rates = best_rates(records)
+    if not rates:
+        return ""
+    lines = ["| arm | rate | mean score of the choice | chosen |", "|---|---|---|---|"]
+    for arm in FALLING:
+        for rate in BUYS_RATES:
+            found = [record for record in cell("buys-choice", arm, records, rate).values() if record["seed"] in CHOICE]
+            score = statistics.mean(record["held_out"] if record["survived"] else 1.0 for record in found)
+            lines.append(f"| {arm} | {rate:g} | {score:.4f} | {'yes' if rates.get(arm) == rate else ''} |")
+    scores = {
+        arm: {
+            seed: record["held_out"] if record["survived"] else 1.0
+            for seed, record in cell("buys", arm, records, rate).items()
+        }
+        for arm, rate in rates.items()
+    }
+    pairs = sorted(set.intersection(*map(set, scores.values()))) if len(scores) == 2 else []
+    if pairs:
+        none, start = (scores[arm] for arm in FALLING)
+        wins = sum(start[seed] < none[seed] for seed in pairs)
+        word = "buys quality" if wins >= 7 else "costs" if wins <= len(pairs) - 7 else "no difference"
+        lines += [
+            "",
+            *(f"- {arm} at {rates[arm]:g}: " + " ".join(f"{scores[arm][s]:.4f}" for s in pairs) for arm in scores),
+        ]
+        mean = statistics.mean(start[seed] - none[seed] for seed in pairs)
+        lines.append(f"- CS(0.7) is lower in {wins} of {len(pairs)} pairs; mean difference {mean:+.4f}: **{word}**")
+    return "\n".join(lines)
+
+
+# Page and figures
+
+
+def redraw(folder: Path) -> None:
+    """results.md, survivors.png and cause.png, from the JSON lines of the folder alone."""
+    records = survival.read_all(folder)
+    parts = [
+        "# Ablations: all results\n\nWritten by `python -m research.ablations redraw` from the JSON lines beside it. "
+        "Meaning: [README](README.md); rules: [plan](plan.md). † marks runs that did not survive.",
+        "## Starts and other changes, at 1.6e-2, against none\n\n" + family(("starts", "changes"), "none", records),
+        "![Survivors](survivors.png)",
+    ]
+    for name, whole in STUDIES.items():
+        if name in ("starts", "changes") or name.startswith("buys") or not (folder / f"{name}.jsonl").exists():
+            continue
+        parts.append(
+            f"## {whole.question}\n\n`python -m research.ablations run {name}`; "
+            f"{survival.describe(whole.settings[0])}; against {whole.baseline}.\n\n"
+            f"{family((name,), whole.baseline, records)}"
+        )
+    if text := bought(records):
+        parts.append(f"## What stability buys\n\n`python -m research.ablations run buys-choice buys`\n\n{text}")
+    parts.append(f"## The cause: predictions of the plan\n\n{predictions(records, folder)}")
+    parts.append("![What was looked at](cause.png)")
+    watched = [record for record in records if record["arm"] == "none" and "series" in record]
+    parts.append(f"## What leaves first, without scaling\n\n{first_to_leave(watched)}")
+    write_text(folder / "results.md", "\n\n".join(parts) + "\n")
+    draw_survivors(records, folder / "survivors.png")
+    draw_cause(records, folder / "cause.png")
+
+
+def draw_survivors(records: Sequence[dict[str, Any]], path: Path) -> None:
+    """All arms at 1.6e-2 and 2.4e-2: share of survivors with its interval, and the losses that were reached."""
+    arms = [arm for arm in (*STARTS, *CHANGES, *TOGETHER) if cell_at(arm, records, 0) or cell_at(arm, records, 1)]
+    plt = survival.pyplot()
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(11, 1.2 + 0.34 * len(arms)), sharey=True, layout="constrained", dpi=110
+    )
+    for number, (colour, label) in enumerate((("#0072b2", "1.6e-2"), ("#d55e00", "2.4e-2"))):
+        for row, arm in enumerate(arms):
+            found = cell_at(arm, records, number)
+            if not found:
+                continue
+            place = row + (number - 0.5) * 0.3
+            low, high = survival.wilson(alive(found), len(found))
+            left.plot([low, high], [place, place], color=colour, alpha=0.35, linewidth=2)
+            left.plot(alive(found) / len(found), place, "o", color=colour, markersize=5)
+            for survived, marker in ((True, "o"), (False, "x")):
+                best = [r["best"] for r in found.values() if r["survived"] is survived and r["best"] is not None]
+                right.plot(best, [place] * len(best), marker, color=colour, markersize=3.5, alpha=0.7)
+        left.plot([], [], "o", color=colour, label=f"rate {label}")
+    left.set(yticks=range(len(arms)), yticklabels=arms, xlim=(-0.03, 1.03), xlabel="share of runs that survive (95 %)")
+    left.invert_yaxis()
+    right.set(xscale="log", xlabel="best smoothed loss of each run (× collapsed later)")
+    right.xaxis.set_major_formatter("{x:.2g}")
+    right.xaxis.set_minor_formatter("{x:.2g}")
+    right.tick_params(axis="x", which="both", labelsize=7)
+    figure.legend(loc="outside upper right", ncols=2, frameon=False, fontsize=9)
+    figure.suptitle("U-ViT of depth 24 on garments, 130 steps, 8 seeds", fontsize=10, x=0.02, ha="left")
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def cell_at(arm: str, records: Sequence[dict[str, Any]], number: int) -> Cell:
+    if number:
+        return cell("harder", arm, records)
+    return cell("starts" if arm in STARTS else "changes", arm, records) if arm not in TOGETHER else {}
+
+
+def draw_cause(records: Sequence[dict[str, Any]], path: Path) -> None:
+    """Medians over the seeds that are still trained, of what was looked at."""
+    half = GARMENTS.depth // 2
+
+    def largest(kind: str, first: int, last: int) -> Any:
+        return lambda record, n: max((block[n] or math.inf) for block in record["series"][kind][first:last])
+
+    panels = {
+        "one step moves the output by (RMS)": lambda record, n: record["series"]["step"][n],
+        "a nudge of the middle grows by": lambda record, n: record["series"]["nudge"][n],
+        "main halves of merges, spectral norm": merge_gain,
+        "RMS, largest block of the decoder": largest("RMS", half + 1, None),  # type: ignore[arg-type]
+        "largest logit of attention": largest("logit", 0, None),  # type: ignore[arg-type]
+        "gradient, innermost over outermost block": lambda record, n: (
+            (record["series"]["gradient"][half][n] or math.nan) / (record["series"]["gradient"][-1][n] or math.nan)
+        ),
+    }
+    plt = survival.pyplot()
+    figure, grid = plt.subplots(2, 3, figsize=(12, 6.4), layout="constrained", dpi=110)
+    for number, arm in enumerate((*WATCHED["starts"], *WATCHED["changes"])):
+        found = [record for record in cell_at(arm, records, 0).values() if "series" in record]
+        if not found:
+            continue
+        length = max(len(record["series"]["step"]) for record in found)
+        for axes, (title, value) in zip(grid.flat, panels.items(), strict=True):
+            points = []
+            for n in range(length):
+                here = [value(record, n) for record in found if n < len(record["series"]["step"])]
+                here = [v for v in here if v is not None and math.isfinite(v)]
+                if len(here) >= len(found) / 2:
+                    points.append((LOOK_EVERY * n, statistics.median(here)))
+            label = f"{arm}: {sum(r['survived'] for r in found)} of {len(found)}"
+            axes.semilogy(*zip(*points, strict=True), color=f"C{number}", linewidth=1.4, label=label)
+            axes.set_title(title, fontsize=9)
+            axes.set_xlabel("step", fontsize=8)
+            axes.tick_params(labelsize=7, which="both")
+    handles, labels = grid[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+    figure.savefig(path)
+    plt.close(figure)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m research.ablations", description=(__doc__ or "").split("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     train = commands.add_parser("run", help="train what is missing")
     train.add_argument("studies", nargs="*", help=f"by default all: {', '.join(STUDIES)}")
     train.add_argument("--jobs", type=int, default=1, help="processes of one core each")
+    first = commands.add_parser("first", help="the first step, measured without training")
     unet = commands.add_parser("unet", help="the size of the first steps in a UNet")
     drawn = commands.add_parser("redraw", help="page of results and figures, from the JSON lines alone")
-    for command in (train, unet, drawn):
+    for command in (train, first, unet, drawn):
         command.add_argument("--folder", type=Path, default=FOLDER)
     options = parser.parse_args()
     if options.command == "run":
@@ -332,8 +736,12 @@ def main() -> None:
             parser.error(f"no study {', '.join(unknown)}; known: {', '.join(STUDIES)}")
         for name in options.studies or STUDIES:
             run(name, options.folder, options.jobs)
+    elif options.command == "first":
+        first_steps(options.folder)
     elif options.command == "unet":
         unet_steps(options.folder)
+    else:
+        redraw(options.folder)
 
 
 if __name__ == "__main__":
