@@ -3,7 +3,6 @@
     python -m research.ablations run                  # what is missing of all studies, on the embedded garments
     python -m research.ablations run starts depth40   # some of them
     python -m research.ablations first                # the first step of all starts, without training
-    python -m research.ablations unet                 # the size of the first steps in a UNet, for comparison
     python -m research.ablations redraw               # page of results and figures, from the JSON lines alone
 
 Nothing has to be downloaded: the images are the garments that come with the package. The rules were committed
@@ -65,6 +64,9 @@ ARMS: dict[str, Arm] = {
     "betas 0.9, 0.95": Arm(betas=(0.9, 0.95)),
     "decay 0": Arm(decay=0.0),
     "decay 0.3": Arm(decay=0.3),
+    # Where the steps are small: in the half that nothing is heard of at the start, or in the other.
+    "inner half at a tenth of the rate": Arm(inner_rate=0.1),
+    "outer half at a tenth of the rate": Arm(outer_rate=0.1),
     "bf16": Arm(bf16=True),
     "bf16, start CS(0.7)": Arm(bf16=True, start="cs:0.7"),
     # What looked good, together.
@@ -121,6 +123,13 @@ STUDIES: dict[str, Study] = {
     "depth64": study("Depth 64, at 6e-3", PAIR, (6e-3,), depth=64),
 }
 """In the order in which they are run: if time runs out, the last ones are not done."""
+FIRST = (
+    ("starts", PAIR),
+    ("changes", ("norms in merges", "inner half at a tenth of the rate", "outer half at a tenth of the rate")),
+    ("starts", ("unit gain", "unit gain, start CS(0.7)")),
+    ("changes", ("norm on queries and keys",)),
+)
+"""What is run before all else."""
 WATCHED = {"starts": ("none", "start CS(0.7)", "start 0.14 for all skips", "unit gain", "unit gain, start CS(0.7)")}
 WATCHED |= {"changes": ("norms in merges", "branches at 0.3")}
 ADVANCES = 7
@@ -160,15 +169,14 @@ def best_rates(records: Sequence[dict[str, Any]]) -> dict[str, float]:
     return found
 
 
-def run(name: str, folder: Path, jobs: int) -> None:
+def run(name: str, folder: Path, jobs: int, arms: Sequence[str] | None = None) -> None:
+    """Train what is missing of a study, or of some of its arms."""
     records = survival.read_all(folder)
-    data, observer = None, Looker(name)
-    if name != "buys":
-        survival.carry_out(planned(name, records), name, folder, data, jobs, observer)
-        return
-    for arm, rate in best_rates(records).items():
-        part = replace(STUDIES[name], arms=(arm,), rates=(rate,))
-        survival.carry_out(part, name, folder, data, jobs, observer)
+    parts = [planned(name, records) if arms is None else replace(STUDIES[name], arms=tuple(arms))]
+    if name == "buys":
+        parts = [replace(STUDIES[name], arms=(arm,), rates=(rate,)) for arm, rate in best_rates(records).items()]
+    for part in parts:
+        survival.carry_out(part, name, folder, None, jobs, Looker(name))
 
 
 # Looking into runs while they are trained
@@ -178,7 +186,8 @@ class Looker(survival.Observer):
     """Every ten steps: sizes block by block, how far one step moves the output, what the decoder makes of a nudge."""
 
     def __init__(self, name: str) -> None:
-        self.arms, self.scores = WATCHED.get(name, ()), name.startswith("buys")
+        self.arms: tuple[str, ...] = WATCHED.get(name, ())
+        self.scores = name.startswith("buys")
         self.series: dict[Any, dict[str, list[float | None]]] = defaultdict(lambda: defaultdict(list))
         self.twins: dict[str, Any] = {}
         self.outputs: dict[Any, Tensor] = {}
@@ -226,7 +235,7 @@ class Looker(survival.Observer):
         if self.scores:
             with torch.no_grad():
                 error = (self.twin(run, state)(self.x, self.t) - self.noise).square().mean()
-            found["held_out"] = rounded(float(error))
+            found["held_out"] = round(float(error), 5)
         return found
 
 
@@ -274,17 +283,25 @@ def shortened(series: dict[str, list[float | None]]) -> dict[str, Any]:
     return found
 
 
-# The first step, without training: how far does it move the function, and how large may it be?
+# The first step, without training: how far does it move the function, and which half of the network is heard?
 
 FIRST_RATE = 1e-4
 """Small enough that the function moves in proportion."""
 TRIED = tuple(1e-3 * 2**n for n in range(7))
 """Rates of the first step, 1e-3 to 6.4e-2."""
-FIRST_ARMS = (*STARTS, "norm on queries and keys", "norms in merges", "branches at 0.3")
-FIRST_SETTINGS = (
-    *((GARMENTS, arm) for arm in FIRST_ARMS),
-    *((replace(GARMENTS, depth=depth), arm) for depth in (8, 16, 40) for arm in PAIR),
+UNET = "UNet of diffusers"
+UNET_STARTS = {"none": None, "start CS(0.7)": "cs:kappa=0.7,behind_norms=true"}
+FIRST_ARMS = (
+    # What the predictions are about,
+    *((24, arm) for arm in ("none", "start CS(0.7)", "unit gain", "unit gain, start CS(0.7)")),
+    *((depth, arm) for depth in (8, UNET) for arm in PAIR),
+    # and the others.
+    *((24, arm) for arm in ("start CS(0.9)", "start CS(0.5)", "start 0.14 for all skips", "norms in merges")),
+    *((24, arm) for arm in ("start CS(0.7), inner half", "start CS(0.7), outer half", "branches at 0.3")),
+    *((depth, arm) for depth in (16, 40) for arm in PAIR),
 )
+PREDICTED = 8
+"""So many of these come first, with all seeds."""
 
 
 def first_steps(folder: Path) -> None:
@@ -294,90 +311,70 @@ def first_steps(folder: Path) -> None:
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     done = {(line["depth"], line["arm"], line["seed"]) for line in map(json.loads, lines)}
     images = survival.load_images("garments", None)
-    for seed in SEEDS:
-        for setting, arm in FIRST_SETTINGS:
-            if (setting.depth, arm, seed) not in done:
-                found = first_step(Trial(setting, arm, FIRST_RATE, seed), images)
-                lines.append(json.dumps({"depth": setting.depth, "arm": arm, "seed": seed, **found}))
-                write_text(path, "\n".join(lines) + "\n")
-                print(lines[-1], flush=True)
+    for arms in (FIRST_ARMS[:PREDICTED], FIRST_ARMS[PREDICTED:]):
+        for seed in SEEDS:
+            for depth, arm in arms:
+                if (depth, arm, seed) not in done:
+                    found = first_step(*network(depth, arm, seed), seed, images)
+                    lines.append(json.dumps({"depth": depth, "arm": arm, "seed": seed, **found}))
+                    write_text(path, "\n".join(lines) + "\n")
+                    print(lines[-1], flush=True)
 
 
-def first_step(run: Trial, images: Tensor) -> dict[str, Any]:
+def network(depth: int | str, arm: str, seed: int) -> tuple[Any, list[Any]]:
+    """A new network, and its blocks from the first to the last."""
+    if isinstance(depth, int):
+        model: Any = survival.build(Trial(replace(GARMENTS, depth=depth), arm, FIRST_RATE, seed), 1)
+        return model, [*model.encoder, model.middle, *model.decoder]
+    from diffusers import UNet2DModel  # pyright: ignore[reportPrivateImportUsage]
+
+    torch.manual_seed(seed)
+    sizes: Any = {"sample_size": 16, "in_channels": 1, "out_channels": 1, "layers_per_block": 2}
+    sizes |= {"block_out_channels": (32, 64, 64), "norm_num_groups": 8}
+    blocks: Any = {"down_block_types": ("DownBlock2D",) * 3, "up_block_types": ("UpBlock2D",) * 3}
+    model = UNet2DModel(**sizes, **blocks)
+    if start := UNET_STARTS[arm]:
+        sl.start_skips_(model, start, (torch.zeros(2, 1, 16, 16), torch.zeros(2)))
+    return model, [*model.down_blocks, model.mid_block, *model.up_blocks]
+
+
+def first_step(model: Any, blocks: list[Any], seed: int, images: Tensor) -> dict[str, Any]:
     """Adam's first step is the rate times the signs of the gradient.
 
     With all weights moved so, or those of the inner or outer half of the blocks alone: how far does the output move for
-    a rate of 1? And up to which rate does the loss of the same batch fall?
+    a rate of 1? And up to which rate does the loss of the same batch fall? "gradients" has the norm of each block.
     """
-    model: Any = survival.build(run, images.shape[1])
-    x, t, noise = next(survival.batches(images, run.seed, NoiseProcess()))
-    output = model(x, t)
-    loss = (output - noise).square().mean()
+    x, t, noise = next(survival.batches(images, seed, NoiseProcess()))
+
+    def predict() -> Tensor:
+        output = model(x, t)
+        return output if isinstance(output, Tensor) else output.sample
+
+    before = predict()
+    loss = (before - noise).square().mean()
     loss.backward()
-    quarter = run.setting.depth // 4
-    inner = {*model.encoder[quarter:], model.middle, *model.decoder[: run.setting.depth // 2 - quarter]}
-    inside = {id(parameter) for block in inner for parameter in block.parameters()}
-    before = [parameter.detach().clone() for parameter in model.parameters()]
+    quarter = round(len(blocks) / 4)
+    inside = {id(parameter) for block in blocks[quarter:-quarter] for parameter in block.parameters()}
+    weights = [parameter.detach().clone() for parameter in model.parameters()]
 
     @torch.no_grad()
     def moved(rate: float, part: str = "all") -> Tensor:
-        for parameter, old in zip(model.parameters(), before, strict=True):
+        for parameter, old in zip(model.parameters(), weights, strict=True):
             taken = part == "all" or (part == "inner") == (id(parameter) in inside)
             parameter.copy_(old - rate * parameter.grad.sign() if taken and parameter.grad is not None else old)
-        return model(x, t)
+        return predict()
 
-    found = {
-        part: rounded(rms(moved(FIRST_RATE, part) - output.detach()) / FIRST_RATE) for part in ("all", "inner", "outer")
+    found: dict[str, Any] = {
+        part: rounded(rms(moved(FIRST_RATE, part) - before.detach()) / FIRST_RATE) for part in ("all", "inner", "outer")
     }
     largest = 0.0
     for rate in TRIED:
         if not float((moved(rate) - noise).square().mean()) < float(loss.detach()):
             break
         largest = rate
-    return {**found, "largest": rounded(largest)}
-
-
-# A UNet, for comparison: does a start with small skips change how far a step moves it?
-
-
-def unet_steps(folder: Path, seeds: Sequence[int] = SEEDS, steps: int = 40, lr: float = 1.6e-2) -> None:
-    """UNet2DModel of diffusers, with GroupNorm behind its merges, over the warm-up; the U-ViT has the same steps."""
-    from diffusers import UNet2DModel  # pyright: ignore[reportPrivateImportUsage]
-
-    torch.set_num_threads(1)
-    images, process = survival.load_images("garments", None), NoiseProcess()
-    probe, times, _ = next(survival.batches(images, 7, process))
-    lines = []
-    for seed in seeds:
-        for start in ("none", "cs:kappa=0.7", "cs:kappa=0.7,behind_norms=true"):
-            torch.manual_seed(seed)
-            sizes: Any = {"sample_size": 16, "in_channels": 1, "out_channels": 1, "layers_per_block": 1}
-            blocks: Any = {"down_block_types": ("DownBlock2D",) * 2, "up_block_types": ("UpBlock2D",) * 2}
-            model: Any = UNet2DModel(**sizes, block_out_channels=(32, 64), norm_num_groups=8, **blocks)
-            if start != "none":
-                try:
-                    sl.start_skips_(model, start, (probe, times))
-                except sl.ScaleLongError as error:
-                    print(f"{start}: {type(error).__name__}", flush=True)
-                    continue
-            optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.99), weight_decay=0.03)
-            stream, moved = survival.batches(images, seed, process), []
-            for step in range(steps):
-                for group in optimizer.param_groups:
-                    group["lr"] = lr * min(1.0, (step + 1) / 50)
-                x, t, noise = next(stream)
-                loss = (model(x, t).sample - noise).square().mean()
-                optimizer.zero_grad()
-                loss.backward()
-                with torch.no_grad():
-                    look = step % LOOK_EVERY == 0
-                    output = model(probe, times).sample if look else None
-                    optimizer.step()
-                    if output is not None:
-                        moved.append(rounded(rms(model(probe, times).sample - output)))
-            lines.append(json.dumps({"arm": start, "seed": seed, "step": moved}))
-            print(lines[-1], flush=True)
-    write_text(folder / "unet.json", "\n".join(lines) + "\n")
+    gradients = [[p.grad.square().sum() for p in block.parameters() if p.grad is not None] for block in blocks]
+    norms = [rounded(float(torch.stack(squares).sum().sqrt())) for squares in gradients]
+    return {**found, "largest": rounded(largest), "gradients": norms}
 
 
 # Statistics
@@ -513,7 +510,7 @@ def first_to_leave(records: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def predictions(records: Sequence[dict[str, Any]], folder: Path) -> str:
+def predictions(records: Sequence[dict[str, Any]]) -> str:
     """The predictions of the plan, each held or failed."""
     watched = {arm: cell("starts", arm, records) for arm in WATCHED["starts"]}
     watched |= {arm: cell("changes", arm, records) for arm in WATCHED["changes"]}
@@ -548,22 +545,6 @@ def predictions(records: Sequence[dict[str, Any]], folder: Path) -> str:
         "with unit gain, CS(0.7) changes the step by a factor nearer to 1 than without",
         [change(both, unit, seed) < change(start, none, seed) for seed in seeds],
     )
-    path = folder / "unet.json"
-    if path.exists():
-        found: dict[str, dict[int, float]] = defaultdict(dict)
-        for text in path.read_text(encoding="utf-8").splitlines():
-            line = json.loads(text)
-            found[line["arm"]][line["seed"]] = statistics.mean(line["step"][1:])
-        for arm, values in found.items():
-            listed = " ".join(f"{value:.3f}" for _, value in sorted(values.items()))
-            lines.append(f"| UNet of diffusers, {arm} | | {listed} | {statistics.median(values.values()):.3f} |")
-        for arm in sorted(set(found) - {"none"}):
-            held = [
-                abs(math.log(found[arm][seed] / found["none"][seed])) < change(start, none, seed)
-                for seed in seeds
-                if seed in found[arm]
-            ]
-            verdict(f"in the UNet, {arm} changes the step by a factor nearer to 1 than in the U-ViT", held)
     above, larger = [], []
     for seed, record in sorted(watched[none].items()):
         twin = watched[start].get(seed)
@@ -575,6 +556,67 @@ def predictions(records: Sequence[dict[str, Any]], folder: Path) -> str:
     verdict("main halves of the merges above 1 (geometric mean) before the collapse of none", above)
     verdict("and larger than in the run with CS(0.7) of that seed at that step", larger)
     return "\n".join(lines) + "\n\n" + "\n".join(verdicts)
+
+
+def first_table(folder: Path) -> str:
+    """The first step by arm and depth, and the predictions of the plan about it."""
+    path = folder / "first.json"
+    if not path.exists():
+        return ""
+    found: dict[tuple[Any, str], dict[int, dict[str, Any]]] = defaultdict(dict)
+    for line in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+        # How loud the middle block is: its gradient over that of the last block.
+        heard = line["gradients"][len(line["gradients"]) // 2] / line["gradients"][-1]
+        share = line["inner"] / line["all"]
+        found[line["depth"], line["arm"]][line["seed"]] = {**line, "heard": heard, "share": share}
+    lines = [
+        "| depth | arm | seeds | all | inner half | outer half | inner / all | gradient, middle / last block | "
+        "largest rate at which the loss falls |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    parts = ("all", "inner", "outer", "share", "heard", "largest")
+    for (depth, arm), by_seed in found.items():
+        middle = [f"{statistics.median(line[part] for line in by_seed.values()):.3g}" for part in parts]
+        lines.append(f"| {depth} | {arm} | {len(by_seed)} | {' | '.join(middle)} |")
+    none, start, unit, both = "none", "start CS(0.7)", "unit gain", "unit gain, start CS(0.7)"
+
+    def factor(first: str, second: str, part: str = "all", depth: Any = GARMENTS.depth) -> dict[int, float]:
+        shared = set(found[depth, first]) & set(found[depth, second])
+        return {seed: found[depth, first][seed][part] / found[depth, second][seed][part] for seed in sorted(shared)}
+
+    def nearer(first: dict[int, float], second: dict[int, float]) -> list[bool]:
+        return [abs(math.log(first[s])) < abs(math.log(second[s])) for s in first if s in second]
+
+    def louder(depth: Any) -> list[bool]:
+        here, there = found[GARMENTS.depth, none], found[depth, none]
+        return [there[s]["share"] > here[s]["share"] for s in sorted(set(here) & set(there))]
+
+    lowered, inner, outer = (factor(start, none, part) for part in ("all", "inner", "outer"))
+    checks = {
+        "first explanation: CS(0.7) as a start moves the output less than none": [v < 1 for v in lowered.values()],
+        "first explanation: unit gain moves it less than none": [v < 1 for v in factor(unit, none).values()],
+        "first explanation: with unit gain, CS(0.7) changes it by a factor nearer to 1": nearer(
+            factor(both, unit), lowered
+        ),
+        "first explanation: CS(0.7) lowers the inner half by more than the outer": [inner[s] < outer[s] for s in inner],
+        "first explanation: at depth 8, CS(0.7) changes it by a factor nearer to 1": nearer(
+            factor(start, none, depth=8), lowered
+        ),
+        "second explanation: the inner half moves the output more with CS(0.7) as a start": [
+            v > 1 for v in inner.values()
+        ],
+        "second explanation: and with unit gain": [v > 1 for v in factor(unit, none, "inner").values()],
+        "second explanation: with unit gain, CS(0.7) changes that by a factor nearer to 1": nearer(
+            factor(both, unit, "inner"), inner
+        ),
+        "second explanation: without scaling, the share of the inner half is larger at depth 8": louder(8),
+        "second explanation: and in the UNet": louder(UNET),
+    }
+    lines.append("")
+    for text, held in checks.items():
+        word = "held" if sum(held) >= 7 else "failed" if len(held) == len(SEEDS) else "open"
+        lines.append(f"- {text}: {sum(held)} of {len(held)} seeds, **{word}**")
+    return "\n".join(lines)
 
 
 def bought(records: Sequence[dict[str, Any]]) -> str:
@@ -630,7 +672,12 @@ def redraw(folder: Path) -> None:
         )
     if text := bought(records):
         parts.append(f"## What stability buys\n\n`python -m research.ablations run buys-choice buys`\n\n{text}")
-    parts.append(f"## The cause: predictions of the plan\n\n{predictions(records, folder)}")
+    if text := first_table(folder):
+        parts.append(
+            "## The first step, before any training\n\n`python -m research.ablations first`; medians of the seeds. "
+            f"How far Adam's first step moves the output, for a rate of 1.\n\n{text}"
+        )
+    parts.append(f"## The cause: predictions of the plan\n\n{predictions(records)}")
     parts.append("![What was looked at](cause.png)")
     watched = [record for record in records if record["arm"] == "none" and "series" in record]
     parts.append(f"## What leaves first, without scaling\n\n{first_to_leave(watched)}")
@@ -726,20 +773,19 @@ def main() -> None:
     train.add_argument("studies", nargs="*", help=f"by default all: {', '.join(STUDIES)}")
     train.add_argument("--jobs", type=int, default=1, help="processes of one core each")
     first = commands.add_parser("first", help="the first step, measured without training")
-    unet = commands.add_parser("unet", help="the size of the first steps in a UNet")
     drawn = commands.add_parser("redraw", help="page of results and figures, from the JSON lines alone")
-    for command in (train, first, unet, drawn):
+    for command in (train, first, drawn):
         command.add_argument("--folder", type=Path, default=FOLDER)
     options = parser.parse_args()
     if options.command == "run":
         if unknown := sorted(set(options.studies) - set(STUDIES)):
             parser.error(f"no study {', '.join(unknown)}; known: {', '.join(STUDIES)}")
+        for name, arms in () if options.studies else FIRST:
+            run(name, options.folder, options.jobs, arms)
         for name in options.studies or STUDIES:
             run(name, options.folder, options.jobs)
     elif options.command == "first":
         first_steps(options.folder)
-    elif options.command == "unet":
-        unet_steps(options.folder)
     else:
         redraw(options.folder)
 

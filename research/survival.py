@@ -39,8 +39,8 @@ from scalelong.diffusion import NoiseProcess
 
 FOLDER = Path("docs/evidence/survival")
 BATCH = 8
-SIDE_BY_SIDE = 16
-"""Runs per process. More do not fit the caches, fewer leave the core waiting for Python."""
+SIDE_BY_SIDE = 8
+"""Runs per process, those of one arm. Sixteen are a little cheaper each, but nothing is kept until all have ended."""
 SMOOTHING = 0.9
 COLLAPSED, RISEN = 0.5, 2.0
 HELD_OUT = 256
@@ -82,13 +82,24 @@ class Arm:
     decay: float = 0.03
     clip: float | None = None
     bf16: bool = False
+    inner_rate: float = 1.0
+    outer_rate: float = 1.0
 
     @property
     def structure(self) -> str:
         """Runs with the same text can be trained side by side: they differ in weights and data only."""
         shape = {name: value for name, value in self.network.items() if name != "init_std"}
         how = (self.warmup, self.more_steps, self.linear, self.betas, self.decay, self.clip, self.bf16)
-        return repr((self.attach, shape, how))
+        return repr((self.attach, shape, how, self.inner_rate, self.outer_rate))
+
+    def groups(self, parameters: dict[str, Tensor], depth: int) -> list[dict[str, Any]]:
+        """Groups for the optimiser: the inner half of the blocks, and all else, each with its share of the rate."""
+        half, quarter = depth // 2, depth // 4
+        inside = {"middle"} | {f"encoder.{i}" for i in range(quarter, half)}
+        inside |= {f"decoder.{i}" for i in range(half - quarter)}
+        inner = [p for name, p in parameters.items() if name.startswith(tuple(f"{block}." for block in inside))]
+        others = [p for p in parameters.values() if all(p is not q for q in inner)]
+        return [{"params": inner, "share": self.inner_rate}, {"params": others, "share": self.outer_rate}]
 
     def share(self, step: int, steps: int) -> float:
         """The share of the full rate in a step: a linear warm-up, then constant, or falling linearly to zero."""
@@ -349,7 +360,7 @@ def train(
     parameters, buffers = stack_module_state(models)
     gated = sl.is_scaled(shell) and any(True for _ in sl.scaling_of(shell).parameters())
     settings: Any = {"betas": arm.betas, "weight_decay": arm.decay, "fused": True}
-    optimizer = torch.optim.AdamW(parameters.values(), lr=runs[0].lr, **settings)
+    optimizer = torch.optim.AdamW(arm.groups(parameters, setting.depth), lr=runs[0].lr, **settings)
     streams = [batches(images, run.seed, process, setting.batch) for run in runs]
     fates, gate_history = [Fate(arm.warmup) for _ in runs], [{} for _ in runs]
     alive = list(range(len(runs)))
@@ -364,7 +375,7 @@ def train(
 
     for step in range(steps):
         for group in optimizer.param_groups:
-            group["lr"] = runs[0].lr * arm.share(step, steps)
+            group["lr"] = runs[0].lr * group["share"] * arm.share(step, steps)
         x, t, noise = (torch.stack(parts) for parts in zip(*(next(streams[i]) for i in alive), strict=True))
         if gated and step % GATE_EVERY == 0:
             for row, i in enumerate(alive):
