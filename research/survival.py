@@ -20,7 +20,7 @@ import math
 import multiprocessing
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from itertools import islice
@@ -92,7 +92,7 @@ class Arm:
         how = (self.warmup, self.more_steps, self.linear, self.betas, self.decay, self.clip, self.bf16)
         return repr((self.attach, shape, how, self.inner_rate, self.outer_rate))
 
-    def groups(self, parameters: dict[str, Tensor], depth: int) -> list[dict[str, Any]]:
+    def groups(self, parameters: Mapping[str, Tensor], depth: int) -> list[dict[str, Any]]:
         """Groups for the optimiser: the inner half of the blocks, and all else, each with its share of the rate."""
         half, quarter = depth // 2, depth // 4
         inside = {"middle"} | {f"encoder.{i}" for i in range(quarter, half)}
