@@ -124,8 +124,9 @@ STUDIES: dict[str, Study] = {
 }
 """In the order in which they are run: if time runs out, the last ones are not done."""
 FIRST = (
+    ("changes", ("inner half at a tenth of the rate",)),
     ("starts", PAIR),
-    ("changes", ("norms in merges", "inner half at a tenth of the rate", "outer half at a tenth of the rate")),
+    ("changes", ("norms in merges", "outer half at a tenth of the rate")),
     ("starts", ("unit gain", "unit gain, start CS(0.7)")),
     ("changes", ("norm on queries and keys",)),
 )
@@ -558,17 +559,23 @@ def predictions(records: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n\n" + "\n".join(verdicts)
 
 
-def first_table(folder: Path) -> str:
-    """The first step by arm and depth, and the predictions of the plan about it."""
+def read_first(folder: Path) -> dict[tuple[Any, str], dict[int, dict[str, Any]]]:
+    """The measurements of the first step, by depth and arm and by seed."""
     path = folder / "first.json"
-    if not path.exists():
-        return ""
     found: dict[tuple[Any, str], dict[int, dict[str, Any]]] = defaultdict(dict)
-    for line in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+    for line in map(json.loads, path.read_text(encoding="utf-8").splitlines() if path.exists() else ()):
         # How loud the middle block is: its gradient over that of the last block.
         heard = line["gradients"][len(line["gradients"]) // 2] / line["gradients"][-1]
         share = line["inner"] / line["all"]
         found[line["depth"], line["arm"]][line["seed"]] = {**line, "heard": heard, "share": share}
+    return found
+
+
+def first_table(folder: Path) -> str:
+    """The first step by arm and depth, and the predictions of the plan about it."""
+    found = read_first(folder)
+    if not found:
+        return ""
     lines = [
         "| depth | arm | seeds | all | inner half | outer half | inner / all | gradient, middle / last block | "
         "largest rate at which the loss falls |",
@@ -675,8 +682,9 @@ def redraw(folder: Path) -> None:
     if text := first_table(folder):
         parts.append(
             "## The first step, before any training\n\n`python -m research.ablations first`; medians of the seeds. "
-            f"How far Adam's first step moves the output, for a rate of 1.\n\n{text}"
+            f"How far Adam's first step moves the output, for a rate of 1.\n\n{text}\n\n![The first step](first.png)"
         )
+        draw_first(folder, folder / "first.png")
     parts.append(f"## The cause: predictions of the plan\n\n{predictions(records)}")
     parts.append("![What was looked at](cause.png)")
     watched = [record for record in records if record["arm"] == "none" and "series" in record]
@@ -722,6 +730,36 @@ def cell_at(arm: str, records: Sequence[dict[str, Any]], number: int) -> Cell:
     if number:
         return cell("harder", arm, records)
     return cell("starts" if arm in STARTS else "changes", arm, records) if arm not in TOGETHER else {}
+
+
+def draw_first(folder: Path, path: Path) -> None:
+    """Gradients block by block, and how far the first step of the inner half moves the output."""
+    found = read_first(folder)
+    plt = survival.pyplot()
+    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.6), layout="constrained", dpi=110, width_ratios=(1.2, 1))
+    for number, ((depth, arm), by_seed) in enumerate(list(found.items())[:PREDICTED]):
+        lines = [line["gradients"] for line in by_seed.values()]
+        middle = [
+            statistics.median(values) / statistics.median(v[-1] for v in lines) for values in zip(*lines, strict=True)
+        ]
+        places = [n / (len(middle) - 1) for n in range(len(middle))]
+        label = f"{arm}, {f'depth {depth}' if isinstance(depth, int) else depth}"
+        style = "-" if depth == GARMENTS.depth else "--" if isinstance(depth, int) else ":"
+        left.semilogy(places, middle, style, marker=".", color=f"C{number}", linewidth=1.3, label=label)
+    left.set(xlabel="block: 0 first, 0.5 middle, 1 last", ylabel="gradient norm, last block = 1")
+    left.set_title("Before training: whom the loss hears (median of the seeds)", fontsize=9)
+    left.legend(fontsize=7, frameon=False, loc="lower center", ncols=2)
+    rows = sorted(
+        (key for key in found if key[0] == GARMENTS.depth),
+        key=lambda key: statistics.median(line["inner"] for line in found[key].values()),
+    )
+    for row, key in enumerate(rows):
+        values = [line["inner"] for line in found[key].values()]
+        right.semilogx(values, [row] * len(values), "o", color="#0072b2", markersize=4, alpha=0.6)
+    right.set(yticks=range(len(rows)), yticklabels=[arm for _, arm in rows], xlabel="output moved / rate")
+    right.set_title("Adam's first step, inner half of the blocks alone", fontsize=9)
+    figure.savefig(path)
+    plt.close(figure)
 
 
 def draw_cause(records: Sequence[dict[str, Any]], path: Path) -> None:
