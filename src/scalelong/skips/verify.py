@@ -350,9 +350,11 @@ def _on_channels(place: _Place, change: Change) -> Change:
     def changed(tensor: Tensor) -> Tensor:
         if tensor.dim() < 2 or tensor.shape[1] != place.channels:
             return tensor  # an adapter runs layers of its own inside of the layer
-        parts = [place.start, place.length, tensor.shape[1] - place.start - place.length]
-        before, inner, behind = tensor.split(parts, 1)
-        return torch.cat([before, change(inner), behind], 1)
+        # A copy has the layout in memory of the tensor, which a concatenation may not have: dropout behind the layer
+        # draws its numbers in the order of the memory.
+        result = tensor.clone()
+        result.narrow(1, place.start, place.length).copy_(change(tensor.narrow(1, place.start, place.length)))
+        return result
 
     return changed
 
