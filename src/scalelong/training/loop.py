@@ -30,6 +30,7 @@ from ..diffusion.inputs import DataOrder, Examples, split_batch
 from ..errors import CheckpointError, DataWorkerError, NonFiniteError, RunFolderError
 from ..models.call import Denoiser
 from ..noise import NoiseProcess, losses
+from ..runs.averages import forget_snapshots_after, is_snapshot, shares, write_snapshot
 from ..runs.checkpoint import (
     abandon_after,
     newest_good,
@@ -280,8 +281,16 @@ class Trainer:
                 self.recorder.images(step, self.inspector.sample_grid())
             if self.config.logging.scores_every and (step % self.config.logging.scores_every == 0 or final):
                 self.recorder.write(step, self.inspector.scores())
+            if shares(self.config.optimizer.ema_lengths) and is_snapshot(step):
+                self.keep_averages()
             if step % self.config.checkpoints.save_every == 0:
                 self.save()
+
+    def keep_averages(self) -> None:
+        """A snapshot of the averages, from which other lengths are made after training."""
+        wanted = set(map(str, shares(self.config.optimizer.ema_lengths)))
+        tracks = {length: track for length, track in self.state.ema.full_tracks().items() if length in wanted}
+        on_main(self.accelerator, lambda: write_snapshot(self.run.averages, self.state.step, tracks, self.run.id))
 
     def save(self) -> None:
         if self.saved_step == self.state.step:
@@ -305,6 +314,7 @@ class Trainer:
         self.window.load(self.state.window)
         self.saved_step = self.state.step
         on_main(self.accelerator, lambda: abandon_after(self.run.checkpoints, self.state.step))
+        on_main(self.accelerator, lambda: forget_snapshots_after(self.run.averages, self.state.step))
 
     # After a step whose numbers were not finite
 
