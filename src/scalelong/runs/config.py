@@ -247,6 +247,10 @@ class TrainConfig:
     """Arguments of the model. Size, channels and classes come from the data."""
     scaling: str = "none"
     """Scaling of the long skips: none, uniform, cs, cs:0.6, ls, ..."""
+    start_from: str | None = None
+    """Weights to begin with (also --from): a run folder, a folder of diffusers, or nnet_ema.pth of U-ViT's authors."""
+    lora: int = 0
+    """Rank of LoRA adapters, with --from: they are trained instead of the weights. 0 for none."""
     steps: int = 10_000
     batch_size: int = 128
     """Images in a step, over all processes."""
@@ -268,6 +272,11 @@ class TrainConfig:
         require_at_least(0, seed=self.seed)
         require(self.budget is None or seconds_of(self.budget) > 0, "--budget must be above zero")
         as_scaling(self.scaling)
+        require_at_least(0, lora=self.lora)
+        require(self.start_from != "", "--from must name weights, got an empty text")
+        require(
+            not self.lora or self.start_from is not None, "--lora adapts weights that exist: say which, with --from"
+        )
         require(bool(self.data), "data must name a folder, a file or a data set")
         require(bool(self.model), "model must name a model")
 
@@ -324,7 +333,7 @@ FORMER_DEFAULTS: dict[str, Any] = {"optimizer.ema_warmup": False}
 """Defaults of earlier versions. A run that began with one goes on with it."""
 
 
-ADDED: dict[str, Any] = {"optimizer.ema_length": None, "optimizer.ema_lengths": []}
+ADDED: dict[str, Any] = {"optimizer.ema_length": None, "optimizer.ema_lengths": [], "start_from": None, "lora": 0}
 """Fields that earlier versions did not have, with the values at which nothing is new: a run keeps its folder's name."""
 
 

@@ -20,6 +20,7 @@ from ..files import digest
 from ..models.call import Denoiser
 from ..noise import NoiseProcess
 from ..skips.record import without_records
+from .adapters import merge_adapters_
 from .averages import AverageLength, by_length, reconstruct
 from .checkpoint import (
     AVERAGES,
@@ -158,6 +159,8 @@ def load_run(
             f"the weights of step {manifest['step']} in {run.checkpoints} do not fit the model that "
             f"{run.path / CONFIG} and data.json describe; were they edited? Restore them from a copy ({said})"
         ) from error
+    if config.lora:
+        merge_adapters_(model)
     # What the checkpoint says, not the name of its folder.
     step = int(manifest["step"])
     return Run(run.path, config, run.shape(), model.eval(), step, weights, sha256)
