@@ -22,6 +22,10 @@ from .fold import (
     FoldReport as FoldReport,
     fold_ as fold_,
 )
+from .host import (
+    SkipHost as SkipHost,
+    native_plan as native_plan,
+)
 from .plan import (
     LongSkip as LongSkip,
     SkipPlan as SkipPlan,
