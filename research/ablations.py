@@ -288,21 +288,20 @@ def shortened(series: dict[str, list[float | None]]) -> dict[str, Any]:
 
 FIRST_RATE = 1e-4
 """Small enough that the function moves in proportion."""
-TRIED = tuple(1e-3 * 2**n for n in range(7))
-"""Rates of the first step, 1e-3 to 6.4e-2."""
 UNET = "UNet of diffusers"
 UNET_STARTS = {"none": None, "start CS(0.7)": "cs:kappa=0.7,behind_norms=true"}
 FIRST_ARMS = (
     # What the predictions are about,
     *((24, arm) for arm in ("none", "start CS(0.7)", "unit gain", "unit gain, start CS(0.7)")),
-    *((depth, arm) for depth in (8, UNET) for arm in PAIR),
+    *((8, arm) for arm in PAIR),
+    *((UNET, arm) for arm in PAIR),
     # and the others.
     *((24, arm) for arm in ("start CS(0.9)", "start CS(0.5)", "start 0.14 for all skips", "norms in merges")),
     *((24, arm) for arm in ("start CS(0.7), inner half", "start CS(0.7), outer half", "branches at 0.3")),
     *((depth, arm) for depth in (16, 40) for arm in PAIR),
 )
-PREDICTED = 8
-"""So many of these come first, with all seeds."""
+FIRST_PARTS = (FIRST_ARMS[:6], FIRST_ARMS[6:8], FIRST_ARMS[8:])
+"""Each with all seeds before the next."""
 
 
 def first_steps(folder: Path) -> None:
@@ -312,7 +311,7 @@ def first_steps(folder: Path) -> None:
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     done = {(line["depth"], line["arm"], line["seed"]) for line in map(json.loads, lines)}
     images = survival.load_images("garments", None)
-    for arms in (FIRST_ARMS[:PREDICTED], FIRST_ARMS[PREDICTED:]):
+    for arms in FIRST_PARTS:
         for seed in SEEDS:
             for depth, arm in arms:
                 if (depth, arm, seed) not in done:
@@ -343,7 +342,7 @@ def first_step(model: Any, blocks: list[Any], seed: int, images: Tensor) -> dict
     """Adam's first step is the rate times the signs of the gradient.
 
     With all weights moved so, or those of the inner or outer half of the blocks alone: how far does the output move for
-    a rate of 1? And up to which rate does the loss of the same batch fall? "gradients" has the norm of each block.
+    a rate of 1? "gradients" has the norm of each block.
     """
     x, t, noise = next(survival.batches(images, seed, NoiseProcess()))
 
@@ -352,8 +351,7 @@ def first_step(model: Any, blocks: list[Any], seed: int, images: Tensor) -> dict
         return output if isinstance(output, Tensor) else output.sample
 
     before = predict()
-    loss = (before - noise).square().mean()
-    loss.backward()
+    (before - noise).square().mean().backward()
     quarter = round(len(blocks) / 4)
     inside = {id(parameter) for block in blocks[quarter:-quarter] for parameter in block.parameters()}
     weights = [parameter.detach().clone() for parameter in model.parameters()]
@@ -368,14 +366,9 @@ def first_step(model: Any, blocks: list[Any], seed: int, images: Tensor) -> dict
     found: dict[str, Any] = {
         part: rounded(rms(moved(FIRST_RATE, part) - before.detach()) / FIRST_RATE) for part in ("all", "inner", "outer")
     }
-    largest = 0.0
-    for rate in TRIED:
-        if not float((moved(rate) - noise).square().mean()) < float(loss.detach()):
-            break
-        largest = rate
     gradients = [[p.grad.square().sum() for p in block.parameters() if p.grad is not None] for block in blocks]
     norms = [rounded(float(torch.stack(squares).sum().sqrt())) for squares in gradients]
-    return {**found, "largest": rounded(largest), "gradients": norms}
+    return {**found, "gradients": norms}
 
 
 # Statistics
@@ -577,11 +570,10 @@ def first_table(folder: Path) -> str:
     if not found:
         return ""
     lines = [
-        "| depth | arm | seeds | all | inner half | outer half | inner / all | gradient, middle / last block | "
-        "largest rate at which the loss falls |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| depth | arm | seeds | all | inner half | outer half | inner / all | gradient, middle / last block |",
+        "|---|---|---|---|---|---|---|---|",
     ]
-    parts = ("all", "inner", "outer", "share", "heard", "largest")
+    parts = ("all", "inner", "outer", "share", "heard")
     for (depth, arm), by_seed in found.items():
         middle = [f"{statistics.median(line[part] for line in by_seed.values()):.3g}" for part in parts]
         lines.append(f"| {depth} | {arm} | {len(by_seed)} | {' | '.join(middle)} |")
@@ -737,7 +729,7 @@ def draw_first(folder: Path, path: Path) -> None:
     found = read_first(folder)
     plt = survival.pyplot()
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.6), layout="constrained", dpi=110, width_ratios=(1.2, 1))
-    for number, ((depth, arm), by_seed) in enumerate(list(found.items())[:PREDICTED]):
+    for number, ((depth, arm), by_seed) in enumerate([item for item in found.items() if item[0] in FIRST_ARMS[:8]]):
         lines = [line["gradients"] for line in by_seed.values()]
         middle = [
             statistics.median(values) / statistics.median(v[-1] for v in lines) for values in zip(*lines, strict=True)
