@@ -97,7 +97,6 @@ STARTS = tuple(ARMS)[: list(ARMS).index("norm on queries and keys")]
 CHANGES = tuple(ARMS)[len(STARTS) : list(ARMS).index("bf16")]
 TOGETHER = tuple(name for name in ARMS if name.startswith(("norms in merges, ", "unit gain, branches", "all:")))
 FALLING = ("none, falling rate", "start CS(0.7), falling rate")
-BUYS = replace(GARMENTS, steps=400, batch=4)
 BUYS_RATES = (4e-3, 8e-3, 1.6e-2)
 
 
@@ -114,8 +113,8 @@ STUDIES: dict[str, Study] = {
     "depth16": study("Depth 16, at 2.4e-2", PAIR, (2.4e-2,), depth=16),
     "depth40": study("Depth 40, at 8e-3", PAIR, (8e-3,), depth=40),
     "batch4": study("Batches of 4, at 1.2e-2", PAIR, (1.2e-2,), batch=4),
-    "buys-choice": study("What stability buys: the rates", FALLING, BUYS_RATES, seeds=CHOICE, steps=400, batch=4),
-    "buys": study("What stability buys", FALLING, BUYS_RATES, seeds=CONFIRM, steps=400, batch=4),
+    "buys-choice": study("What stability buys: the rates", FALLING, BUYS_RATES, seeds=CHOICE, steps=250, batch=4),
+    "buys": study("What stability buys", FALLING, BUYS_RATES, seeds=CONFIRM, steps=250, batch=4),
     "long": study("1,000 steps, at 1.2e-2", PAIR, (1.2e-2,), steps=1000),
     "bf16": study("Mixed precision", ("bf16", "bf16, start CS(0.7)"), baseline="bf16"),
     "batch32": study("Batches of 32", PAIR, batch=32),
@@ -127,8 +126,10 @@ FIRST = (
     ("changes", ("inner half at a tenth of the rate",)),
     ("starts", PAIR),
     ("changes", ("norms in merges", "outer half at a tenth of the rate")),
-    ("starts", ("unit gain", "unit gain, start CS(0.7)")),
     ("changes", ("norm on queries and keys",)),
+    ("buys-choice", FALLING),
+    ("buys", FALLING),
+    ("starts", ("unit gain", "unit gain, start CS(0.7)")),
 )
 """What is run before all else."""
 WATCHED = {"starts": ("none", "start CS(0.7)", "start 0.14 for all skips", "unit gain", "unit gain, start CS(0.7)")}
