@@ -127,8 +127,10 @@ FIRST = (
     ("starts", PAIR),
     ("changes", ("norms in merges", "outer half at a tenth of the rate")),
     ("changes", ("norm on queries and keys",)),
+    ("harder", ("start CS(0.7)", "norms in merges", "norms in merges, start CS(0.7)")),
     ("buys-choice", FALLING),
     ("buys", FALLING),
+    ("depth40", PAIR),
     ("starts", ("unit gain", "unit gain, start CS(0.7)")),
 )
 """What is run before all else."""
@@ -505,6 +507,38 @@ def first_to_leave(records: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+PASSED = 1.25
+"""A spectral norm of a merge's half that no merge has at the start; looked for after the runs had been seen."""
+
+
+def passing(records: Sequence[dict[str, Any]], watched: Sequence[str]) -> str:
+    """When the halves of each merge first have a spectral norm above `PASSED`: median step of the runs that have it."""
+    lines = []
+    for arm in watched:
+        found = [record for record in records if record["arm"] == arm and "series" in record]
+        for kind in KINDS[3:]:
+            cells = []
+            for merge in range(len(found[0]["series"][kind]) if found else 0):
+                steps = [
+                    LOOK_EVERY * next(n for n, value in enumerate(record["series"][kind][merge]) if large(value))
+                    for record in found
+                    if any(map(large, record["series"][kind][merge]))
+                ]
+                often = len(steps) > len(found) / 2
+                cells.append(f"{statistics.median(steps):g}" if often else f"({len(steps)} of {len(found)})")
+            if cells:
+                lines.append(f"| {arm} | {kind.removeprefix('merge from ')} | {' | '.join(cells)} |")
+    if not lines:
+        return ""
+    count = lines[0].count("|") - 3
+    head = f"| arm | half | innermost | {' | '.join(str(n) for n in range(2, count))} | outermost |"
+    return "\n".join([head, "|" + "---|" * (count + 2), *lines])
+
+
+def large(value: float | None) -> bool:
+    return value is None or value > PASSED
+
+
 def predictions(records: Sequence[dict[str, Any]]) -> str:
     """The predictions of the plan, each held or failed."""
     watched = {arm: cell("starts", arm, records) for arm in WATCHED["starts"]}
@@ -681,7 +715,12 @@ def redraw(folder: Path) -> None:
     parts.append(f"## The cause: predictions of the plan\n\n{predictions(records)}")
     parts.append("![What was looked at](cause.png)")
     watched = [record for record in records if record["arm"] == "none" and "series" in record]
-    parts.append(f"## What leaves first, without scaling\n\n{first_to_leave(watched)}")
+    parts.append(f"## What leaves first, without scaling: the rule of the plan\n\n{first_to_leave(watched)}")
+    if text := passing(records, (*WATCHED["starts"], *WATCHED["changes"])):
+        parts.append(
+            f"## When the halves of the merges pass a spectral norm of {PASSED}\n\nMedian step over the seeds; in "
+            f"brackets, if fewer than half pass it at all. Looked for after the runs had been seen.\n\n{text}"
+        )
     write_text(folder / "results.md", "\n\n".join(parts) + "\n")
     draw_survivors(records, folder / "survivors.png")
     draw_cause(records, folder / "cause.png")
@@ -759,15 +798,15 @@ def draw_cause(records: Sequence[dict[str, Any]], path: Path) -> None:
     """Medians over the seeds that are still trained, of what was looked at."""
     half = GARMENTS.depth // 2
 
-    def largest(kind: str, first: int, last: int) -> Any:
+    def largest(kind: str, first: int, last: int | None) -> Any:
         return lambda record, n: max((block[n] or math.inf) for block in record["series"][kind][first:last])
 
     panels = {
         "one step moves the output by (RMS)": lambda record, n: record["series"]["step"][n],
         "a nudge of the middle grows by": lambda record, n: record["series"]["nudge"][n],
-        "main halves of merges, spectral norm": merge_gain,
-        "RMS, largest block of the decoder": largest("RMS", half + 1, None),  # type: ignore[arg-type]
-        "largest logit of attention": largest("logit", 0, None),  # type: ignore[arg-type]
+        "main halves of the three innermost merges, norm": largest("merge from main", 0, 3),
+        "RMS, largest block of the decoder": largest("RMS", half + 1, None),
+        "largest logit of attention": largest("logit", 0, None),
         "gradient, innermost over outermost block": lambda record, n: (
             (record["series"]["gradient"][half][n] or math.nan) / (record["series"]["gradient"][-1][n] or math.nan)
         ),
