@@ -26,6 +26,7 @@ COMMANDS = {
     "sample": "make images with a trained model",
     "eval": "score a run or a folder of images: Fréchet distance, precision, recall, with intervals",
     "stats": "compute and keep the reference statistics of a data set",
+    "ema": "choose the length of the moving average after training",
     "export": "write a trained model as a diffusers folder or as safetensors",
     "models": "list the networks of the paper with their parameter counts",
     "bench": "measure speed and memory on this machine, against what one would run instead",

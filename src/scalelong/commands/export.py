@@ -36,6 +36,6 @@ def run(options: argparse.Namespace) -> None:
         export_diffusers(trained, folder)
     else:
         export_safetensors(trained, folder)
-    print(f"{'EMA' if trained.weights == 'ema' else 'raw'} weights of step {trained.step}: {folder}")
+    print(f"{trained.weights.replace('ema', 'EMA')} weights of step {trained.step}: {folder}")
     if options.push_to_hub:
         print(push_to_hub(folder, options.push_to_hub, private=not options.public))

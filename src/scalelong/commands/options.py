@@ -137,7 +137,12 @@ def add_trust_option(parser: argparse.ArgumentParser) -> None:
 
 def add_checkpoint_options(parser: argparse.ArgumentParser) -> None:
     """Which weights of a run: those of the newest checkpoint, averaged, unless something else is wanted."""
-    parser.add_argument("--weights", default="ema", choices=["ema", "raw"], help="averaged weights (default) or raw")
+    parser.add_argument(
+        "--weights",
+        default="ema",
+        metavar="ema|raw|ema:LENGTH",
+        help="averaged weights (default), raw ones, or an average of another length such as ema:10%% (scalelong ema)",
+    )
     parser.add_argument("--checkpoint", type=whole_number, metavar="STEP", help="checkpoint (default: the newest)")
     add_trust_option(parser)
 

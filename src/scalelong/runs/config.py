@@ -15,6 +15,7 @@ from ..files import read_yaml
 from ..noise import NoiseProcess, Prediction, Schedule, require_prediction
 from ..optional import needs
 from ..scaling import as_scaling
+from .averages import AverageLength, is_snapshot
 
 Decay = Literal["constant", "linear", "cosine"]
 Precision = Literal["no", "bf16", "fp16"]
@@ -130,6 +131,12 @@ class OptimizerConfig:
     ema_warmup: bool = True
     """Begin with a shorter average, min(ema_rate, (1 + step) / (10 + step)), so that the random start is forgotten: of
     a fixed rate of 0.9999, 37 % of it are left after 10,000 steps."""
+    ema_length: str | None = None
+    """Length of the average, instead of ema_rate: a share of the run so far (10%), steps (5000steps) or images
+    (200kimages)."""
+    ema_lengths: tuple[str, ...] = ()
+    """Averages of other lengths that are kept beside it. Of two shares or more (5% 10%) snapshots are written, from
+    which `scalelong ema` makes any other share after training."""
 
     def __post_init__(self) -> None:
         require_at_least(0, lr=self.lr, weight_decay=self.weight_decay, warmup=self.warmup, clip=self.clip)
@@ -138,6 +145,10 @@ class OptimizerConfig:
         require(all(0 <= beta < 1 for beta in self.betas), f"betas must be in [0, 1), got {self.betas}")
         require(0 <= self.ema_rate < 1, f"ema_rate must be in [0, 1), got {self.ema_rate}")
         require_choice("decay", self.decay, Decay)
+        if self.ema_length is not None:
+            AverageLength.parse(self.ema_length)
+        names = [str(AverageLength.parse(length, "--ema-lengths")) for length in self.ema_lengths]
+        require(len(set(names)) == len(names), f"--ema-lengths names a length twice: {', '.join(names)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,6 +247,10 @@ class TrainConfig:
     """Arguments of the model. Size, channels and classes come from the data."""
     scaling: str = "none"
     """Scaling of the long skips: none, uniform, cs, cs:0.6, ls, ..."""
+    start_from: str | None = None
+    """Weights to begin with (also --from): a run folder, a folder of diffusers, or nnet_ema.pth of U-ViT's authors."""
+    lora: int = 0
+    """Rank of LoRA adapters, with --from: they are trained instead of the weights. 0 for none."""
     steps: int = 10_000
     batch_size: int = 128
     """Images in a step, over all processes."""
@@ -257,6 +272,11 @@ class TrainConfig:
         require_at_least(0, seed=self.seed)
         require(self.budget is None or seconds_of(self.budget) > 0, "--budget must be above zero")
         as_scaling(self.scaling)
+        require_at_least(0, lora=self.lora)
+        require(self.start_from != "", "--from must name weights, got an empty text")
+        require(
+            not self.lora or self.start_from is not None, "--lora adapts weights that exist: say which, with --from"
+        )
         require(bool(self.data), "data must name a folder, a file or a data set")
         require(bool(self.model), "model must name a model")
 
@@ -270,6 +290,8 @@ class TrainConfig:
             self.monitor_every,
             self.checkpoints.save_every,
         )
+        if self.optimizer.ema_lengths and is_snapshot(step):
+            return True
         return step == self.steps or any(every and step % every == 0 for every in intervals)
 
     @property
@@ -309,6 +331,10 @@ MAY_CHANGE = (
 
 FORMER_DEFAULTS: dict[str, Any] = {"optimizer.ema_warmup": False}
 """Defaults of earlier versions. A run that began with one goes on with it."""
+
+
+ADDED: dict[str, Any] = {"optimizer.ema_length": None, "optimizer.ema_lengths": [], "start_from": None, "lora": 0}
+"""Fields that earlier versions did not have, with the values at which nothing is new: a run keeps its folder's name."""
 
 
 def with_former_defaults(config: TrainConfig, before: TrainConfig | None = None) -> TrainConfig:

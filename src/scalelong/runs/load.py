@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,16 +15,32 @@ from ..diffusion.conditions import Conditions
 from ..diffusion.images import ImageMaker, requests
 from ..diffusion.latents import Autoencoder
 from ..diffusion.solvers import SampleSettings
-from ..errors import CheckpointError, RunFolderError
+from ..errors import CheckpointError, InvalidConfigError, RunFolderError
+from ..files import digest
 from ..models.call import Denoiser
 from ..noise import NoiseProcess
 from ..skips.record import without_records
-from .checkpoint import EMA, MODEL, PATIENCE, require_own, saved_steps, step_folder, usable_checkpoint, verify
+from .adapters import merge_adapters_
+from .averages import AverageLength, by_length, reconstruct
+from .checkpoint import (
+    AVERAGES,
+    EMA,
+    MODEL,
+    PATIENCE,
+    require_own,
+    saved_steps,
+    step_folder,
+    usable_checkpoint,
+    verify,
+)
 from .config import TrainConfig, load_config
 from .folder import CONFIG, RunFolder
 from .model import DataShape, Log, build_model, make_conditions, require_trust
 
 logger = logging.getLogger(__name__)
+
+ROUGH = 0.06
+"""Largest error of a profile (see `averages.Combination`) that is not worth a remark."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +52,8 @@ class Run:
     shape: DataShape
     model: nn.Module
     step: int
-    weights: Literal["ema", "raw"]
+    weights: str
+    """"ema", "raw", or "ema:10%" for an average of another length."""
     weights_sha256: str = ""
     """Of the file that the weights come from. The file may be gone: a run that trains prunes its checkpoints."""
 
@@ -108,12 +125,14 @@ class Run:
 def load_run(
     path: str | PathLike[str],
     *,
-    weights: Literal["ema", "raw"] = "ema",
+    weights: str = "ema",
     step: int | None = None,
     trust: bool = False,
     log: Log = logger.warning,
 ) -> Run:
     """The averaged (or raw) weights of the newest whole checkpoint, or of the one of a step.
+
+    `weights` is "ema", "raw", or "ema:10%": the average of another length (`scalelong.runs.averages`).
 
     A run folder may name a model of someone's own, "package.module:factory". That code is run with `trust` only.
     `log` gets a line for each damaged checkpoint that is passed over.
@@ -123,8 +142,13 @@ def load_run(
         raise RunFolderError(f"{run.path} is not a run folder: it has no {CONFIG}")
     config = load_config(run.path / CONFIG)
     require_trust(config, run.path / CONFIG, trust)
+    length = _length(weights)
     file = EMA if weights == "ema" else MODEL
-    state, manifest = _read_weights(run, step, file, log)
+    state, manifest = _read_weights(run, step, AVERAGES if length else file, log)
+    sha256 = manifest["files"].get(AVERAGES if length else file, {}).get("sha256", "")
+    if length is not None:
+        weights = f"ema:{length}"
+        state, sha256 = _other_average(run, int(manifest["step"]), length, by_length(state), log)
     model = build_model(config, run.shape())
     try:
         with without_records():  # the configuration says how it is scaled
@@ -135,9 +159,38 @@ def load_run(
             f"the weights of step {manifest['step']} in {run.checkpoints} do not fit the model that "
             f"{run.path / CONFIG} and data.json describe; were they edited? Restore them from a copy ({said})"
         ) from error
+    if config.lora:
+        merge_adapters_(model)
     # What the checkpoint says, not the name of its folder.
     step = int(manifest["step"])
-    return Run(run.path, config, run.shape(), model.eval(), step, weights, manifest["files"][file]["sha256"])
+    return Run(run.path, config, run.shape(), model.eval(), step, weights, sha256)
+
+
+def _length(weights: str) -> AverageLength | None:
+    """The length that "ema:10%" asks for; None for "ema" and "raw"."""
+    if weights in ("ema", "raw"):
+        return None
+    kind, colon, length = weights.partition(":")
+    if kind != "ema" or not colon:
+        raise InvalidConfigError(f"--weights must be ema, raw, or ema:LENGTH such as ema:10%, got {weights!r}")
+    return AverageLength.parse(length, "--weights ema:LENGTH")
+
+
+def _other_average(
+    run: RunFolder, step: int, length: AverageLength, kept: dict[str, dict[str, Tensor]], log: Log
+) -> tuple[dict[str, Tensor], str]:
+    """All weights of a checkpoint with the average of another length, and their checksum."""
+    from safetensors.torch import load_file, save
+
+    found = reconstruct(run.averages, step, length, kept, run.id)
+    if found.error > ROUGH:
+        log(
+            f"the average of {length} at step {step} is rough: its profile is off by {found.error:.0%}, with "
+            f"{found.snapshots} snapshots in {run.averages}; from 4% to 20% it is exact to about 1e-3 of the weights"
+        )
+    # Buffers are not averaged, and come with the average that the run always keeps.
+    state = {**load_file(step_folder(run.checkpoints, step) / EMA), **found.weights}
+    return state, digest(save(state))
 
 
 def _read_weights(run: RunFolder, step: int | None, file: str, log: Log) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -158,6 +211,8 @@ def _read_weights(run: RunFolder, step: int | None, file: str, log: Log) -> tupl
         try:
             manifest = verify(checkpoint)
             require_own(checkpoint, manifest, run.id)
+            if file == AVERAGES and AVERAGES not in manifest["files"]:
+                return {}, manifest
             return load_file(checkpoint / file), manifest
         except (OSError, SafetensorError, CheckpointError) as error:
             if checkpoint.exists():

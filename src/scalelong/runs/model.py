@@ -44,6 +44,7 @@ from ..optional import load_object
 from ..randomness import seed_global
 from ..scaling import NoScaling, as_scaling
 from ..skips import scale_skips_, start_merges_
+from .adapters import add_adapters_
 from .config import TextConfig, TrainConfig
 
 logger = logging.getLogger(__name__)
@@ -97,14 +98,19 @@ def _require_classes(config: TrainConfig, classes: Sequence[str] | None) -> Sequ
 # The network
 
 
-def build_model(config: TrainConfig, shape: DataShape) -> nn.Module:
-    """The network of the configuration, with weights that depend on the seed alone, and its long skips scaled."""
+def build_model(config: TrainConfig, shape: DataShape, adapters: bool = True) -> nn.Module:
+    """The network of the configuration, with weights that depend on the seed alone, and its long skips scaled.
+
+    With `lora` it has its adapters, unless weights are to be put into it first.
+    """
     with torch.random.fork_rng():
         seed_global(config.seed, "weights")
         model = _build(config, shape)
         _require_condition(model, config, shape)
         if not is_uvit(config):  # which scales its own skips
             _scale(model, config, shape)
+    if config.lora and adapters:
+        add_adapters_(model, config.lora, config.seed)
     if config.hardware.gradient_checkpointing:
         _checkpoint_gradients(model)
     return model

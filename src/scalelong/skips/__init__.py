@@ -26,6 +26,9 @@ from .plan import (
     LongSkip as LongSkip,
     SkipPlan as SkipPlan,
 )
+from .record import (
+    without_records as without_records,
+)
 from .saving import (
     load_scaling_ as load_scaling_,
     save_scaling as save_scaling,

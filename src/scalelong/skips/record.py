@@ -162,7 +162,7 @@ class LoadHook:
             saved = decode(tensor, name)
             compare(saved, ours, type(host).__name__)
             vars(self.source.scaling)[COMPENSATED] = set(saved["compensated"])
-        if not found and _is_missed() and _holds_weights(host, state_dict, prefix):
+        if not found and _is_missed() and _holds_weights(host, self.source.scaling, state_dict, prefix):
             warnings.warn(
                 f"these weights do not say that they were trained with scaled long skips ({prefix}{KEY} is missing), "
                 f"and this {type(host).__name__} is scaled: {spelled(ours['scaling'])}. If they are those of a plain "
@@ -196,9 +196,10 @@ def _adapter_parts(host: nn.Module) -> Iterator[tuple[str, str]]:
                     return
 
 
-def _holds_weights(host: nn.Module, state_dict: Mapping[str, Any], prefix: str) -> bool:
+def _holds_weights(host: nn.Module, scaling: nn.Module, state_dict: Mapping[str, Any], prefix: str) -> bool:
     """Whether these are weights of the model, and not those of an adapter or of a part of it."""
-    own = [prefix + name for name, _ in host.named_parameters()]
+    gates = {id(parameter) for parameter in scaling.parameters()}
+    own = [prefix + name for name, parameter in host.named_parameters() if id(parameter) not in gates]
     return 2 * sum(name in state_dict for name in own) > len(own)
 
 

@@ -33,14 +33,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..errors import ScaleLongError, SkipMismatchError, VerificationError
 from ..scaling.base import SkipScaling, SkipSite
 from ..scaling.constant import NoScaling
+from ..tracing import Merge, Trace, counted_as, foreign_hooks_marked, in_foreign_hook, record, untouched
 from .actions import Witness, running_backward
 from .attach import Attached, Edit, attached, detach_, follow_structure
+from .candidates import Candidate, candidates
 from .examples import without_freeu, without_subclass
 from .host import Host
-from .nest import Candidate, candidates
 from .plan import LongSkip, SkipPlan
-from .trace import Merge, Trace, counted_as, record
-from .untouched import foreign_hooks_marked, in_foreign_hook, untouched
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 Change = Callable[[Tensor], Tensor]
