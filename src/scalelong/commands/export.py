@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from .options import add_checkpoint_options
+from .options import add_checkpoint_options, add_quiet_option
 
 
 def parser() -> argparse.ArgumentParser:
@@ -19,6 +19,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--out", type=Path, help="folder (default: export-FORMAT in the run)")
     made.add_argument("--push-to-hub", metavar="OWNER/NAME", help="then upload it to the Hugging Face hub")
     made.add_argument("--public", action="store_true", help="make the repository on the hub public")
+    add_quiet_option(made)
     return made
 
 

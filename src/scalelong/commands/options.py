@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import argparse
 import ast
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -228,7 +230,22 @@ def split(text: str) -> list[str]:
 def add_output_options(parser: argparse.ArgumentParser, result: str) -> None:
     """--json and --quiet, spelled alike everywhere. With --json, nothing else goes to the standard output."""
     parser.add_argument("--json", action="store_true", help=f"print {result} as JSON, and nothing else")
+    add_quiet_option(parser)
+
+
+def add_quiet_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="print the result alone, no progress")
+
+
+@contextmanager
+def progress_aside(quiet: bool) -> Iterator[None]:
+    """What is printed on the way goes to the standard error, and nowhere with --quiet: the result has the output."""
+    if not quiet:
+        with redirect_stdout(sys.stderr):
+            yield
+        return
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
+        yield
 
 
 def speaker(options: argparse.Namespace) -> Callable[[str], None]:

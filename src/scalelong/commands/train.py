@@ -382,8 +382,9 @@ def dry_run(command: Command) -> str:
     from ..training.plan import describe_run
     from ..training.sizing import lengthen_run
 
-    config, folder, plan = settle(command, log)
-    data, _ = load_images(config, silent)
+    say = silent if command.quiet else log
+    config, folder, plan = settle(command, say)
+    data, _ = load_images(config, say)  # it tells which files were not read
     timed = plan or lengthen_run(config, field_paths(), data)
     parts = [str(plan)] if plan is not None and not command.by_name else []
     return "\n\n".join([*parts, describe_run(config, data, folder, seconds=timed.seconds)])
