@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from ..diffusion.solvers import SampleSettings
     from ..runs.config import TrainConfig
+    from ..runs.load import Run
 
 Value = TypeVar("Value", int, float, str)
 
@@ -137,7 +138,22 @@ def add_checkpoint_options(parser: argparse.ArgumentParser) -> None:
     """Which weights of a run: those of the newest checkpoint, averaged, unless something else is wanted."""
     parser.add_argument("--weights", default="ema", choices=["ema", "raw"], help="averaged weights (default) or raw")
     parser.add_argument("--checkpoint", type=whole_number, metavar="STEP", help="checkpoint (default: the newest)")
+    parser.add_argument(
+        "--tuned", type=Path, metavar="FILE", help="scale the long skips as this file of `scalelong tune` says"
+    )
     add_trust_option(parser)
+
+
+def trained_run(folder: Path, options: argparse.Namespace) -> Run:
+    """The run with the weights and, where --tuned is given, the coefficients that the flags ask for."""
+    from ..runs.load import load_run
+    from ..skips import TunedSkips
+
+    scaling = None
+    if options.tuned is not None:
+        tuned = TunedSkips.load(options.tuned)
+        scaling = tuned.spelled()
+    return load_run(folder, weights=options.weights, step=options.checkpoint, trust=options.trust, scaling=scaling)
 
 
 # Sampling and features

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -15,9 +15,10 @@ from ..diffusion.conditions import Conditions
 from ..diffusion.images import ImageMaker, requests
 from ..diffusion.latents import Autoencoder
 from ..diffusion.solvers import SampleSettings
-from ..errors import CheckpointError, RunFolderError
+from ..errors import CheckpointError, InvalidConfigError, RunFolderError
 from ..models.call import Denoiser
 from ..noise import NoiseProcess
+from ..scaling import FixedScaling, as_scaling
 from ..skips.record import without_records
 from .checkpoint import EMA, MODEL, PATIENCE, require_own, saved_steps, step_folder, usable_checkpoint, verify
 from .config import TrainConfig, load_config
@@ -39,6 +40,8 @@ class Run:
     weights: Literal["ema", "raw"]
     weights_sha256: str = ""
     """Of the file that the weights come from. The file may be gone: a run that trains prunes its checkpoints."""
+    is_rescaled: bool = False
+    """Whether the long skips are scaled in another way than they were trained with, as `scalelong tune` finds."""
 
     @property
     def process(self) -> NoiseProcess:
@@ -111,11 +114,13 @@ def load_run(
     weights: Literal["ema", "raw"] = "ema",
     step: int | None = None,
     trust: bool = False,
+    scaling: str | None = None,
     log: Log = logger.warning,
 ) -> Run:
     """The averaged (or raw) weights of the newest whole checkpoint, or of the one of a step.
 
     A run folder may name a model of someone's own, "package.module:factory". That code is run with `trust` only.
+    `scaling` replaces the constants that the run was trained with ("custom:1,0.9,0.8", as `scalelong tune` finds them).
     `log` gets a line for each damaged checkpoint that is passed over.
     """
     run = RunFolder(path)
@@ -123,6 +128,9 @@ def load_run(
         raise RunFolderError(f"{run.path} is not a run folder: it has no {CONFIG}")
     config = load_config(run.path / CONFIG)
     require_trust(config, run.path / CONFIG, trust)
+    if scaling is not None:
+        require_constant(config.scaling)
+        config = replace(config, scaling=scaling)
     file = EMA if weights == "ema" else MODEL
     state, manifest = _read_weights(run, step, file, log)
     model = build_model(config, run.shape())
@@ -136,8 +144,19 @@ def load_run(
             f"{run.path / CONFIG} and data.json describe; were they edited? Restore them from a copy ({said})"
         ) from error
     # What the checkpoint says, not the name of its folder.
-    step = int(manifest["step"])
-    return Run(run.path, config, run.shape(), model.eval(), step, weights, manifest["files"][file]["sha256"])
+    step, sha256 = int(manifest["step"]), manifest["files"][file]["sha256"]
+    return Run(run.path, config, run.shape(), model.eval(), step, weights, sha256, scaling is not None)
+
+
+def require_constant(scaling: str) -> FixedScaling:
+    """The scaling that a run was trained with, if its coefficients are numbers, so that others can stand for them."""
+    config = as_scaling(scaling)
+    if not isinstance(config, FixedScaling):
+        raise InvalidConfigError(
+            f"the run was trained with the scaling {scaling!r}, whose coefficients are learned or depend on the data: "
+            f"only constant ones (none, cs, uniform, custom, balanced) can be replaced after training"
+        )
+    return config
 
 
 def _read_weights(run: RunFolder, step: int | None, file: str, log: Log) -> tuple[dict[str, Tensor], dict[str, Any]]:
