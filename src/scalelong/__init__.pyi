@@ -72,6 +72,7 @@ from .skips import (
     summary as summary,
     unscale_ as unscale_,
     unscaled as unscaled,
+    without_records as without_records,
 )
 from .stability import (
     Diagnosis as Diagnosis,

@@ -85,7 +85,7 @@ def _linear(x: Tensor, layer: nn.Linear) -> Tensor:
     return F.linear(x, layer.weight.float(), layer.bias.float())
 
 
-# A sigmoid never reaches κ_1 = 1; this is where it starts instead.
+# A sigmoid never reaches κ_1 = 1; this is where it starts instead. Bounded gates could, and start where the others do.
 LARGEST_START = 0.999
 
 
@@ -104,10 +104,10 @@ class LearnableScaling(Scaling):
     `gate`: "channel" averages over all positions and gates channels; "token" averages over channels and gates tokens,
     which ties the gate to one sequence length; "auto" is channels for bounded gates, and for the others what the paper
     does: tokens where their number is fixed (U-ViT), otherwise channels.
-    `start`: "bounded" starts on the curve κ^(i-1) and stays between half and twice the curve. "cs" starts there too
-    (last layer zero, a bias per skip at its logit; 0.999 stands for 1), and its gates are free between 0 and 1; at
-    high rates fewer runs survive with it (docs/evidence/survival). "paper" starts as the authors' code does, at about
-    0.5 for every skip.
+    `start`: "bounded" starts on the curve κ^(i-1), where 0.999 stands for 1, and stays between half and twice the
+    curve. "cs" starts there too (last layer zero, a bias per skip at its logit), and its gates are free between 0 and
+    1; at high rates fewer runs survive with it (docs/evidence/survival). "paper" starts as the authors' code does, at
+    about 0.5 for every skip.
     `pace`: p, in (0, 1], makes bounded gates move more slowly than the other weights.
     """
 
@@ -172,7 +172,7 @@ class GatedSkipScaling(FullPrecisionModule, SkipScaling):
         else:
             distinct, self._network_of = widths, list(range(len(widths)))
         self.networks = nn.ModuleList(_network(config, width) for width in distinct)
-        curve = ConstantScaling(config.kappa).curve(len(sites))
+        curve = [min(kappa, LARGEST_START) for kappa in ConstantScaling(config.kappa).curve(len(sites))]
         self.offsets = nn.Parameter(_logits(curve)) if config.start == "cs" else None
         # Another name than `offsets`, so that gates that were trained with the one are never read as the other.
         self.shifts = nn.Parameter(torch.zeros(len(sites))) if config.start == "bounded" else None
@@ -253,8 +253,7 @@ def _network(config: LearnableScaling, width: int) -> nn.Module:
 
 
 def _logits(curve: Sequence[float]) -> Tensor:
-    clamped = [min(kappa, LARGEST_START) for kappa in curve]
-    return torch.tensor([math.log(kappa) - math.log1p(-kappa) for kappa in clamped])
+    return torch.tensor([math.log(kappa) - math.log1p(-kappa) for kappa in curve])
 
 
 EPSILON = 1e-6

@@ -22,9 +22,16 @@ from .fold import (
     FoldReport as FoldReport,
     fold_ as fold_,
 )
+from .host import (
+    SkipHost as SkipHost,
+    native_plan as native_plan,
+)
 from .plan import (
     LongSkip as LongSkip,
     SkipPlan as SkipPlan,
+)
+from .record import (
+    without_records as without_records,
 )
 from .saving import (
     load_scaling_ as load_scaling_,

@@ -29,9 +29,10 @@ from ..errors import (
 from ..scaling.base import SkipScaling
 from ..scaling.constant import NoScaling
 from .actions import Action, ArgumentHook, Gate, GateSlices, Multiply, MultiplySlices, OutputHook, Pass, Tally, Witness
+from .edits import EditSite
 from .plan import Attachment, LongSkip, SkipPlan
 from .record import describe, erase_record_, write_record_
-from .source import EditSite, find_function, guard_, is_rewritten, restore_, rewrite_
+from .source import find_function, guard_, is_rewritten, restore_, rewrite_
 
 REGISTERED = "skip_scaling"
 _STATE = "_scalelong"

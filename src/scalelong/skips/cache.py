@@ -27,12 +27,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..errors import CacheError, InvalidConfigError, VerificationError
+from ..tracing import Call, Merge, Trace, leaves, untouched
 from .attach import attached, paused
-from .containers import leaves
 from .find import Patterns, record_forward, select_skips
 from .host import native_plan, unwrap
-from .trace import Call, Merge, Trace
-from .untouched import untouched
 from .verify import changing_operand, difference, tensors_in, verifying
 
 TIMES = ("timestep", "timesteps", "t", "time", "times", "sigma", "sigmas", "noise_level", "noise_labels")

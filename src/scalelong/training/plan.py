@@ -8,13 +8,12 @@ from torch import Tensor, nn
 from ..console import duration
 from ..data import ImageData
 from ..errors import ScaleLongError
-from ..models import UViT
 from ..models.call import Denoiser, count_parameters
 from ..noise import NoiseProcess, losses
 from ..runs.averages import OLDEST, is_snapshot, shares
 from ..runs.config import TrainConfig
 from ..runs.model import DataShape, build_model, example_forward, shape_of
-from ..skips import coefficients, find_skips, is_scaled
+from ..skips import coefficients, find_skips, is_scaled, native_plan
 from .cores import images_at_once, splits
 from .sizing import MOST_EPOCHS
 
@@ -98,7 +97,7 @@ def _on(value: bool) -> str:
 def _skips(config: TrainConfig, model: nn.Module, shape: DataShape) -> str:
     """How many, and their coefficients now: learned ones are those of a first forward."""
     inputs = example_forward(model, config, shape)
-    if not (is_scaled(model) or isinstance(model, UViT)):
+    if not is_scaled(model) and native_plan(model) is None:
         try:
             return f"{len(find_skips(model, inputs))} found, not scaled"
         except ScaleLongError as error:

@@ -164,7 +164,8 @@ class Plan:
         network = ", ".join(f"{name} {options[name]}" for name in ("dim", "depth", "patch_size") if name in options)
         yield f"  network   {config.model}{': ' * bool(network)}{network} (--model-options dim=... depth=...)"
         yield f"  batch     {config.batch_size} images (--batch-size)"
-        yield f"  steps     {config.steps:,} = {self.epochs:,.0f} epochs of {self.images} images (--steps)"
+        epochs = f"{self.epochs:,.0f}" if self.epochs >= 10 else f"{self.epochs:.2g}"
+        yield f"  steps     {config.steps:,} = {epochs} epochs of {self.images} images (--steps)"
         yield f"  held out  {config.images.held_out} images, for the held-out loss (--held-out)"
         yield f"  samples   and checkpoints every {config.checkpoints.save_every} steps, about every {self.interval()}"
         yield f"  time      about {duration(self.seconds)}: {_seconds(self.seconds_per_step)} per step, measured now"
