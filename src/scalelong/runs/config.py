@@ -9,7 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from ..diffusion.solvers import SAMPLERS
+from ..diffusion.solvers import SAMPLERS, require_sampler
 from ..errors import CannotReadError, InvalidConfigError
 from ..files import read_yaml
 from ..noise import NoiseProcess, Prediction, Schedule, require_prediction
@@ -83,8 +83,10 @@ class DiffusionConfig:
     """The noise process, the objective and the condition."""
 
     schedule: Schedule = "vp"
-    """The authors' continuous-time VP-SDE, DDPM's linear, the cosine, or (for latents) Stable Diffusion's."""
+    """The authors' continuous-time VP-SDE, DDPM's linear, the cosine, (for latents) Stable Diffusion's; a rectified
+    flow with uniform or logit-normal times, or EDM's."""
     prediction: Prediction = "epsilon"
+    """ε, v or x_0; "flow", the velocity, with the schedules flow and flow-logit; "edm" with edm."""
     condition: Condition = "none"
     """"class" trains on labels, "text" on captions."""
     condition_dropout: float = 0.1
@@ -92,7 +94,7 @@ class DiffusionConfig:
 
     def __post_init__(self) -> None:
         NoiseProcess(self.schedule)
-        require_prediction(self.prediction)
+        require_prediction(self.prediction, self.schedule)
         require_choice("condition", self.condition, Condition)
         require(0 <= self.condition_dropout < 1, f"condition_dropout must be in [0, 1), got {self.condition_dropout}")
 
@@ -277,6 +279,7 @@ class TrainConfig:
         require(
             not self.lora or self.start_from is not None, "--lora adapts weights that exist: say which, with --from"
         )
+        require_sampler(self.logging.sampler, self.logging.sampler_steps, self.diffusion.schedule)
         require(bool(self.data), "data must name a folder, a file or a data set")
         require(bool(self.model), "model must name a model")
 
