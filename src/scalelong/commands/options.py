@@ -125,6 +125,10 @@ def config_file(options: argparse.Namespace, base: TrainConfig) -> TrainConfig:
     return config
 
 
+def step_or_best(text: str) -> int | str:
+    return text if text == "best" else whole_number(text)
+
+
 def add_trust_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust",
@@ -136,7 +140,12 @@ def add_trust_option(parser: argparse.ArgumentParser) -> None:
 def add_checkpoint_options(parser: argparse.ArgumentParser) -> None:
     """Which weights of a run: those of the newest checkpoint, averaged, unless something else is wanted."""
     parser.add_argument("--weights", default="ema", choices=["ema", "raw"], help="averaged weights (default) or raw")
-    parser.add_argument("--checkpoint", type=whole_number, metavar="STEP", help="checkpoint (default: the newest)")
+    parser.add_argument(
+        "--checkpoint",
+        type=step_or_best,
+        metavar="STEP|best",
+        help="checkpoint (default: the newest)",
+    )
     add_trust_option(parser)
 
 

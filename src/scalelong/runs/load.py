@@ -19,7 +19,17 @@ from ..errors import CheckpointError, RunFolderError
 from ..models.call import Denoiser
 from ..noise import NoiseProcess
 from ..skips.record import without_records
-from .checkpoint import EMA, MODEL, PATIENCE, require_own, saved_steps, step_folder, usable_checkpoint, verify
+from .checkpoint import (
+    EMA,
+    MODEL,
+    PATIENCE,
+    best_step,
+    require_own,
+    saved_steps,
+    step_folder,
+    usable_checkpoint,
+    verify,
+)
 from .config import TrainConfig, load_config
 from .folder import CONFIG, RunFolder
 from .model import DataShape, Log, build_model, make_conditions, require_trust
@@ -109,11 +119,11 @@ def load_run(
     path: str | PathLike[str],
     *,
     weights: Literal["ema", "raw"] = "ema",
-    step: int | None = None,
+    step: int | Literal["best"] | None = None,
     trust: bool = False,
     log: Log = logger.warning,
 ) -> Run:
-    """The averaged (or raw) weights of the newest whole checkpoint, or of the one of a step.
+    """The averaged (or raw) weights of the newest whole checkpoint, of the one of a step, or of the best one.
 
     A run folder may name a model of someone's own, "package.module:factory". That code is run with `trust` only.
     `log` gets a line for each damaged checkpoint that is passed over.
@@ -124,6 +134,10 @@ def load_run(
     config = load_config(run.path / CONFIG)
     require_trust(config, run.path / CONFIG, trust)
     file = EMA if weights == "ema" else MODEL
+    if step == "best":
+        step = best_step(run.checkpoints)
+        if step is None:
+            raise CheckpointError(f"{run.path} has no checkpoints/best; train with --keep-best held-out or frechet")
     state, manifest = _read_weights(run, step, file, log)
     model = build_model(config, run.shape())
     try:
