@@ -7,6 +7,7 @@ from .errors import (
     AmbiguousSkipsError as AmbiguousSkipsError,
     CacheError as CacheError,
     CancelledScalingWarning as CancelledScalingWarning,
+    CollapseError as CollapseError,
     ExampleInputsError as ExampleInputsError,
     ExportError as ExportError,
     FrozenGatesWarning as FrozenGatesWarning,
@@ -80,6 +81,7 @@ from .skips import (
     without_records as without_records,
 )
 from .stability import (
+    CollapseGuard as CollapseGuard,
     Diagnosis as Diagnosis,
     RateRange as RateRange,
     StabilityMonitor as StabilityMonitor,

@@ -128,6 +128,10 @@ def config_file(options: argparse.Namespace, base: TrainConfig) -> TrainConfig:
     return config
 
 
+def step_or_best(text: str) -> int | str:
+    return text if text == "best" else whole_number(text)
+
+
 def add_trust_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust",
@@ -144,7 +148,7 @@ def add_checkpoint_options(parser: argparse.ArgumentParser) -> None:
         metavar="ema|raw|ema:LENGTH",
         help="averaged weights (default), raw ones, or an average of another length such as ema:10%% (scalelong ema)",
     )
-    parser.add_argument("--checkpoint", type=whole_number, metavar="STEP", help="checkpoint (default: the newest)")
+    parser.add_argument("--checkpoint", type=step_or_best, metavar="STEP|best", help="checkpoint (default: the newest)")
     parser.add_argument(
         "--tuned", type=Path, metavar="FILE", help="scale the long skips as this file of `scalelong tune` says"
     )

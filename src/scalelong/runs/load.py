@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ from .checkpoint import (
     EMA,
     MODEL,
     PATIENCE,
+    best_step,
     require_own,
     saved_steps,
     step_folder,
@@ -129,12 +130,12 @@ def load_run(
     path: str | PathLike[str],
     *,
     weights: str = "ema",
-    step: int | None = None,
+    step: int | Literal["best"] | None = None,
     trust: bool = False,
     scaling: str | None = None,
     log: Log = logger.warning,
 ) -> Run:
-    """The averaged (or raw) weights of the newest whole checkpoint, or of the one of a step.
+    """The averaged (or raw) weights of the newest whole checkpoint, of the one of a step, or of the best one.
 
     `weights` is "ema", "raw", or "ema:10%": the average of another length (`scalelong.runs.averages`).
 
@@ -152,6 +153,10 @@ def load_run(
         require_constant(config.scaling)
         config = replace(config, scaling=scaling)
     file = EMA if weights == "ema" else MODEL
+    if step == "best":
+        step = best_step(run.checkpoints)
+        if step is None:
+            raise CheckpointError(f"{run.path} has no checkpoints/best; train with --keep-best held-out or frechet")
     state, manifest = _read_weights(run, step, AVERAGES if length else file, log)
     sha256 = manifest["files"].get(AVERAGES if length else file, {}).get("sha256", "")
     if length is not None:
