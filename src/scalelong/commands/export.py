@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from .options import add_checkpoint_options, add_quiet_option
+from .options import add_checkpoint_options, add_quiet_option, trained_run
 
 
 def parser() -> argparse.ArgumentParser:
@@ -26,11 +26,10 @@ def parser() -> argparse.ArgumentParser:
 def run(options: argparse.Namespace) -> None:
     from ..export import export_diffusers, export_safetensors, push_to_hub
     from ..files import require_folder_place
-    from ..runs.load import load_run
 
     if options.out and options.out.suffix != ".safetensors":
         require_folder_place(options.out)
-    trained = load_run(options.run, weights=options.weights, step=options.checkpoint, trust=options.trust)
+    trained = trained_run(options.run, options)
     folder = options.out or trained.folder / f"export-{options.format}"
     if options.format == "diffusers":
         export_diffusers(trained, folder)

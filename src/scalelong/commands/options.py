@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from ..diffusion.solvers import SampleSettings
     from ..runs.config import TrainConfig
+    from ..runs.load import Run
 
 Value = TypeVar("Value", int, float, str)
 
@@ -127,6 +128,10 @@ def config_file(options: argparse.Namespace, base: TrainConfig) -> TrainConfig:
     return config
 
 
+def step_or_best(text: str) -> int | str:
+    return text if text == "best" else whole_number(text)
+
+
 def add_trust_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust",
@@ -143,8 +148,23 @@ def add_checkpoint_options(parser: argparse.ArgumentParser) -> None:
         metavar="ema|raw|ema:LENGTH",
         help="averaged weights (default), raw ones, or an average of another length such as ema:10%% (scalelong ema)",
     )
-    parser.add_argument("--checkpoint", type=whole_number, metavar="STEP", help="checkpoint (default: the newest)")
+    parser.add_argument("--checkpoint", type=step_or_best, metavar="STEP|best", help="checkpoint (default: the newest)")
+    parser.add_argument(
+        "--tuned", type=Path, metavar="FILE", help="scale the long skips as this file of `scalelong tune` says"
+    )
     add_trust_option(parser)
+
+
+def trained_run(folder: Path, options: argparse.Namespace) -> Run:
+    """The run with the weights and, where --tuned is given, the coefficients that the flags ask for."""
+    from ..runs.load import load_run
+    from ..skips import TunedSkips
+
+    scaling = None
+    if options.tuned is not None:
+        tuned = TunedSkips.load(options.tuned)
+        scaling = tuned.spelled()
+    return load_run(folder, weights=options.weights, step=options.checkpoint, trust=options.trust, scaling=scaling)
 
 
 # Sampling and features

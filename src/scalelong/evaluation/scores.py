@@ -547,4 +547,6 @@ def comparison_rows(scores: Sequence[Scores]) -> list[dict[str, str]]:
 
 def _title(scores: Scores) -> str:
     subject = scores.subject
-    return f"{subject.get('run') or subject.get('folder')}" + (f" step {subject['step']}" if "step" in subject else "")
+    step = f" step {subject['step']}" if "step" in subject else ""
+    tuned = f" tuned {subject['scaling']}" if "scaling" in subject else ""
+    return f"{subject.get('run') or subject.get('folder')}{step}{tuned}"

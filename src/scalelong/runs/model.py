@@ -43,7 +43,7 @@ from ..noise import NoiseProcess
 from ..optional import load_object
 from ..randomness import seed_global
 from ..scaling import NoScaling, as_scaling
-from ..skips import scale_skips_, start_merges_
+from ..skips import native_plan, scale_skips_, start_merges_
 from .adapters import add_adapters_
 from .config import TextConfig, TrainConfig
 
@@ -281,7 +281,7 @@ def _from_diffusers_json(path: Path, values: dict[str, Any]) -> nn.Module:
 
 
 def _scale(model: nn.Module, config: TrainConfig, shape: DataShape) -> None:
-    example = None if isinstance(model, UViT) else example_forward(model, config, shape)
+    example = None if native_plan(model) is not None else example_forward(model, config, shape)
     if not isinstance(as_scaling(config.scaling), NoScaling):
         scale_skips_(model, config.scaling, example)
     start = _merge_start(config)

@@ -168,6 +168,8 @@ def _objective(scheduler: Mapping[str, Any], path: Path) -> dict[str, Any]:
         elif scheduler.get("beta_schedule") == "squaredcos_cap_v2":
             betas = discrete_betas("cosine").tolist()
     for schedule in SCHEDULES:
+        if not NoiseProcess(schedule).is_diffusion:  # pyright: ignore[reportArgumentType]
+            continue
         known = NoiseProcess(schedule).betas.float()  # pyright: ignore[reportArgumentType]
         same = betas is not None and len(betas) == len(known)
         if same and prediction and torch.allclose(torch.tensor(betas), known, rtol=1e-3, atol=1e-7):

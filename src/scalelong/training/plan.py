@@ -8,13 +8,12 @@ from torch import Tensor, nn
 from ..console import duration
 from ..data import ImageData
 from ..errors import ScaleLongError
-from ..models import UViT
 from ..models.call import Denoiser, count_parameters
 from ..noise import NoiseProcess, losses
 from ..runs.averages import OLDEST, is_snapshot, shares
 from ..runs.config import TrainConfig
 from ..runs.model import DataShape, build_model, example_forward, shape_of
-from ..skips import coefficients, find_skips, is_scaled
+from ..skips import coefficients, find_skips, is_scaled, native_plan
 from .cores import images_at_once, splits
 from .sizing import MOST_EPOCHS
 
@@ -47,7 +46,8 @@ def describe_run(
         "model": f"{config.model} ({type(model).__name__}), {parameters / 1e6:.2f}M parameters",
         "long skips": _skips(config, model, shape),
         "scaling": config.scaling,
-        "objective": f"predict {diffusion.prediction}, {diffusion.schedule} schedule, condition {diffusion.condition}",
+        "objective": f"predict {diffusion.prediction}, {diffusion.schedule} schedule, condition {diffusion.condition}"
+        + (f", loss weighted by Min-SNR-{diffusion.min_snr_gamma:g}" if diffusion.loss_weighting != "none" else ""),
         "optimiser": f"AdamW, lr {optimizer.lr:g}, weight decay {optimizer.weight_decay:g}, betas {optimizer.betas}, "
         f"warm-up {optimizer.warmup} steps{decay}, clip {optimizer.clip}, "
         f"EMA {optimizer.ema_length or optimizer.ema_rate}",
@@ -58,11 +58,13 @@ def describe_run(
         "time": "not measured" if seconds is None else f"about {duration(seconds)} on this machine",
         "checkpoints": f"every {config.checkpoints.save_every} steps, {megabytes(saved)} each, "
         f"the last {config.checkpoints.keep_last} kept"
-        + (f" and every {config.checkpoints.keep_every}th step" if config.checkpoints.keep_every else ""),
+        + (f" and every {config.checkpoints.keep_every}th step" if config.checkpoints.keep_every else "")
+        + (f", and the best by {config.checkpoints.keep_best}" if config.checkpoints.keep_best else ""),
         "samples": f"{config.logging.samples} every {config.samples_every} steps, {config.logging.sampler} with "
         f"{config.logging.sampler_steps} steps"
         if config.samples_every
         else "none",
+        "collapse": f"{config.guard.on_collapse}",
         "non-finite": f"{config.guard.on_nan}",
         "memory": f"about {megabytes(fixed + activations)} per process: {megabytes(fixed)} for weights, gradients, "
         f"AdamW and moving average, {megabytes(activations)} for the activations of {at_once:g} images at once",
@@ -98,7 +100,7 @@ def _on(value: bool) -> str:
 def _skips(config: TrainConfig, model: nn.Module, shape: DataShape) -> str:
     """How many, and their coefficients now: learned ones are those of a first forward."""
     inputs = example_forward(model, config, shape)
-    if not (is_scaled(model) or isinstance(model, UViT)):
+    if not is_scaled(model) and native_plan(model) is None:
         try:
             return f"{len(find_skips(model, inputs))} found, not scaled"
         except ScaleLongError as error:

@@ -202,7 +202,8 @@ def candidates(config: TrainConfig, given: Collection[str], pictures: Pictures) 
         options: dict[str, Any] = {}
         if config.model == "uvit":
             # A network that predicts v shows something much earlier than one that predicts ε.
-            values |= {"diffusion.prediction": "v", "optimizer.lr": rung.lr, "optimizer.warmup": 100}
+            values |= {"diffusion.prediction": "v"} if NoiseProcess(config.diffusion.schedule).is_diffusion else {}
+            values |= {"optimizer.lr": rung.lr, "optimizer.warmup": 100}
             values |= {"optimizer.betas": (0.9, 0.99), "optimizer.clip": 1.0}
             options = {"dim": rung.dim, "depth": rung.depth, "heads": rung.heads}
             # The authors' deviation of 0.02 is for widths of 512 and more.

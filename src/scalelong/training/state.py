@@ -257,6 +257,10 @@ class TrainState:
     """Time spent, over all restarts."""
     window: list[float] = field(default_factory=list)
     """Sums since the last line of metrics."""
+    collapse: dict[str, Any] = field(default_factory=dict)
+    """What the detector of collapses knows."""
+    best: dict[str, Any] = field(default_factory=dict)
+    """The best measurement so far: its value and step, and the number of measurements since."""
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -302,6 +306,8 @@ def snapshot(state: TrainState) -> Snapshot:
         "step": state.step,
         "seconds": state.seconds,
         "window": list(state.window),
+        "collapse": dict(state.collapse),
+        "best": dict(state.best),
         "optimizer": get_optimizer_state_dict(state.bare, state.optimizer, options=_GATHER),
         "scaler": scaler.state_dict() if scaler is not None else {},
         "random": gather_objects(state.accelerator, global_state()),
@@ -332,6 +338,8 @@ def restore(state: TrainState, saved: Snapshot, seed: int) -> None:
     else:  # other processes than before: dropout goes on with other numbers
         seed_global(seed, "process", process, saved.step)
     state.step, state.seconds, state.window = training["step"], training["seconds"], list(training["window"])
+    # Checkpoints of earlier versions have neither.
+    state.collapse, state.best = dict(training.get("collapse", {})), dict(training.get("best", {}))
 
 
 @torch.no_grad()
