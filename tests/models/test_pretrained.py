@@ -138,6 +138,9 @@ def test_a_configuration_in_memory_builds_a_scaled_model_and_one_from_a_file_a_p
     other = type(model).from_config(model.config)
     assert sl.plan_of(other) == sl.plan_of(model)
     assert set(other.state_dict()) == set(model.state_dict())
+    larger = type(model).from_config(model.config, layers_per_block=2)
+    assert not sl.is_scaled(larger)
+    assert "scalelong_scaling" not in larger.config
     model.save_config(tmp_path)
     assert not sl.is_scaled(type(model).from_config(type(model).load_config(tmp_path)))
     sl.unscale_(model)

@@ -385,6 +385,15 @@ def test_a_summary_is_short_and_true():
     assert sl.summary(Lit(learned)).coefficients[1] == pytest.approx(0.7, abs=0.05)
 
 
+def test_a_model_prints_how_it_is_scaled():
+    model = Concat()
+    before = repr(model)
+    sl.scale_skips_(model, "cs:0.5", X)
+    assert "(long skips): 2 scaled by cs (kappa=0.5" in repr(copy.deepcopy(model))
+    sl.unscale_(model)
+    assert repr(model) == before
+
+
 def test_scripting_says_to_fold_first():
     for model in (scaled("cs"), Lit(scaled("ls"))):
         with pytest.raises(sl.UnsupportedModelError, match=r"torch\.jit\.script.*fold_"):

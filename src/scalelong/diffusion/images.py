@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from ..errors import InvalidConfigError
 from ..noise import NoiseProcess, Prediction
+from ..optional import needs
 from ..skips import cached
 from .conditions import Conditions, Unconditional
 from .solvers import Conditional, SampleSettings, guided, sample
@@ -136,3 +138,34 @@ def to_bytes(images: Tensor) -> Tensor:
             "the model gave images that are not finite: it is broken, or the sampler needs more steps"
         )
     return ((images.float().cpu() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+
+
+# Images side by side
+
+GAP = 2
+SMALLEST_SIDE = 32
+"""Smaller images are enlarged by a whole factor: thumbnails of 8 pixels cannot be judged."""
+
+
+def image_grid(images: Tensor, columns: int | None = None) -> Tensor:
+    """(B, C, H, W), uint8 or in [-1, 1], to one uint8 image (C, H', W')."""
+    pixels = images.cpu()
+    if pixels.dtype != torch.uint8:
+        pixels = ((pixels.float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+    enlarge = max(1, math.ceil(SMALLEST_SIDE / min(pixels.shape[2:])))
+    pixels = pixels.repeat_interleave(enlarge, dim=2).repeat_interleave(enlarge, dim=3)
+    count, channels, height, width = pixels.shape
+    columns = columns or math.ceil(math.sqrt(count))
+    rows = math.ceil(count / columns)
+    grid = torch.full((channels, rows * (height + GAP) + GAP, columns * (width + GAP) + GAP), 255, dtype=torch.uint8)
+    for i, image in enumerate(pixels):
+        top, left = GAP + (i // columns) * (height + GAP), GAP + (i % columns) * (width + GAP)
+        grid[:, top : top + height, left : left + width] = image
+    return grid
+
+
+def as_picture(image: Tensor) -> Any:
+    """A uint8 image (C, H, W) with 1, 3 or 4 channels as one of Pillow, which notebooks show; of others, the first."""
+    pillow = needs("PIL.Image", "train", "sample grids")
+    array = image.permute(1, 2, 0).contiguous().numpy()
+    return pillow.fromarray(array if array.shape[2] in (3, 4) else array[:, :, 0])

@@ -13,6 +13,7 @@ samples      folders of generated images
 processes    devices and processes, through accelerate
 """
 
+from ..diffusion.images import image_grid
 from ..errors import CheckpointError, RunFolderError, RunLockedError, SampleFolderError
 from .checkpoint import Snapshot, read_checkpoint, saved_steps, write_checkpoint
 from .config import (
@@ -37,4 +38,4 @@ from .load import Run, load_run
 from .model import DataShape, RunData, build_model, load_images, load_run_data, make_conditions, shape_of
 from .origin import adopt_weights, load_start_, read_origin
 from .recipes import RECIPES, default_folder, recipe
-from .samples import SampleFolder, fill_folder, folder_name, image_grid, save_png
+from .samples import SampleFolder, fill_folder, folder_name, save_png

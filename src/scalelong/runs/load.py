@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..diffusion.conditions import Conditions
-from ..diffusion.images import ImageMaker, requests
+from ..diffusion.images import ImageMaker, as_picture, image_grid, requests
 from ..diffusion.latents import Autoencoder
 from ..diffusion.solvers import SampleSettings
 from ..errors import CheckpointError, InvalidConfigError, RunFolderError
@@ -124,6 +124,10 @@ class Run:
         wanted = requests(n, seed, prompts or wishes or self.default_prompts)
         settings = SampleSettings(sampler=sampler, steps=steps, guidance=guidance)
         return self.maker.all(wanted, settings, batch_size=batch_size, device=device)
+
+    def grid(self, n: int = 16, *, columns: int | None = None, **options: Any) -> Any:
+        """Images side by side, as a picture of Pillow: notebooks show it. `options` are those of `sample`."""
+        return as_picture(image_grid(self.sample(n, **options), columns))
 
 
 def load_run(

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ..data import to_float
-from ..diffusion.images import Request
+from ..diffusion.images import Request, as_picture, image_grid
 from ..diffusion.solvers import SampleSettings
 from ..errors import CannotReadError, SampleFolderError
 from ..files import exclusive, make_folder, read_bytes, read_json, remove_leftovers, write_bytes, write_text
@@ -36,33 +36,11 @@ logger = logging.getLogger(__name__)
 
 MOST_IMAGE = 512 * 1024**2
 """Bytes of the largest sample that is read."""
-GAP = 2
-SMALLEST_SIDE = 32
-"""Smaller images are enlarged by a whole factor: thumbnails of 8 pixels cannot be judged."""
-
-
-def image_grid(images: Tensor, columns: int | None = None) -> Tensor:
-    """(B, C, H, W) in [-1, 1] to one uint8 image (C, H', W')."""
-    pixels = ((images.float().cpu() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
-    enlarge = max(1, math.ceil(SMALLEST_SIDE / min(pixels.shape[2:])))
-    pixels = pixels.repeat_interleave(enlarge, dim=2).repeat_interleave(enlarge, dim=3)
-    count, channels, height, width = pixels.shape
-    columns = columns or math.ceil(math.sqrt(count))
-    rows = math.ceil(count / columns)
-    grid = torch.full((channels, rows * (height + GAP) + GAP, columns * (width + GAP) + GAP), 255, dtype=torch.uint8)
-    for i, image in enumerate(pixels):
-        top, left = GAP + (i // columns) * (height + GAP), GAP + (i % columns) * (width + GAP)
-        grid[:, top : top + height, left : left + width] = image
-    return grid
 
 
 def save_png(path: Path, image: Tensor) -> None:
-    """Write a uint8 image (C, H, W) with 1, 3 or 4 channels; of others, the first is shown."""
-    pillow = needs("PIL.Image", "train", "writing sample grids")
-    array = image.permute(1, 2, 0).contiguous().numpy()
-    array = array if array.shape[2] in (3, 4) else array[:, :, 0]
     content = io.BytesIO()
-    pillow.fromarray(array).save(content, format="PNG")
+    as_picture(image).save(content, format="PNG")
     write_bytes(path, content.getvalue())
 
 

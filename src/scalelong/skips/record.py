@@ -235,8 +235,12 @@ def scale_what_configurations_build(host: nn.Module, scale: Callable[[nn.Module,
         made = plain(cls, config, *args, **options)
         entry = config.get(KEY) if isinstance(config, Mapping) else None
         model = made[0] if isinstance(made, tuple) else made
-        if isinstance(entry, ScalingEntry) and class_name(model) == entry.description["class"]:
+        if not isinstance(entry, ScalingEntry):
+            return made
+        if class_name(model) == entry.description["class"] and not options.keys() - {"return_unused_kwargs"}:
             scale(model, entry.description)
+        else:
+            erase_record_(model)  # of another shape, perhaps: its configuration must not say that it is scaled
         return made
 
     setattr(from_config, KEY, True)

@@ -17,10 +17,10 @@ from ..evaluation.judge import Scorer
 from ..files import write_text
 from ..models.call import evaluating
 from ..randomness import derived_seed, global_state, restore_global_state
+from ..runs import image_grid, save_png
 from ..runs.config import TrainConfig
 from ..runs.folder import RunFolder
 from ..runs.model import RunData
-from ..runs.samples import image_grid, save_png
 from .state import TrainState
 
 _ENDINGS = (("", "value"), ("_low", "low"), ("_high", "high"))

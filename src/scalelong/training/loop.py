@@ -12,6 +12,7 @@ import shlex
 import signal
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
@@ -24,10 +25,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..console import Progress, StopWatch, TrainingProgress
+from ..console import Progress, StopWatch, TrainingProgress, html_lines
 from ..data import Batch, batches
 from ..diffusion.inputs import DataOrder, Examples, split_batch
 from ..errors import CheckpointError, CollapseError, DataWorkerError, NonFiniteError, RunFolderError
+from ..files import read_bytes
 from ..models.call import Denoiser
 from ..noise import LEVELS, NoiseProcess, loss_weights, losses, mean_square, noise_levels, target
 from ..runs.adapters import add_adapters_
@@ -91,6 +93,13 @@ class TrainResult:
         lines += [f"samples: {self.samples}"] if self.samples is not None else []
         steps = (f"scalelong {command} {shlex.quote(str(self.folder))}" for command in ("sample", "eval", "report"))
         return "\n".join([*lines, f"next: {', '.join(steps)}"])
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the same, and the newest grid."""
+        text = html_lines(str(self).splitlines())
+        if self.samples is None or not self.samples.exists():
+            return text
+        return f"{text}<img src='data:image/png;base64,{b64encode(read_bytes(self.samples)).decode()}'>"
 
 
 def train(
