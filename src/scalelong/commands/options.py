@@ -118,13 +118,14 @@ def run_config(options: argparse.Namespace) -> TrainConfig:
 def config_file(options: argparse.Namespace, base: TrainConfig) -> TrainConfig:
     """The values of --config over those of a recipe. Code that the file names needs --trust."""
     from ..runs.config import load_config
-    from ..runs.model import require_trust
+    from ..runs.model import require_trust, require_trusted_training
 
     if options.config is None:
         return base
     config = load_config(options.config, base)
     if config.model != getattr(options, "model", None):  # --model is the user's own word
         require_trust(config, options.config, options.trust)
+    require_trusted_training(config, options.config, options.trust)
     return config
 
 

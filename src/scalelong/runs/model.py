@@ -11,12 +11,13 @@ a condition gets a network that uses it, or an error that says why not.
 import inspect
 import logging
 import os
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -236,8 +237,27 @@ def require_trust(config: TrainConfig, source: str | PathLike[str], trust: bool 
     if factory is None or trust or os.environ.get(TRUST, "") not in ("", "0"):
         return
     options = f" with the options {config.model_options}" if config.model_options else ""
+    _refuse_code(f"model {factory!r}{options}", source)
+
+
+_TORCHS_OWN = re.compile(r"torch\.optim(\.lr_scheduler)?:[A-Z]\w*")
+
+
+def require_trusted_training(
+    config: TrainConfig, source: str | PathLike[str], trust: bool = False, typed: Collection[str] = ()
+) -> None:
+    """The same for the code that training alone runs: an optimiser or a decay by import path. `typed` are those that
+    the user has named himself."""
+    if trust or os.environ.get(TRUST, "") not in ("", "0"):
+        return
+    for name, code in {"optimizer": config.optimizer.optimizer, "decay": config.optimizer.decay}.items():
+        if ":" in code and name not in typed and not _TORCHS_OWN.fullmatch(code):
+            _refuse_code(f"{name} {code!r}", source)
+
+
+def _refuse_code(what: str, source: str | PathLike[str]) -> NoReturn:
     raise UntrustedCodeError(
-        f"{source} wants Python code to be run: model {factory!r}{options}. Whoever wrote that file decides what is "
+        f"{source} wants Python code to be run: {what}. Whoever wrote that file decides what is "
         f"run, with your rights. If you trust it, repeat the command with --trust (in Python trust=True, or {TRUST}=1)"
     )
 
