@@ -155,6 +155,12 @@ class Annotations:
         return sha.hexdigest()
 
 
+def split_rows(count: int, held_out: int, seed: int) -> tuple[Tensor, Tensor]:
+    """The numbers of the images that are trained on, and of those that are held out."""
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    return order[held_out:].sort().values, order[:held_out].sort().values
+
+
 class ImageData(ABC):
     """Images of one size, with labels and captions where there are any."""
 
@@ -227,8 +233,8 @@ class ImageData(ABC):
                 f"held_out must leave images on both sides: between 1 and {len(self) - 1} for the {len(self)} images "
                 f"of {self.name!r}, not {held_out}; give --held-out {max(1, len(self) // 10)}, or 0 for none"
             )
-        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))
-        return self._take(order[held_out:].sort().values), self._take(order[:held_out].sort().values)
+        training, apart = split_rows(len(self), held_out, seed)
+        return self._take(training), self._take(apart)
 
     def describe(self) -> str:
         """One line for logs."""

@@ -87,7 +87,7 @@ class DiffusionConfig:
     """The authors' continuous-time VP-SDE, DDPM's linear, the cosine, or (for latents) Stable Diffusion's."""
     prediction: Prediction = "epsilon"
     loss_weighting: Weighting = "none"
-    """"min-snr" weighs the loss of each image by its noise level (Min-SNR-γ), for faster learning of all levels."""
+    """"min-snr" weighs the loss of each image by its noise level (Min-SNR-γ)."""
     min_snr_gamma: float = 5.0
     """γ of Min-SNR: the largest weight of an error in x_0."""
     condition: Condition = "none"
