@@ -12,6 +12,7 @@ import ast
 import dataclasses
 import json
 import os
+import re
 import sys
 import textwrap
 import typing
@@ -61,6 +62,7 @@ class Command:
     """The fields of the configuration that have a flag on the command line."""
     by_name: bool = False
     """Begins with a recipe or a file, which say all that is not given; otherwise it is chosen for the machine."""
+    trust: bool = False
 
 
 class GivenOptions(dict[str, Any]):
@@ -107,6 +109,9 @@ def settle(command: Command, say: Callable[[str], None]) -> tuple[TrainConfig, P
     before = RunFolder(folder).begun_with()
     if before is not None:
         return continued(command, before), folder, None
+    if config.start_from is not None:
+        plan = started(command, say)
+        return plan.config, folder, plan
     if not command.by_name and config.images.autoencoder is None:
         progress = Progress("reading images", enabled=False if command.quiet else None)
         plan = size_run(config, given, say, progress)
@@ -119,13 +124,28 @@ def settle(command: Command, say: Callable[[str], None]) -> tuple[TrainConfig, P
     return plan.config, folder, plan
 
 
+def started(command: Command, say: Callable[[str], None]) -> Plan:
+    """A run that begins with weights has their network; it gets the steps that fit the budget, and held-out images."""
+    from ..runs.config import with_values
+    from ..runs.model import load_images
+    from ..runs.origin import adopt_weights
+    from ..training.sizing import fit_held_out, held_out, lengthen_run
+
+    config, given = adopt_weights(command.train, command.given, command.trust), command.given
+    if "held_out" not in given:
+        if not command.by_name:
+            config = with_values(config, {"images.held_out": held_out(len(load_images(config, silent)[0]))})
+        config = fit_held_out(config, say, " (--held-out says otherwise)")
+    return lengthen_run(config, given, load_images(config, silent)[0])
+
+
 def continued(command: Command, before: TrainConfig) -> TrainConfig:
     """A run that has begun is never sized again. Its folder says what was chosen, the flags what is to change."""
     from ..runs.config import field_paths, flatten, seconds_of, to_dict, with_values
 
     config, given, paths = command.train, command.given, field_paths()
     was, now = flatten(to_dict(before)), flatten(to_dict(config))
-    if not command.by_name:
+    if not command.by_name or before.start_from is not None:
         values = {paths[name]: now[paths[name]] for name in given - {"model_options"}}
         options = {**before.model_options, **config.model_options}
         config = dataclasses.replace(with_values(before, values), model_options=options)
@@ -249,6 +269,8 @@ def parse(arguments: list[str]) -> Command:
     tyro = needs("tyro", "train", "`scalelong train`")
     if arguments and not arguments[0].startswith("-"):
         arguments = ["--data", *arguments]
+    # "from" is a word of Python, and cannot be the name of a field.
+    arguments = [re.sub(r"^--from(?=$|=)", "--start-from", argument) for argument in arguments]
     base = _base(arguments)
     if not any(argument.startswith(("--data", "--recipe", "--config", "-h", "--help")) for argument in arguments):
         raise InvalidConfigError(
@@ -271,7 +293,7 @@ def parse(arguments: list[str]) -> Command:
     config = dataclasses.replace(config, model_options={**inherited, **added})
     _require_trust(config, arguments, given)
     by_name = given.recipe is not None or given.config is not None
-    return Command(config, given.out, given.dry_run, given.quiet, _given_fields(arguments), by_name)
+    return Command(config, given.out, given.dry_run, given.quiet, _given_fields(arguments), by_name, given.trust)
 
 
 def _given_fields(arguments: list[str]) -> frozenset[str]:
@@ -361,8 +383,9 @@ def dry_run(command: Command) -> str:
     from ..training.plan import describe_run
     from ..training.sizing import lengthen_run
 
-    config, folder, plan = settle(command, log)
-    data, _ = load_images(config, silent)
+    say = silent if command.quiet else log
+    config, folder, plan = settle(command, say)
+    data, _ = load_images(config, say)  # it tells which files were not read
     timed = plan or lengthen_run(config, field_paths(), data)
     parts = [str(plan)] if plan is not None and not command.by_name else []
     return "\n\n".join([*parts, describe_run(config, data, folder, seconds=timed.seconds)])

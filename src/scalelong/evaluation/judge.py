@@ -253,7 +253,7 @@ def score_run(
         data,
         extractor,
         reference,
-        subject=subject,
+        subject=subject | ({"scaling": run.config.scaling} if run.is_rescaled else {}),
         shows_prompt=shown,
         sampler=settings.sampler,
         sampler_steps=settings.steps,

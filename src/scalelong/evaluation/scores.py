@@ -308,17 +308,27 @@ class Anchors:
     @property
     def fault(self) -> str:
         """Why precision and recall mean nothing with these features, or "" if they do."""
+        return self._fault_of("precision", "recall")
+
+    @property
+    def uncut_fault(self) -> str:
+        """The same for those with radii as they are."""
+        return self._fault_of("precision_uncut", "recall_uncut")
+
+    def _fault_of(self, precision: str, recall: str) -> str:
         if not self.images:
             return "the data has too few images to hold some apart"
         real, noise = self.values[REAL], self.values[NOISE]
-        for name in ("precision", "recall"):
+        if not {precision, recall} <= real.keys() & noise.keys():
+            return "they were not measured"
+        for title, name in (("precision", precision), ("recall", recall)):
             if real[name] < LEAST_REAL:
-                return f"held-out real images have {name} {real[name]:.2f} (at least {LEAST_REAL} is needed)"
-        if noise["precision"] >= MOST_NOISE:
-            return f"uniform noise has precision {noise['precision']:.2f} (below {MOST_NOISE} is needed)"
+                return f"held-out real images have {title} {real[name]:.2f} (at least {LEAST_REAL} is needed)"
+        if noise[precision] >= MOST_NOISE:
+            return f"uniform noise has precision {noise[precision]:.2f} (below {MOST_NOISE} is needed)"
         # Noise is far from everything, itself included: its wide neighbourhoods may hold some real images.
-        if noise["recall"] >= real["recall"] / 2:
-            return f"uniform noise has recall {noise['recall']:.2f}, real images {real['recall']:.2f}"
+        if noise[recall] >= real[recall] / 2:
+            return f"uniform noise has recall {noise[recall]:.2f}, real images {real[recall]:.2f}"
         return ""
 
     @property
@@ -361,6 +371,13 @@ class Evidence:
         # As many real as generated ones, so that neither side's neighbourhoods are denser.
         return precision_recall(self.real, self.features[: len(self.real)], NEIGHBOURS, RADIUS_QUANTILE)
 
+    @cached_property
+    def uncut_neighbours(self) -> tuple[Tensor, Tensor] | None:
+        """The same with radii as they are, the definition of Kynkäänniemi et al."""
+        if self.anchors is not None and self.anchors.uncut_fault:
+            return None
+        return precision_recall(self.real, self.features[: len(self.real)], NEIGHBOURS)
+
     @property
     def reference(self) -> Tensor:
         return self.real if self.all_real is None else self.all_real
@@ -383,6 +400,14 @@ def _recall(evidence: Evidence) -> Score | None:
     return None if evidence.neighbours is None else share_score(evidence.neighbours[1])
 
 
+def _uncut_precision(evidence: Evidence) -> Score | None:
+    return None if evidence.uncut_neighbours is None else share_score(evidence.uncut_neighbours[0])
+
+
+def _uncut_recall(evidence: Evidence) -> Score | None:
+    return None if evidence.uncut_neighbours is None else share_score(evidence.uncut_neighbours[1])
+
+
 def _prompt_accuracy(evidence: Evidence) -> Score | None:
     return None if evidence.shows_prompt is None else share_score(evidence.shows_prompt)
 
@@ -393,8 +418,8 @@ def _copies(evidence: Evidence) -> Score | None:
 
 NEIGHBOURS = 3
 RADIUS_QUANTILE = 0.95
-"""Measured on halves of the four data sets of tests/evaluation/test_anchors.py: without it, one draw of 150 small
-photographs in four finds noise precise; with it none, and real images keep a precision of 0.8."""
+"""One odd image may have a neighbourhood into which noise fits: `python -m research.radii` counts how often, and what
+the cut costs real images."""
 
 SCORES = {
     "frechet": Entry("Fréchet distance", lambda evidence: frechet_score(evidence.moments, evidence.features)),
@@ -403,6 +428,8 @@ SCORES = {
     ),
     "precision": Entry("precision", _precision, optional=True),
     "recall": Entry("recall", _recall, optional=True),
+    "precision_uncut": Entry("precision, uncut", _uncut_precision, optional=True),
+    "recall_uncut": Entry("recall, uncut", _uncut_recall, optional=True),
     "copies": Entry("near-copies", _copies, optional=True),
     "agreement": Entry("prompt accuracy", _prompt_accuracy, optional=True),
 }
@@ -458,6 +485,8 @@ class Scores:
             lines.append(f"anchors: {self.anchors.images} images of each kind, against the rest of the data")
         if self.anchors.fault:
             lines.append(f"no precision and recall by {p.features} features: {self.anchors.fault}")
+        elif self.anchors.uncut_fault:
+            lines.append(f"none with uncut radii: {self.anchors.uncut_fault}")
         return [*lines, *filter(None, [self.anchors.remark])]
 
     def to_dict(self) -> dict[str, Any]:
@@ -534,4 +563,6 @@ def comparison_rows(scores: Sequence[Scores]) -> list[dict[str, str]]:
 
 def _title(scores: Scores) -> str:
     subject = scores.subject
-    return f"{subject.get('run') or subject.get('folder')}" + (f" step {subject['step']}" if "step" in subject else "")
+    step = f" step {subject['step']}" if "step" in subject else ""
+    tuned = f" tuned {subject['scaling']}" if "scaling" in subject else ""
+    return f"{subject.get('run') or subject.get('folder')}{step}{tuned}"

@@ -23,10 +23,15 @@ from ..skips import coefficients
 WEIGHTS = {"ema": "exponential moving average (EMA)", "raw": "raw, not averaged"}
 
 
+def weights_of(run: Run) -> str:
+    length = run.weights.partition(":")[2]
+    return f"moving average of the length {length}" if length else WEIGHTS[run.weights]
+
+
 def describe_run(run: Run) -> dict[str, Any]:
     return {
         "scalelong": __version__,
-        "weights": WEIGHTS[run.weights],
+        "weights": weights_of(run),
         "step": run.step,
         "scaling": as_scaling(run.config.scaling).to_dict(),
         "coefficients": skip_coefficients(run),
@@ -97,7 +102,7 @@ A diffusion model trained with scalelong {about["scalelong"]}. The table says ho
 
 | | |
 |---|---|
-| weights | {WEIGHTS[run.weights]}, after step {run.step} |
+| weights | {weights_of(run)}, after step {run.step} |
 | data | {name}: {data["images"]} images to train on, {data["channels"]}x{data["height"]}x{data["width"]}, \
 fingerprint {escaped(data["fingerprint"][:16])} |
 | model | {model}, {sum(p.numel() for p in run.model.parameters()) / 1e6:.2f}M parameters |

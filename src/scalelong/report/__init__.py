@@ -221,7 +221,7 @@ def _scores(run: RunRecord) -> list[dict[str, str]]:
                 "sampler": f"{protocol.get('sampler', '-')}, {protocol.get('sampler_steps', '-')} steps",
                 "features": str(protocol.get("features", "-")),
             }
-            asked = {name: title for name, title in _SCORE_TITLES.items() if name != "agreement" or values.get(name)}
+            asked = {name: title for name, title in _SCORE_TITLES.items() if values.get(name) or name not in _SELDOM}
             cells = {title: _score(values[name]) if values.get(name) else "-" for name, title in asked.items()}
             about = {"method": run.method, "seed": str(run.seed), "step": str(values["subject"].get("step", "-"))}
             rows.append({**about, **cells, **made})
@@ -261,9 +261,13 @@ _SCORE_TITLES = {
     "kernel": "kernel distance",
     "precision": "precision",
     "recall": "recall",
+    "precision_uncut": "precision, uncut",
+    "recall_uncut": "recall, uncut",
     "copies": "near-copies",
     "agreement": "prompt accuracy",
 }
+_SELDOM = ("agreement", "precision_uncut", "recall_uncut")
+"""Of those that were not computed, these leave no empty column."""
 _ANCHOR_TITLES = {
     "real": "held-out real images",
     "blurred": "blurred images",

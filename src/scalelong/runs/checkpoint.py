@@ -2,6 +2,7 @@
 
 checkpoints/step-00001000/model.safetensors   the weights
                           ema.safetensors     their moving average: use these for sampling
+                          averages.safetensors   averages of other lengths, if the run keeps some (--ema-lengths)
                           training.pt         optimiser, random generators, counters
                           manifest.json       sizes, checksums and the run they belong to, written last
 checkpoints/latest -> step-00001000           a text file with that name where there are no symbolic links
@@ -17,7 +18,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from ..stability.collapse import last_good
 from .config import CheckpointConfig
 
 MODEL, EMA, TRAINING, MANIFEST = "model.safetensors", "ema.safetensors", "training.pt", "manifest.json"
+AVERAGES = "averages.safetensors"
 FORMAT = 1
 
 
@@ -44,6 +46,8 @@ class Snapshot:
     training: dict[str, Any]
     run: str | None = None
     """The id of the run that it belongs to."""
+    averages: dict[str, Tensor] = field(default_factory=dict)
+    """Averages of other lengths, as "5%/name"."""
 
 
 def step_folder(folder: Path, step: int) -> Path:
@@ -98,9 +102,11 @@ def _write_files(folder: Path, snapshot: Snapshot) -> None:
 
     save_file(snapshot.model, folder / MODEL, metadata=about("raw, not averaged"))
     save_file(snapshot.ema, folder / EMA, metadata=about("exponential moving average (EMA)"))
+    if snapshot.averages:
+        save_file(snapshot.averages, folder / AVERAGES, metadata=about("averages of other lengths"))
     torch.save(snapshot.training, folder / TRAINING)
     files = {}
-    for name in (MODEL, EMA, TRAINING):
+    for name in (MODEL, EMA, TRAINING, *([AVERAGES] if snapshot.averages else [])):
         # safetensors makes its files readable to their owner alone. Not every file system knows who may read.
         with suppress(PermissionError):
             shutil.copymode(folder / TRAINING, folder / name)
@@ -138,7 +144,7 @@ def verify(path: Path) -> dict[str, Any]:
                 f"{path} has format {made}, written by scalelong {manifest.get('scalelong', '?')}; this scalelong "
                 f"{__version__} reads {FORMAT}"
             )
-        for name in (MODEL, EMA, TRAINING):
+        for name in (MODEL, EMA, TRAINING, *([AVERAGES] if AVERAGES in files else [])):
             size, expected = (path / name).stat().st_size, files[name]["bytes"]
             if size != expected:
                 raise CheckpointError(f"{path / name} has {size} bytes instead of {expected}")
@@ -157,7 +163,8 @@ def read_checkpoint(path: Path) -> Snapshot:
     verify(path)
     try:
         training = torch.load(path / TRAINING, map_location="cpu", weights_only=True)
-        return Snapshot(training["step"], load_file(path / MODEL), load_file(path / EMA), training)
+        averages = load_file(path / AVERAGES) if (path / AVERAGES).exists() else {}
+        return Snapshot(training["step"], load_file(path / MODEL), load_file(path / EMA), training, averages=averages)
     except (pickle.UnpicklingError, KeyError, OSError, RuntimeError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
 

@@ -9,12 +9,13 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from ..diffusion.solvers import SAMPLERS
+from ..diffusion.solvers import SAMPLERS, require_sampler
 from ..errors import CannotReadError, InvalidConfigError
 from ..files import read_yaml
 from ..noise import NoiseProcess, Prediction, Schedule, Weighting, require_prediction
 from ..optional import needs
 from ..scaling import as_scaling
+from .averages import AverageLength, is_snapshot
 
 Decay = Literal["constant", "linear", "cosine"]
 Precision = Literal["no", "bf16", "fp16"]
@@ -84,8 +85,10 @@ class DiffusionConfig:
     """The noise process, the objective and the condition."""
 
     schedule: Schedule = "vp"
-    """The authors' continuous-time VP-SDE, DDPM's linear, the cosine, or (for latents) Stable Diffusion's."""
+    """The authors' continuous-time VP-SDE, DDPM's linear, the cosine, (for latents) Stable Diffusion's; a rectified
+    flow with uniform or logit-normal times, or EDM's."""
     prediction: Prediction = "epsilon"
+    """ε, v or x_0; "flow", the velocity, with the schedules flow and flow-logit; "edm" with edm."""
     loss_weighting: Weighting = "none"
     """"min-snr" weighs the loss of each image by its noise level (Min-SNR-γ)."""
     min_snr_gamma: float = 5.0
@@ -97,10 +100,15 @@ class DiffusionConfig:
 
     def __post_init__(self) -> None:
         NoiseProcess(self.schedule)
-        require_prediction(self.prediction)
+        require_prediction(self.prediction, self.schedule)
         require_choice("loss_weighting", self.loss_weighting, Weighting)
         require_at_least(0, min_snr_gamma=self.min_snr_gamma)
         require(self.min_snr_gamma > 0, "min_snr_gamma must be above 0")
+        require(
+            self.loss_weighting == "none" or self.prediction in ("epsilon", "v", "x0"),
+            f"--loss-weighting {self.loss_weighting} is for networks that predict epsilon, v or x0; "
+            f"{self.prediction} has weights of its own",
+        )
         require_choice("condition", self.condition, Condition)
         require(0 <= self.condition_dropout < 1, f"condition_dropout must be in [0, 1), got {self.condition_dropout}")
 
@@ -139,6 +147,12 @@ class OptimizerConfig:
     ema_warmup: bool = True
     """Begin with a shorter average, min(ema_rate, (1 + step) / (10 + step)), so that the random start is forgotten: of
     a fixed rate of 0.9999, 37 % of it are left after 10,000 steps."""
+    ema_length: str | None = None
+    """Length of the average, instead of ema_rate: a share of the run so far (10%), steps (5000steps) or images
+    (200kimages)."""
+    ema_lengths: tuple[str, ...] = ()
+    """Averages of other lengths that are kept beside it. Of two shares or more (5% 10%) snapshots are written, from
+    which `scalelong ema` makes any other share after training."""
 
     def __post_init__(self) -> None:
         require_at_least(0, lr=self.lr, weight_decay=self.weight_decay, warmup=self.warmup, clip=self.clip)
@@ -147,6 +161,10 @@ class OptimizerConfig:
         require(all(0 <= beta < 1 for beta in self.betas), f"betas must be in [0, 1), got {self.betas}")
         require(0 <= self.ema_rate < 1, f"ema_rate must be in [0, 1), got {self.ema_rate}")
         require_choice("decay", self.decay, Decay)
+        if self.ema_length is not None:
+            AverageLength.parse(self.ema_length)
+        names = [str(AverageLength.parse(length, "--ema-lengths")) for length in self.ema_lengths]
+        require(len(set(names)) == len(names), f"--ema-lengths names a length twice: {', '.join(names)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,6 +280,10 @@ class TrainConfig:
     """Arguments of the model. Size, channels and classes come from the data."""
     scaling: str = "none"
     """Scaling of the long skips: none, uniform, cs, cs:0.6, ls, ..."""
+    start_from: str | None = None
+    """Weights to begin with (also --from): a run folder, a folder of diffusers, or nnet_ema.pth of U-ViT's authors."""
+    lora: int = 0
+    """Rank of LoRA adapters, with --from: they are trained instead of the weights. 0 for none."""
     steps: int = 10_000
     batch_size: int = 128
     """Images in a step, over all processes."""
@@ -283,6 +305,12 @@ class TrainConfig:
         require_at_least(0, seed=self.seed)
         require(self.budget is None or seconds_of(self.budget) > 0, "--budget must be above zero")
         as_scaling(self.scaling)
+        require_at_least(0, lora=self.lora)
+        require(self.start_from != "", "--from must name weights, got an empty text")
+        require(
+            not self.lora or self.start_from is not None, "--lora adapts weights that exist: say which, with --from"
+        )
+        require_sampler(self.logging.sampler, self.logging.sampler_steps, self.diffusion.schedule)
         best = self.checkpoints.keep_best
         require(
             best != "held-out" or self.images.held_out > 0,
@@ -305,6 +333,8 @@ class TrainConfig:
             self.monitor_every,
             self.checkpoints.save_every,
         )
+        if self.optimizer.ema_lengths and is_snapshot(step):
+            return True
         return step == self.steps or any(every and step % every == 0 for every in intervals)
 
     @property
@@ -346,7 +376,14 @@ FORMER_DEFAULTS: dict[str, Any] = {"optimizer.ema_warmup": False}
 """Defaults of earlier versions. A run that began with one goes on with it."""
 
 
-ADDED: dict[str, Any] = {"diffusion.loss_weighting": "none", "diffusion.min_snr_gamma": 5.0}
+ADDED: dict[str, Any] = {
+    "optimizer.ema_length": None,
+    "optimizer.ema_lengths": [],
+    "start_from": None,
+    "lora": 0,
+    "diffusion.loss_weighting": "none",
+    "diffusion.min_snr_gamma": 5.0,
+}
 """Fields that earlier versions did not have, with the values at which nothing is new: a run keeps its folder's name."""
 
 

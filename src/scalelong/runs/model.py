@@ -43,7 +43,8 @@ from ..noise import NoiseProcess
 from ..optional import load_object
 from ..randomness import seed_global
 from ..scaling import NoScaling, as_scaling
-from ..skips import scale_skips_, start_merges_
+from ..skips import native_plan, scale_skips_, start_merges_
+from .adapters import add_adapters_
 from .config import TextConfig, TrainConfig
 
 logger = logging.getLogger(__name__)
@@ -97,14 +98,19 @@ def _require_classes(config: TrainConfig, classes: Sequence[str] | None) -> Sequ
 # The network
 
 
-def build_model(config: TrainConfig, shape: DataShape) -> nn.Module:
-    """The network of the configuration, with weights that depend on the seed alone, and its long skips scaled."""
+def build_model(config: TrainConfig, shape: DataShape, adapters: bool = True) -> nn.Module:
+    """The network of the configuration, with weights that depend on the seed alone, and its long skips scaled.
+
+    With `lora` it has its adapters, unless weights are to be put into it first.
+    """
     with torch.random.fork_rng():
         seed_global(config.seed, "weights")
         model = _build(config, shape)
         _require_condition(model, config, shape)
         if not is_uvit(config):  # which scales its own skips
             _scale(model, config, shape)
+    if config.lora and adapters:
+        add_adapters_(model, config.lora, config.seed)
     if config.hardware.gradient_checkpointing:
         _checkpoint_gradients(model)
     return model
@@ -275,7 +281,7 @@ def _from_diffusers_json(path: Path, values: dict[str, Any]) -> nn.Module:
 
 
 def _scale(model: nn.Module, config: TrainConfig, shape: DataShape) -> None:
-    example = None if isinstance(model, UViT) else example_forward(model, config, shape)
+    example = None if native_plan(model) is not None else example_forward(model, config, shape)
     if not isinstance(as_scaling(config.scaling), NoScaling):
         scale_skips_(model, config.scaling, example)
     start = _merge_start(config)

@@ -7,6 +7,7 @@ images/step.../000000000000.png ...   named by their seeds
 The folder can be continued: what is there is not made again, and what was made in a different way is refused.
 """
 
+import hashlib
 import io
 import json
 import logging
@@ -208,8 +209,10 @@ def processes() -> Any:
 
 def folder_name(run: Run, settings: SampleSettings) -> str:
     guidance = f"-guidance{settings.guidance:g}" if settings.guidance != 1 else ""
-    cache = "".join(f"-{name}{value}" for name, value in settings.cache_options().items())
-    return f"step{run.step}-{run.weights}-{settings.sampler}{settings.steps}{guidance}{cache}"
+    cache = "".join(f"-{name}{value:g}" for name, value in settings.cache_options().items())
+    tuned = f"-tuned-{hashlib.sha256(run.config.scaling.encode()).hexdigest()[:6]}" if run.is_rescaled else ""
+    weights = run.weights.replace(":", "").replace("%", "pct")  # of ema:10%; a colon is not for file names
+    return f"step{run.step}-{weights}-{settings.sampler}{settings.steps}{guidance}{cache}{tuned}"
 
 
 def describe_samples(run: Run, settings: SampleSettings) -> dict[str, Any]:
@@ -219,6 +222,7 @@ def describe_samples(run: Run, settings: SampleSettings) -> dict[str, Any]:
         "step": run.step,
         "weights_sha256": run.weights_sha256,
         **{name: value for name, value in asdict(settings).items() if name != "cache" or value},
+        **({"scaling": run.config.scaling} if run.is_rescaled else {}),
     }
 
 
@@ -239,7 +243,8 @@ def fill_folder(
     folder, state, about = SampleFolder(path), processes(), describe_samples(run, settings)
     on_main(state, lambda: folder.check(about, wanted))
     if state.is_main_process:
-        log(f"weights: {'EMA' if run.weights == 'ema' else 'raw, not averaged'}, step {run.step} of {run.folder}")
+        kind = "raw, not averaged" if run.weights == "raw" else run.weights.replace("ema", "EMA")
+        log(f"weights: {kind}, step {run.step} of {run.folder}")
     mine = folder.missing(wanted)[state.process_index :: state.num_processes]
     made = run.maker.generate(mine, settings, batch_size=batch_size, device=device or str(state.device))
     # A prompt or setting that is refused shows with the first images, and must leave no folder. No process looks for

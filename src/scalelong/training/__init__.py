@@ -26,6 +26,7 @@ from ..runs import (
     Run,
     TextConfig,
     TrainConfig,
+    adopt_weights,
     load_config,
     load_run,
     read_metrics,

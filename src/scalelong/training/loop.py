@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..console import Progress, StopWatch, TrainingProgress
 from ..data import Batch, batches
@@ -30,6 +30,8 @@ from ..diffusion.inputs import DataOrder, Examples, split_batch
 from ..errors import CheckpointError, CollapseError, DataWorkerError, NonFiniteError, RunFolderError
 from ..models.call import Denoiser
 from ..noise import LEVELS, NoiseProcess, loss_weights, losses, mean_square, noise_levels, target
+from ..runs.adapters import add_adapters_
+from ..runs.averages import forget_snapshots_after, is_snapshot, shares, write_snapshot
 from ..runs.checkpoint import (
     abandon_after,
     newest_good,
@@ -43,6 +45,7 @@ from ..runs.checkpoint import (
 from ..runs.config import TrainConfig
 from ..runs.folder import RunFolder
 from ..runs.model import RunData, build_model, load_run_data
+from ..runs.origin import load_start_
 from ..runs.processes import average, check_batch_size, describe_processes, gather_objects, make_accelerator, on_main
 from ..runs.recipes import default_folder
 from ..stability.collapse import Collapse, last_good
@@ -114,7 +117,7 @@ def train(
             on_main(accelerator, lock)
             data = load_run_data(config, progress.say, Progress("reading images", enabled=progress.enabled))
             start = on_main(accelerator, lambda: run.check(config, data, progress.say))
-            trainer = Trainer(config, run, accelerator, data, progress, hooks)
+            trainer = Trainer(config, run, accelerator, data, progress, hooks, new=start is None)
             stack.callback(trainer.close)
             # Not before there is a network: what refuses must leave nothing.
             on_main(accelerator, lambda: run.open(config, data, describe_processes(accelerator)))
@@ -140,13 +143,14 @@ class Trainer:
         data: RunData,
         progress: TrainingProgress,
         hooks: Sequence[Hook] = (),
+        new: bool = True,
     ) -> None:
         self.config, self.run, self.accelerator, self.data = config, run, accelerator, data
         self.progress, self.hooks = progress, hooks
         self.process = NoiseProcess(config.diffusion.schedule)
         if accelerator.device.type == "cpu":
             keep_freed_memory()
-        self.state = create(config, accelerator, build_model(config, data.shape), data)
+        self.state = create(config, accelerator, self.network(new), data)
         self.cores = make_cores(config, self.state.bare, accelerator)
         self.order = DataOrder(len(data.train), config.batch_size, config.seed)
         self.parts = split_batch(
@@ -164,6 +168,16 @@ class Trainer:
         self.saved_step = -1
         self.errors = torch.zeros(0)
         """Losses of the images that are being worked on."""
+
+    def network(self, new: bool) -> nn.Module:
+        """With the weights that a new run starts from, if it starts from some."""
+        if self.config.start_from is None or not new:
+            return build_model(self.config, self.data.shape)
+        model = build_model(self.config, self.data.shape, adapters=False)
+        load_start_(model, self.config, self.data.shape, self.progress.say)
+        if self.config.lora:
+            add_adapters_(model, self.config.lora, self.config.seed)
+        return model
 
     # The order of events
 
@@ -318,8 +332,16 @@ class Trainer:
                 scores = self.inspector.scores()
                 self.recorder.write(step, scores)
                 self.measured("frechet", scores.get("frechet"), step % self.config.logging.scores_every == 0)
+            if shares(self.config.optimizer.ema_lengths) and is_snapshot(step):
+                self.keep_averages()
             if step % self.config.checkpoints.save_every == 0:
                 self.save()
+
+    def keep_averages(self) -> None:
+        """A snapshot of the averages, from which other lengths are made after training."""
+        wanted = set(map(str, shares(self.config.optimizer.ema_lengths)))
+        tracks = {length: track for length, track in self.state.ema.full_tracks().items() if length in wanted}
+        on_main(self.accelerator, lambda: write_snapshot(self.run.averages, self.state.step, tracks, self.run.id))
 
     def measured(self, what: str, value: float | None, regular: bool) -> None:
         """A measurement that may be the best so far: its checkpoint is kept. Lower is better.
@@ -379,6 +401,7 @@ class Trainer:
         self.window.load(self.state.window)
         self.saved_step = self.state.step
         on_main(self.accelerator, lambda: abandon_after(self.run.checkpoints, self.state.step))
+        on_main(self.accelerator, lambda: forget_snapshots_after(self.run.averages, self.state.step))
         on_main(self.accelerator, lambda: point_best(self.run.checkpoints, self.state.best.get("step")))
 
     # After a collapse, or a step whose numbers were not finite

@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from ..errors import CheckpointError
 from ..models.call import Denoiser
 from ..randomness import global_state, restore_global_state, seed_global
+from ..runs.averages import AverageLength
 from ..runs.checkpoint import Snapshot
 from ..runs.config import OptimizerConfig, TrainConfig
 from ..runs.model import RunData, uses_channels_last
@@ -35,24 +36,44 @@ from ..skips.record import without_records
 
 
 class Ema:
-    """w̄ ← w̄ + (1 - rate) (w - w̄), after every step. Frozen parameters are averaged too, which keeps them."""
+    """w̄ ← w̄ + (1 - rate) (w - w̄), after every step. Frozen parameters are averaged too, which keeps them.
 
-    def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
-        self.config = config
+    `tracks` are averages of other lengths that are kept beside it (`runs/averages.py`).
+    """
+
+    def __init__(self, model: nn.Module, config: OptimizerConfig, batch_size: int = 1) -> None:
+        self.config, self.batch_size = config, batch_size
+        self.length = None if config.ema_length is None else AverageLength.parse(config.ema_length)
         self.names = [name for name, _ in model.named_parameters()]
         self.weights: list[Tensor] = [parameter for _, parameter in model.named_parameters()]
         self.averages: list[Tensor] = [
             weight.detach().clone(memory_format=torch.preserve_format).float() for weight in self.weights
         ]
+        lengths = [AverageLength.parse(length) for length in config.ema_lengths]
+        self.tracks = {length: [average.clone() for average in self.averages] for length in lengths}
+        """The averages of other lengths."""
 
     def rate(self, step: int) -> float:
+        if self.length is not None:
+            return self.length.rate(step, self.batch_size, self.config.ema_warmup)
         if self.config.ema_warmup:
             return min(self.config.ema_rate, (1 + step) / (10 + step))
         return self.config.ema_rate
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        torch._foreach_lerp_(self.averages, self._float_weights(), 1.0 - self.rate(step))
+        weights = self._float_weights()
+        torch._foreach_lerp_(self.averages, weights, 1.0 - self.rate(step))
+        for length, averages in self.tracks.items():
+            beta = length.rate(step, self.batch_size, self.config.ema_warmup)
+            torch._foreach_lerp_(averages, weights, 1.0 - beta)
+
+    def full_tracks(self) -> dict[str, dict[str, Tensor]]:
+        """The averages of other lengths on the CPU, whole. All processes take part."""
+        return {
+            str(length): {name: _full(value) for name, value in zip(self.names, averages, strict=True)}
+            for length, averages in self.tracks.items()
+        }
 
     @torch.no_grad()
     def distance(self) -> Tensor:
@@ -264,7 +285,7 @@ def create(config: TrainConfig, accelerator: Any, bare: nn.Module, data: RunData
         bare_network=Denoiser(bare),
         optimizer=optimizer,
         prepared_optimizer=prepared_optimizer,
-        ema=Ema(bare, config.optimizer),
+        ema=Ema(bare, config.optimizer, config.batch_size),
         channels_last=channels_last,
         data=data,
     )
@@ -291,7 +312,8 @@ def snapshot(state: TrainState) -> Snapshot:
         "scaler": scaler.state_dict() if scaler is not None else {},
         "random": gather_objects(state.accelerator, global_state()),
     }
-    return Snapshot(state.step, _untied(weights), _untied({**weights, **averages}), training)
+    tracks = {f"{length}/{name}": v for length, track in state.ema.full_tracks().items() for name, v in track.items()}
+    return Snapshot(state.step, _untied(weights), _untied({**weights, **averages}), training, averages=_untied(tracks))
 
 
 def restore(state: TrainState, saved: Snapshot, seed: int) -> None:
@@ -322,8 +344,12 @@ def restore(state: TrainState, saved: Snapshot, seed: int) -> None:
 
 @torch.no_grad()
 def _restore_averages(state: TrainState, saved: Snapshot) -> None:
-    for name, average in zip(state.ema.names, state.ema.averages, strict=True):
-        value = saved.ema[name].to(average.device)
+    places = [(average, saved.ema, name) for name, average in zip(state.ema.names, state.ema.averages, strict=True)]
+    for length, averages in state.ema.tracks.items():
+        names = [f"{length}/{name}" for name in state.ema.names]
+        places += [(average, saved.averages, name) for name, average in zip(names, averages, strict=True)]
+    for average, source, name in places:
+        value = source[name].to(average.device)
         if isinstance(average, DTensor):
             value = distribute_tensor(value, average.device_mesh, average.placements)
         average.copy_(value)
