@@ -41,6 +41,7 @@ def test_copies_are_counted_and_held_out_images_are_the_baseline(digits, tmp_pat
     assert new["samples"] == pytest.approx(copied["held_out"])
     assert "100.0% of the samples" in copies_text(copied)
     assert "of 300 held-out images" in copies_text(copied)
+    assert "a.png" not in copies_text(copied)
 
 
 def test_the_split_is_that_of_training(digits):

@@ -265,7 +265,7 @@ def test_processes_decide_together_by_the_mean(monkeypatch):
     """The other process, made up, collapses at step 60; this one does not."""
 
     def all_reduce(values):
-        values += 0.1 if guard.steps < 60 else 4.0
+        values += 4.0 if 60 <= guard.steps < 65 else 0.1
 
     model = Line()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)

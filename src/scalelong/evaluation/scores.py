@@ -504,7 +504,10 @@ class Scores:
         return cls(Protocol(**values["protocol"]), scores, values["subject"], anchors)
 
     def __str__(self) -> str:
-        return "\n".join([text_table(self.rows(), left=("", "value"), rule=False), *self.remarks()])
+        # Where the picture is belongs on the screen, and not into the cards of exported models.
+        picture = self.subject.get("copies", {}).get("picture")
+        shown = [f"samples beside their nearest training images: {picture}"] if picture else []
+        return "\n".join([text_table(self.rows(), left=("", "value"), rule=False), *self.remarks(), *shown])
 
     def _repr_html_(self) -> str:
         return html_table(self.rows()) + html_lines(self.remarks())
@@ -519,7 +522,7 @@ def copies_text(copies: Mapping[str, Any]) -> str:
     said = f"near-copies of training images: {copies['samples']:.1%} of the samples"
     if copies.get("held_out") is not None:
         said += f", {copies['held_out']:.1%} of {copies['held_out_images']} held-out images"
-    return f"{said}; the nearest pairs: {copies['picture']}"
+    return said
 
 
 def require_comparable(scores: Sequence[Scores]) -> None:
