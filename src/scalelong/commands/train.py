@@ -249,7 +249,8 @@ def _described(field: tuple[str, str, str, str]) -> tuple[str, str, str, str]:
     name, annotation, default, text = field
     kind = KINDS.get(annotation, KINDS.get(annotation.removesuffix(" | None")))
     if kind is None:
-        kind = "{" + ",".join(_choices(annotation)) + "}"
+        optional = ["None"] if annotation.endswith(" | None") else []
+        kind = "{" + ",".join([*optional, *_choices(annotation.removesuffix(" | None"))]) + "}"
     shown = default.strip("'\"") if "default_factory" not in default and annotation != "bool" else ""
     return name, kind, shown, text
 

@@ -9,7 +9,7 @@ through the entries, so a new score is a function and one entry here:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import Any
@@ -139,17 +139,23 @@ COPY_QUANTILE = 0.01
 
 def near_copies(real: Tensor, generated: Tensor) -> Tensor:
     """For each generated feature whether it is nearer to a real one than 99 % of the real ones are to each other."""
-    limit = torch.quantile(_nearest(_evenly(real, MOST_IN_KERNEL), real, skip_equal=True), COPY_QUANTILE)
-    return _nearest(generated, real) <= limit
+    return nearest(generated, real)[0] <= copy_distance(real)
 
 
-def _nearest(points: Tensor, others: Tensor, skip_equal: bool = False) -> Tensor:
-    """The distance from each point to the nearest other one. With `skip_equal` the points are among the others."""
-    found, others = [], others.double()
+def copy_distance(real: Tensor) -> Tensor:
+    """The distance within which 1 % of the real images have another real one."""
+    return torch.quantile(nearest(_evenly(real, MOST_IN_KERNEL), real, skip_equal=True)[0], COPY_QUANTILE)
+
+
+def nearest(points: Tensor, others: Tensor, skip_equal: bool = False) -> tuple[Tensor, Tensor]:
+    """Distance and number of the nearest other point of each. With `skip_equal` the points are among the others."""
+    distances, places, others = [], [], others.double()
     for part in points.double().split(CHUNK):
-        distances = torch.cdist(part, others, compute_mode="use_mm_for_euclid_dist")
-        found.append(distances.kthvalue(2, dim=1).values if skip_equal else distances.min(dim=1).values)
-    return torch.cat(found)
+        found = torch.cdist(part, others, compute_mode="use_mm_for_euclid_dist")
+        distance, place = found.kthvalue(2, dim=1) if skip_equal else found.min(dim=1)
+        distances.append(distance)
+        places.append(place)
+    return torch.cat(distances), torch.cat(places)
 
 
 # Improved precision and recall (Kynkäänniemi et al., 2019): how much of one set lies in the other's neighbourhood.
@@ -471,6 +477,8 @@ class Scores:
         p = self.protocol
         made = f"{p.images} images against {p.reference_images} of {p.data}, {p.features} features"
         lines = [f"95 % intervals; {made} {p.features_sha256[:12]}"]
+        if "copies" in self.subject:
+            lines.append(copies_text(self.subject["copies"]))
         if self.anchors is None:
             return [*lines, "no anchors were measured, so nobody knows what noise would score here"]
         if self.anchors.images:
@@ -496,7 +504,10 @@ class Scores:
         return cls(Protocol(**values["protocol"]), scores, values["subject"], anchors)
 
     def __str__(self) -> str:
-        return "\n".join([text_table(self.rows(), left=("", "value"), rule=False), *self.remarks()])
+        # Where the picture is belongs on the screen, and not into the cards of exported models.
+        picture = self.subject.get("copies", {}).get("picture")
+        shown = [f"samples beside their nearest training images: {picture}"] if picture else []
+        return "\n".join([text_table(self.rows(), left=("", "value"), rule=False), *self.remarks(), *shown])
 
     def _repr_html_(self) -> str:
         return html_table(self.rows()) + html_lines(self.remarks())
@@ -504,6 +515,14 @@ class Scores:
 
 # A path may differ where the fingerprint is equal.
 _NAMES_ONLY = ("data",)
+
+
+def copies_text(copies: Mapping[str, Any]) -> str:
+    """Does it copy its training images? Beside what images are that nobody has trained on."""
+    said = f"near-copies of training images: {copies['samples']:.1%} of the samples"
+    if copies.get("held_out") is not None:
+        said += f", {copies['held_out']:.1%} of {copies['held_out_images']} held-out images"
+    return said
 
 
 def require_comparable(scores: Sequence[Scores]) -> None:

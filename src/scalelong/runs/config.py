@@ -93,7 +93,7 @@ class DiffusionConfig:
     prediction: Prediction = "epsilon"
     """ε, v or x_0; "flow", the velocity, with the schedules flow and flow-logit; "edm" with edm."""
     loss_weighting: Weighting = "none"
-    """"min-snr" weighs the loss of each image by its noise level (Min-SNR-γ), for faster learning of all levels."""
+    """"min-snr" weighs the loss of each image by its noise level (Min-SNR-γ)."""
     min_snr_gamma: float = 5.0
     """γ of Min-SNR: the largest weight of an error in x_0."""
     condition: Condition = "none"

@@ -447,8 +447,7 @@ class Trainer:
     def recover(self, bad: int) -> None:
         """Stop with a report of where the numbers came from, or go back to a good checkpoint with a lower rate."""
         report = self.explain(bad)
-        self.monitor.collapse()  # the losses before; a run that was in trouble goes back to before that
-        trouble = self.monitor.detector.trouble_since
+        trouble = self.monitor.trouble_before(bad)  # then the newest checkpoint is finite, and no longer good
         about = {"cause": "not finite", "rate": self.rate_factor * rate(self.config.optimizer, bad, self.config.steps)}
         if self.config.guard.on_nan == "stop" or not self.go_back(bad, trouble, about):
             raise NonFiniteError(report)

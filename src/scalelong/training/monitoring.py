@@ -100,6 +100,13 @@ class RunMonitor:
             self._look(LOOK_EVERY)
         return None if found is None else self._explained(found)
 
+    def trouble_before(self, bad: int) -> int | None:
+        """Where a trouble began that ended in step `bad`, whose numbers are not finite; None if the loss was well."""
+        for step, counts, losses, zeros in self.losses.read():
+            if step <= bad:
+                self.detector.add_levels(step, counts, losses, zeros)
+        return self.detector.trouble_since
+
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint; also where there is a size to compare later ones with."""
         self._look(1)
