@@ -244,7 +244,7 @@ def _fields(node: ast.ClassDef) -> Iterator[tuple[str, str, str, str]]:
 
 def _described(field: tuple[str, str, str, str]) -> tuple[str, str, str, str]:
     name, annotation, default, text = field
-    kind = KINDS.get(annotation) if annotation in KINDS else KINDS.get(annotation.removesuffix(" | None"))
+    kind = KINDS.get(annotation, KINDS.get(annotation.removesuffix(" | None")))
     if kind is None:
         kind = "{" + ",".join(_choices(annotation)) + "}"
     shown = default.strip("'\"") if "default_factory" not in default and annotation != "bool" else ""
@@ -252,7 +252,8 @@ def _described(field: tuple[str, str, str, str]) -> tuple[str, str, str, str]:
 
 
 def _choices(annotation: str) -> list[str]:
-    """The values of a Literal, written out or by a name of runs.config or noise."""
+    """The values of a Literal, written out or by a name of runs.config or noise; "| None" may follow."""
+    annotation = annotation.removesuffix(" | None")
     if annotation.startswith("Literal["):
         return list(ast.literal_eval(f"({annotation.removeprefix('Literal').strip('[]')},)"))
     for module in ("runs.config", "noise"):
