@@ -15,7 +15,7 @@ import json
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -450,10 +450,6 @@ def family(names: Sequence[str], baseline: str, records: Sequence[dict[str, Any]
 # The cause
 
 
-def readings(record: dict[str, Any]) -> list[int]:
-    return [LOOK_EVERY * n for n in range(len(record["series"]["step"]))]
-
-
 def mean_step(record: dict[str, Any]) -> float:
     """The RMS change of the output by one step of the optimiser, mean over the readings of steps 10 to 40."""
     return statistics.mean(value or math.inf for value in record["series"]["step"][1:5])
@@ -507,36 +503,49 @@ def first_to_leave(records: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-PASSED = 1.25
-"""A spectral norm of a merge's half that no merge has at the start; looked for after the runs had been seen."""
+def _largest(kind: str, first: int, last: int | None = None) -> Callable[[dict[str, Any], int], float]:
+    return lambda record, n: max((block[n] or math.inf) for block in record["series"][kind][first:last])
 
 
-def passing(records: Sequence[dict[str, Any]], watched: Sequence[str]) -> str:
-    """When the halves of each merge first have a spectral norm above `PASSED`: median step of the runs that have it."""
-    lines = []
-    for arm in watched:
-        found = [record for record in records if record["arm"] == arm and "series" in record]
-        for kind in KINDS[3:]:
-            cells = []
-            for merge in range(len(found[0]["series"][kind]) if found else 0):
-                steps = [
-                    LOOK_EVERY * next(n for n, value in enumerate(record["series"][kind][merge]) if large(value))
-                    for record in found
-                    if any(map(large, record["series"][kind][merge]))
-                ]
-                often = len(steps) > len(found) / 2
-                cells.append(f"{statistics.median(steps):g}" if often else f"({len(steps)} of {len(found)})")
-            if cells:
-                lines.append(f"| {arm} | {kind.removeprefix('merge from ')} | {' | '.join(cells)} |")
-    if not lines:
-        return ""
-    count = lines[0].count("|") - 3
-    head = f"| arm | half | innermost | {' | '.join(str(n) for n in range(2, count))} | outermost |"
-    return "\n".join([head, "|" + "---|" * (count + 2), *lines])
+HALF = GARMENTS.depth // 2
+QUANTITIES: dict[str, Callable[[dict[str, Any], int], float]] = {
+    "one step moves the output by (RMS)": lambda record, n: record["series"]["step"][n],
+    "a nudge of the middle grows by": lambda record, n: record["series"]["nudge"][n],
+    "innermost merge, main half, norm": _largest("merge from main", 0, 1),
+    "largest RMS in the decoder": _largest("RMS", HALF + 1),
+    "largest logit of attention": _largest("logit", 0),
+    "gradient, middle over last block": lambda record, n: (
+        (record["series"]["gradient"][HALF][n] or math.nan) / (record["series"]["gradient"][-1][n] or math.nan)
+    ),
+    # In the table alone.
+    "sixth merge, main half": _largest("merge from main", 5, 6),
+    "outermost merge, main half": _largest("merge from main", 11, 12),
+    "innermost merge, skip half": _largest("merge from skip", 0, 1),
+}
+"""What was looked at, of a record and a reading."""
 
 
-def large(value: float | None) -> bool:
-    return value is None or value > PASSED
+def medians(found: Sequence[dict[str, Any]], value: Callable[[dict[str, Any], int], float]) -> dict[int, float]:
+    """By step: the median over the seeds, while at least half of them are still trained."""
+    points = {}
+    for n in range(max((len(record["series"]["step"]) for record in found), default=0)):
+        here = [value(record, n) for record in found if n < len(record["series"]["step"])]
+        here = [v for v in here if v is not None and math.isfinite(v)]
+        if len(here) >= len(found) / 2:
+            points[LOOK_EVERY * n] = statistics.median(here)
+    return points
+
+
+def looked(records: Sequence[dict[str, Any]]) -> str:
+    """The medians of all quantities, for each arm that was looked into."""
+    lines = [f"| arm | step | {' | '.join(QUANTITIES)} |", "|---|---|" + "---|" * len(QUANTITIES)]
+    for arm in (*WATCHED["starts"], *WATCHED["changes"]):
+        found = [record for record in cell_at(arm, records, 0).values() if "series" in record]
+        columns = [medians(found, value) for value in QUANTITIES.values()]
+        for step in columns[0]:
+            cells = [f"{column[step]:.2g}" if step in column else "" for column in columns]
+            lines.append(f"| {arm} | {step} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def predictions(records: Sequence[dict[str, Any]]) -> str:
@@ -716,11 +725,10 @@ def redraw(folder: Path) -> None:
     parts.append("![What was looked at](cause.png)")
     watched = [record for record in records if record["arm"] == "none" and "series" in record]
     parts.append(f"## What leaves first, without scaling: the rule of the plan\n\n{first_to_leave(watched)}")
-    if text := passing(records, (*WATCHED["starts"], *WATCHED["changes"])):
-        parts.append(
-            f"## When the halves of the merges pass a spectral norm of {PASSED}\n\nMedian step over the seeds; in "
-            f"brackets, if fewer than half pass it at all. Looked for after the runs had been seen.\n\n{text}"
-        )
+    parts.append(
+        "## What was looked at\n\nMedians of the seeds, while at least half are trained; norms are spectral. "
+        f"Chosen after the runs had been seen.\n\n{looked(records)}"
+    )
     write_text(folder / "results.md", "\n\n".join(parts) + "\n")
     draw_survivors(records, folder / "survivors.png")
     draw_cause(records, folder / "cause.png")
@@ -796,40 +804,20 @@ def draw_first(folder: Path, path: Path) -> None:
 
 def draw_cause(records: Sequence[dict[str, Any]], path: Path) -> None:
     """Medians over the seeds that are still trained, of what was looked at."""
-    half = GARMENTS.depth // 2
-
-    def largest(kind: str, first: int, last: int | None) -> Any:
-        return lambda record, n: max((block[n] or math.inf) for block in record["series"][kind][first:last])
-
-    panels = {
-        "one step moves the output by (RMS)": lambda record, n: record["series"]["step"][n],
-        "a nudge of the middle grows by": lambda record, n: record["series"]["nudge"][n],
-        "main halves of the three innermost merges, norm": largest("merge from main", 0, 3),
-        "RMS, largest block of the decoder": largest("RMS", half + 1, None),
-        "largest logit of attention": largest("logit", 0, None),
-        "gradient, innermost over outermost block": lambda record, n: (
-            (record["series"]["gradient"][half][n] or math.nan) / (record["series"]["gradient"][-1][n] or math.nan)
-        ),
-    }
     plt = survival.pyplot()
     figure, grid = plt.subplots(2, 3, figsize=(12, 6.4), layout="constrained", dpi=110)
     for number, arm in enumerate((*WATCHED["starts"], *WATCHED["changes"])):
         found = [record for record in cell_at(arm, records, 0).values() if "series" in record]
-        if not found:
-            continue
-        length = max(len(record["series"]["step"]) for record in found)
-        for axes, (title, value) in zip(grid.flat, panels.items(), strict=True):
-            points = []
-            for n in range(length):
-                here = [value(record, n) for record in found if n < len(record["series"]["step"])]
-                here = [v for v in here if v is not None and math.isfinite(v)]
-                if len(here) >= len(found) / 2:
-                    points.append((LOOK_EVERY * n, statistics.median(here)))
-            label = f"{arm}: {sum(r['survived'] for r in found)} of {len(found)}"
-            axes.semilogy(*zip(*points, strict=True), color=f"C{number}", linewidth=1.4, label=label)
+        for axes, (title, value) in zip(grid.flat, list(QUANTITIES.items())[: grid.size], strict=True):
+            points = medians(found, value)
+            if points:
+                label = f"{arm}: {sum(r['survived'] for r in found)} of {len(found)}"
+                axes.semilogy(list(points), list(points.values()), color=f"C{number}", linewidth=1.4, label=label)
             axes.set_title(title, fontsize=9)
             axes.set_xlabel("step", fontsize=8)
             axes.tick_params(labelsize=7, which="both")
+            axes.yaxis.set_major_formatter("{x:.3g}")
+            axes.yaxis.set_minor_formatter("{x:.2g}" if "norm" in title or "moves" in title else "")
     handles, labels = grid[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
     figure.savefig(path)

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 import scalelong as sl
 from scalelong.cli import main
@@ -82,6 +83,20 @@ def test_caches_are_measured_against_fewer_steps(run, tmp_path, capsys):
     assert all(point.seconds > 0 and point.frechet.value > 0 for point in found.points)
     assert found == CacheCurve.from_json((tmp_path / "cache-dpm++4.json").read_text())
     assert (tmp_path / "cache-dpm++4.png").exists()
+
+
+def test_a_run_is_sampled_with_any_cache(run):
+    loaded = load_run(run)
+    plain = loaded.sample(4, steps=6)
+    assert torch.equal(loaded.sample(4, steps=6, cache="every=1,depth=1"), plain)
+    placed = loaded.sample(4, steps=6, cache="every=2,depth=1,centre=2,power=1.4")
+    assert not torch.equal(placed, plain)
+    # The third batch is as the first: the cache is checked once, and begins anew with each batch.
+    apart = loaded.sample(4, steps=6, cache="every=2,depth=1,centre=2,power=1.4", batch_size=1)
+    assert torch.equal(apart, placed)
+    heun = loaded.sample(2, steps=3, sampler="heun", cache="every=2,depth=1")
+    assert not torch.equal(heun, loaded.sample(2, steps=3, sampler="heun"))
+    assert torch.equal(loaded.sample(4, steps=6), plain)
 
 
 def test_the_verdict_is_about_fewer_steps_in_the_same_time():

@@ -261,6 +261,29 @@ def test_a_resumed_guard_keeps_its_rate():
     assert again.snapshots.steps == [160]
 
 
+def test_processes_decide_together_by_the_mean(monkeypatch):
+    """The other process, made up, collapses at step 60; this one does not."""
+
+    def all_reduce(values):
+        values += 4.0 if 60 <= guard.steps < 65 else 0.1
+
+    model = Line()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    guard = sl.CollapseGuard(model, optimizer, zero_loss=1.0, every=10)
+    fake = SimpleNamespace(
+        is_available=lambda: True, is_initialized=lambda: True, get_world_size=lambda: 2, all_reduce=all_reduce
+    )
+    monkeypatch.setattr("scalelong.stability.guard.dist", fake)
+    for step in range(80):
+        model.weight.grad = torch.zeros(4)
+        optimizer.step()
+        guard.step(torch.tensor(1.0 if step < 5 else 0.1))
+    (found,) = guard.events
+    assert isinstance(found, Collapse)
+    assert 60 <= found.step <= 75
+    assert guard.rollbacks[0]["to_step"] == 40
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -118,13 +118,14 @@ def run_config(options: argparse.Namespace) -> TrainConfig:
 def config_file(options: argparse.Namespace, base: TrainConfig) -> TrainConfig:
     """The values of --config over those of a recipe. Code that the file names needs --trust."""
     from ..runs.config import load_config
-    from ..runs.model import require_trust
+    from ..runs.model import require_trust, require_trusted_training
 
     if options.config is None:
         return base
     config = load_config(options.config, base)
     if config.model != getattr(options, "model", None):  # --model is the user's own word
         require_trust(config, options.config, options.trust)
+    require_trusted_training(config, options.config, options.trust)
     return config
 
 
@@ -221,7 +222,10 @@ def add_job_options(parser: argparse.ArgumentParser) -> None:
 def listed(text: str, kind: Callable[[str], Value], name: str) -> list[Value]:
     """The values of a flag such as --rates 1e-3,2e-3."""
     try:
-        return [kind(part) for part in split(text)]
+        found = [kind(part) for part in split(text)]
+        if not found and kind is not str:
+            raise ValueError
+        return found
     except ValueError as error:
         raise InvalidConfigError(f"{name} must be numbers with commas between them, got {text!r}") from error
 

@@ -146,7 +146,10 @@ def continued(command: Command, before: TrainConfig) -> TrainConfig:
     config, given, paths = command.train, command.given, field_paths()
     was, now = flatten(to_dict(before)), flatten(to_dict(config))
     if not command.by_name or before.start_from is not None:
-        values = {paths[name]: now[paths[name]] for name in given - {"model_options"}}
+        _require_trust_in_run(command, before)
+        settings = config.optimizer
+        dictionaries = {"optimizer_options": settings.optimizer_options, "decay_options": settings.decay_options}
+        values = {paths[name]: dictionaries.get(name, now.get(paths[name])) for name in given - {"model_options"}}
         options = {**before.model_options, **config.model_options}
         config = dataclasses.replace(with_values(before, values), model_options=options)
     elif "held_out" not in given:
@@ -246,7 +249,8 @@ def _described(field: tuple[str, str, str, str]) -> tuple[str, str, str, str]:
     name, annotation, default, text = field
     kind = KINDS.get(annotation, KINDS.get(annotation.removesuffix(" | None")))
     if kind is None:
-        kind = "{" + ",".join(_choices(annotation)) + "}"
+        optional = ["None"] if annotation.endswith(" | None") else []
+        kind = "{" + ",".join([*optional, *_choices(annotation.removesuffix(" | None"))]) + "}"
     shown = default.strip("'\"") if "default_factory" not in default and annotation != "bool" else ""
     return name, kind, shown, text
 
@@ -306,11 +310,26 @@ def _given_fields(arguments: list[str]) -> frozenset[str]:
 
 def _require_trust(config: TrainConfig, arguments: list[str], given: Any) -> None:
     """A model that the configuration file names, and not the user, needs consent if it is code."""
-    from ..runs.model import require_trust
+    from ..runs.model import require_trust, require_trusted_training
 
-    typed = any(argument == "--model" or argument.startswith("--model=") for argument in arguments)
-    if given.config is not None and not typed:
+    def typed(flag: str) -> bool:
+        return any(argument == flag or argument.startswith(f"{flag}=") for argument in arguments)
+
+    if given.config is None:
+        return
+    if not typed("--model"):
         require_trust(config, given.config, given.trust)
+    require_trusted_training(config, given.config, given.trust, [n for n in ("optimizer", "decay") if typed(f"--{n}")])
+
+
+def _require_trust_in_run(command: Command, before: TrainConfig) -> None:
+    """The same for code that the configuration of a run folder names, and the command does not."""
+    from ..runs.model import require_trust, require_trusted_training
+
+    source = command.out or "the run folder"
+    if "model" not in command.given:
+        require_trust(before, source, command.trust)
+    require_trusted_training(before, source, command.trust, command.given)
 
 
 @cache

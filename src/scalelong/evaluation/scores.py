@@ -9,7 +9,7 @@ through the entries, so a new score is a function and one entry here:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import Any
@@ -87,7 +87,10 @@ def frechet_distance(a: Moments, b: Moments) -> float:
         raise EvaluationError(f"features of {len(a.mean)} and {len(b.mean)} dimensions cannot be compared")
     for moments in (a, b):
         if not bool(torch.isfinite(moments.mean).all() and torch.isfinite(moments.covariance).all()):
-            raise EvaluationError("the features are not all finite, so they have no Fréchet distance")
+            raise EvaluationError(
+                "the features are not all finite, so they have no Fréchet distance: check the images, or "
+                "choose other --features"
+            )
     root = torch.linalg.svdvals(a.root @ b.root).sum()
     distance = (a.mean - b.mean).square().sum() + a.covariance.trace() + b.covariance.trace() - 2 * root
     return max(float(distance), 0.0)  # rounding alone makes it negative
@@ -139,17 +142,23 @@ COPY_QUANTILE = 0.01
 
 def near_copies(real: Tensor, generated: Tensor) -> Tensor:
     """For each generated feature whether it is nearer to a real one than 99 % of the real ones are to each other."""
-    limit = torch.quantile(_nearest(_evenly(real, MOST_IN_KERNEL), real, skip_equal=True), COPY_QUANTILE)
-    return _nearest(generated, real) <= limit
+    return nearest(generated, real)[0] <= copy_distance(real)
 
 
-def _nearest(points: Tensor, others: Tensor, skip_equal: bool = False) -> Tensor:
-    """The distance from each point to the nearest other one. With `skip_equal` the points are among the others."""
-    found, others = [], others.double()
+def copy_distance(real: Tensor) -> Tensor:
+    """The distance within which 1 % of the real images have another real one."""
+    return torch.quantile(nearest(_evenly(real, MOST_IN_KERNEL), real, skip_equal=True)[0], COPY_QUANTILE)
+
+
+def nearest(points: Tensor, others: Tensor, skip_equal: bool = False) -> tuple[Tensor, Tensor]:
+    """Distance and number of the nearest other point of each. With `skip_equal` the points are among the others."""
+    distances, places, others = [], [], others.double()
     for part in points.double().split(CHUNK):
-        distances = torch.cdist(part, others, compute_mode="use_mm_for_euclid_dist")
-        found.append(distances.kthvalue(2, dim=1).values if skip_equal else distances.min(dim=1).values)
-    return torch.cat(found)
+        found = torch.cdist(part, others, compute_mode="use_mm_for_euclid_dist")
+        distance, place = found.kthvalue(2, dim=1) if skip_equal else found.min(dim=1)
+        distances.append(distance)
+        places.append(place)
+    return torch.cat(distances), torch.cat(places)
 
 
 # Improved precision and recall (Kynkäänniemi et al., 2019): how much of one set lies in the other's neighbourhood.
@@ -239,7 +248,9 @@ def validate_samples(images: Tensor, shape: tuple[int, int, int], count: int | N
     if images.dim() != 4 or tuple(images.shape[1:]) != shape:
         raise InvalidSamplesError(f"samples must be (N, {', '.join(map(str, shape))}), got {tuple(images.shape)}")
     if count is not None and len(images) != count:
-        raise InvalidSamplesError(f"{count} samples are needed and {len(images)} are there")
+        raise InvalidSamplesError(
+            f"{count} samples are needed and {len(images)} are there: make more, or give a smaller -n"
+        )
     if images.dtype == torch.uint8:
         return images
     if not images.is_floating_point():
@@ -249,7 +260,7 @@ def validate_samples(images: Tensor, shape: tuple[int, int, int], count: int | N
         broken = (~finite).nonzero().flatten().tolist()
         raise InvalidSamplesError(
             f"{len(broken)} of {len(images)} samples are not finite, the first is number {broken[0]}; the model or the "
-            f"sampler is broken"
+            f"sampler is broken: look at the run's losses, or take another --checkpoint"
         )
     low, high = float(images.min()), float(images.max())
     if low < -1 - TOLERANCE or high > 1 + TOLERANCE:
@@ -471,6 +482,8 @@ class Scores:
         p = self.protocol
         made = f"{p.images} images against {p.reference_images} of {p.data}, {p.features} features"
         lines = [f"95 % intervals; {made} {p.features_sha256[:12]}"]
+        if "copies" in self.subject:
+            lines.append(copies_text(self.subject["copies"]))
         if self.anchors is None:
             return [*lines, "no anchors were measured, so nobody knows what noise would score here"]
         if self.anchors.images:
@@ -491,12 +504,18 @@ class Scores:
         scores = {name: Score(**values[name]) for name in SCORES if values.get(name) is not None}
         missing = [name for name, entry in SCORES.items() if not entry.optional and name not in scores]
         if missing:
-            raise EvaluationError(f"stored scores lack {', '.join(missing)}: they are damaged, or of a newer scalelong")
+            raise EvaluationError(
+                f"stored scores lack {', '.join(missing)}: they are damaged, or of a newer scalelong; "
+                f"remove the line, or update scalelong"
+            )
         anchors = Anchors(**values["anchors"]) if values.get("anchors") else None
         return cls(Protocol(**values["protocol"]), scores, values["subject"], anchors)
 
     def __str__(self) -> str:
-        return "\n".join([text_table(self.rows(), left=("", "value"), rule=False), *self.remarks()])
+        # Where the picture is belongs on the screen, and not into the cards of exported models.
+        picture = self.subject.get("copies", {}).get("picture")
+        shown = [f"samples beside their nearest training images: {picture}"] if picture else []
+        return "\n".join([text_table(self.rows(), left=("", "value"), rule=False), *self.remarks(), *shown])
 
     def _repr_html_(self) -> str:
         return html_table(self.rows()) + html_lines(self.remarks())
@@ -504,6 +523,14 @@ class Scores:
 
 # A path may differ where the fingerprint is equal.
 _NAMES_ONLY = ("data",)
+
+
+def copies_text(copies: Mapping[str, Any]) -> str:
+    """Does it copy its training images? Beside what images are that nobody has trained on."""
+    said = f"near-copies of training images: {copies['samples']:.1%} of the samples"
+    if copies.get("held_out") is not None:
+        said += f", {copies['held_out']:.1%} of {copies['held_out_images']} held-out images"
+    return said
 
 
 def require_comparable(scores: Sequence[Scores]) -> None:

@@ -107,12 +107,15 @@ def draw_tuning(found: Sequence[TunedSkips], path: Path) -> None:
         scores = [trial.score for trial in tuned.trials]
         best = [min(scores[: number + 1]) for number in range(len(scores))]
         numbers = range(1, len(scores) + 1)
-        panel.plot(numbers, scores, "o", markersize=3, color=colour_of(0), label="a trial")
+        panel.plot(numbers, scores, "o", markersize=3, color=colour_of(0), label=f"a trial, {tuned.images} images")
         panel.step(numbers, best, where="post", color=colour_of(0), linewidth=1, label="the best so far")
+        at = len(scores) + 2
         for number, (before, after) in enumerate(tuned.test):
-            label = "test on other seeds: before, after" if number == 0 else None
-            at = len(scores) + 2
+            label = f"test on other seeds, {tuned.test_images} images each" if number == 0 else None
             panel.plot([at, at + 2], [before, after], ".-", color=colour_of(2), linewidth=0.8, label=label)
+        if tuned.test:
+            shown = [number for number in numbers if number % 3 == 1]
+            panel.set_xticks([*shown, at, at + 2], [*map(str, shown), "before", "after"])
         about = tuned.about
         steps = about.get("settings", {}).get("steps", "")
         panel.set(

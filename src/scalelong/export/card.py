@@ -110,8 +110,9 @@ fingerprint {escaped(data["fingerprint"][:16])} |
 | κ, outermost to innermost | {listed} |
 | objective | predicts {config.diffusion.prediction}, {config.diffusion.schedule} noise schedule |
 | condition | {config.diffusion.condition} |
-| training | {config.batch_size} images a step, AdamW, rate {optimizer.lr:g}, weight decay {optimizer.weight_decay:g}, \
-EMA {optimizer.ema_rate:g}, seed {config.seed} |
+| training | {config.batch_size} images a step, \
+{escaped("AdamW" if optimizer.optimizer == "adamw" else optimizer.optimizer)}, rate {optimizer.lr:g}, \
+weight decay {optimizer.weight_decay:g}, EMA {optimizer.ema_length or f"{optimizer.ema_rate:g}"}, seed {config.seed} |
 
 ## Scores
 

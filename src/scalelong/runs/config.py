@@ -17,7 +17,10 @@ from ..optional import needs
 from ..scaling import as_scaling
 from .averages import AverageLength, is_snapshot
 
-Decay = Literal["constant", "linear", "cosine"]
+Decay = Literal["constant", "linear", "cosine", "polynomial", "cosine_with_restarts", "piecewise_constant"]
+Optimizer = Literal[
+    "adamw", "adam", "sgd", "rmsprop", "radam", "nadam", "adamax", "adagrad", "adafactor", "schedule-free"
+]
 Precision = Literal["no", "bf16", "fp16"]
 Condition = Literal["none", "class", "text"]
 OnCollapse = Literal["stop", "rollback", "ignore"]
@@ -90,7 +93,7 @@ class DiffusionConfig:
     prediction: Prediction = "epsilon"
     """ε, v or x_0; "flow", the velocity, with the schedules flow and flow-logit; "edm" with edm."""
     loss_weighting: Weighting = "none"
-    """"min-snr" weighs the loss of each image by its noise level (Min-SNR-γ), for faster learning of all levels."""
+    """"min-snr" weighs the loss of each image by its noise level (Min-SNR-γ)."""
     min_snr_gamma: float = 5.0
     """γ of Min-SNR: the largest weight of an error in x_0."""
     condition: Condition = "none"
@@ -131,14 +134,23 @@ class TextConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW, its rate over time, clipping, and the moving average of the weights."""
+    """The optimiser, its rate over time, clipping, and the moving average of the weights."""
 
+    optimizer: str = "adamw"
+    """adamw, adam, sgd, rmsprop, radam, nadam, adamax, adagrad, adafactor, schedule-free (of the package schedulefree),
+    or package.module:Class. It gets lr, and betas and weight_decay if it takes them."""
+    optimizer_options: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of the optimiser."""
     lr: float = 2e-4
     weight_decay: float = 0.03
     betas: tuple[float, float] = (0.99, 0.999)
     warmup: int = 0
     """Steps of linear warm-up."""
-    decay: Decay = "constant"
+    decay: str = "constant"
+    """After the warm-up: constant, linear, cosine, polynomial, cosine_with_restarts, piecewise_constant, or a scheduler
+    of torch's, torch.optim.lr_scheduler:StepLR."""
+    decay_options: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the last four."""
     decay_steps: int | None = None
     """Step at which the decay reaches zero; None takes `steps`."""
     clip: float | None = None
@@ -160,7 +172,12 @@ class OptimizerConfig:
         require(self.clip is None or self.clip > 0, "clip must be above 0; leave it out (None) for no clipping")
         require(all(0 <= beta < 1 for beta in self.betas), f"betas must be in [0, 1), got {self.betas}")
         require(0 <= self.ema_rate < 1, f"ema_rate must be in [0, 1), got {self.ema_rate}")
-        require_choice("decay", self.decay, Decay)
+        if ":" not in self.decay:
+            require_choice("decay", self.decay, Decay)
+        if ":" not in self.optimizer:
+            require_choice("optimizer", self.optimizer, Optimizer)
+        simple = self.decay in ("constant", "linear", "cosine")
+        require(not (simple and self.decay_options), f"--decay {self.decay} takes no --decay-options")
         if self.ema_length is not None:
             AverageLength.parse(self.ema_length)
         names = [str(AverageLength.parse(length, "--ema-lengths")) for length in self.ema_lengths]
@@ -383,6 +400,7 @@ ADDED: dict[str, Any] = {
     "lora": 0,
     "diffusion.loss_weighting": "none",
     "diffusion.min_snr_gamma": 5.0,
+    "optimizer.optimizer": "adamw",
 }
 """Fields that earlier versions did not have, with the values at which nothing is new: a run keeps its folder's name."""
 
@@ -443,7 +461,8 @@ def conflicting_changes(before: TrainConfig, after: TrainConfig) -> dict[str, tu
     """The differences with which a run cannot go on: it would be a different run."""
     changed = differences(before, after)
     # A decay that ends with the run makes the rate of every step depend on the number of steps.
-    tied = after.optimizer.decay != "constant" and after.optimizer.decay_steps is None
+    ends = after.optimizer.decay not in ("constant", "piecewise_constant") and ":" not in after.optimizer.decay
+    tied = ends and after.optimizer.decay_steps is None
     return {
         name: pair for name, pair in changed.items() if not name.startswith(MAY_CHANGE) or (name == "steps" and tied)
     }
@@ -499,7 +518,9 @@ def _convert(value: Any, hint: Any, name: str) -> Any:
 
 def field_paths() -> dict[str, str]:
     """The dotted name of every field: {"lr": "optimizer.lr", "steps": "steps", ...}."""
-    flat = flatten(to_dict(TrainConfig())) | {"model_options": {}}
+    # Dictionaries are empty by default, and flattened to nothing.
+    empty = ("model_options", "optimizer.optimizer_options", "optimizer.decay_options")
+    flat = flatten(to_dict(TrainConfig())) | dict.fromkeys(empty)
     return {path.rpartition(".")[2]: path for path in flat}
 
 

@@ -16,7 +16,7 @@ from ..diffusion.images import ImageMaker, as_picture, image_grid, requests
 from ..diffusion.latents import Autoencoder
 from ..diffusion.solvers import SampleSettings
 from ..errors import CheckpointError, InvalidConfigError, RunFolderError
-from ..files import digest
+from ..files import digest, in_words
 from ..models.call import Denoiser
 from ..noise import NoiseProcess
 from ..scaling import FixedScaling, as_scaling
@@ -113,16 +113,17 @@ class Run:
         sampler: str = "dpm++",
         steps: int = 50,
         guidance: float = 1.0,
+        cache: str = "",
         batch_size: int = 64,
         device: torch.device | str = "cpu",
     ) -> Tensor:
         """Images, uint8 (n, C, H, W). Image i has the seed `seed + i` and does not depend on n or batch_size.
 
         `prompts` are classes or texts, which take turns; a class-conditional model without prompts shows all classes.
-        `wishes` is an earlier name of `prompts`.
+        `wishes` is an earlier name of `prompts`. `cache` is that of SampleSettings: "every=3,depth=1".
         """
         wanted = requests(n, seed, prompts or wishes or self.default_prompts)
-        settings = SampleSettings(sampler=sampler, steps=steps, guidance=guidance)
+        settings = SampleSettings(sampler=sampler, steps=steps, guidance=guidance, cache=cache)
         return self.maker.all(wanted, settings, batch_size=batch_size, device=device)
 
     def grid(self, n: int = 16, *, columns: int | None = None, **options: Any) -> Any:
@@ -244,5 +245,11 @@ def _read_weights(run: RunFolder, step: int | None, file: str, log: Log) -> tupl
             return load_file(checkpoint / file), manifest
         except (OSError, SafetensorError, CheckpointError) as error:
             if checkpoint.exists():
-                raise error if isinstance(error, CheckpointError) else CheckpointError(str(error)) from error
+                raise (
+                    error
+                    if isinstance(error, CheckpointError)
+                    else CheckpointError(
+                        f"{checkpoint / file} cannot be read ({in_words(error)}); restore it from a copy"
+                    )
+                ) from error
     raise CheckpointError(f"the checkpoints of {run.path} are pruned faster than they can be read; raise --keep-last")

@@ -11,12 +11,13 @@ a condition gets a network that uses it, or an error that says why not.
 import inspect
 import logging
 import os
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +36,7 @@ from ..diffusion.conditions import (
 from ..diffusion.inputs import InputMaker, NoisyInputs
 from ..diffusion.latents import Autoencoder, encode_data
 from ..errors import CannotReadError, InvalidConfigError, ScaleLongError, UntrustedCodeError
-from ..files import read_json
+from ..files import in_words, read_json
 from ..models import UViT, unet
 from ..models.call import call_arguments, require_condition_used
 from ..models.presets import preset_arguments
@@ -236,8 +237,27 @@ def require_trust(config: TrainConfig, source: str | PathLike[str], trust: bool 
     if factory is None or trust or os.environ.get(TRUST, "") not in ("", "0"):
         return
     options = f" with the options {config.model_options}" if config.model_options else ""
+    _refuse_code(f"model {factory!r}{options}", source)
+
+
+_TORCHS_OWN = re.compile(r"torch\.optim(\.lr_scheduler)?:[A-Z]\w*")
+
+
+def require_trusted_training(
+    config: TrainConfig, source: str | PathLike[str], trust: bool = False, typed: Collection[str] = ()
+) -> None:
+    """The same for the code that training alone runs: an optimiser or a decay by import path. `typed` are those that
+    the user has named himself."""
+    if trust or os.environ.get(TRUST, "") not in ("", "0"):
+        return
+    for name, code in {"optimizer": config.optimizer.optimizer, "decay": config.optimizer.decay}.items():
+        if ":" in code and name not in typed and not _TORCHS_OWN.fullmatch(code):
+            _refuse_code(f"{name} {code!r}", source)
+
+
+def _refuse_code(what: str, source: str | PathLike[str]) -> NoReturn:
     raise UntrustedCodeError(
-        f"{source} wants Python code to be run: model {factory!r}{options}. Whoever wrote that file decides what is "
+        f"{source} wants Python code to be run: {what}. Whoever wrote that file decides what is "
         f"run, with your rights. If you trust it, repeat the command with --trust (in Python trust=True, or {TRUST}=1)"
     )
 
@@ -268,14 +288,17 @@ def _from_diffusers_json(path: Path, values: dict[str, Any]) -> nn.Module:
     try:
         described = read_json(path)
     except CannotReadError as error:
-        raise InvalidConfigError(f"{path} cannot be read as the configuration of a model: {error}") from error
+        raise InvalidConfigError(
+            f"{path} cannot be read as the configuration of a model ({in_words(error)}): correct it"
+        ) from error
     if not isinstance(described, dict):
         raise InvalidConfigError(f"{path} must hold a JSON object, such as diffusers writes into config.json")
-    kind: Any = getattr(diffusers, str(described.get("_class_name", "UNet2DModel")), None)
+    # A file without a class is some other JSON file, of which diffusers would leave out all and build its default.
+    kind: Any = getattr(diffusers, str(described.get("_class_name")), None)
     # Networks alone: diffusers has other classes, which load files or code when they are made.
     if not isinstance(kind, type) or not issubclass(kind, nn.Module):
         raise InvalidConfigError(
-            f"{path} names the class {described.get('_class_name')!r}, which is no network of diffusers"
+            f"{path} names the class {described.get('_class_name')!r}, which is no network of diffusers: correct it"
         )
     return kind.from_config({**described, **values})  # pyright: ignore[reportAttributeAccessIssue]
 

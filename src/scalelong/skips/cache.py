@@ -436,8 +436,9 @@ class Cached:
                     return self.inner
         raise VerificationError(
             f"a step from the cache differs by {far:.1e} from a forward that is given the main path of the last full "
-            f"step at long skip {self.depth}: {type(self.host).__name__} keeps something between forwards, or draws "
-            f"random numbers that do not follow torch's seed. Nothing was changed"
+            f"step at long skip {self.depth}: {type(self.host).__name__} keeps something between forwards, draws "
+            f"random numbers that do not follow torch's seed, or reads the main path elsewhere as well (a gate on the "
+            f"skip): take another depth. Nothing was changed"
         )
 
     def _run(

@@ -135,7 +135,8 @@ class CollapseDetector:
         """Since `began`: steps, loss, level, zero, largest loss, largest evidence, then the excess of each level."""
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("zero_loss", "levels")}
+        known = {name: value for name, value in vars(self).items() if name not in ("zero_loss", "levels")}
+        return {name: list(value) if isinstance(value, list) else value for name, value in known.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.reset()

@@ -15,6 +15,7 @@ from ..runs.config import TrainConfig
 from ..runs.model import DataShape, build_model, example_forward, shape_of
 from ..skips import coefficients, find_skips, is_scaled, native_plan
 from .cores import images_at_once, splits
+from .optimizers import OPTIMIZERS
 from .sizing import MOST_EPOCHS
 
 BYTES_PER_PARAMETER = {"weights": 4, "gradients": 4, "AdamW": 8, "moving average": 4}
@@ -48,8 +49,9 @@ def describe_run(
         "scaling": config.scaling,
         "objective": f"predict {diffusion.prediction}, {diffusion.schedule} schedule, condition {diffusion.condition}"
         + (f", loss weighted by Min-SNR-{diffusion.min_snr_gamma:g}" if diffusion.loss_weighting != "none" else ""),
-        "optimiser": f"AdamW, lr {optimizer.lr:g}, weight decay {optimizer.weight_decay:g}, betas {optimizer.betas}, "
-        f"warm-up {optimizer.warmup} steps{decay}, clip {optimizer.clip}, "
+        "optimiser": f"{OPTIMIZERS.get(optimizer.optimizer, optimizer.optimizer)}, lr {optimizer.lr:g}, "
+        f"weight decay {optimizer.weight_decay:g}, "
+        f"betas {optimizer.betas}, warm-up {optimizer.warmup} steps{decay}, clip {optimizer.clip}, "
         f"EMA {optimizer.ema_length or optimizer.ema_rate}",
         "batch": f"{config.batch_size} images = {processes} process(es) x {config.hardware.accumulation} part(s) x "
         f"{per_part:g} images",

@@ -27,7 +27,8 @@ from ..runs.config import TrainConfig, seconds_of, with_values
 from ..runs.model import DataShape, Log, build_model, uses_channels_last
 from ..runs.processes import make_accelerator, on_main
 from .cores import keep_freed_memory, make_cores
-from .state import Ema, clip_gradient, make_optimizer
+from .optimizers import make_optimizer
+from .state import Ema, clip_gradient
 
 CPU_BUDGET, GPU_BUDGET = "1h", "1d"
 

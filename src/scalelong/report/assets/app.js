@@ -241,7 +241,7 @@
   }
 
   function draw() {
-    drawTables(); drawAlarms();
+    drawTables(); drawAlarms(); drawCopies();
     find("loss-section").hidden = !data.runs.length;
     drawLoss("held-out", "held_out_loss", "Held-out loss (averaged weights)");
     drawLoss("train-loss", "loss", "Training loss");
