@@ -97,7 +97,6 @@ STARTS = tuple(ARMS)[: list(ARMS).index("norm on queries and keys")]
 CHANGES = tuple(ARMS)[len(STARTS) : list(ARMS).index("bf16")]
 TOGETHER = tuple(name for name in ARMS if name.startswith(("norms in merges, ", "unit gain, branches", "all:")))
 FALLING = ("none, falling rate", "start CS(0.7), falling rate")
-BUYS = replace(GARMENTS, steps=400, batch=4)
 BUYS_RATES = (4e-3, 8e-3, 1.6e-2)
 
 
@@ -114,8 +113,8 @@ STUDIES: dict[str, Study] = {
     "depth16": study("Depth 16, at 2.4e-2", PAIR, (2.4e-2,), depth=16),
     "depth40": study("Depth 40, at 8e-3", PAIR, (8e-3,), depth=40),
     "batch4": study("Batches of 4, at 1.2e-2", PAIR, (1.2e-2,), batch=4),
-    "buys-choice": study("What stability buys: the rates", FALLING, BUYS_RATES, seeds=CHOICE, steps=400, batch=4),
-    "buys": study("What stability buys", FALLING, BUYS_RATES, seeds=CONFIRM, steps=400, batch=4),
+    "buys-choice": study("What stability buys: the rates", FALLING, BUYS_RATES, seeds=CHOICE, steps=250, batch=4),
+    "buys": study("What stability buys", FALLING, BUYS_RATES, seeds=CONFIRM, steps=250, batch=4),
     "long": study("1,000 steps, at 1.2e-2", PAIR, (1.2e-2,), steps=1000),
     "bf16": study("Mixed precision", ("bf16", "bf16, start CS(0.7)"), baseline="bf16"),
     "batch32": study("Batches of 32", PAIR, batch=32),
@@ -127,8 +126,12 @@ FIRST = (
     ("changes", ("inner half at a tenth of the rate",)),
     ("starts", PAIR),
     ("changes", ("norms in merges", "outer half at a tenth of the rate")),
-    ("starts", ("unit gain", "unit gain, start CS(0.7)")),
     ("changes", ("norm on queries and keys",)),
+    ("harder", ("start CS(0.7)", "norms in merges", "norms in merges, start CS(0.7)")),
+    ("buys-choice", FALLING),
+    ("buys", FALLING),
+    ("depth40", PAIR),
+    ("starts", ("unit gain", "unit gain, start CS(0.7)")),
 )
 """What is run before all else."""
 WATCHED = {"starts": ("none", "start CS(0.7)", "start 0.14 for all skips", "unit gain", "unit gain, start CS(0.7)")}
@@ -288,21 +291,20 @@ def shortened(series: dict[str, list[float | None]]) -> dict[str, Any]:
 
 FIRST_RATE = 1e-4
 """Small enough that the function moves in proportion."""
-TRIED = tuple(1e-3 * 2**n for n in range(7))
-"""Rates of the first step, 1e-3 to 6.4e-2."""
 UNET = "UNet of diffusers"
 UNET_STARTS = {"none": None, "start CS(0.7)": "cs:kappa=0.7,behind_norms=true"}
 FIRST_ARMS = (
     # What the predictions are about,
     *((24, arm) for arm in ("none", "start CS(0.7)", "unit gain", "unit gain, start CS(0.7)")),
-    *((depth, arm) for depth in (8, UNET) for arm in PAIR),
+    *((8, arm) for arm in PAIR),
+    *((UNET, arm) for arm in PAIR),
     # and the others.
     *((24, arm) for arm in ("start CS(0.9)", "start CS(0.5)", "start 0.14 for all skips", "norms in merges")),
     *((24, arm) for arm in ("start CS(0.7), inner half", "start CS(0.7), outer half", "branches at 0.3")),
     *((depth, arm) for depth in (16, 40) for arm in PAIR),
 )
-PREDICTED = 8
-"""So many of these come first, with all seeds."""
+FIRST_PARTS = (FIRST_ARMS[:6], FIRST_ARMS[6:8], FIRST_ARMS[8:])
+"""Each with all seeds before the next."""
 
 
 def first_steps(folder: Path) -> None:
@@ -312,7 +314,7 @@ def first_steps(folder: Path) -> None:
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     done = {(line["depth"], line["arm"], line["seed"]) for line in map(json.loads, lines)}
     images = survival.load_images("garments", None)
-    for arms in (FIRST_ARMS[:PREDICTED], FIRST_ARMS[PREDICTED:]):
+    for arms in FIRST_PARTS:
         for seed in SEEDS:
             for depth, arm in arms:
                 if (depth, arm, seed) not in done:
@@ -343,7 +345,7 @@ def first_step(model: Any, blocks: list[Any], seed: int, images: Tensor) -> dict
     """Adam's first step is the rate times the signs of the gradient.
 
     With all weights moved so, or those of the inner or outer half of the blocks alone: how far does the output move for
-    a rate of 1? And up to which rate does the loss of the same batch fall? "gradients" has the norm of each block.
+    a rate of 1? "gradients" has the norm of each block.
     """
     x, t, noise = next(survival.batches(images, seed, NoiseProcess()))
 
@@ -352,8 +354,7 @@ def first_step(model: Any, blocks: list[Any], seed: int, images: Tensor) -> dict
         return output if isinstance(output, Tensor) else output.sample
 
     before = predict()
-    loss = (before - noise).square().mean()
-    loss.backward()
+    (before - noise).square().mean().backward()
     quarter = round(len(blocks) / 4)
     inside = {id(parameter) for block in blocks[quarter:-quarter] for parameter in block.parameters()}
     weights = [parameter.detach().clone() for parameter in model.parameters()]
@@ -368,14 +369,9 @@ def first_step(model: Any, blocks: list[Any], seed: int, images: Tensor) -> dict
     found: dict[str, Any] = {
         part: rounded(rms(moved(FIRST_RATE, part) - before.detach()) / FIRST_RATE) for part in ("all", "inner", "outer")
     }
-    largest = 0.0
-    for rate in TRIED:
-        if not float((moved(rate) - noise).square().mean()) < float(loss.detach()):
-            break
-        largest = rate
     gradients = [[p.grad.square().sum() for p in block.parameters() if p.grad is not None] for block in blocks]
     norms = [rounded(float(torch.stack(squares).sum().sqrt())) for squares in gradients]
-    return {**found, "largest": rounded(largest), "gradients": norms}
+    return {**found, "gradients": norms}
 
 
 # Statistics
@@ -511,6 +507,38 @@ def first_to_leave(records: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+PASSED = 1.25
+"""A spectral norm of a merge's half that no merge has at the start; looked for after the runs had been seen."""
+
+
+def passing(records: Sequence[dict[str, Any]], watched: Sequence[str]) -> str:
+    """When the halves of each merge first have a spectral norm above `PASSED`: median step of the runs that have it."""
+    lines = []
+    for arm in watched:
+        found = [record for record in records if record["arm"] == arm and "series" in record]
+        for kind in KINDS[3:]:
+            cells = []
+            for merge in range(len(found[0]["series"][kind]) if found else 0):
+                steps = [
+                    LOOK_EVERY * next(n for n, value in enumerate(record["series"][kind][merge]) if large(value))
+                    for record in found
+                    if any(map(large, record["series"][kind][merge]))
+                ]
+                often = len(steps) > len(found) / 2
+                cells.append(f"{statistics.median(steps):g}" if often else f"({len(steps)} of {len(found)})")
+            if cells:
+                lines.append(f"| {arm} | {kind.removeprefix('merge from ')} | {' | '.join(cells)} |")
+    if not lines:
+        return ""
+    count = lines[0].count("|") - 3
+    head = f"| arm | half | innermost | {' | '.join(str(n) for n in range(2, count))} | outermost |"
+    return "\n".join([head, "|" + "---|" * (count + 2), *lines])
+
+
+def large(value: float | None) -> bool:
+    return value is None or value > PASSED
+
+
 def predictions(records: Sequence[dict[str, Any]]) -> str:
     """The predictions of the plan, each held or failed."""
     watched = {arm: cell("starts", arm, records) for arm in WATCHED["starts"]}
@@ -577,11 +605,10 @@ def first_table(folder: Path) -> str:
     if not found:
         return ""
     lines = [
-        "| depth | arm | seeds | all | inner half | outer half | inner / all | gradient, middle / last block | "
-        "largest rate at which the loss falls |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| depth | arm | seeds | all | inner half | outer half | inner / all | gradient, middle / last block |",
+        "|---|---|---|---|---|---|---|---|",
     ]
-    parts = ("all", "inner", "outer", "share", "heard", "largest")
+    parts = ("all", "inner", "outer", "share", "heard")
     for (depth, arm), by_seed in found.items():
         middle = [f"{statistics.median(line[part] for line in by_seed.values()):.3g}" for part in parts]
         lines.append(f"| {depth} | {arm} | {len(by_seed)} | {' | '.join(middle)} |")
@@ -688,7 +715,12 @@ def redraw(folder: Path) -> None:
     parts.append(f"## The cause: predictions of the plan\n\n{predictions(records)}")
     parts.append("![What was looked at](cause.png)")
     watched = [record for record in records if record["arm"] == "none" and "series" in record]
-    parts.append(f"## What leaves first, without scaling\n\n{first_to_leave(watched)}")
+    parts.append(f"## What leaves first, without scaling: the rule of the plan\n\n{first_to_leave(watched)}")
+    if text := passing(records, (*WATCHED["starts"], *WATCHED["changes"])):
+        parts.append(
+            f"## When the halves of the merges pass a spectral norm of {PASSED}\n\nMedian step over the seeds; in "
+            f"brackets, if fewer than half pass it at all. Looked for after the runs had been seen.\n\n{text}"
+        )
     write_text(folder / "results.md", "\n\n".join(parts) + "\n")
     draw_survivors(records, folder / "survivors.png")
     draw_cause(records, folder / "cause.png")
@@ -737,7 +769,7 @@ def draw_first(folder: Path, path: Path) -> None:
     found = read_first(folder)
     plt = survival.pyplot()
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.6), layout="constrained", dpi=110, width_ratios=(1.2, 1))
-    for number, ((depth, arm), by_seed) in enumerate(list(found.items())[:PREDICTED]):
+    for number, ((depth, arm), by_seed) in enumerate([item for item in found.items() if item[0] in FIRST_ARMS[:8]]):
         lines = [line["gradients"] for line in by_seed.values()]
         middle = [
             statistics.median(values) / statistics.median(v[-1] for v in lines) for values in zip(*lines, strict=True)
@@ -766,15 +798,15 @@ def draw_cause(records: Sequence[dict[str, Any]], path: Path) -> None:
     """Medians over the seeds that are still trained, of what was looked at."""
     half = GARMENTS.depth // 2
 
-    def largest(kind: str, first: int, last: int) -> Any:
+    def largest(kind: str, first: int, last: int | None) -> Any:
         return lambda record, n: max((block[n] or math.inf) for block in record["series"][kind][first:last])
 
     panels = {
         "one step moves the output by (RMS)": lambda record, n: record["series"]["step"][n],
         "a nudge of the middle grows by": lambda record, n: record["series"]["nudge"][n],
-        "main halves of merges, spectral norm": merge_gain,
-        "RMS, largest block of the decoder": largest("RMS", half + 1, None),  # type: ignore[arg-type]
-        "largest logit of attention": largest("logit", 0, None),  # type: ignore[arg-type]
+        "main halves of the three innermost merges, norm": largest("merge from main", 0, 3),
+        "RMS, largest block of the decoder": largest("RMS", half + 1, None),
+        "largest logit of attention": largest("logit", 0, None),
         "gradient, innermost over outermost block": lambda record, n: (
             (record["series"]["gradient"][half][n] or math.nan) / (record["series"]["gradient"][-1][n] or math.nan)
         ),

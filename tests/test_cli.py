@@ -13,7 +13,7 @@ import pytest
 
 from scalelong import cli
 from scalelong.cli import COMMANDS, main
-from scalelong.commands import command_module
+from scalelong.commands import CHECKOUT, command_module
 from scalelong.commands.options import names_in
 
 
@@ -88,6 +88,11 @@ def test_json_is_spelled_alike(command):
     assert "--json" in made.format_help()
     needed = {"find": ["net.py"], "eval": ["run"], "stats": ["data"]}.get(command, [])
     assert made.parse_args([*needed, "--json"]).json
+
+
+@pytest.mark.parametrize("command", sorted(set(COMMANDS) - set(CHECKOUT) - {"completion"}))
+def test_quiet_is_known_everywhere(command):
+    assert "--quiet" in command_module(command).parser().format_help()
 
 
 def test_models_as_json_and_as_a_file(tmp_path, capsys):

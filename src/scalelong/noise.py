@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Literal, get_args
 
 import torch
@@ -188,6 +189,12 @@ class NoiseProcess:
             return 4 * 999.0 / (high - low), -999.0 * low / (high - low)
         return 1.0, 0.0
 
+    def log_snr(self, t: Tensor) -> Tensor:
+        """log(ᾱ_t / (1-ᾱ_t)) at network times: how much of x_t is image. It falls with t."""
+        signal, sigma = self.signal_and_noise(t)
+        tiny = torch.finfo(signal.dtype).tiny
+        return 2 * (signal.clamp_min(tiny).log() - sigma.clamp_min(tiny).log())
+
     @cached_property
     def alphas_bar(self) -> Tensor:
         """ᾱ at the 1000 steps of the samplers, in float64.
@@ -228,6 +235,24 @@ def _normal(uniform: Tensor) -> Tensor:
 def _edm_time(log_sigma: Tensor) -> Tensor:
     low, high = math.log(SIGMA_MIN), math.log(SIGMA_MAX)
     return 999.0 * (log_sigma - low) / (high - low)
+
+
+# Noise levels: a loss says little without them, because it differs a hundredfold between the ends of a schedule
+
+SNR_EDGES = (-6.0, -4.0, -2.0, 0.0, 2.0, 4.0, 6.0)
+"""Log-SNR between two levels: level 0 is nearly all noise, the last one nearly all image."""
+LEVELS = len(SNR_EDGES) + 1
+
+
+def noise_levels(process: "NoiseProcess", t: Tensor) -> Tensor:
+    """The noise level of each image, 0 to LEVELS - 1, by its log-SNR."""
+    return torch.bucketize(process.log_snr(t), torch.tensor(SNR_EDGES, device=t.device))
+
+
+def level_names() -> tuple[str, ...]:
+    """The bounds of each level, for tables and metrics: "-inf..-6", "-6..-4", ..., "6..inf"."""
+    bounds = ["-inf", *(f"{edge:g}" for edge in SNR_EDGES), "inf"]
+    return tuple(f"{low}..{high}" for low, high in pairwise(bounds))
 
 
 # What the network is asked to predict, and the loss
@@ -295,6 +320,28 @@ def losses(
     """The mean squared error of each image: (B,)."""
     output = predict(process.add_noise(x0, noise, t), t)
     return mean_square(target(process, prediction, x0, noise, t) - output)
+
+
+Weighting = Literal["none", "min-snr"]
+
+
+def loss_weights(
+    process: NoiseProcess, prediction: Prediction, weighting: Weighting, t: Tensor, gamma: float = 5.0
+) -> Tensor:
+    """By what the loss of each image is multiplied: (B,).
+
+    Min-SNR-γ (Hang et al., 2023, Section 3.4) weighs the error in x_0 by min(SNR, γ). The error in ε is SNR times that
+    in x_0, and the error in v is SNR + 1 times, so that for a network that predicts
+
+        x_0:  w = min(SNR, γ)        ε:  w = min(SNR, γ) / SNR        v:  w = min(SNR, γ) / (SNR + 1)
+    """
+    if weighting == "none":
+        return torch.ones_like(t, dtype=torch.float32)
+    log_snr = process.log_snr(t).double()
+    clipped = log_snr.clamp(max=math.log(gamma))
+    # In logarithms: at the ends of a schedule the SNR and its inverse exceed what float32 holds.
+    over = {"x0": torch.zeros_like(log_snr), "epsilon": log_snr, "v": torch.nn.functional.softplus(log_snr)}
+    return (clipped - over[prediction]).exp().float()
 
 
 def epsilon_losses(

@@ -144,6 +144,21 @@ def test_a_configuration_in_memory_builds_a_scaled_model_and_one_from_a_file_a_p
     assert not sl.is_scaled(type(model).from_config(model.config))
 
 
+@pytest.mark.parametrize("scaling", ["none", "cs:0.5", "ls"])
+def test_uvit_by_the_usual_names(scaling, tmp_path):
+    model = sl.UViT(image_size=(8, 4), patch_size=2, dim=16, depth=4, heads=2, classes=3, scaling=scaling).eval()
+    for parameter in model.skip_scaling.parameters():
+        nn.init.normal_(parameter)
+    model.save_pretrained(tmp_path)
+    x, t, y = torch.randn(2, 3, 8, 4), torch.tensor([1.0, 500.0]), torch.tensor([0, 2])
+    for other in (sl.UViT.from_pretrained(tmp_path), sl.from_pretrained(tmp_path)):
+        assert torch.equal(other(x, t, y=y), model(x, t, y=y))
+        assert other.arguments() == model.arguments()
+    plain().save_pretrained(tmp_path / "unet")
+    with pytest.raises(sl.InvalidConfigError, match=r"not written by UViT\.save_pretrained"):
+        sl.UViT.from_pretrained(tmp_path / "unet")
+
+
 def test_what_is_no_folder_of_a_model_is_named(tmp_path: Path):
     with pytest.raises(sl.UnsupportedModelError, match="snapshot_download"):
         sl.from_pretrained(tmp_path / "absent")

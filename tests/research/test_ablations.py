@@ -101,7 +101,6 @@ def test_the_first_step_is_measured_along_the_signs_of_the_gradient():
     assert found["inner"] < found["all"]
     gradient = torch.stack([p.grad.square().sum() for p in blocks[2].parameters()]).sum().sqrt()
     assert found["gradients"][2] == pytest.approx(float(gradient), rel=0.01)
-    assert found["largest"] in (0.0, *ablations.TRIED)
 
 
 def test_the_inner_half_alone_can_be_slow():

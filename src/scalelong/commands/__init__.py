@@ -24,6 +24,7 @@ COMMANDS = {
     "diagnose": "one page about the long skips of a model, before training",
     "report": "write one HTML file about runs, to look at offline",
     "sample": "make images with a trained model",
+    "tune": "after training: coefficients of the long skips for few steps, and caches, with a test",
     "eval": "score a run or a folder of images: Fréchet distance, precision, recall, with intervals",
     "stats": "compute and keep the reference statistics of a data set",
     "ema": "choose the length of the moving average after training",

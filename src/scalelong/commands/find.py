@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import CannotReadError, ExampleInputsError, InvalidConfigError
 from ..files import parse_json, read_text
 from ..optional import load_object, needs
+from .options import add_quiet_option
 
 STDOUT = "-"
 
@@ -79,6 +80,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--out", metavar="FILE", help="also write the plan to this file, as JSON")
     made.add_argument("--real", action="store_true", help="build the model with real weights instead of on meta")
+    add_quiet_option(made)
     return made
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import argparse
 import ast
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
     from ..diffusion.solvers import SampleSettings
     from ..runs.config import TrainConfig
+    from ..runs.load import Run
 
 Value = TypeVar("Value", int, float, str)
 
@@ -126,6 +129,10 @@ def config_file(options: argparse.Namespace, base: TrainConfig) -> TrainConfig:
     return config
 
 
+def step_or_best(text: str) -> int | str:
+    return text if text == "best" else whole_number(text)
+
+
 def add_trust_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust",
@@ -142,8 +149,23 @@ def add_checkpoint_options(parser: argparse.ArgumentParser) -> None:
         metavar="ema|raw|ema:LENGTH",
         help="averaged weights (default), raw ones, or an average of another length such as ema:10%% (scalelong ema)",
     )
-    parser.add_argument("--checkpoint", type=whole_number, metavar="STEP", help="checkpoint (default: the newest)")
+    parser.add_argument("--checkpoint", type=step_or_best, metavar="STEP|best", help="checkpoint (default: the newest)")
+    parser.add_argument(
+        "--tuned", type=Path, metavar="FILE", help="scale the long skips as this file of `scalelong tune` says"
+    )
     add_trust_option(parser)
+
+
+def trained_run(folder: Path, options: argparse.Namespace) -> Run:
+    """The run with the weights and, where --tuned is given, the coefficients that the flags ask for."""
+    from ..runs.load import load_run
+    from ..skips import TunedSkips
+
+    scaling = None
+    if options.tuned is not None:
+        tuned = TunedSkips.load(options.tuned)
+        scaling = tuned.spelled()
+    return load_run(folder, weights=options.weights, step=options.checkpoint, trust=options.trust, scaling=scaling)
 
 
 # Sampling and features
@@ -229,7 +251,22 @@ def split(text: str) -> list[str]:
 def add_output_options(parser: argparse.ArgumentParser, result: str) -> None:
     """--json and --quiet, spelled alike everywhere. With --json, nothing else goes to the standard output."""
     parser.add_argument("--json", action="store_true", help=f"print {result} as JSON, and nothing else")
+    add_quiet_option(parser)
+
+
+def add_quiet_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="print the result alone, no progress")
+
+
+@contextmanager
+def progress_aside(quiet: bool) -> Iterator[None]:
+    """What is printed on the way goes to the standard error, and nowhere with --quiet: the result has the output."""
+    if not quiet:
+        with redirect_stdout(sys.stderr):
+            yield
+        return
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
+        yield
 
 
 def speaker(options: argparse.Namespace) -> Callable[[str], None]:

@@ -247,7 +247,7 @@ def _fields(node: ast.ClassDef) -> Iterator[tuple[str, str, str, str]]:
 
 def _described(field: tuple[str, str, str, str]) -> tuple[str, str, str, str]:
     name, annotation, default, text = field
-    kind = KINDS.get(annotation) if annotation in KINDS else KINDS.get(annotation.removesuffix(" | None"))
+    kind = KINDS.get(annotation, KINDS.get(annotation.removesuffix(" | None")))
     if kind is None:
         kind = "{" + ",".join(_choices(annotation)) + "}"
     shown = default.strip("'\"") if "default_factory" not in default and annotation != "bool" else ""
@@ -255,7 +255,8 @@ def _described(field: tuple[str, str, str, str]) -> tuple[str, str, str, str]:
 
 
 def _choices(annotation: str) -> list[str]:
-    """The values of a Literal, written out or by a name of runs.config or noise."""
+    """The values of a Literal, written out or by a name of runs.config or noise; "| None" may follow."""
+    annotation = annotation.removesuffix(" | None")
     if annotation.startswith("Literal["):
         return list(ast.literal_eval(f"({annotation.removeprefix('Literal').strip('[]')},)"))
     for module in ("runs.config", "noise"):
@@ -400,8 +401,9 @@ def dry_run(command: Command) -> str:
     from ..training.plan import describe_run
     from ..training.sizing import lengthen_run
 
-    config, folder, plan = settle(command, log)
-    data, _ = load_images(config, silent)
+    say = silent if command.quiet else log
+    config, folder, plan = settle(command, say)
+    data, _ = load_images(config, say)  # it tells which files were not read
     timed = plan or lengthen_run(config, field_paths(), data)
     parts = [str(plan)] if plan is not None and not command.by_name else []
     return "\n\n".join([*parts, describe_run(config, data, folder, seconds=timed.seconds)])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -72,11 +72,13 @@ class ImageMaker:
             raise InvalidConfigError(f"batch_size must be at least 1, got {batch_size}")
         self._check(wanted)
         self.model.to(device)
+        # Entered anew for each batch: it is checked once, and a caller that stops here finds the model as it was.
+        cache = cached(self.model.eval(), **settings.cache_arguments()) if settings.cache else nullcontext()
         start = 0
         while start < len(wanted):
             part = list(wanted[start : start + batch_size])
             try:
-                images = self._batch(part, settings, torch.device(device))
+                images = self._batch(part, settings, torch.device(device), cache)
             except torch.OutOfMemoryError:
                 if batch_size == 1:
                     raise
@@ -106,12 +108,13 @@ class ImageMaker:
                 "this model draws what it is asked for: give a text (--prompt) or a class (--class)"
             )
 
-    def _batch(self, part: list[Request], settings: SampleSettings, device: torch.device) -> Tensor:
+    def _batch(
+        self, part: list[Request], settings: SampleSettings, device: torch.device, cache: AbstractContextManager[Any]
+    ) -> Tensor:
         filled = part + [part[-1]] * (-len(part) % CPU_MULTIPLE if device.type == "cpu" else 0)
         condition = self.conditions.from_prompts([request.prompt for request in filled if request.prompt is not None])
         condition = None if condition is None else condition.to(device)
-        options = settings.cache_options()
-        with cached(self.model.eval(), **options) if options else nullcontext():
+        with cache:
             x = sample(
                 guided(self.network, condition, self.conditions.null(), settings.guidance),
                 self.process,

@@ -23,6 +23,7 @@ from ..noise import (
     Prediction,
     require_prediction,
 )
+from ..skips import full_steps
 
 # Guidance (Ho & Salimans, 2022)
 
@@ -172,6 +173,13 @@ def sample(
     return x.clamp(-1, 1) if clip else x
 
 
+CACHE_OPTIONS: dict[str, Callable[[str], float]] = {"every": int, "depth": int, "centre": float, "power": float}
+_CACHE_SPELLING = (
+    "a cache is written as every=3,depth=1, or every=3,depth=1,centre=10,power=1.4 for full steps that are closer "
+    "around step 10, got {!r}"
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SampleSettings:
     """How images are made, all but their seeds and prompts."""
@@ -181,20 +189,35 @@ class SampleSettings:
     guidance: float = 1.0
     """Classifier-free guidance: 1 uses the condition as it is, more exaggerates it."""
     cache: str = ""
-    """"every=3,depth=1": the inner part of the network runs at every third step only (`scalelong.cached`)."""
+    """"every=3,depth=1": the inner part of the network runs at every third step only (`scalelong.cached`). With
+    "centre=10,power=1.4" the full steps are closer around step 10 (`scalelong.full_steps`)."""
 
     def __post_init__(self) -> None:
-        self.cache_options()
         require_sampler(self.sampler, self.steps)
+        self.cache_arguments()
         if not 0 <= self.guidance <= 1000:
             raise InvalidConfigError(f"guidance must be a number from 0 to 1000, got {self.guidance}")
 
-    def cache_options(self) -> dict[str, Any]:
-        """The arguments of `scalelong.cached`; none without a cache."""
-        found: dict[str, int] = {}
+    def cache_options(self) -> dict[str, float]:
+        """What `cache` says, by name; nothing without a cache."""
+        found: dict[str, float] = {}
         for part in filter(None, self.cache.split(",")):
-            name, _, value = part.partition("=")
-            if name not in ("every", "depth") or not value.isdecimal() or int(value) < 1:
-                raise InvalidConfigError(f"a cache is written as every=3,depth=1, got {self.cache!r}")
-            found[name] = int(value)
+            name, _, value = (text.strip() for text in part.partition("="))
+            try:
+                found[name] = CACHE_OPTIONS[name](value)
+            except (KeyError, ValueError) as error:
+                raise InvalidConfigError(_CACHE_SPELLING.format(self.cache)) from error
+            if name in ("every", "depth") and found[name] < 1:
+                raise InvalidConfigError(_CACHE_SPELLING.format(self.cache))
         return found
+
+    def cache_arguments(self) -> dict[str, Any]:
+        """The arguments of `scalelong.cached`. A step is a forward: guidance takes one, `heun` two."""
+        options = self.cache_options()
+        every, placed = int(options.get("every", 3)), {"centre", "power"} & set(options)
+        arguments: dict[str, Any] = {"depth": int(options.get("depth", 1)), "every": every, "passes": 1}
+        if placed:
+            forwards = 2 * self.steps - 1 if self.sampler == "heun" else self.steps
+            chosen = {name: options[name] for name in placed}
+            arguments["full"] = full_steps(forwards, -(-forwards // every), **chosen)
+        return arguments

@@ -190,7 +190,8 @@ def score_run(
         data,
         extractor,
         reference,
-        subject={"run": str(run.folder), "step": run.step, "seed": seed, "images": str(path)},
+        subject={"run": str(run.folder), "step": run.step, "seed": seed, "images": str(path)}
+        | ({"scaling": run.config.scaling} if run.is_rescaled else {}),
         shows_prompt=shown,
         sampler=settings.sampler,
         sampler_steps=settings.steps,

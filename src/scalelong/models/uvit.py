@@ -9,9 +9,11 @@ over N = depth // 2 long skips to the second half, where each is merged by a lin
 stand, in this order: tokens, blocks and merges, starts, and the network.
 """
 
+import json
 import math
 from collections.abc import Mapping
 from os import PathLike
+from pathlib import Path
 from typing import Any, Literal, Self
 
 import torch
@@ -20,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ..errors import InvalidConfigError, InvalidInputError
+from ..files import make_folder, read_bytes, read_json, write_bytes, write_text
 from ..scaling.base import UNSCALED, Constants, Scaling, SkipScaling, SkipSite, as_scaling
 from ..scaling.baselines import ResidualBranch, ResidualSpec, require_merge_start, start_merge_, validate_residual
 from ..skips.host import NativeHost
@@ -256,6 +259,8 @@ def start_as_identity_(layer: nn.Conv2d) -> None:
 
 # The network
 
+WEIGHTS = "model.safetensors"
+
 
 class UViT(nn.Module):
     """`model(x, t, y=None, context=None)` predicts a tensor of the shape of x.
@@ -383,6 +388,30 @@ class UViT(nn.Module):
             "merge_norm": self.merge_norm,
             "interpolate_positions": self.interpolate_positions,
         }
+
+    def save_pretrained(self, folder: str | PathLike[str]) -> None:
+        """Write config.json and model.safetensors, with the scaling. `UViT.from_pretrained(folder)` reads them."""
+        from safetensors.torch import save
+
+        place, tensors = make_folder(folder), self.state_dict()
+        write_bytes(place / WEIGHTS, save({name: value.detach().cpu().contiguous() for name, value in tensors.items()}))
+        config = {"_class_name": type(self).__name__, **self.arguments()}
+        write_text(place / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+
+    @classmethod
+    def from_pretrained(cls, folder: str | PathLike[str]) -> Self:
+        """The network that `save_pretrained` wrote, in evaluation mode. No code of the folder is run."""
+        from safetensors.torch import load
+
+        config = read_json(Path(folder) / "config.json")
+        if not isinstance(config, dict) or config.pop("_class_name", None) != cls.__name__:
+            raise InvalidConfigError(f"{folder} was not written by {cls.__name__}.save_pretrained")
+        try:
+            model = cls(**config)
+        except TypeError as error:
+            raise InvalidConfigError(f"{Path(folder) / 'config.json'} does not fit {cls.__name__}: {error}") from error
+        model.load_state_dict(load(read_bytes(Path(folder) / WEIGHTS)))
+        return model.eval()
 
     @classmethod
     def preset(cls, name: str, **overrides: Any) -> Self:

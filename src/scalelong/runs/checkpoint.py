@@ -6,6 +6,7 @@ checkpoints/step-00001000/model.safetensors   the weights
                           training.pt         optimiser, random generators, counters
                           manifest.json       sizes, checksums and the run they belong to, written last
 checkpoints/latest -> step-00001000           a text file with that name where there are no symbolic links
+checkpoints/best -> step-00000800             the one with the best measurement, with --keep-best
 checkpoints/abandoned-step-00000900           set aside: damaged, or given up by a rollback. Never deleted here
 """
 
@@ -27,6 +28,7 @@ from torch import Tensor
 from .._version import __version__
 from ..errors import CheckpointError
 from ..files import file_digest, remove_leftovers, sync, write_text
+from ..stability.collapse import last_good
 from .config import CheckpointConfig
 
 MODEL, EMA, TRAINING, MANIFEST = "model.safetensors", "ema.safetensors", "training.pt", "manifest.json"
@@ -273,10 +275,13 @@ def _set_aside(path: Path) -> Path:
     return aside
 
 
-def prune(folder: Path, config: CheckpointConfig) -> None:
-    """Keep the last K, and those at multiples of keep_every."""
-    for step in saved_steps(folder)[: -config.keep_last]:
-        if not (config.keep_every and step % config.keep_every == 0):
+def prune(folder: Path, config: CheckpointConfig, trouble: int | None = None, best: int | None = None) -> None:
+    """Keep the last K, those at multiples of keep_every, the best one, and the last one from before a trouble that
+    began there."""
+    steps = saved_steps(folder)
+    kept = {best, None if trouble is None else last_good(steps, trouble)}
+    for step in steps[: -config.keep_last]:
+        if step not in kept and not (config.keep_every and step % config.keep_every == 0):
             _remove(step_folder(folder, step))
 
 
@@ -294,8 +299,38 @@ def _remove(path: Path) -> None:
         shutil.rmtree(old)
 
 
+BEST = "best"
+
+
+def point_best(folder: Path, step: int | None) -> None:
+    """Let `best` be the checkpoint of a step; without one, or where that is gone, there is no `best`."""
+    if step is not None and step_folder(folder, step).exists():
+        _point(folder, BEST, step_folder(folder, step))
+    elif (folder / BEST).is_dir() and not (folder / BEST).is_symlink():  # a copy of the run with links followed
+        _set_aside(folder / BEST)
+    else:
+        (folder / BEST).unlink(missing_ok=True)
+
+
+def best_step(folder: Path) -> int | None:
+    """The step of `best`, a link or a text file; None if there is none."""
+    path = folder / BEST
+    try:
+        if path.is_dir() and not path.is_symlink():  # a copy of the run with links followed
+            return int(verify(path)["step"])
+        name = os.readlink(path) if path.is_symlink() else path.read_text(encoding="utf-8").strip()
+    except (OSError, CheckpointError):
+        return None
+    match = re.fullmatch(r"step-(\d{8,})", name)
+    return int(match[1]) if match else None
+
+
 def _point_latest(folder: Path, target: Path) -> None:
-    latest, link = folder / "latest", folder / ".latest.part"
+    _point(folder, "latest", target)
+
+
+def _point(folder: Path, name: str, target: Path) -> None:
+    latest, link = folder / name, folder / f".{name}.part"
     if latest.is_dir() and not latest.is_symlink():
         _set_aside(latest)
     link.unlink(missing_ok=True)

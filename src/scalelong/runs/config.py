@@ -12,7 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from ..diffusion.solvers import SAMPLERS, require_sampler
 from ..errors import CannotReadError, InvalidConfigError
 from ..files import read_yaml
-from ..noise import NoiseProcess, Prediction, Schedule, require_prediction
+from ..noise import NoiseProcess, Prediction, Schedule, Weighting, require_prediction
 from ..optional import needs
 from ..scaling import as_scaling
 from .averages import AverageLength, is_snapshot
@@ -23,6 +23,8 @@ Optimizer = Literal[
 ]
 Precision = Literal["no", "bf16", "fp16"]
 Condition = Literal["none", "class", "text"]
+OnCollapse = Literal["stop", "rollback", "ignore"]
+KeepBest = Literal["held-out", "frechet"]
 
 
 def require(condition: bool, message: str) -> None:
@@ -90,6 +92,10 @@ class DiffusionConfig:
     flow with uniform or logit-normal times, or EDM's."""
     prediction: Prediction = "epsilon"
     """ε, v or x_0; "flow", the velocity, with the schedules flow and flow-logit; "edm" with edm."""
+    loss_weighting: Weighting = "none"
+    """"min-snr" weighs the loss of each image by its noise level (Min-SNR-γ), for faster learning of all levels."""
+    min_snr_gamma: float = 5.0
+    """γ of Min-SNR: the largest weight of an error in x_0."""
     condition: Condition = "none"
     """"class" trains on labels, "text" on captions."""
     condition_dropout: float = 0.1
@@ -98,6 +104,14 @@ class DiffusionConfig:
     def __post_init__(self) -> None:
         NoiseProcess(self.schedule)
         require_prediction(self.prediction, self.schedule)
+        require_choice("loss_weighting", self.loss_weighting, Weighting)
+        require_at_least(0, min_snr_gamma=self.min_snr_gamma)
+        require(self.min_snr_gamma > 0, "min_snr_gamma must be above 0")
+        require(
+            self.loss_weighting == "none" or self.prediction in ("epsilon", "v", "x0"),
+            f"--loss-weighting {self.loss_weighting} is for networks that predict epsilon, v or x0; "
+            f"{self.prediction} has weights of its own",
+        )
         require_choice("condition", self.condition, Condition)
         require(0 <= self.condition_dropout < 1, f"condition_dropout must be in [0, 1), got {self.condition_dropout}")
 
@@ -201,9 +215,21 @@ class CheckpointConfig:
     keep_last: int = 2
     keep_every: int | None = None
     """Checkpoints at multiples of this many steps are kept for good."""
+    keep_best: KeepBest | None = None
+    """Keep the checkpoint with the best held-out loss or Fréchet distance as checkpoints/best; both are measured with
+    the averaged weights (--held-out-every, --scores-every)."""
+    patience: int = 0
+    """Stop after so many measurements without a better one; 0 never stops."""
 
     def __post_init__(self) -> None:
         require_at_least(1, save_every=self.save_every, keep_last=self.keep_last, keep_every=self.keep_every)
+        require_at_least(0, patience=self.patience)
+        if self.keep_best is not None:
+            require_choice("keep_best", self.keep_best, KeepBest)
+        require(
+            not self.patience or self.keep_best is not None,
+            "--patience waits for a better measurement: say of what, with --keep-best held-out or --keep-best frechet",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,15 +266,20 @@ class LoggingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class GuardConfig:
-    """What to do when the loss or the gradient is no longer finite."""
+    """What to do when the loss collapses, or when the loss or the gradient is no longer finite."""
 
+    on_collapse: OnCollapse = "stop"
+    """When the loss goes back to that of an output of zero and stays there: stop with a diagnosis, go back to the last
+    checkpoint from before the trouble and on with a lower rate, or say so and go on."""
     on_nan: Literal["stop", "rollback"] = "stop"
-    """Stop with a diagnosis, or go back to the last good checkpoint and on with a lower rate."""
+    """The same for numbers that are not finite, whose update is never applied."""
     max_rollbacks: int = 3
+    """Rollbacks of a run, of both kinds together."""
     rollback_factor: float = 0.5
     """The rate is multiplied by this at each rollback."""
 
     def __post_init__(self) -> None:
+        require_choice("on_collapse", self.on_collapse, OnCollapse)
         require_choice("on_nan", self.on_nan, Literal["stop", "rollback"])
         require_at_least(0, max_rollbacks=self.max_rollbacks)
         require(0 < self.rollback_factor <= 1, f"rollback_factor must be in (0, 1], got {self.rollback_factor}")
@@ -297,6 +328,15 @@ class TrainConfig:
             not self.lora or self.start_from is not None, "--lora adapts weights that exist: say which, with --from"
         )
         require_sampler(self.logging.sampler, self.logging.sampler_steps, self.diffusion.schedule)
+        best = self.checkpoints.keep_best
+        require(
+            best != "held-out" or self.images.held_out > 0,
+            "--keep-best held-out needs images that are not trained on: give --held-out, such as 100",
+        )
+        require(
+            best != "frechet" or self.logging.scores_every > 0,
+            "--keep-best frechet needs scores: give --scores-every, such as 1000",
+        )
         require(bool(self.data), "data must name a folder, a file or a data set")
         require(bool(self.model), "model must name a model")
 
@@ -359,6 +399,8 @@ ADDED: dict[str, Any] = {
     "optimizer.optimizer": "adamw",
     "optimizer.ema_length": None,
     "optimizer.ema_lengths": [],
+    "diffusion.loss_weighting": "none",
+    "diffusion.min_snr_gamma": 5.0,
 }
 """Fields that earlier versions did not have, with the values at which nothing is new: a run keeps its folder's name."""
 

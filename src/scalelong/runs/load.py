@@ -2,11 +2,11 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from ..errors import CheckpointError, InvalidConfigError, RunFolderError
 from ..files import digest
 from ..models.call import Denoiser
 from ..noise import NoiseProcess
+from ..scaling import FixedScaling, as_scaling
 from ..skips.record import without_records
 from .adapters import merge_adapters_
 from .averages import AverageLength, by_length, reconstruct
@@ -27,6 +28,7 @@ from .checkpoint import (
     EMA,
     MODEL,
     PATIENCE,
+    best_step,
     require_own,
     saved_steps,
     step_folder,
@@ -56,6 +58,8 @@ class Run:
     """"ema", "raw", or "ema:10%" for an average of another length."""
     weights_sha256: str = ""
     """Of the file that the weights come from. The file may be gone: a run that trains prunes its checkpoints."""
+    is_rescaled: bool = False
+    """Whether the long skips are scaled in another way than they were trained with, as `scalelong tune` finds."""
 
     @property
     def process(self) -> NoiseProcess:
@@ -126,15 +130,17 @@ def load_run(
     path: str | PathLike[str],
     *,
     weights: str = "ema",
-    step: int | None = None,
+    step: int | Literal["best"] | None = None,
     trust: bool = False,
+    scaling: str | None = None,
     log: Log = logger.warning,
 ) -> Run:
-    """The averaged (or raw) weights of the newest whole checkpoint, or of the one of a step.
+    """The averaged (or raw) weights of the newest whole checkpoint, of the one of a step, or of the best one.
 
     `weights` is "ema", "raw", or "ema:10%": the average of another length (`scalelong.runs.averages`).
 
     A run folder may name a model of someone's own, "package.module:factory". That code is run with `trust` only.
+    `scaling` replaces the constants that the run was trained with ("custom:1,0.9,0.8", as `scalelong tune` finds them).
     `log` gets a line for each damaged checkpoint that is passed over.
     """
     run = RunFolder(path)
@@ -143,7 +149,14 @@ def load_run(
     config = load_config(run.path / CONFIG)
     require_trust(config, run.path / CONFIG, trust)
     length = _length(weights)
+    if scaling is not None:
+        require_constant(config.scaling)
+        config = replace(config, scaling=scaling)
     file = EMA if weights == "ema" else MODEL
+    if step == "best":
+        step = best_step(run.checkpoints)
+        if step is None:
+            raise CheckpointError(f"{run.path} has no checkpoints/best; train with --keep-best held-out or frechet")
     state, manifest = _read_weights(run, step, AVERAGES if length else file, log)
     sha256 = manifest["files"].get(AVERAGES if length else file, {}).get("sha256", "")
     if length is not None:
@@ -163,7 +176,7 @@ def load_run(
         merge_adapters_(model)
     # What the checkpoint says, not the name of its folder.
     step = int(manifest["step"])
-    return Run(run.path, config, run.shape(), model.eval(), step, weights, sha256)
+    return Run(run.path, config, run.shape(), model.eval(), step, weights, sha256, scaling is not None)
 
 
 def _length(weights: str) -> AverageLength | None:
@@ -191,6 +204,17 @@ def _other_average(
     # Buffers are not averaged, and come with the average that the run always keeps.
     state = {**load_file(step_folder(run.checkpoints, step) / EMA), **found.weights}
     return state, digest(save(state))
+
+
+def require_constant(scaling: str) -> FixedScaling:
+    """The scaling that a run was trained with, if its coefficients are numbers, so that others can stand for them."""
+    config = as_scaling(scaling)
+    if not isinstance(config, FixedScaling):
+        raise InvalidConfigError(
+            f"the run was trained with the scaling {scaling!r}, whose coefficients are learned or depend on the data: "
+            f"only constant ones (none, cs, uniform, custom, balanced) can be replaced after training"
+        )
+    return config
 
 
 def _read_weights(run: RunFolder, step: int | None, file: str, log: Log) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -7,6 +7,7 @@ images/step.../000000000000.png ...   named by their seeds
 The folder can be continued: what is there is not made again, and what was made in a different way is refused.
 """
 
+import hashlib
 import io
 import json
 import logging
@@ -208,9 +209,10 @@ def processes() -> Any:
 
 def folder_name(run: Run, settings: SampleSettings) -> str:
     guidance = f"-guidance{settings.guidance:g}" if settings.guidance != 1 else ""
-    cache = "".join(f"-{name}{value}" for name, value in settings.cache_options().items())
+    cache = "".join(f"-{name}{value:g}" for name, value in settings.cache_options().items())
+    tuned = f"-tuned-{hashlib.sha256(run.config.scaling.encode()).hexdigest()[:6]}" if run.is_rescaled else ""
     weights = run.weights.replace(":", "").replace("%", "pct")  # of ema:10%; a colon is not for file names
-    return f"step{run.step}-{weights}-{settings.sampler}{settings.steps}{guidance}{cache}"
+    return f"step{run.step}-{weights}-{settings.sampler}{settings.steps}{guidance}{cache}{tuned}"
 
 
 def describe_samples(run: Run, settings: SampleSettings) -> dict[str, Any]:
@@ -220,6 +222,7 @@ def describe_samples(run: Run, settings: SampleSettings) -> dict[str, Any]:
         "step": run.step,
         "weights_sha256": run.weights_sha256,
         **{name: value for name, value in asdict(settings).items() if name != "cache" or value},
+        **({"scaling": run.config.scaling} if run.is_rescaled else {}),
     }
 
 

@@ -51,21 +51,34 @@ class FullPrecisionModule(nn.Module):
         return super()._apply(keep_precision, recurse)
 
 
+class GateLayer(nn.Module):
+    """W x + b in full precision. It is no `nn.Linear`: tools that adapt or quantise linear layers leave gates alone."""
+
+    def __init__(self, width: int, outputs: int) -> None:
+        super().__init__()
+        layer = nn.Linear(width, outputs)
+        self.weight, self.bias = layer.weight, layer.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        # .float() is free for fp32 weights, and undoes what FSDP's mixed precision does to them.
+        return F.linear(x, self.weight.float(), self.bias.float())
+
+
 class SqueezeExcite(FullPrecisionModule):
     """ζ(p) = W_2 act(W_1 p + b_1) + b_2 with a bottleneck of width/ratio, at least 1 (SE, the paper's choice)."""
 
     def __init__(self, width: int, ratio: int, activation: str, start_flat: bool) -> None:
         super().__init__()
         hidden = max(width // ratio, 1)
-        self.reduce = nn.Linear(width, hidden)
-        self.expand = nn.Linear(hidden, width)
+        self.reduce = GateLayer(width, hidden)
+        self.expand = GateLayer(hidden, width)
         self.activation = activation
         if start_flat:
             nn.init.zeros_(self.expand.weight)
             nn.init.zeros_(self.expand.bias)
 
     def forward(self, pooled: Tensor) -> Tensor:
-        return _linear(ACTIVATIONS[self.activation](_linear(pooled, self.reduce)), self.expand)
+        return self.expand(ACTIVATIONS[self.activation](self.reduce(pooled)))
 
 
 class InstanceEnhance(FullPrecisionModule):
@@ -78,11 +91,6 @@ class InstanceEnhance(FullPrecisionModule):
 
     def forward(self, pooled: Tensor) -> Tensor:
         return torch.addcmul(self.bias.float(), self.weight.float(), pooled)
-
-
-def _linear(x: Tensor, layer: nn.Linear) -> Tensor:
-    # .float() is free for fp32 weights, and undoes what FSDP's mixed precision does to them.
-    return F.linear(x, layer.weight.float(), layer.bias.float())
 
 
 # A sigmoid never reaches κ_1 = 1; this is where it starts instead. Bounded gates could, and start where the others do.

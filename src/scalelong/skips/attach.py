@@ -63,6 +63,8 @@ class Attached:
     tally: Tally = field(default_factory=lambda: Tally((), 1))
     edits: "list[Edit]" = field(default_factory=list)
     """What was changed, in the order of the slots of the tally."""
+    registered: nn.Module | None = None
+    """While it is detached: what stood for the gates in the model, which PEFT may have wrapped or copied."""
     structure: "list[tuple[nn.Module, str, nn.Module]]" = field(default_factory=list)
     """The modules that were changed and those around them: (parent, name, child)."""
 
@@ -123,8 +125,9 @@ def attach_(host: nn.Module, state: Attached) -> None:
         raise
     if learned:
         anchor = next(host.parameters(), None)
-        scaling = state.scaling if anchor is None else state.scaling.to(anchor.device)
-        host.add_module(REGISTERED, scaling.train(host.training))
+        gates = state.registered or state.scaling
+        host.add_module(REGISTERED, (gates if anchor is None else gates.to(anchor.device)).train(host.training))
+        state.registered = None
     host.__dict__[_STATE] = state
     host.__dict__[_SCRIPT] = refuse_script
     if not isinstance(state.scaling.config, NoScaling):
@@ -138,8 +141,8 @@ def detach_(host: nn.Module) -> Attached:
     erase_record_(host)
     host.__dict__.pop(_SCRIPT, None)
     state: Attached = host.__dict__.pop(_STATE)
-    if active_scaling(host) is state.scaling:
-        del host._modules[REGISTERED]
+    if active_scaling(host) is not None:
+        state.registered = host._modules.pop(REGISTERED)
     reset_compiler()
     return state
 

@@ -47,7 +47,8 @@ def describe_run(
         "model": f"{config.model} ({type(model).__name__}), {parameters / 1e6:.2f}M parameters",
         "long skips": _skips(config, model, shape),
         "scaling": config.scaling,
-        "objective": f"predict {diffusion.prediction}, {diffusion.schedule} schedule, condition {diffusion.condition}",
+        "objective": f"predict {diffusion.prediction}, {diffusion.schedule} schedule, condition {diffusion.condition}"
+        + (f", loss weighted by Min-SNR-{diffusion.min_snr_gamma:g}" if diffusion.loss_weighting != "none" else ""),
         "optimiser": f"{OPTIMIZERS.get(optimizer.optimizer, optimizer.optimizer)}, lr {optimizer.lr:g}, "
         f"weight decay {optimizer.weight_decay:g}, "
         f"betas {optimizer.betas}, warm-up {optimizer.warmup} steps{decay}, clip {optimizer.clip}, "
@@ -59,11 +60,13 @@ def describe_run(
         "time": "not measured" if seconds is None else f"about {duration(seconds)} on this machine",
         "checkpoints": f"every {config.checkpoints.save_every} steps, {megabytes(saved)} each, "
         f"the last {config.checkpoints.keep_last} kept"
-        + (f" and every {config.checkpoints.keep_every}th step" if config.checkpoints.keep_every else ""),
+        + (f" and every {config.checkpoints.keep_every}th step" if config.checkpoints.keep_every else "")
+        + (f", and the best by {config.checkpoints.keep_best}" if config.checkpoints.keep_best else ""),
         "samples": f"{config.logging.samples} every {config.samples_every} steps, {config.logging.sampler} with "
         f"{config.logging.sampler_steps} steps"
         if config.samples_every
         else "none",
+        "collapse": f"{config.guard.on_collapse}",
         "non-finite": f"{config.guard.on_nan}",
         "memory": f"about {megabytes(fixed + activations)} per process: {megabytes(fixed)} for weights, gradients, "
         f"AdamW and moving average, {megabytes(activations)} for the activations of {at_once:g} images at once",

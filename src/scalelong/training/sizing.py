@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ..console import duration
-from ..data import ImageData, load_data
+from ..data import ImageData, load_data, require_both_sides
 from ..errors import InvalidConfigError, MixedSizesError
 from ..models.call import Denoiser
 from ..noise import NoiseProcess, losses
@@ -348,6 +348,8 @@ def size_run(config: TrainConfig, given: Collection[str], log: Log, progress: An
 
     def work() -> Plan:
         pictures = glance(config, progress)
+        if config.images.held_out:
+            require_both_sides(config.images.held_out, pictures.count, config.data)
         budget = config.budget or default_budget(accelerator.device)
         log(f"{config.data}: {pictures.count} images of {pictures.width}x{pictures.height}; timing a few sizes ...")
 

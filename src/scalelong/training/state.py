@@ -275,6 +275,10 @@ class TrainState:
     """Time spent, over all restarts."""
     window: list[float] = field(default_factory=list)
     """Sums since the last line of metrics."""
+    collapse: dict[str, Any] = field(default_factory=dict)
+    """What the detector of collapses knows."""
+    best: dict[str, Any] = field(default_factory=dict)
+    """The best measurement so far: its value and step, and the number of measurements since."""
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -325,6 +329,8 @@ def snapshot(state: TrainState) -> Snapshot:
         "step": state.step,
         "seconds": state.seconds,
         "window": list(state.window),
+        "collapse": dict(state.collapse),
+        "best": dict(state.best),
         # torch's own way takes a step with zero gradients if an optimiser has no state yet, which counts.
         "optimizer": get_optimizer_state_dict(state.bare, state.optimizer, options=_GATHER)
         if is_adamw(state.optimizer)
@@ -361,6 +367,8 @@ def restore(state: TrainState, saved: Snapshot, seed: int) -> None:
     else:  # other processes than before: dropout goes on with other numbers
         seed_global(seed, "process", process, saved.step)
     state.step, state.seconds, state.window = training["step"], training["seconds"], list(training["window"])
+    # Checkpoints of earlier versions have neither.
+    state.collapse, state.best = dict(training.get("collapse", {})), dict(training.get("best", {}))
 
 
 @torch.no_grad()
