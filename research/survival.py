@@ -20,9 +20,9 @@ import math
 import multiprocessing
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -39,10 +39,11 @@ from scalelong.diffusion import NoiseProcess
 
 FOLDER = Path("docs/evidence/survival")
 BATCH = 8
-SIDE_BY_SIDE = 16
-"""Runs per process. More do not fit the caches, fewer leave the core waiting for Python."""
+SIDE_BY_SIDE = 8
+"""Runs per process, those of one arm. Sixteen are a little cheaper each, but nothing is kept until all have ended."""
 SMOOTHING = 0.9
 COLLAPSED, RISEN = 0.5, 2.0
+HELD_OUT = 256
 GATE_EVERY = 25
 PROBE_EVERY = 5
 
@@ -58,6 +59,8 @@ class Setting:
     depth: int = 24
     steps: int = 300
     plain: bool = False
+    width: int = 64
+    batch: int = BATCH
 
 
 @dataclass(frozen=True)
@@ -72,15 +75,36 @@ class Arm:
     start: str | None = None
     inverse: bool = False
     network: dict[str, Any] = field(default_factory=dict)
-    change: str | None = None
     warmup: int = 50
+    more_steps: int = 0
+    linear: bool = False
     betas: tuple[float, float] = (0.9, 0.99)
+    decay: float = 0.03
     clip: float | None = None
+    bf16: bool = False
+    inner_rate: float = 1.0
+    outer_rate: float = 1.0
 
     @property
     def structure(self) -> str:
         """Runs with the same text can be trained side by side: they differ in weights and data only."""
-        return repr((self.attach, self.network, self.change, self.warmup, self.betas, self.clip))
+        shape = {name: value for name, value in self.network.items() if name != "init_std"}
+        how = (self.warmup, self.more_steps, self.linear, self.betas, self.decay, self.clip, self.bf16)
+        return repr((self.attach, shape, how, self.inner_rate, self.outer_rate))
+
+    def groups(self, parameters: Mapping[str, Tensor], depth: int) -> list[dict[str, Any]]:
+        """Groups for the optimiser: the inner half of the blocks, and all else, each with its share of the rate."""
+        half, quarter = depth // 2, depth // 4
+        inside = {"middle"} | {f"encoder.{i}" for i in range(quarter, half)}
+        inside |= {f"decoder.{i}" for i in range(half - quarter)}
+        inner = [p for name, p in parameters.items() if name.startswith(tuple(f"{block}." for block in inside))]
+        others = [p for p in parameters.values() if all(p is not q for q in inner)]
+        return [{"params": inner, "share": self.inner_rate}, {"params": others, "share": self.outer_rate}]
+
+    def share(self, step: int, steps: int) -> float:
+        """The share of the full rate in a step: a linear warm-up, then constant, or falling linearly to zero."""
+        falling = (steps - step) / max(steps - self.warmup, 1) if self.linear else 1.0
+        return min(1.0, (step + 1) / self.warmup, falling)
 
 
 def cs(count: int, kappa: float = 0.7, first: int = 1, last: int | None = None) -> str:
@@ -108,14 +132,32 @@ ARMS: dict[str, Arm] = {
     "start CS(0.7), inner half": Arm(start=cs(12, first=7)),
     "start CS(0.7), outer half": Arm(start=cs(12, last=6)),
     "start uniform, same mean log": Arm(start=f"uniform:{EQUAL_LOG}"),
-    "norm on queries and keys": Arm(change="qk-norm"),
-    "norm on both operands of merges": Arm(change="merge-norm"),
+    "norm on queries and keys": Arm(network={"qk_norm": True}),
+    "norm on both operands of merges": Arm(network={"merge_norm": True}),
     "clipping at 1": Arm(clip=1.0),
     "warm-up of 150": Arm(warmup=150),
     "branches at 0.3": Arm(network={"residual_scaling": 0.3}),
     "betas 0.9, 0.999": Arm(betas=(0.9, 0.999)),
     "unit-gain start": Arm(network={"init_std": "unit"}),
 }
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training, and the key of its line in the results."""
+
+    setting: Setting
+    arm: str
+    lr: float
+    seed: int
+
+    @property
+    def spec(self) -> Arm:
+        return ARMS[self.arm]
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return key_of({**asdict(self.setting), "arm": self.arm, "lr": self.lr, "seed": self.seed})
 
 
 @dataclass(frozen=True)
@@ -128,6 +170,7 @@ class Study:
     arms: tuple[str, ...]
     seeds: tuple[int, ...]
     baseline: str = "none"
+    kind: type[Run] = Run
 
 
 START = ("none", "CS attached", "CS folded", "rates alone")
@@ -157,24 +200,9 @@ STUDIES: dict[str, Study] = {
 }
 
 
-@dataclass(frozen=True)
-class Run:
-    """One training, and the key of its line in the results."""
-
-    setting: Setting
-    arm: str
-    lr: float
-    seed: int
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        setting = self.setting
-        return setting.data, setting.depth, setting.steps, setting.plain, self.arm, self.lr, self.seed
-
-
 def runs_of(study: Study) -> list[Run]:
     return [
-        Run(setting, arm, lr, seed)
+        study.kind(setting, arm, lr, seed)
         for setting in study.settings
         for lr in study.rates
         for arm in study.arms
@@ -186,20 +214,23 @@ def runs_of(study: Study) -> list[Run]:
 
 
 def load_images(name: str, data: Path | None) -> Tensor:
-    """The first 4,000 training images in [-1, 1], 16x16."""
+    """The first 4,000 training images in [-1, 1], 16x16; of the 2,000 garments of the package the last 256 are kept
+    apart for scores."""
     spec = name if data is None or name != "cifar10" else str(data)
     whole = load_data(spec, size=16 if name != "cifar10" else None)
-    images = to_float(whole.fetch(range(4000)).images)
+    images = to_float(whole.fetch(range(len(whole) - HELD_OUT if name == "garments" else 4000)).images)
     # Photographs are box-filtered: each pixel is the mean of 2x2.
     return F.avg_pool2d(images, 2) if images.shape[-1] == 32 else images
 
 
-def batches(images: Tensor, seed: int, process: NoiseProcess) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def batches(
+    images: Tensor, seed: int, process: NoiseProcess, batch: int = BATCH
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """x_t, the network's times and ε of every step of a run; a function of the seed alone."""
     generator = torch.Generator().manual_seed(seed)
     while True:
-        x0 = images[torch.randint(len(images), (BATCH,), generator=generator)]
-        t = process.times(torch.rand(BATCH, generator=generator))
+        x0 = images[torch.randint(len(images), (batch,), generator=generator)]
+        t = process.times(torch.rand(batch, generator=generator))
         noise = torch.randn(x0.shape, generator=generator)
         yield process.add_noise(x0, noise, t), t, noise
 
@@ -241,33 +272,9 @@ class PlainUViT(nn.Module):
         return F.fold(patches, x.shape[-2:], self.patch, stride=self.patch)
 
 
-class NormedAttention(nn.Module):
-    """The attention of a block, with LayerNorm on queries and keys: logits stay below √(head width)."""
-
-    def __init__(self, attention: Any) -> None:
-        super().__init__()
-        self.qkv, self.out, self.heads = attention.qkv, attention.out, attention.heads
-
-    def forward(self, x: Tensor, norm: nn.Module) -> Tensor:
-        q, k, v = self.qkv(norm(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-        q, k = (F.layer_norm(value, value.shape[-1:]) for value in (q, k))
-        return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-
-
-class NormedMerge(nn.Module):
-    """A merge whose linear layer reads LayerNorm of both operands."""
-
-    def __init__(self, merge: Any) -> None:
-        super().__init__()
-        self.merge = merge
-
-    def forward(self, main: Tensor, skip: Tensor, *rest: Any) -> Tensor:
-        return self.merge(F.layer_norm(main, main.shape[-1:]), F.layer_norm(skip, skip.shape[-1:]), *rest)
-
-
 def build(run: Run, channels: int) -> nn.Module:
     """The network of a run before its first step."""
-    arm, setting = ARMS[run.arm], run.setting
+    arm, setting = run.spec, run.setting
     torch.manual_seed(run.seed)
     example: tuple[Tensor, Tensor] | None = None
     if setting.plain:
@@ -275,18 +282,14 @@ def build(run: Run, channels: int) -> nn.Module:
         example = torch.zeros(2, channels, 16, 16), torch.zeros(2)
     else:
         options = {"init_std": 0.0566, **arm.network}
-        model = sl.UViT(image_size=16, patch_size=4, channels=channels, dim=64, depth=setting.depth, heads=4, **options)
+        sizes: Any = {"channels": channels, "dim": setting.width, "depth": setting.depth}
+        model = sl.UViT(image_size=16, patch_size=4, heads=4, **sizes, **options)
     if arm.start:
         sl.fold_(sl.scale_skips_(model, arm.start, example))
     if arm.attach:
         sl.scale_skips_(model, arm.attach, example)
     if arm.inverse:
         sl.fold_(model, inverse=True)
-    for block in (*model.encoder, model.middle, *model.decoder) if arm.change else ():  # type: ignore[misc]
-        if arm.change == "qk-norm":
-            block.attention = NormedAttention(block.attention)
-        elif getattr(block, "merge", None) is not None:
-            block.merge = NormedMerge(block.merge)
     return model
 
 
@@ -326,24 +329,53 @@ class Fate:
         }
 
 
-def train(runs: Sequence[Run], images: Tensor, done: Callable[[Run, dict[str, Any]], None]) -> None:
+class Observer:
+    """Looks at runs while they are trained; this one at nothing."""
+
+    def wants(self, run: Run, step: int) -> bool:  # noqa: ARG002
+        return False
+
+    def before(self, run: Run, step: int, state: dict[str, Tensor], gradients: dict[str, Tensor]) -> None:
+        """The weights of a run and their gradients, before the step of the optimiser."""
+
+    def after(self, run: Run, state: dict[str, Tensor]) -> None:
+        """The weights after it."""
+
+    def end(self, run: Run, state: dict[str, Tensor]) -> dict[str, Any]:  # noqa: ARG002
+        """What goes into the line of a run, besides its fate; with the weights at its end."""
+        return {}
+
+
+def train(
+    runs: Sequence[Run],
+    images: Tensor,
+    done: Callable[[Run, dict[str, Any]], None],
+    observer: Observer | None = None,
+) -> None:
     """Train runs of one structure side by side. `done` hears of each when it ends."""
-    arm, setting, process = ARMS[runs[0].arm], runs[0].setting, NoiseProcess()
+    arm, setting, process = runs[0].spec, runs[0].setting, NoiseProcess()
+    observer, steps = observer or Observer(), setting.steps + arm.more_steps
     models = [build(run, images.shape[1]) for run in runs]
     shell = models[0]
     parameters, buffers = stack_module_state(models)
     gated = sl.is_scaled(shell) and any(True for _ in sl.scaling_of(shell).parameters())
-    optimizer = torch.optim.AdamW(parameters.values(), lr=runs[0].lr, betas=arm.betas, weight_decay=0.03, fused=True)
-    streams = [batches(images, run.seed, process) for run in runs]
+    settings: Any = {"betas": arm.betas, "weight_decay": arm.decay, "fused": True}
+    optimizer = torch.optim.AdamW(arm.groups(parameters, setting.depth), lr=runs[0].lr, **settings)
+    streams = [batches(images, run.seed, process, setting.batch) for run in runs]
     fates, gate_history = [Fate(arm.warmup) for _ in runs], [{} for _ in runs]
     alive = list(range(len(runs)))
 
     def losses(weights: dict[str, Tensor], state: dict[str, Tensor], x: Tensor, t: Tensor, noise: Tensor) -> Tensor:
-        return (functional_call(shell, (weights, state), (x, t)) - noise).square().mean()
+        with torch.autocast("cpu", torch.bfloat16, enabled=arm.bf16):
+            predicted = functional_call(shell, (weights, state), (x, t))
+        return (predicted.float() - noise).square().mean()
 
-    for step in range(setting.steps):
+    def state_of(row: int) -> dict[str, Tensor]:
+        return {name: value[row].detach() for values in (parameters, buffers) for name, value in values.items()}
+
+    for step in range(steps):
         for group in optimizer.param_groups:
-            group["lr"] = runs[0].lr * min(1.0, (step + 1) / arm.warmup)
+            group["lr"] = runs[0].lr * group["share"] * arm.share(step, steps)
         x, t, noise = (torch.stack(parts) for parts in zip(*(next(streams[i]) for i in alive), strict=True))
         if gated and step % GATE_EVERY == 0:
             for row, i in enumerate(alive):
@@ -355,21 +387,28 @@ def train(runs: Sequence[Run], images: Tensor, done: Callable[[Run, dict[str, An
             loss.sum().backward()
         if arm.clip is not None:
             clip_(parameters, arm.clip)
+        watched = [row for row, i in enumerate(alive) if observer.wants(runs[i], step)]
+        for row in watched:
+            gradients = {name: p.grad[row] for name, p in parameters.items() if p.grad is not None}
+            observer.before(runs[alive[row]], step, state_of(row), gradients)
         optimizer.step()
-        if gated and step + 1 == setting.steps:
+        for row in watched:
+            observer.after(runs[alive[row]], state_of(row))
+        if gated and step + 1 == steps:
             for row, i in enumerate(alive):
                 gate_history[i][step + 1] = measure_gates(shell, parameters, buffers, row, x, t)
         ended = [row for row, value in enumerate(loss.tolist()) if fates[alive[row]].add(step, value)]
         for row in ended:
-            done(runs[alive[row]], finish(fates[alive[row]], gate_history[alive[row]]))
+            i = alive[row]
+            done(runs[i], finish(fates[i], gate_history[i]) | observer.end(runs[i], state_of(row)))
         if ended:
             rows = [row for row in range(len(alive)) if row not in ended]
             alive = [alive[row] for row in rows]
             if not alive:
                 return
             keep_(optimizer, parameters, buffers, rows)
-    for i in alive:
-        done(runs[i], finish(fates[i], gate_history[i]))
+    for row, i in enumerate(alive):
+        done(runs[i], finish(fates[i], gate_history[i]) | observer.end(runs[i], state_of(row)))
 
 
 def finish(fate: Fate, gates: dict[int, Any]) -> dict[str, Any]:
@@ -430,17 +469,7 @@ def read_all(folder: Path) -> list[dict[str, Any]]:
 
 
 def append(path: Path, run: Run, result: dict[str, Any]) -> None:
-    setting = run.setting
-    line = {
-        "data": setting.data,
-        "depth": setting.depth,
-        "steps": setting.steps,
-        "plain": setting.plain,
-        "arm": run.arm,
-        "lr": run.lr,
-        "seed": run.seed,
-        **result,
-    }
+    line = {**asdict(run.setting), "arm": run.arm, "lr": run.lr, "seed": run.seed, **result}
     with open(path, "a+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         size = file.seek(0, os.SEEK_END)
@@ -454,17 +483,29 @@ def append(path: Path, run: Run, result: dict[str, Any]) -> None:
 
 
 def key_of(record: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(record[name] for name in ("data", "depth", "steps", "plain", "arm", "lr", "seed"))
+    """Lines from before there were widths and batches have those of all."""
+    place = tuple(record[name] for name in ("data", "depth", "steps", "plain"))
+    sizes = record.get("width", Setting.width), record.get("batch", Setting.batch)
+    return *place, *sizes, record["arm"], record["lr"], record["seed"]
 
 
 def run_study(name: str, folder: Path, data: Path | None, jobs: int) -> None:
-    study, path = STUDIES[name], folder / f"{name}.jsonl"
+    study = STUDIES[name]
+    carry_out(study, name, folder, data, jobs)
+    print(table(study, read_all(folder)), flush=True)
+
+
+def carry_out(
+    study: Study, name: str, folder: Path, data: Path | None, jobs: int, observer: Observer | None = None
+) -> None:
+    """Train the runs of a study that are missing in the folder."""
+    path = folder / f"{name}.jsonl"
     folder.mkdir(parents=True, exist_ok=True)
     finished = {key_of(record) for record in read_all(folder)}
     groups: dict[Any, list[Run]] = defaultdict(list)
     for run in runs_of(study):
         if run.key not in finished:
-            groups[run.setting, run.lr, ARMS[run.arm].structure].append(run)
+            groups[run.setting, run.lr, run.spec.structure].append(run)
     chunks = [
         chunk
         for group in groups.values()
@@ -474,14 +515,13 @@ def run_study(name: str, folder: Path, data: Path | None, jobs: int) -> None:
     print(f"{name}: {sum(map(len, chunks))} of {len(runs_of(study))} runs are missing", flush=True)
     if jobs == 1:
         for chunk in chunks:
-            run_chunk(chunk, path, data)
+            run_chunk(chunk, path, data, observer)
     else:
         with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-            list(pool.map(run_chunk, chunks, [path] * len(chunks), [data] * len(chunks)))
-    print(table(study, read_all(folder)), flush=True)
+            list(pool.map(run_chunk, chunks, *([value] * len(chunks) for value in (path, data, observer))))
 
 
-def run_chunk(chunk: list[Run], path: Path, data: Path | None) -> None:
+def run_chunk(chunk: list[Run], path: Path, data: Path | None, observer: Observer | None = None) -> None:
     torch.set_num_threads(1)
 
     def done(run: Run, result: dict[str, Any]) -> None:
@@ -489,7 +529,7 @@ def run_chunk(chunk: list[Run], path: Path, data: Path | None) -> None:
         fate = "survived" if result["survived"] else f"collapsed at {result['collapsed']}"
         print(f"{run.arm}, {run.lr:g}, seed {run.seed}: {fate}, best {result['best']}", flush=True)
 
-    train(chunk, load_images(chunk[0].setting.data, data), done)
+    train(chunk, load_images(chunk[0].setting.data, data), done, observer)
 
 
 # Statistics and tables
@@ -550,7 +590,12 @@ def table(study: Study, records: Sequence[dict[str, Any]]) -> str:
 
 def describe(setting: Setting) -> str:
     kind = "plain U-ViT" if setting.plain else "U-ViT"
-    return f"{setting.data}, {kind}, depth {setting.depth}, {setting.steps} steps"
+    sizes = "".join(
+        f", {name} {getattr(setting, name)}"
+        for name in ("width", "batch")
+        if getattr(setting, name) != getattr(Setting, name)
+    )
+    return f"{setting.data}, {kind}, depth {setting.depth}, {setting.steps} steps{sizes}"
 
 
 def survivors(study: Study, arm: str, records: Sequence[dict[str, Any]]) -> dict[Any, bool]:
@@ -663,15 +708,15 @@ def trace(folder: Path, data: Path | None, seed: int, lr: float) -> None:
 
 def watch(run: Run, images: Tensor) -> dict[str, Any]:
     model: Any = build(run, images.shape[1])
-    arm, process = ARMS[run.arm], NoiseProcess()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=run.lr, betas=arm.betas, weight_decay=0.03, fused=True)
-    stream, fate = batches(images, run.seed, process), Fate(arm.warmup)
+    arm, process = run.spec, NoiseProcess()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=run.lr, betas=arm.betas, weight_decay=arm.decay, fused=True)
+    stream, fate = batches(images, run.seed, process, run.setting.batch), Fate(arm.warmup)
     # The same noisy images for both runs, which neither is trained on.
     probe, times, _ = next(batches(images, 7, process))
     series: dict[str, list[float]] = defaultdict(list)
     for step in range(run.setting.steps):
         for group in optimizer.param_groups:
-            group["lr"] = run.lr * min(1.0, (step + 1) / arm.warmup)
+            group["lr"] = run.lr * arm.share(step, run.setting.steps)
         x, t, noise = next(stream)
         loss = (model(x, t) - noise).square().mean()
         optimizer.zero_grad()

@@ -18,7 +18,7 @@ LAYERS = [
     ["errors"],
     ["optional"],
     ["files", "console", "randomness", "noise"],
-    ["scaling"],
+    ["scaling", "tracing"],
     ["skips"],
     ["models"],
     ["theory"],

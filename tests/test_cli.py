@@ -13,7 +13,7 @@ import pytest
 
 from scalelong import cli
 from scalelong.cli import COMMANDS, main
-from scalelong.commands import command_module
+from scalelong.commands import CHECKOUT, command_module
 from scalelong.commands.options import names_in
 
 
@@ -90,6 +90,11 @@ def test_json_is_spelled_alike(command):
     assert made.parse_args([*needed, "--json"]).json
 
 
+@pytest.mark.parametrize("command", sorted(set(COMMANDS) - set(CHECKOUT) - {"completion"}))
+def test_quiet_is_known_everywhere(command):
+    assert "--quiet" in command_module(command).parser().format_help()
+
+
 def test_models_as_json_and_as_a_file(tmp_path, capsys):
     assert main(["models", "--json", "--out", str(tmp_path / "models.json")]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "models.json").read_text())
@@ -146,6 +151,63 @@ def test_bash_completes(completions, typed, offered, not_offered):
     answer = subprocess.run(["bash"], input=script, text=True, capture_output=True, check=True).stdout.split()
     assert offered <= set(answer)
     assert not set(answer) & not_offered
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered", "not_offered"),
+    [
+        ("ev", {"eval"}, {"train"}),
+        ("train --rec", {"--recipe"}, {"--out"}),
+        ("train --recipe digits", {"digits-tiny"}, {"fashion-tiny"}),
+        ("train --recipe=digits", {"--recipe=digits-tiny"}, {"--recipe=fashion-tiny"}),
+        ("completion ", {"bash", "zsh", "fish"}, {"train"}),
+    ],
+)
+@pytest.mark.skipif(shutil.which("fish") is None, reason="needs fish")
+def test_fish_completes(completions, typed, offered, not_offered, tmp_path):
+    (tmp_path / "scalelong.fish").write_text(completions["fish"])
+    script = f"source {tmp_path}/scalelong.fish; complete -C 'scalelong {typed}'"
+    environment = {**os.environ, "HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
+    run = subprocess.run(["fish", "-c", script], text=True, capture_output=True, check=True, env=environment)
+    assert not run.stderr
+    answer = {line.split("\t")[0] for line in run.stdout.splitlines()}
+    assert offered <= answer
+    assert not answer & not_offered
+
+
+ZSH = r"""
+zmodload zsh/zpty
+zpty shell zsh -f -i
+typeset text
+zpty -w shell "TERM=dumb; autoload -U compinit; compinit -u -D; source $1; LISTMAX=1000; PS1=REA''DY"
+zpty -r shell text '*READY*'  # the prompt: from now on it reads keys
+zpty -w -n shell "scalelong $2"$'\t\t'
+zpty -w -n shell $'\C-u'
+zpty -w shell "print DO''NE"
+zpty -r shell text '*DONE*'
+print -r -- "$text"
+zpty -d shell
+"""
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("", ["eval", "train", "completion"]),
+        ("train --rec", ["--recipe"]),
+        ("train --recipe digits", ["digits-tiny", "digits-class-tiny"]),
+        ("completion ", ["bash", "fish", "zsh"]),
+    ],
+)
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="needs zsh")
+def test_zsh_completes(completions, typed, offered, tmp_path):
+    file = tmp_path / "scalelong.zsh"
+    file.write_text(completions["zsh"])
+    run = subprocess.run(
+        ["zsh", "-f", "-c", ZSH, "zsh", str(file), typed], text=True, capture_output=True, timeout=120, check=True
+    )
+    assert all(word in run.stdout for word in offered), run.stdout
+    assert "not found" not in run.stdout
 
 
 def flags(text: str) -> set[str]:

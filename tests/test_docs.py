@@ -15,7 +15,8 @@ import pytest
 from scalelong.scaling import METHODS
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ["README.md", "docs/methods.md", "docs/theory.md", "docs/stability.md", "docs/compare.md", "docs/range.md"]
+DOCS = ("methods", "theory", "stability", "compare", "range", "caching", "tuning")
+PAGES = ["README.md", *(f"docs/{name}.md" for name in DOCS)]
 
 
 SHOWN = re.compile(r"  # (\[?-?\d[^a-zA-Zκ]*)$")

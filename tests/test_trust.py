@@ -39,6 +39,8 @@ def foreign(tmp_path_factory):
 COMMANDS = [
     ["sample", "RUN", "-n", "1"],
     ["eval", "RUN", "-n", "1"],
+    ["tune", "RUN"],
+    ["tune", "RUN", "--cache"],
     ["export", "RUN"],
     ["export", "RUN", "--format", "safetensors"],
     ["diagnose", "RUN"],

@@ -38,23 +38,9 @@ def operations(size: UViTSize) -> float:
     return 3 * 2 * 13 * size.dim**2 * size.depth * size.tokens * size.batch
 
 
-SOME = [
-    size_of(*values)
-    for values in (
-        (32, 4, 17, 1),
-        (32, 40, 17, 4),
-        (48, 6, 17, 16),
-        (64, 8, 17, 8),
-        (64, 24, 17, 8),
-        (96, 8, 17, 64),
-        (96, 12, 65, 16),
-        (128, 12, 65, 8),
-        (192, 8, 17, 64),
-        (256, 4, 257, 2),
-        (512, 4, 17, 1),
-        (512, 12, 257, 1),
-    )
-]
+SMALL = [size_of(*each) for each in ((32, 4, 17, 1), (32, 40, 17, 4), (48, 6, 17, 16), (64, 8, 17, 8), (64, 24, 17, 8))]
+MIDDLE = [size_of(*each) for each in ((96, 8, 17, 64), (96, 12, 65, 16), (128, 12, 65, 8), (192, 8, 17, 64))]
+LARGE = [size_of(*each) for each in ((256, 4, 257, 2), (512, 4, 17, 1), (512, 12, 257, 1))]
 GRID = [size_of(*each) for each in product((32, 64, 128, 256, 512), (4, 12, 40), (17, 65, 257), (1, 8, 32, 128))]
 TINY = [size_of(32, 4, 17, 1)]
 
@@ -116,6 +102,8 @@ def _cells(race: dict[str, Any]) -> tuple[Spread, Spread]:
 
 
 CASES = {
-    "plain": partial(against_plain, SOME, 40, 4.0),
-    "plain-grid": partial(against_plain, GRID, 20, 3.0),
+    "small": partial(against_plain, SMALL, 60, 4.0),
+    "middle": partial(against_plain, MIDDLE, 30, 4.0),
+    "large": partial(against_plain, LARGE, 20, 4.0),
+    "grid": partial(against_plain, GRID, 20, 3.0),
 }

@@ -23,6 +23,7 @@ from typing import Any
 
 from ._version import __version__
 from .commands import COMMANDS, command_module as _module
+from .console import hushed
 from .errors import NotEnoughMemoryError, ScaleLongError
 from .files import refusal, writing
 
@@ -108,7 +109,8 @@ def _run(command: str, arguments: list[str]) -> int:
     else:
         options = module.parser().parse_args(arguments)
         options.arguments = arguments
-        code = module.run(options) or 0
+        with hushed(getattr(options, "quiet", False)):
+            code = module.run(options) or 0
     _leave_process_group()
     return TERMINATED if code == INTERRUPTED and _latest_signal() == "SIGTERM" else code
 

@@ -126,6 +126,22 @@ EVERY = 15.0
 """Seconds between two lines in a pipe."""
 
 
+_HUSHED: list[bool] = []
+
+
+@contextmanager
+def hushed(quiet: bool = True) -> Iterator[None]:
+    """No progress is shown, whoever makes it."""
+    if not quiet:
+        yield
+        return
+    _HUSHED.append(True)
+    try:
+        yield
+    finally:
+        _HUSHED.pop()
+
+
 class Progress:
     """How far some work is: `progress(done)` or `progress(done, total)`.
 
@@ -137,7 +153,7 @@ class Progress:
         self, what: str = "", total: int | None = None, *, enabled: bool | None = None, stream: TextIO | None = None
     ) -> None:
         self.what, self.total = what, total
-        self.enabled = os.environ.get("RANK", "0") == "0" if enabled is None else enabled
+        self.enabled = not _HUSHED and os.environ.get("RANK", "0") == "0" if enabled is None else enabled
         self.stream = stream or sys.stderr
         self.live = self.enabled and is_terminal(self.stream)
         self.began = self.shown = time.monotonic()

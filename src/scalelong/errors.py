@@ -237,6 +237,10 @@ class NonFiniteError(ScaleLongError, ArithmeticError):
     """The loss or the gradient became infinite or NaN. The message says where."""
 
 
+class CollapseError(ScaleLongError, ArithmeticError):
+    """The loss went back to that of a network which always answers zero. The message says what left first."""
+
+
 class RunFailedError(ScaleLongError, RuntimeError):
     """A run of a comparison ended with an error; its log says which."""
 

@@ -2,7 +2,11 @@
 
 One home for theory, training and sampling: the schedules, x_t, the times, ε / v / x_0, and the losses. torch is all
 that it needs. Times are in the units of the network, 0 to 999. Under "vp" (the authors' VP-SDE) they are continuous,
-under "ddpm", "cosine" and "sd" (Stable Diffusion's, for latents) whole.
+under "ddpm", "cosine" and "sd" (Stable Diffusion's, for latents) whole. Two more processes have other signal and noise:
+
+    flow    x_t = (1-s) x_0 + s ε, s = t/999: rectified flow, whose network predicts the velocity ε - x_0. s is uniform,
+            or logit-normal under "flow-logit" (Esser et al., 2024)
+    edm     x_0 + σ ε with a log-normal σ (Karras et al., 2022), as the network sees it: times c_in = 1/√(σ² + σ_data²)
 
     process = NoiseProcess("vp")
     t = process.times(even_fractions(len(x0)))
@@ -13,6 +17,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Literal, get_args
 
 import torch
@@ -20,7 +25,7 @@ from torch import Tensor
 
 from .errors import InvalidConfigError
 
-Schedule = Literal["vp", "ddpm", "cosine", "sd"]
+Schedule = Literal["vp", "ddpm", "cosine", "sd", "flow", "flow-logit", "edm"]
 SCHEDULE = "vp"
 """What training, diagnosis and the choice of κ take where nothing is said."""
 
@@ -31,6 +36,12 @@ STEPS = 1000
 
 BETA_MIN, BETA_MAX = 0.1, 20.0
 """β(0) and β(1) of the VP-SDE."""
+
+SIGMA_MIN, SIGMA_MAX, SIGMA_DATA = 0.002, 80.0, 0.5
+"""Of EDM: the least and the most noise, and the deviation of images in [-1, 1] (Karras et al., 2022, Table 1)."""
+LOG_SIGMA_MEAN, LOG_SIGMA_STD = -1.2, 1.2
+"""Of log σ in EDM's training."""
+FLOWS = ("flow", "flow-logit")
 
 
 # Schedules: β_t and ᾱ_t
@@ -57,12 +68,17 @@ def alpha_bars(schedule: Any = "ddpm") -> Tensor:
 
     `schedule` is a name, a tensor or sequence of ᾱ_t, or a scheduler of diffusers (its `alphas_cumprod`). E_t ᾱ_t is
     0.2755 for "ddpm", 0.2760 for "vp" (at the middle of 1000 intervals of its continuous time), 0.4956 for "cosine" and
-    0.3734 for "sd".
+    0.3734 for "sd". Of "flow" and "edm" they are those of the process that preserves the variance and has the same
+    ratio of signal to noise: their x_t is a multiple of its x_t.
     """
     if isinstance(schedule, str):
         _require_schedule(schedule)
         if schedule == "vp":
             return torch.exp(-_beta_integral((torch.arange(STEPS, dtype=torch.float64) + 0.5) / STEPS))
+        if schedule in FLOWS or schedule == "edm":
+            process = NoiseProcess(schedule)  # pyright: ignore[reportArgumentType]
+            signal, sigma = process.signal_and_noise(process.times(even_fractions(STEPS)))
+            return (signal.double() ** 2) / (signal.double() ** 2 + sigma.double() ** 2)
         return torch.cumprod(1 - discrete_betas(schedule, torch.float64), 0)
     schedule = getattr(schedule, "alphas_cumprod", schedule)
     try:
@@ -122,10 +138,24 @@ class NoiseProcess:
         if self.schedule == "vp":
             # t is uniform on (0, 1], so that there is always some noise; the network sees 999 t.
             return 999.0 * (1.0 - uniform)
+        if self.schedule == "flow":
+            return 999.0 * (1.0 - uniform)
+        if self.schedule == "flow-logit":
+            return (999.0 * torch.sigmoid(_normal(1.0 - uniform))).float()
+        if self.schedule == "edm":
+            log_sigma = LOG_SIGMA_MEAN + LOG_SIGMA_STD * _normal(1.0 - uniform)
+            return _edm_time(log_sigma.clamp(math.log(SIGMA_MIN), math.log(SIGMA_MAX))).float()
         return (uniform * STEPS).floor().clamp_(max=STEPS - 1)
 
     def signal_and_noise(self, t: Tensor) -> tuple[Tensor, Tensor]:
-        """√ᾱ_t and √(1-ᾱ_t) at network times, in float32."""
+        """√ᾱ_t and √(1-ᾱ_t) at network times, in float32; of "flow" and "edm" what stands in their place."""
+        if self.schedule in FLOWS:
+            share = t.double() / 999.0
+            return (1.0 - share).float(), share.float()
+        if self.schedule == "edm":
+            sigma = self.edm_sigma(t)
+            scale = torch.rsqrt(sigma**2 + SIGMA_DATA**2)
+            return scale.float(), (sigma * scale).float()
         if self.schedule == "vp":
             integral = _beta_integral(t.double() / 999.0)
             # expm1 keeps all digits of 1 - ᾱ where there is almost no noise.
@@ -137,6 +167,34 @@ class NoiseProcess:
         """x_t at network times."""
         return mix(x0, noise, *self.signal_and_noise(t))
 
+    def edm_sigma(self, t: Tensor) -> Tensor:
+        """σ of EDM at network times: log σ goes evenly from SIGMA_MIN at 0 to SIGMA_MAX at 999."""
+        low, high = math.log(SIGMA_MIN), math.log(SIGMA_MAX)
+        return torch.exp(low + (high - low) * t.double() / 999.0)
+
+    @property
+    def is_diffusion(self) -> bool:
+        """Whether it has β_t and ᾱ_t. A flow and EDM have not."""
+        return self.schedule not in (*FLOWS, "edm")
+
+    @property
+    def time_map(self) -> tuple[float, float]:
+        """(a, b): the network's time is a k + b at the time k of diffusers' scheduler."""
+        if self.schedule == "vp":
+            return 999.0 / STEPS, 999.0 / STEPS
+        if self.schedule in FLOWS:
+            return 999.0 / STEPS, 0.0
+        if self.schedule == "edm":  # whose schedulers count in log(σ)/4
+            low, high = math.log(SIGMA_MIN), math.log(SIGMA_MAX)
+            return 4 * 999.0 / (high - low), -999.0 * low / (high - low)
+        return 1.0, 0.0
+
+    def log_snr(self, t: Tensor) -> Tensor:
+        """log(ᾱ_t / (1-ᾱ_t)) at network times: how much of x_t is image. It falls with t."""
+        signal, sigma = self.signal_and_noise(t)
+        tiny = torch.finfo(signal.dtype).tiny
+        return 2 * (signal.clamp_min(tiny).log() - sigma.clamp_min(tiny).log())
+
     @cached_property
     def alphas_bar(self) -> Tensor:
         """ᾱ at the 1000 steps of the samplers, in float64.
@@ -144,6 +202,8 @@ class NoiseProcess:
         Of the float32 betas that diffusers' samplers take, so that training and sampling share every bit; `alpha_bars`
         has the exact values that theory asks for.
         """
+        if not self.is_diffusion:
+            raise InvalidConfigError(f"the schedule {self.schedule!r} has no β_t; vp, ddpm, cosine and sd have them")
         if self.schedule == "vp":
             # Step k of the divided VP-SDE ends at t = (k+1)/1000.
             return torch.exp(-_beta_integral(torch.arange(1, STEPS + 1, dtype=torch.float64) / STEPS))
@@ -155,34 +215,88 @@ class NoiseProcess:
         if self.schedule == "vp":
             alphas_bar = self.alphas_bar
             return 1.0 - alphas_bar / torch.cat([torch.ones(1, dtype=torch.float64), alphas_bar[:-1]])
+        if not self.is_diffusion:
+            return self.alphas_bar  # which raises
         return discrete_betas(self.schedule)
 
     def network_time(self, step: Tensor) -> Tensor:
         """The network's time at a step of a sampler, 0 to 999, not necessarily whole."""
-        return (step.float() + 1.0) * (999.0 / STEPS) if self.schedule == "vp" else step.float()
+        if self.schedule == "vp":
+            return (step.float() + 1.0) * (999.0 / STEPS)
+        scale, shift = self.time_map
+        return step.float() if self.is_diffusion else (scale * step.float() + shift).clamp(0.0, 999.0)
+
+
+def _normal(uniform: Tensor) -> Tensor:
+    """Normal numbers from uniform ones in (0, 1], the largest of which stand for those that are left out."""
+    return torch.special.ndtri(uniform.double().clamp(1e-7, 1 - 1e-7))
+
+
+def _edm_time(log_sigma: Tensor) -> Tensor:
+    low, high = math.log(SIGMA_MIN), math.log(SIGMA_MAX)
+    return 999.0 * (log_sigma - low) / (high - low)
+
+
+# Noise levels: a loss says little without them, because it differs a hundredfold between the ends of a schedule
+
+SNR_EDGES = (-6.0, -4.0, -2.0, 0.0, 2.0, 4.0, 6.0)
+"""Log-SNR between two levels: level 0 is nearly all noise, the last one nearly all image."""
+LEVELS = len(SNR_EDGES) + 1
+
+
+def noise_levels(process: "NoiseProcess", t: Tensor) -> Tensor:
+    """The noise level of each image, 0 to LEVELS - 1, by its log-SNR."""
+    return torch.bucketize(process.log_snr(t), torch.tensor(SNR_EDGES, device=t.device))
+
+
+def level_names() -> tuple[str, ...]:
+    """The bounds of each level, for tables and metrics: "-inf..-6", "-6..-4", ..., "6..inf"."""
+    bounds = ["-inf", *(f"{edge:g}" for edge in SNR_EDGES), "inf"]
+    return tuple(f"{low}..{high}" for low, high in pairwise(bounds))
 
 
 # What the network is asked to predict, and the loss
 
-Prediction = Literal["epsilon", "v", "x0"]
+Prediction = Literal["epsilon", "v", "x0", "flow", "edm"]
 
 Predict = Callable[[Tensor, Tensor], Tensor]
 """A network with its conditions already given: from x_t and the network's times to a tensor like x_t."""
 
 
-def require_prediction(prediction: str) -> None:
+def require_prediction(prediction: str, schedule: str | None = None) -> None:
+    """The velocity belongs to flows, and EDM's output to EDM's noise; ε, v and x_0 to all others."""
     if prediction not in get_args(Prediction):
         known = ", ".join(get_args(Prediction))
         raise InvalidConfigError(f"unknown prediction {prediction!r}; known: {known}")
+    if schedule is None:
+        return
+    if schedule in FLOWS or schedule == "edm":
+        wanted = "edm" if schedule == "edm" else "flow"
+        if prediction != wanted:
+            raise InvalidConfigError(
+                f"--schedule {schedule} goes with --prediction {wanted}, and {prediction!r} was given; ε, v and x_0 go "
+                f"with the schedules vp, ddpm, cosine and sd"
+            )
+    elif prediction in ("flow", "edm"):
+        wanted = "edm" if prediction == "edm" else "flow (or flow-logit)"
+        raise InvalidConfigError(f"--prediction {prediction} goes with --schedule {wanted}, and {schedule!r} was given")
 
 
 def target(process: NoiseProcess, prediction: Prediction, x0: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-    """ε, x_0, or v = √ᾱ ε - √(1-ᾱ) x_0."""
+    """ε, x_0, v = √ᾱ ε - √(1-ᾱ) x_0, the velocity ε - x_0 of a flow, or what EDM's network is left with.
+
+    EDM's denoiser is D(x) = c_skip x + c_out F(c_in x), and its loss, weighted by 1/c_out², is the mean square of
+    F - (x_0 - c_skip x) / c_out = F - (σ x_0 / σ_data - σ_data ε) / √(σ² + σ_data²).
+    """
     if prediction == "epsilon":
         return noise
     if prediction == "x0":
         return x0
+    if prediction == "flow":
+        return noise - x0
     signal, sigma = (_per_image(value, x0) for value in process.signal_and_noise(t))
+    if prediction == "edm":
+        return (sigma / SIGMA_DATA) * x0 - (SIGMA_DATA * signal) * noise
     return signal * noise - sigma * x0
 
 
@@ -193,6 +307,10 @@ def as_epsilon(process: NoiseProcess, prediction: Prediction, output: Tensor, x_
     signal, sigma = (_per_image(value, x_t) for value in process.signal_and_noise(t))
     if prediction == "x0":
         return (x_t - signal * output) / sigma
+    if prediction == "flow":
+        return signal * output + x_t
+    if prediction == "edm":
+        return sigma * x_t - (SIGMA_DATA * signal) * output
     return signal * output + sigma * x_t
 
 
@@ -202,6 +320,28 @@ def losses(
     """The mean squared error of each image: (B,)."""
     output = predict(process.add_noise(x0, noise, t), t)
     return mean_square(target(process, prediction, x0, noise, t) - output)
+
+
+Weighting = Literal["none", "min-snr"]
+
+
+def loss_weights(
+    process: NoiseProcess, prediction: Prediction, weighting: Weighting, t: Tensor, gamma: float = 5.0
+) -> Tensor:
+    """By what the loss of each image is multiplied: (B,).
+
+    Min-SNR-γ (Hang et al., 2023, Section 3.4) weighs the error in x_0 by min(SNR, γ). The error in ε is SNR times that
+    in x_0, and the error in v is SNR + 1 times, so that for a network that predicts
+
+        x_0:  w = min(SNR, γ)        ε:  w = min(SNR, γ) / SNR        v:  w = min(SNR, γ) / (SNR + 1)
+    """
+    if weighting == "none":
+        return torch.ones_like(t, dtype=torch.float32)
+    log_snr = process.log_snr(t).double()
+    clipped = log_snr.clamp(max=math.log(gamma))
+    # In logarithms: at the ends of a schedule the SNR and its inverse exceed what float32 holds.
+    over = {"x0": torch.zeros_like(log_snr), "epsilon": log_snr, "v": torch.nn.functional.softplus(log_snr)}
+    return (clipped - over[prediction]).exp().float()
 
 
 def epsilon_losses(

@@ -151,6 +151,22 @@ def test_remarks_name_what_precision_misses() -> None:
     assert "real images have recall 0.50" in Anchors(100, values).fault
 
 
+def test_precision_with_uncut_radii_stands_beside_unless_it_praises_noise(
+    shared_cache: None, digits: ImageData
+) -> None:
+    extractor, reference = trusted_features("random", digits)
+    scores = score_images(digits.fetch(range(0, 800, 4)).images, digits, extractor, reference, subject={})
+    assert scores.anchors is not None
+    measured = scores.anchors.values
+    assert all(kind["precision_uncut"] >= kind["precision"] for kind in measured.values())
+    assert measured["real"]["precision_uncut"] > 0.7
+    assert scores.precision_uncut.value >= scores.precision.value
+    assert "precision, uncut" in str(scores)
+    praising = {kind: {**found, "precision_uncut": 0.9} for kind, found in measured.items()}
+    assert "uniform noise has precision 0.90" in Anchors(100, praising).uncut_fault
+    assert Anchors(100, praising).fault == ""
+
+
 def test_eval_shows_anchors_and_stores_them(
     shared_cache: None, digits: ImageData, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

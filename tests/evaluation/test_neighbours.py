@@ -1,5 +1,6 @@
 """Precision and recall against a slow, obvious version, and in cases where they are known."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,6 +20,27 @@ def test_agrees_with_the_definition(k: int) -> None:
     assert precise.tolist() == slowly(generated, real, k)
     assert recalled.tolist() == slowly(real, generated, k)
     assert 0 < precise.float().mean() < 1
+
+
+def test_agrees_with_the_formula_of_the_prdc_package() -> None:
+    """Radii by a partial sort of whole distance matrices, and any() over the other axis, as Naeem et al. write it."""
+    generator = torch.Generator().manual_seed(3)
+    real = torch.randn(120, 6, generator=generator).double().numpy()
+    generated = 0.8 * torch.randn(90, 6, generator=generator).double().numpy() + 0.4
+
+    def distances(a, b):
+        return np.sqrt(np.maximum((a**2).sum(1)[:, None] + (b**2).sum(1)[None] - 2 * a @ b.T, 0.0))
+
+    def radii(a, k):
+        return np.partition(distances(a, a), k, axis=1)[:, k]
+
+    for k in (3, 5):
+        across = distances(real, generated)
+        precision = (across < radii(real, k)[:, None]).any(axis=0).mean()
+        recall = (across < radii(generated, k)[None, :]).any(axis=1).mean()
+        precise, recalled = precision_recall(torch.from_numpy(real), torch.from_numpy(generated), k)
+        assert (precise.double().mean().item(), recalled.double().mean().item()) == pytest.approx((precision, recall))
+        assert 0.1 < recall < precision < 1
 
 
 def test_equal_sets_are_precise_and_complete() -> None:

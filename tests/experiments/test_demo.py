@@ -42,7 +42,7 @@ def test_the_demo_counts_draws_and_writes_a_report(tmp_path, capsys):
     assert "unit gain" in report
     before = (out / "runs.jsonl").read_text()
     assert main(arguments) == 0
-    assert "6 of 6 runs are finished already" in capsys.readouterr().out
+    assert "6 of 6 runs are finished already" in capsys.readouterr().err  # progress, not the result
     assert (out / "runs.jsonl").read_text() == before
 
 

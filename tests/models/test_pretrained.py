@@ -100,22 +100,66 @@ def test_a_state_of_accelerate(method, tmp_path):
     assert torch.equal(output(other), before)
 
 
-def test_averages_of_diffusers(tmp_path):
-    """EMAModel builds a plain model by the configuration. Constants come back; gates that were lost are named."""
+@pytest.mark.parametrize("method", ["cs:behind_norms=true", "ls"])
+def test_averages_of_diffusers_keep_every_tensor(method, tmp_path):
+    """EMAModel builds its model by the configuration, and copies the averages into it one by one."""
     from diffusers.training_utils import EMAModel
 
-    for method in ("cs", "ls"):
-        model = scaled(method)
-        ema = EMAModel(model.parameters(), model_cls=type(model), model_config=model.config)
-        ema.save_pretrained(tmp_path / method)
-        if method == "cs":
-            assert torch.equal(output(sl.from_pretrained(tmp_path / method)), output(model))
-        else:
-            with pytest.raises(sl.ScalingMismatchError, match=r"says .* scaled by ls.*EMAModel.*copy_to"):
-                sl.from_pretrained(tmp_path / method)
-        ema.copy_to(model.parameters())
-        model.save_pretrained(tmp_path / f"{method} whole")
-        assert torch.equal(output(sl.from_pretrained(tmp_path / f"{method} whole")), output(model))
+    model = scaled(method)
+    ema = EMAModel(model.parameters(), decay=0.5, model_cls=type(model), model_config=model.config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+    ema.step(model.parameters())
+    ema.save_pretrained(tmp_path)
+    averages = sl.from_pretrained(tmp_path)
+    assert [tuple(p.shape) for p in averages.parameters()] == [tuple(p.shape) for p in model.parameters()]
+    assert all(torch.equal(p, s) for p, s in zip(averages.parameters(), ema.shadow_params, strict=True))
+
+    again = EMAModel(averages.parameters(), model_cls=type(model), model_config=averages.config)
+    again.load_state_dict(dict(averages.config))
+    assert (again.optimization_step, again.decay) == (1, 0.5)
+    again.copy_to(model.parameters())
+    assert torch.equal(output(averages), output(model))
+
+
+def test_gates_that_somebody_lost_are_named(tmp_path):
+    """Averages that an earlier version, or a model built by hand, has written."""
+    model = scaled("ls")
+    content = json.loads(model.to_json_string()) | {"optimization_step": 1}
+    plain().save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(sl.ScalingMismatchError, match=r"says .* scaled by ls.*EMAModel.*copy_to"):
+        sl.from_pretrained(tmp_path)
+
+
+def test_a_configuration_in_memory_builds_a_scaled_model_and_one_from_a_file_a_plain_one(tmp_path):
+    model = scaled("ls")
+    other = type(model).from_config(model.config)
+    assert sl.plan_of(other) == sl.plan_of(model)
+    assert set(other.state_dict()) == set(model.state_dict())
+    larger = type(model).from_config(model.config, layers_per_block=2)
+    assert not sl.is_scaled(larger)
+    assert "scalelong_scaling" not in larger.config
+    model.save_config(tmp_path)
+    assert not sl.is_scaled(type(model).from_config(type(model).load_config(tmp_path)))
+    sl.unscale_(model)
+    assert not sl.is_scaled(type(model).from_config(model.config))
+
+
+@pytest.mark.parametrize("scaling", ["none", "cs:0.5", "ls"])
+def test_uvit_by_the_usual_names(scaling, tmp_path):
+    model = sl.UViT(image_size=(8, 4), patch_size=2, dim=16, depth=4, heads=2, classes=3, scaling=scaling).eval()
+    for parameter in model.skip_scaling.parameters():
+        nn.init.normal_(parameter)
+    model.save_pretrained(tmp_path)
+    x, t, y = torch.randn(2, 3, 8, 4), torch.tensor([1.0, 500.0]), torch.tensor([0, 2])
+    for other in (sl.UViT.from_pretrained(tmp_path), sl.from_pretrained(tmp_path)):
+        assert torch.equal(other(x, t, y=y), model(x, t, y=y))
+        assert other.arguments() == model.arguments()
+    plain().save_pretrained(tmp_path / "unet")
+    with pytest.raises(sl.InvalidConfigError, match=r"not written by UViT\.save_pretrained"):
+        sl.UViT.from_pretrained(tmp_path / "unet")
 
 
 def test_what_is_no_folder_of_a_model_is_named(tmp_path: Path):

@@ -18,6 +18,7 @@ from scalelong.models import Denoiser, unet
 from scalelong.noise import NoiseProcess
 from scalelong.runs import SampleFolder, load_run
 from scalelong.runs.samples import read_png
+from scalelong.training import TrainResult
 
 
 @pytest.mark.parametrize("sampler", list(SAMPLERS))
@@ -190,3 +191,16 @@ def test_two_processes_make_what_one_makes(class_run: Path, arguments: list[str]
 def test_settings_are_checked() -> None:
     with pytest.raises(InvalidConfigError, match="unknown sampler"):
         SampleSettings(sampler="magic")
+
+
+def test_a_grid_is_a_picture_that_notebooks_show(class_run: Path, tmp_path: Path) -> None:
+    run = load_run(class_run)
+    picture = run.grid(5, columns=2, steps=2)
+    images = run.sample(5, steps=2)
+    assert picture.size == (2 * (32 + 2) + 2, 3 * (32 + 2) + 2)  # 8 pixels, enlarged four times
+    assert picture.getpixel((2, 2)) == int(images[0, 0, 0, 0])
+    assert picture._repr_png_().startswith(b"\x89PNG")
+    picture.save(tmp_path / "newest.png")
+    shown = TrainResult(class_run, run.step, True, tmp_path / "newest.png")._repr_html_()
+    assert "finished at step" in shown
+    assert "data:image/png;base64,iVBOR" in shown

@@ -21,8 +21,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from scalelong.errors import CancelledScalingWarning
 from scalelong.scaling import SkipScaling
 from scalelong.skips import SkipPlan, find_skips, scale_skips_, scaling_of
-from scalelong.skips.nest import Candidate, candidates, select
-from scalelong.skips.trace import record
+from scalelong.skips.candidates import Candidate, candidates
+from scalelong.skips.nest import select
+from scalelong.tracing import record
 
 
 @dataclass(frozen=True)

@@ -143,3 +143,18 @@ def test_without_a_norm_behind_the_merge_it_is_plain_cs():
 def test_it_is_true_or_false():
     with pytest.raises(InvalidConfigError, match="behind_norms must be true or false"):
         sl.ConstantScaling(behind_norms="yes")  # pyright: ignore[reportArgumentType]
+
+
+class DropoutBlock(Block):
+    """With dropout, which draws its numbers in the order in which its input lies in memory."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(self.branch(nn.functional.silu(self.norm(x))), 0.5, self.training)
+
+
+def test_verification_runs_with_equal_draws_whatever_the_layout_in_memory():
+    # One image of 2x2 pixels and many channels: some builds of torch choose channels-last for it by themselves.
+    example = torch.randn(1, 3, 16, 16).contiguous(memory_format=torch.channels_last)
+    model = sl.scale_skips_(Net(DropoutBlock), BEHIND, example)
+    model.train()(example)
+    assert sl.coefficients(model) == [1.0, 0.5]

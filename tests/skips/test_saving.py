@@ -290,6 +290,28 @@ def test_an_adapter_brings_its_scaling(method, targets, tmp_path):
             peft.PeftModel.from_pretrained(scaled("cs:0.5"), tmp_path)
 
 
+def test_gates_that_peft_wraps_survive_a_pause_and_go_with_the_scaling(tmp_path):
+    adapted = with_lora(scaled("ls"), "middle", modules_to_save=["skip_scaling"])
+    before, names = adapted(X), set(adapted.state_dict())
+    assert not sl.fold_(adapted).folded
+    with sl.unscaled(adapted):
+        assert not torch.equal(adapted(X), before)
+    assert torch.equal(adapted(X), before)
+    assert set(adapted.state_dict()) == names
+    adapted.save_pretrained(tmp_path)
+    sl.load_scaling_(Concat(), tmp_path)
+    merged = sl.unscale_(adapted.merge_and_unload())
+    assert set(merged.state_dict()) == set(Concat().state_dict())
+    sl.scale_skips_(merged, "ls", X)
+
+
+def test_gates_are_no_linear_layers_for_tools_that_look_for_those():
+    adapted = with_lora(sl.UViT(image_size=8, patch_size=2, dim=16, depth=4, heads=2, scaling="ls"), "all-linear")
+    assert not [name for name, _ in adapted.named_modules() if "skip_scaling" in name and "lora" in name]
+    x, t = torch.randn(2, 3, 8, 8), torch.tensor([1.0, 500.0])
+    assert torch.allclose(adapted(x, t), adapted.merge_and_unload()(x, t), atol=1e-5)
+
+
 def test_frozen_gates_are_said_and_missed_in_the_adapter(tmp_path):
     adapted = with_lora(scaled("ls"), "middle")
     with pytest.warns(sl.FrozenGatesWarning, match=r'modules_to_save=\["skip_scaling"\]'):
@@ -361,6 +383,15 @@ def test_a_summary_is_short_and_true():
     assert "depends on the data" in repr(found)
     learned(X)
     assert sl.summary(Lit(learned)).coefficients[1] == pytest.approx(0.7, abs=0.05)
+
+
+def test_a_model_prints_how_it_is_scaled():
+    model = Concat()
+    before = repr(model)
+    sl.scale_skips_(model, "cs:0.5", X)
+    assert "(long skips): 2 scaled by cs (kappa=0.5" in repr(copy.deepcopy(model))
+    sl.unscale_(model)
+    assert repr(model) == before
 
 
 def test_scripting_says_to_fold_first():

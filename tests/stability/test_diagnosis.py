@@ -179,3 +179,23 @@ def test_the_command_takes_sizes_from_the_model_and_a_python_file(tmp_path, caps
     (tmp_path / "nets.py").write_text("\n".join(lines))
     assert main(["diagnose", "--model", f"{tmp_path / 'nets.py'}:Net", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["facts"]["model"].startswith("UViT")
+
+
+def test_a_python_file_without_example_inputs_is_given_images_of_the_data(tmp_path, capsys):
+    lines = ["import torch", "from torch import nn", "class Net(nn.Module):", "    def __init__(self):"]
+    lines += [
+        "        super().__init__()",
+        "        self.a, self.b = nn.Conv2d(1, 4, 3, 1, 1), nn.Conv2d(4, 4, 3, 2, 1)",
+    ]
+    lines += ["        self.c = nn.Conv2d(8, 1, 3, 1, 1)", "    def forward(self, x, t):", "        skip = self.a(x)"]
+    lines += ["        up = nn.functional.interpolate(self.b(skip), scale_factor=2.0)"]
+    lines += ["        return self.c(torch.cat([up, skip], 1))", "model = Net"]
+    file = tmp_path / "net.py"
+    file.write_text("\n".join(lines))
+    assert main(["diagnose", "--model", str(file), "--data", "digits", "--json"]) == 0
+    assert "x4x8x8" in json.loads(capsys.readouterr().out)["text"]
+    assert main(["diagnose", "--model", str(file)]) == 1
+    assert "example_inputs() in" in (said := capsys.readouterr().err)
+    assert "--data" in said
+    assert main(["find", str(file)]) == 1
+    assert "--input 1,3,64,64 --input 1:long" in capsys.readouterr().err

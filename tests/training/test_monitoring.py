@@ -1,6 +1,5 @@
-"""Every run watches itself: readings that change nothing, alarms, and a collapse that is said loudly."""
+"""Every run watches itself: readings that change nothing, and alarms."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -9,9 +8,7 @@ from torch import nn
 
 from scalelong.errors import NonFiniteError
 from scalelong.runs import read_metrics
-from scalelong.stability import CollapseRule
 from scalelong.training import train
-from scalelong.training.monitoring import Collapse, CollapseWatch
 
 
 def watched(config, every):
@@ -59,65 +56,6 @@ def test_a_network_without_long_skips_is_trained_all_the_same(tiny, tmp_path, ca
     config = replace(watched(tiny, 2), model=f"{__name__}:NoSkips", model_options={})
     assert train(config, tmp_path / "a").finished
     assert "no stability monitor for this network: NoLongSkipsError" in capsys.readouterr().err
-
-
-def lines(losses, every=10):
-    return [{"step": (i + 1) * every, "loss": loss, "learning_rate": 0.01} for i, loss in enumerate(losses)]
-
-
-def collapses(losses, **about):
-    watch = CollapseWatch(CollapseRule())
-    return [line["step"] for line in lines(losses, **about) if watch.add(line)]
-
-
-@pytest.mark.parametrize(
-    ("losses", "expected"),
-    [
-        ([1.0, 0.5, 0.2, 0.1, 0.1], []),
-        ([1.0, 0.5, 0.2, 0.1, 0.9, 0.95, 0.95], [50]),
-        ([1.0, 0.2, 0.1, 0.12, 0.15, 0.12], []),
-        ([1.0, 0.2, 0.1, 0.9, 0.9, 0.1, 0.1, 0.1, 0.9], [40, 90]),
-        ([1.0, 1.0, 1.0], []),
-    ],
-)
-def test_a_loss_that_goes_far_back_up_has_collapsed(losses, expected):
-    assert collapses(losses) == expected
-
-
-def test_one_bad_step_is_no_collapse():
-    assert collapses([1.0, *[0.1] * 20, 2.0, *[0.1] * 20], every=1) == []
-
-
-def test_lines_of_other_things_are_left_alone():
-    watch = CollapseWatch(CollapseRule())
-    assert watch.add({"step": 1, "held_out_loss": 3.0}) is None
-    assert watch.reference is None
-
-
-def test_the_advice_names_the_rate_and_does_not_scale_what_is_scaled():
-    found = Collapse(0.9, 0.1, 40)
-    assert "--lr 0.002" in found.advice(0.008, scaled=False)
-    assert "--scaling cs" in found.advice(0.008, scaled=False)
-    assert "--scaling" not in found.advice(0.008, scaled=True)
-    assert "start_skips_" in found.advice(0.008, scaled=True)
-
-
-def test_a_collapse_is_said_and_written_down(tiny, tmp_path, capsys):
-    """A hook breaks the weights, as a high rate would."""
-
-    def break_weights(state):
-        if state.step == 8:
-            with torch.no_grad():
-                for parameter in state.bare.parameters():
-                    parameter.mul_(3.0)
-
-    logging = replace(tiny.logging, log_every=4)
-    config = replace(tiny, steps=16, logging=logging, optimizer=replace(tiny.optimizer, lr=1e-3))
-    train(config, tmp_path / "a", hooks=[break_weights])
-    assert "COLLAPSED at step" in capsys.readouterr().err
-    (entry,) = [json.loads(line) for line in (tmp_path / "a" / "alarms.jsonl").read_text().splitlines()]
-    assert (entry["kind"], entry["step"]) == ("collapse", 12)
-    assert "learning rate is 0.001" in entry["message"]
 
 
 def test_a_rate_of_a_thousand_is_named(tiny, tmp_path):

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 from .options import (
     INTERRUPTED,
     add_job_options,
+    add_quiet_option,
     add_run_options,
     add_seed_options,
     listed,
+    progress_aside,
     run_config,
     seed_count,
     whole_number,
@@ -39,14 +41,16 @@ def run(options: argparse.Namespace) -> int:
     )
     for axis, flag, text in axes:
         if text:
-            found = sweep(config, methods, seeds, out, axis, listed(text, int, flag), **pace)
+            with progress_aside(options.quiet):
+                found = sweep(config, methods, seeds, out, axis, listed(text, int, flag), **pace)
             if found is None:
                 return interrupted()
             print()
             show_table(sweep_rows(axis, found))
             print()
     if options.rates:
-        rates = sweep(config, methods, seeds, out, "rate", listed(options.rates, float, "--rates"), **pace)
+        with progress_aside(options.quiet):
+            rates = sweep(config, methods, seeds, out, "rate", listed(options.rates, float, "--rates"), **pace)
         if rates is None:
             return interrupted()
         print()
@@ -56,12 +60,15 @@ def run(options: argparse.Namespace) -> int:
         print()
     if options.rates or any(text for _, _, text in axes):
         return 0
-    comparison = compare(config, methods, seeds, out, **pace)
+    with progress_aside(options.quiet):
+        comparison = compare(config, methods, seeds, out, **pace)
     if comparison is None:
         return interrupted()
     print(f"\n{comparison}\n")
     if options.control:
-        print(control_text(config, out, options.every, options.jobs))
+        with progress_aside(options.quiet):
+            control = control_text(config, out, options.every, options.jobs)
+        print(control)
     if options.noise:
         print()
         show_table(noise_rows(comparison.runs, listed(options.noise, float, "--noise")))
@@ -152,6 +159,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--control", action="store_true", help="add a run with a rate of zero: its features must stand still"
     )
+    add_quiet_option(made)
     return made
 
 

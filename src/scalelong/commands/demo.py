@@ -5,7 +5,16 @@ import time
 from functools import partial
 from pathlib import Path
 
-from .options import add_job_options, constant_in, listed, seed_number, whole_number
+from ..console import silent
+from .options import (
+    add_job_options,
+    add_quiet_option,
+    constant_in,
+    listed,
+    progress_aside,
+    seed_number,
+    whole_number,
+)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -18,19 +27,21 @@ def run(options: argparse.Namespace) -> int:
     began = time.monotonic()
     rates = listed(options.rates, float, "--rates")
     names = [method.partition(": ")[0] for method in METHODS]
-    print(
+    say = silent if options.quiet else print
+    say(
         f"The same U-ViT of depth {options.depth}, trained at a learning rate of {', '.join(map(rate_text, rates))} "
         f"for {options.steps} steps: {options.seeds} seeds each of {', '.join(names)}. Runs that collapse are ended."
     )
-    found = run_demo(
-        options.out,
-        seed=options.seed,
-        seeds=options.seeds,
-        steps=options.steps,
-        depth=options.depth,
-        rates=rates,
-        jobs=options.jobs,
-    )
+    with progress_aside(options.quiet):
+        found = run_demo(
+            options.out,
+            seed=options.seed,
+            seeds=options.seeds,
+            steps=options.steps,
+            depth=options.depth,
+            rates=rates,
+            jobs=options.jobs,
+        )
     report = write_report([options.out], options.out / "report.html")
     print(f"\n{found}\n")
     print(
@@ -63,4 +74,5 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--rates", default=str(demo("RATE")), help="learning rates, with commas (default: %(default)s)")
     add_job_options(made)
+    add_quiet_option(made)
     return made

@@ -70,13 +70,44 @@ def _diagnosis(options: argparse.Namespace) -> Diagnosis:
 
 
 def _of_file(options: argparse.Namespace) -> Diagnosis:
-    """A Python file, as `scalelong find` takes it: model() and example_inputs(), or file.py:Name."""
+    """A Python file, as `scalelong find` takes it: model() and example_inputs(), or file.py:Name.
+
+    Without example_inputs() the model is given noisy images of --data, and times if it takes any.
+    """
+    from ..errors import ExampleInputsError
     from ..stability import diagnose
     from .find import load_model
 
     model, inputs = load_model(options.model, {})
     images = None if options.data is None else load_images(options.data, size=options.size)
-    return diagnose(model, inputs, images=images)
+    if inputs is None and images is not None:
+        inputs = _noisy(model, images)
+    try:
+        return diagnose(model, inputs, images=images)
+    except ExampleInputsError as error:
+        raise ExampleInputsError(
+            f"{error}. On the command line: a function example_inputs() in {options.model.partition(':')[0]}, or "
+            f"--data with images that the model takes"
+        ) from error
+
+
+def _noisy(model: Any, images: Any) -> Any:
+    """Noisy images, and times if the model must be given a second argument; None if it needs others."""
+    import inspect
+
+    import torch
+
+    from ..noise import NoiseProcess, even_fractions
+
+    try:
+        parameters = inspect.signature(model.forward).parameters.values()
+    except (AttributeError, TypeError, ValueError):
+        return None
+    needed = sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+    x0, process = images[:16], NoiseProcess()
+    t = process.times(even_fractions(len(x0)))
+    x = process.add_noise(x0, torch.randn(x0.shape, generator=torch.Generator().manual_seed(0)), t)
+    return {1: (x,), 2: (x, t)}.get(needed)
 
 
 def _fitting(config: TrainConfig, options: argparse.Namespace) -> TrainConfig:

@@ -20,6 +20,7 @@ from .options import (
     add_sampling_options,
     sample_settings,
     speaker,
+    trained_run,
     whole_number,
 )
 
@@ -79,14 +80,13 @@ def _score(target: Path, options: argparse.Namespace) -> Scores:
     from ..data import load_data
     from ..evaluation import score_folder, score_run
     from ..runs.folder import CONFIG
-    from ..runs.load import load_run
     from ..runs.samples import processes
 
     say = speaker(options)
     features = {"features": options.features, "feature_weights": options.feature_weights, "say": say}
     if (target / CONFIG).exists():
         scores = score_run(
-            load_run(target, weights=options.weights, step=options.checkpoint, trust=options.trust),
+            trained_run(target, options),
             n=1000 if options.n is None else options.n,
             seed=options.seed,
             settings=sample_settings(options),

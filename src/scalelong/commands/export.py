@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from .options import add_checkpoint_options
+from .options import add_checkpoint_options, add_quiet_option, trained_run
 
 
 def parser() -> argparse.ArgumentParser:
@@ -19,22 +19,22 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--out", type=Path, help="folder (default: export-FORMAT in the run)")
     made.add_argument("--push-to-hub", metavar="OWNER/NAME", help="then upload it to the Hugging Face hub")
     made.add_argument("--public", action="store_true", help="make the repository on the hub public")
+    add_quiet_option(made)
     return made
 
 
 def run(options: argparse.Namespace) -> None:
     from ..export import export_diffusers, export_safetensors, push_to_hub
     from ..files import require_folder_place
-    from ..runs.load import load_run
 
     if options.out and options.out.suffix != ".safetensors":
         require_folder_place(options.out)
-    trained = load_run(options.run, weights=options.weights, step=options.checkpoint, trust=options.trust)
+    trained = trained_run(options.run, options)
     folder = options.out or trained.folder / f"export-{options.format}"
     if options.format == "diffusers":
         export_diffusers(trained, folder)
     else:
         export_safetensors(trained, folder)
-    print(f"{'EMA' if trained.weights == 'ema' else 'raw'} weights of step {trained.step}: {folder}")
+    print(f"{trained.weights.replace('ema', 'EMA')} weights of step {trained.step}: {folder}")
     if options.push_to_hub:
         print(push_to_hub(folder, options.push_to_hub, private=not options.public))

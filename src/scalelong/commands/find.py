@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..errors import CannotReadError, InvalidConfigError
+from ..errors import CannotReadError, ExampleInputsError, InvalidConfigError
 from ..files import parse_json, read_text
 from ..optional import load_object, needs
+from .options import add_quiet_option
 
 STDOUT = "-"
 
@@ -40,7 +41,13 @@ def run(options: argparse.Namespace) -> None:
         model, inputs = load_model(options.model, json_object(options.config))
         if options.input:
             inputs = tuple(_tensor(text) for text in options.input)
-    plan = find_skips(model, inputs, include=options.include, exclude=options.exclude)
+    try:
+        plan = find_skips(model, inputs, include=options.include, exclude=options.exclude)
+    except ExampleInputsError as error:
+        raise ExampleInputsError(
+            f"{error}. On the command line: --input 1,3,64,64 --input 1:long, once for each input, or a function "
+            f"example_inputs() in file.py"
+        ) from error
     print(plan.to_json() if options.json == STDOUT else plan)
     for file in (options.out, options.json):
         if file not in (None, STDOUT):
@@ -73,6 +80,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--out", metavar="FILE", help="also write the plan to this file, as JSON")
     made.add_argument("--real", action="store_true", help="build the model with real weights instead of on meta")
+    add_quiet_option(made)
     return made
 
 

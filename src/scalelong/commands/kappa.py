@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidConfigError
-from .options import DATA, constant_in, load_images, names_in, whole_number
+from .options import DATA, add_quiet_option, constant_in, load_images, names_in, whole_number
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -33,6 +33,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seeds", type=whole_number, default=2, help="seeds of a pilot (default 2)")
     made.add_argument("--json", action="store_true", help="print the choice as JSON, and nothing else")
     made.add_argument("--out", type=Path, metavar="FILE", help="also write the choice to this file, as JSON")
+    add_quiet_option(made)
     return made
 
 

@@ -5,11 +5,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+from .options import add_quiet_option
+
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="scalelong models", description=__doc__)
     made.add_argument("--json", action="store_true", help="print the list as JSON, and nothing else")
     made.add_argument("--out", type=Path, metavar="FILE", help="also write the list to this file, as JSON")
+    add_quiet_option(made)
     return made
 
 

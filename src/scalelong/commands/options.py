@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import argparse
 import ast
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
     from ..diffusion.solvers import SampleSettings
     from ..runs.config import TrainConfig
+    from ..runs.load import Run
 
 Value = TypeVar("Value", int, float, str)
 
@@ -115,14 +118,19 @@ def run_config(options: argparse.Namespace) -> TrainConfig:
 def config_file(options: argparse.Namespace, base: TrainConfig) -> TrainConfig:
     """The values of --config over those of a recipe. Code that the file names needs --trust."""
     from ..runs.config import load_config
-    from ..runs.model import require_trust
+    from ..runs.model import require_trust, require_trusted_training
 
     if options.config is None:
         return base
     config = load_config(options.config, base)
     if config.model != getattr(options, "model", None):  # --model is the user's own word
         require_trust(config, options.config, options.trust)
+    require_trusted_training(config, options.config, options.trust)
     return config
+
+
+def step_or_best(text: str) -> int | str:
+    return text if text == "best" else whole_number(text)
 
 
 def add_trust_option(parser: argparse.ArgumentParser) -> None:
@@ -135,9 +143,29 @@ def add_trust_option(parser: argparse.ArgumentParser) -> None:
 
 def add_checkpoint_options(parser: argparse.ArgumentParser) -> None:
     """Which weights of a run: those of the newest checkpoint, averaged, unless something else is wanted."""
-    parser.add_argument("--weights", default="ema", choices=["ema", "raw"], help="averaged weights (default) or raw")
-    parser.add_argument("--checkpoint", type=whole_number, metavar="STEP", help="checkpoint (default: the newest)")
+    parser.add_argument(
+        "--weights",
+        default="ema",
+        metavar="ema|raw|ema:LENGTH",
+        help="averaged weights (default), raw ones, or an average of another length such as ema:10%% (scalelong ema)",
+    )
+    parser.add_argument("--checkpoint", type=step_or_best, metavar="STEP|best", help="checkpoint (default: the newest)")
+    parser.add_argument(
+        "--tuned", type=Path, metavar="FILE", help="scale the long skips as this file of `scalelong tune` says"
+    )
     add_trust_option(parser)
+
+
+def trained_run(folder: Path, options: argparse.Namespace) -> Run:
+    """The run with the weights and, where --tuned is given, the coefficients that the flags ask for."""
+    from ..runs.load import load_run
+    from ..skips import TunedSkips
+
+    scaling = None
+    if options.tuned is not None:
+        tuned = TunedSkips.load(options.tuned)
+        scaling = tuned.spelled()
+    return load_run(folder, weights=options.weights, step=options.checkpoint, trust=options.trust, scaling=scaling)
 
 
 # Sampling and features
@@ -223,7 +251,22 @@ def split(text: str) -> list[str]:
 def add_output_options(parser: argparse.ArgumentParser, result: str) -> None:
     """--json and --quiet, spelled alike everywhere. With --json, nothing else goes to the standard output."""
     parser.add_argument("--json", action="store_true", help=f"print {result} as JSON, and nothing else")
+    add_quiet_option(parser)
+
+
+def add_quiet_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="print the result alone, no progress")
+
+
+@contextmanager
+def progress_aside(quiet: bool) -> Iterator[None]:
+    """What is printed on the way goes to the standard error, and nowhere with --quiet: the result has the output."""
+    if not quiet:
+        with redirect_stdout(sys.stderr):
+            yield
+        return
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
+        yield
 
 
 def speaker(options: argparse.Namespace) -> Callable[[str], None]:

@@ -2,8 +2,6 @@
 
 import argparse
 import shlex
-import sys
-from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,12 +9,14 @@ from ..errors import InvalidConfigError
 from .compare import without_out_flag
 from .options import (
     add_job_options,
+    add_output_options,
     add_seed_options,
     add_trust_option,
     config_file,
     constant_in,
     listed,
     names_in,
+    progress_aside,
     whole_number,
 )
 
@@ -38,8 +38,7 @@ def run(options: argparse.Namespace) -> int:
     name = options.recipe or Path(config.data).name or "custom"
     out = options.out or Path("runs") / f"range-{name}"
     make_folder(out)
-    # The standard output is for the JSON alone; progress is read on the standard error then.
-    with redirect_stdout(sys.stderr) if options.json else nullcontext():
+    with progress_aside(options.quiet):
         found = config_range(
             config,
             rates=rates,
@@ -98,7 +97,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--warmup", type=whole_number, help="steps of linear warm-up (default: a sixth of the steps)")
     add_job_options(made)
     made.add_argument("--out", type=Path, help="folder of the results (default: runs/range-NAME)")
-    made.add_argument("--json", action="store_true", help="print the range as JSON, and nothing else")
+    add_output_options(made, "the range")
     return made
 
 

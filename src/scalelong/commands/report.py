@@ -3,6 +3,8 @@
 import argparse
 from pathlib import Path
 
+from .options import add_quiet_option
+
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
@@ -12,6 +14,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("folders", nargs="+", metavar="RUN", help="run folders, or folders that hold runs")
     made.add_argument("--out", type=Path, help="the file (default: report.html in the first folder)")
+    add_quiet_option(made)
     return made
 
 

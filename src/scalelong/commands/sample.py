@@ -8,7 +8,7 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from .options import add_sampling_options, sample_settings, whole_number
+from .options import add_quiet_option, add_sampling_options, sample_settings, trained_run, whole_number
 
 
 def parser() -> argparse.ArgumentParser:
@@ -27,25 +27,28 @@ def parser() -> argparse.ArgumentParser:
         "--cache",
         default="",
         metavar="every=3,depth=1",
-        help="run what lies inside of long skip `depth` at every third step only: faster, and not the same images",
+        help="run what lies inside of long skip `depth` at every third step only: faster, and not the same images; "
+        "with centre=10,power=1.4 the full steps are closer around step 10",
     )
     made.add_argument("--out", type=Path, help="folder for the images (default: a name that says how, in the run)")
+    add_quiet_option(made)
     return made
 
 
 def run(options: argparse.Namespace) -> None:
-    from ..console import Progress
+    from ..console import Progress, silent
     from ..diffusion.images import requests
     from ..files import require_folder_place
-    from ..runs.load import load_run
-    from ..runs.samples import fill_folder, folder_name
+    from ..runs.samples import fill_folder, folder_name, processes
 
     if options.out:
         require_folder_place(options.out)
-    trained = load_run(options.run, weights=options.weights, step=options.checkpoint, trust=options.trust)
+    trained = trained_run(options.run, options)
     wanted = requests(options.n, options.seed, options.prompts or trained.default_prompts)
     settings = replace(sample_settings(options), cache=options.cache)
     folder = options.out or trained.folder / "images" / folder_name(trained, settings)
-    fill_folder(
-        trained, folder, wanted, settings, options.batch_size, options.device, log=print, progress=Progress("images")
-    )
+    progress = Progress("images", enabled=False if options.quiet else None)
+    log = silent if options.quiet else print
+    fill_folder(trained, folder, wanted, settings, options.batch_size, options.device, log=log, progress=progress)
+    if options.quiet and processes().is_main_process:
+        print(folder)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .options import load_images, seed_count, whole_number
+from .options import add_quiet_option, load_images, seed_count, whole_number
 
 
 def parser() -> argparse.ArgumentParser:
@@ -21,6 +21,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--json", action="store_true", help="print the tables as JSON by their titles, and nothing else")
     made.add_argument("--data", action="append", default=[], metavar="DATA", help="also look at this data; repeatable")
     made.add_argument("--seeds", type=whole_number, default=300, help="networks per measurement (default: %(default)s)")
+    add_quiet_option(made)
     return made
 
 

@@ -12,6 +12,7 @@ import ast
 import dataclasses
 import json
 import os
+import re
 import sys
 import textwrap
 import typing
@@ -61,6 +62,7 @@ class Command:
     """The fields of the configuration that have a flag on the command line."""
     by_name: bool = False
     """Begins with a recipe or a file, which say all that is not given; otherwise it is chosen for the machine."""
+    trust: bool = False
 
 
 class GivenOptions(dict[str, Any]):
@@ -107,6 +109,9 @@ def settle(command: Command, say: Callable[[str], None]) -> tuple[TrainConfig, P
     before = RunFolder(folder).begun_with()
     if before is not None:
         return continued(command, before), folder, None
+    if config.start_from is not None:
+        plan = started(command, say)
+        return plan.config, folder, plan
     if not command.by_name and config.images.autoencoder is None:
         progress = Progress("reading images", enabled=False if command.quiet else None)
         plan = size_run(config, given, say, progress)
@@ -119,14 +124,32 @@ def settle(command: Command, say: Callable[[str], None]) -> tuple[TrainConfig, P
     return plan.config, folder, plan
 
 
+def started(command: Command, say: Callable[[str], None]) -> Plan:
+    """A run that begins with weights has their network; it gets the steps that fit the budget, and held-out images."""
+    from ..runs.config import with_values
+    from ..runs.model import load_images
+    from ..runs.origin import adopt_weights
+    from ..training.sizing import fit_held_out, held_out, lengthen_run
+
+    config, given = adopt_weights(command.train, command.given, command.trust), command.given
+    if "held_out" not in given:
+        if not command.by_name:
+            config = with_values(config, {"images.held_out": held_out(len(load_images(config, silent)[0]))})
+        config = fit_held_out(config, say, " (--held-out says otherwise)")
+    return lengthen_run(config, given, load_images(config, silent)[0])
+
+
 def continued(command: Command, before: TrainConfig) -> TrainConfig:
     """A run that has begun is never sized again. Its folder says what was chosen, the flags what is to change."""
     from ..runs.config import field_paths, flatten, seconds_of, to_dict, with_values
 
     config, given, paths = command.train, command.given, field_paths()
     was, now = flatten(to_dict(before)), flatten(to_dict(config))
-    if not command.by_name:
-        values = {paths[name]: now[paths[name]] for name in given - {"model_options"}}
+    if not command.by_name or before.start_from is not None:
+        _require_trust_in_run(command, before)
+        settings = config.optimizer
+        dictionaries = {"optimizer_options": settings.optimizer_options, "decay_options": settings.decay_options}
+        values = {paths[name]: dictionaries.get(name, now.get(paths[name])) for name in given - {"model_options"}}
         options = {**before.model_options, **config.model_options}
         config = dataclasses.replace(with_values(before, values), model_options=options)
     elif "held_out" not in given:
@@ -224,15 +247,17 @@ def _fields(node: ast.ClassDef) -> Iterator[tuple[str, str, str, str]]:
 
 def _described(field: tuple[str, str, str, str]) -> tuple[str, str, str, str]:
     name, annotation, default, text = field
-    kind = KINDS.get(annotation) if annotation in KINDS else KINDS.get(annotation.removesuffix(" | None"))
+    kind = KINDS.get(annotation, KINDS.get(annotation.removesuffix(" | None")))
     if kind is None:
-        kind = "{" + ",".join(_choices(annotation)) + "}"
+        optional = ["None"] if annotation.endswith(" | None") else []
+        kind = "{" + ",".join([*optional, *_choices(annotation.removesuffix(" | None"))]) + "}"
     shown = default.strip("'\"") if "default_factory" not in default and annotation != "bool" else ""
     return name, kind, shown, text
 
 
 def _choices(annotation: str) -> list[str]:
-    """The values of a Literal, written out or by a name of runs.config or noise."""
+    """The values of a Literal, written out or by a name of runs.config or noise; "| None" may follow."""
+    annotation = annotation.removesuffix(" | None")
     if annotation.startswith("Literal["):
         return list(ast.literal_eval(f"({annotation.removeprefix('Literal').strip('[]')},)"))
     for module in ("runs.config", "noise"):
@@ -248,6 +273,8 @@ def parse(arguments: list[str]) -> Command:
     tyro = needs("tyro", "train", "`scalelong train`")
     if arguments and not arguments[0].startswith("-"):
         arguments = ["--data", *arguments]
+    # "from" is a word of Python, and cannot be the name of a field.
+    arguments = [re.sub(r"^--from(?=$|=)", "--start-from", argument) for argument in arguments]
     base = _base(arguments)
     if not any(argument.startswith(("--data", "--recipe", "--config", "-h", "--help")) for argument in arguments):
         raise InvalidConfigError(
@@ -270,7 +297,7 @@ def parse(arguments: list[str]) -> Command:
     config = dataclasses.replace(config, model_options={**inherited, **added})
     _require_trust(config, arguments, given)
     by_name = given.recipe is not None or given.config is not None
-    return Command(config, given.out, given.dry_run, given.quiet, _given_fields(arguments), by_name)
+    return Command(config, given.out, given.dry_run, given.quiet, _given_fields(arguments), by_name, given.trust)
 
 
 def _given_fields(arguments: list[str]) -> frozenset[str]:
@@ -283,11 +310,26 @@ def _given_fields(arguments: list[str]) -> frozenset[str]:
 
 def _require_trust(config: TrainConfig, arguments: list[str], given: Any) -> None:
     """A model that the configuration file names, and not the user, needs consent if it is code."""
-    from ..runs.model import require_trust
+    from ..runs.model import require_trust, require_trusted_training
 
-    typed = any(argument == "--model" or argument.startswith("--model=") for argument in arguments)
-    if given.config is not None and not typed:
+    def typed(flag: str) -> bool:
+        return any(argument == flag or argument.startswith(f"{flag}=") for argument in arguments)
+
+    if given.config is None:
+        return
+    if not typed("--model"):
         require_trust(config, given.config, given.trust)
+    require_trusted_training(config, given.config, given.trust, [n for n in ("optimizer", "decay") if typed(f"--{n}")])
+
+
+def _require_trust_in_run(command: Command, before: TrainConfig) -> None:
+    """The same for code that the configuration of a run folder names, and the command does not."""
+    from ..runs.model import require_trust, require_trusted_training
+
+    source = command.out or "the run folder"
+    if "model" not in command.given:
+        require_trust(before, source, command.trust)
+    require_trusted_training(before, source, command.trust, command.given)
 
 
 @cache
@@ -360,8 +402,9 @@ def dry_run(command: Command) -> str:
     from ..training.plan import describe_run
     from ..training.sizing import lengthen_run
 
-    config, folder, plan = settle(command, log)
-    data, _ = load_images(config, silent)
+    say = silent if command.quiet else log
+    config, folder, plan = settle(command, say)
+    data, _ = load_images(config, say)  # it tells which files were not read
     timed = plan or lengthen_run(config, field_paths(), data)
     parts = [str(plan)] if plan is not None and not command.by_name else []
     return "\n\n".join([*parts, describe_run(config, data, folder, seconds=timed.seconds)])

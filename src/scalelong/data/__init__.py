@@ -19,6 +19,7 @@ from .dataset import (
     ImageData as ImageData,
     MemoryData as MemoryData,
     batches as batches,
+    require_both_sides as require_both_sides,
     to_float as to_float,
 )
 from .load import (

@@ -155,6 +155,21 @@ class Annotations:
         return sha.hexdigest()
 
 
+def split_rows(count: int, held_out: int, seed: int) -> tuple[Tensor, Tensor]:
+    """The numbers of the images that are trained on, and of those that are held out."""
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    return order[held_out:].sort().values, order[:held_out].sort().values
+
+
+def require_both_sides(held_out: int, count: int, name: str) -> None:
+    """Some images are held out, and some are left to train on."""
+    if not 0 < held_out < count:
+        raise InvalidConfigError(
+            f"held_out must leave images on both sides: between 1 and {count - 1} for the {count} images of {name!r}, "
+            f"not {held_out}; give --held-out {max(1, count // 10)}, or 0 for none"
+        )
+
+
 class ImageData(ABC):
     """Images of one size, with labels and captions where there are any."""
 
@@ -222,13 +237,9 @@ class ImageData(ABC):
 
     def split(self, held_out: int, seed: int = 0) -> tuple[ImageData, ImageData]:
         """(training, held-out): `held_out` images drawn without replacement; the same for the same seed."""
-        if not 0 < held_out < len(self):
-            raise InvalidConfigError(
-                f"held_out must leave images on both sides: between 1 and {len(self) - 1} for the {len(self)} images "
-                f"of {self.name!r}, not {held_out}; give --held-out {max(1, len(self) // 10)}, or 0 for none"
-            )
-        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))
-        return self._take(order[held_out:].sort().values), self._take(order[:held_out].sort().values)
+        require_both_sides(held_out, len(self), self.name)
+        training, apart = split_rows(len(self), held_out, seed)
+        return self._take(training), self._take(apart)
 
     def describe(self) -> str:
         """One line for logs."""

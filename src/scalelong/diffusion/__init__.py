@@ -10,6 +10,6 @@ images       from seeds and prompts to images
 from ..noise import NoiseProcess, Predict, Prediction, Schedule, as_epsilon, epsilon_losses, losses, target
 from .conditions import ClassCondition, Conditions, HashedWords, PretrainedTextEncoder, TextCondition, Unconditional
 from .images import ImageMaker, Request, requests
-from .inputs import DataOrder, Examples, InputMaker, NoisyInputs, held_out_loss
+from .inputs import DataOrder, Examples, InputMaker, NoisyInputs, by_level, held_out_loss, held_out_losses
 from .latents import Autoencoder, LatentData, encode_data
 from .solvers import SAMPLERS, SampleSettings, guided, sample

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import InvalidConfigError
 from ..noise import NoiseProcess, Prediction
+from ..optional import needs
 from ..skips import cached
 from .conditions import Conditions, Unconditional
 from .solvers import Conditional, SampleSettings, guided, sample
@@ -72,11 +74,13 @@ class ImageMaker:
             raise InvalidConfigError(f"batch_size must be at least 1, got {batch_size}")
         self._check(wanted)
         self.model.to(device)
+        # Entered anew for each batch: it is checked once, and a caller that stops here finds the model as it was.
+        cache = cached(self.model.eval(), **settings.cache_arguments()) if settings.cache else nullcontext()
         start = 0
         while start < len(wanted):
             part = list(wanted[start : start + batch_size])
             try:
-                images = self._batch(part, settings, torch.device(device))
+                images = self._batch(part, settings, torch.device(device), cache)
             except torch.OutOfMemoryError:
                 if batch_size == 1:
                     raise
@@ -106,12 +110,13 @@ class ImageMaker:
                 "this model draws what it is asked for: give a text (--prompt) or a class (--class)"
             )
 
-    def _batch(self, part: list[Request], settings: SampleSettings, device: torch.device) -> Tensor:
+    def _batch(
+        self, part: list[Request], settings: SampleSettings, device: torch.device, cache: AbstractContextManager[Any]
+    ) -> Tensor:
         filled = part + [part[-1]] * (-len(part) % CPU_MULTIPLE if device.type == "cpu" else 0)
         condition = self.conditions.from_prompts([request.prompt for request in filled if request.prompt is not None])
         condition = None if condition is None else condition.to(device)
-        options = settings.cache_options()
-        with cached(self.model.eval(), **options) if options else nullcontext():
+        with cache:
             x = sample(
                 guided(self.network, condition, self.conditions.null(), settings.guidance),
                 self.process,
@@ -133,3 +138,34 @@ def to_bytes(images: Tensor) -> Tensor:
             "the model gave images that are not finite: it is broken, or the sampler needs more steps"
         )
     return ((images.float().cpu() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+
+
+# Images side by side
+
+GAP = 2
+SMALLEST_SIDE = 32
+"""Smaller images are enlarged by a whole factor: thumbnails of 8 pixels cannot be judged."""
+
+
+def image_grid(images: Tensor, columns: int | None = None) -> Tensor:
+    """(B, C, H, W), uint8 or in [-1, 1], to one uint8 image (C, H', W')."""
+    pixels = images.cpu()
+    if pixels.dtype != torch.uint8:
+        pixels = ((pixels.float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+    enlarge = max(1, math.ceil(SMALLEST_SIDE / min(pixels.shape[2:])))
+    pixels = pixels.repeat_interleave(enlarge, dim=2).repeat_interleave(enlarge, dim=3)
+    count, channels, height, width = pixels.shape
+    columns = columns or math.ceil(math.sqrt(count))
+    rows = math.ceil(count / columns)
+    grid = torch.full((channels, rows * (height + GAP) + GAP, columns * (width + GAP) + GAP), 255, dtype=torch.uint8)
+    for i, image in enumerate(pixels):
+        top, left = GAP + (i // columns) * (height + GAP), GAP + (i % columns) * (width + GAP)
+        grid[:, top : top + height, left : left + width] = image
+    return grid
+
+
+def as_picture(image: Tensor) -> Any:
+    """A uint8 image (C, H, W) with 1, 3 or 4 channels as one of Pillow, which notebooks show; of others, the first."""
+    pillow = needs("PIL.Image", "train", "sample grids")
+    array = image.permute(1, 2, 0).contiguous().numpy()
+    return pillow.fromarray(array if array.shape[2] in (3, 4) else array[:, :, 0])

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ..data import Batch, ImageData, to_float
 from ..models.call import Denoiser, call_arguments
-from ..noise import NoiseProcess, Prediction, epsilon_losses, even_fractions
+from ..noise import NoiseProcess, Prediction, epsilon_losses, even_fractions, level_names, noise_levels
 from ..randomness import generator, noise, uniform
 from .conditions import Conditions
 from .latents import sample_latents
@@ -136,13 +136,26 @@ class InputMaker:
 
 
 @torch.no_grad()
+def held_out_losses(
+    network: Denoiser, maker: InputMaker, prediction: Prediction, data: ImageData
+) -> tuple[Tensor, Tensor]:
+    """Error in ε and noise level of each image that is not trained on: comparable whatever networks predict."""
+    losses, levels = [], []
+    for x0, drawn, t, condition in maker.held_out(data):
+        losses.append(epsilon_losses(network.given(condition), maker.process, prediction, x0, drawn, t).cpu())
+        levels.append(noise_levels(maker.process, t).cpu())
+    return torch.cat(losses).double(), torch.cat(levels)
+
+
 def held_out_loss(network: Denoiser, maker: InputMaker, prediction: Prediction, data: ImageData) -> float:
-    """The mean error in ε on images that are not trained on: comparable between networks that predict ε, v or x_0."""
-    found = [
-        epsilon_losses(network.given(condition), maker.process, prediction, x0, noise, t).cpu()
-        for x0, noise, t, condition in maker.held_out(data)
-    ]
-    return float(torch.cat(found).double().mean())
+    """The mean error in ε on images that are not trained on."""
+    return float(held_out_losses(network, maker, prediction, data)[0].mean())
+
+
+def by_level(losses: Tensor, levels: Tensor) -> dict[str, float]:
+    """The mean loss of each noise level that has images, by the bounds of its log-SNR."""
+    names = level_names()
+    return {names[level]: float(losses[levels == level].mean()) for level in sorted(set(levels.tolist()))}
 
 
 # Which images make up a step: a new permutation every epoch, computed from the step alone

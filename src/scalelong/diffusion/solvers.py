@@ -12,7 +12,18 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidConfigError, MissingDependencyError
-from ..noise import STEPS, NoiseProcess, Predict, Prediction, require_prediction
+from ..noise import (
+    FLOWS,
+    SIGMA_DATA,
+    SIGMA_MAX,
+    SIGMA_MIN,
+    STEPS,
+    NoiseProcess,
+    Predict,
+    Prediction,
+    require_prediction,
+)
+from ..skips import full_steps
 
 # Guidance (Ho & Salimans, 2022)
 
@@ -56,13 +67,30 @@ SAMPLERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """From our names to diffusers' classes and their options."""
 
+FLOW_SAMPLERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "euler": ("FlowMatchEulerDiscreteScheduler", {}),
+    "heun": ("FlowMatchHeunDiscreteScheduler", {}),
+    "dpm++": (
+        "DPMSolverMultistepScheduler",
+        {"algorithm_type": "dpmsolver++", "use_flow_sigmas": True, "prediction_type": "flow_prediction"},
+    ),
+}
+"""The same for rectified flows."""
+
+_EDM = {"sigma_min": SIGMA_MIN, "sigma_max": SIGMA_MAX, "sigma_data": SIGMA_DATA}
+EDM_SAMPLERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "euler": ("EDMEulerScheduler", _EDM),
+    "dpm++": ("EDMDPMSolverMultistepScheduler", _EDM),
+}
+"""The same for EDM, on its own levels of noise (ρ = 7)."""
+
 STOCHASTIC = ("ddpm", "sde")
 """Samplers that draw noise on the way."""
 
 # DPM-Solver clips by "dynamic thresholding", which with its largest value of 1 is plain clipping.
 _CLIPPING = {"ddpm": "clip_sample", "ddim": "clip_sample", "dpm++": "thresholding"}
 _DIFFUSERS_PREDICTIONS = {"epsilon": "epsilon", "v": "v_prediction", "x0": "sample"}
-assert set(_DIFFUSERS_PREDICTIONS) == set(get_args(Prediction))
+assert {*_DIFFUSERS_PREDICTIONS, "flow", "edm"} == set(get_args(Prediction))
 
 
 def diffusers() -> Any:
@@ -73,18 +101,32 @@ def diffusers() -> Any:
     return diffusers
 
 
-def require_sampler(sampler: str, steps: int) -> None:
+def require_sampler(sampler: str, steps: int, schedule: str | None = None) -> None:
     if sampler not in SAMPLERS:
         raise InvalidConfigError(f"unknown sampler {sampler!r}; known: {', '.join(SAMPLERS)}")
+    if schedule is not None and sampler not in samplers_of(schedule):
+        raise InvalidConfigError(
+            f"the sampler {sampler!r} is not made for the schedule {schedule!r}; take --sampler "
+            f"{' or '.join(samplers_of(schedule))}"
+        )
     if not 1 <= steps <= STEPS:
         raise InvalidConfigError(f"the number of sampling steps must be from 1 to {STEPS}, got {steps}")
 
 
+def samplers_of(schedule: str) -> dict[str, tuple[str, dict[str, Any]]]:
+    """The samplers that solve the equation of a schedule."""
+    return FLOW_SAMPLERS if schedule in FLOWS else EDM_SAMPLERS if schedule == "edm" else SAMPLERS
+
+
 def scheduler(process: NoiseProcess, prediction: Prediction, sampler: str, *, clip: bool = True) -> Any:
     """A scheduler of diffusers for this noise process. `clip` keeps its estimates of x_0 in [-1, 1], where it can."""
-    require_prediction(prediction)
-    require_sampler(sampler, 1)
-    kind, options = SAMPLERS[sampler]
+    require_prediction(prediction, process.schedule)
+    require_sampler(sampler, 1, process.schedule)
+    kind, options = samplers_of(process.schedule)[sampler]
+    if not process.is_diffusion:
+        # Euler's and Heun's schedulers of these have no clipping.
+        clipping = {"thresholding": clip} if sampler == "dpm++" else {}
+        return getattr(diffusers(), kind)(num_train_timesteps=STEPS, **options, **clipping)
     clipping = {_CLIPPING[sampler]: clip} if sampler in _CLIPPING else {}
     return getattr(diffusers(), kind)(
         num_train_timesteps=STEPS,
@@ -112,7 +154,7 @@ def sample(
 
     `clip` keeps images, and what the solver takes for them on the way, in [-1, 1]; latents have no such bounds.
     """
-    require_sampler(sampler, steps)
+    require_sampler(sampler, steps, process.schedule)
     solver = scheduler(process, prediction, sampler, clip=clip)
     solver.set_timesteps(steps)
     if hasattr(solver, "set_begin_index"):
@@ -120,13 +162,22 @@ def sample(
     # On the CPU, so that a seed means the same image on every device.
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     x = torch.stack([torch.randn(tuple(shape), generator=generator) for generator in generators]).to(device)
-    x = x * solver.init_noise_sigma
+    # A flow begins with noise of unit size, and its schedulers neither scale it nor what the network sees.
+    x = x * getattr(solver, "init_noise_sigma", 1.0)
+    scaled = getattr(solver, "scale_model_input", lambda value, _: value)
     options = {"generator": generators} if sampler in STOCHASTIC else {}
     for step in solver.timesteps:
         times = process.network_time(step).expand(len(seeds)).to(device)
-        output = predict(solver.scale_model_input(x, step), times)
+        output = predict(scaled(x, step), times)
         x = solver.step(output, step, x, **options).prev_sample
     return x.clamp(-1, 1) if clip else x
+
+
+CACHE_OPTIONS: dict[str, Callable[[str], float]] = {"every": int, "depth": int, "centre": float, "power": float}
+_CACHE_SPELLING = (
+    "a cache is written as every=3,depth=1, or every=3,depth=1,centre=10,power=1.4 for full steps that are closer "
+    "around step 10, got {!r}"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,20 +189,35 @@ class SampleSettings:
     guidance: float = 1.0
     """Classifier-free guidance: 1 uses the condition as it is, more exaggerates it."""
     cache: str = ""
-    """"every=3,depth=1": the inner part of the network runs at every third step only (`scalelong.cached`)."""
+    """"every=3,depth=1": the inner part of the network runs at every third step only (`scalelong.cached`). With
+    "centre=10,power=1.4" the full steps are closer around step 10 (`scalelong.full_steps`)."""
 
     def __post_init__(self) -> None:
-        self.cache_options()
         require_sampler(self.sampler, self.steps)
+        self.cache_arguments()
         if not 0 <= self.guidance <= 1000:
             raise InvalidConfigError(f"guidance must be a number from 0 to 1000, got {self.guidance}")
 
-    def cache_options(self) -> dict[str, Any]:
-        """The arguments of `scalelong.cached`; none without a cache."""
-        found: dict[str, int] = {}
+    def cache_options(self) -> dict[str, float]:
+        """What `cache` says, by name; nothing without a cache."""
+        found: dict[str, float] = {}
         for part in filter(None, self.cache.split(",")):
-            name, _, value = part.partition("=")
-            if name not in ("every", "depth") or not value.isdecimal() or int(value) < 1:
-                raise InvalidConfigError(f"a cache is written as every=3,depth=1, got {self.cache!r}")
-            found[name] = int(value)
+            name, _, value = (text.strip() for text in part.partition("="))
+            try:
+                found[name] = CACHE_OPTIONS[name](value)
+            except (KeyError, ValueError) as error:
+                raise InvalidConfigError(_CACHE_SPELLING.format(self.cache)) from error
+            if name in ("every", "depth") and found[name] < 1:
+                raise InvalidConfigError(_CACHE_SPELLING.format(self.cache))
         return found
+
+    def cache_arguments(self) -> dict[str, Any]:
+        """The arguments of `scalelong.cached`. A step is a forward: guidance takes one, `heun` two."""
+        options = self.cache_options()
+        every, placed = int(options.get("every", 3)), {"centre", "power"} & set(options)
+        arguments: dict[str, Any] = {"depth": int(options.get("depth", 1)), "every": every, "passes": 1}
+        if placed:
+            forwards = 2 * self.steps - 1 if self.sampler == "heun" else self.steps
+            chosen = {name: options[name] for name in placed}
+            arguments["full"] = full_steps(forwards, -(-forwards // every), **chosen)
+        return arguments

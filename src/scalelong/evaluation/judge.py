@@ -19,16 +19,35 @@ import torch
 from torch import Tensor
 
 from ..console import Progress, silent
-from ..data import ImageData, load_data
+from ..data import ImageData, load_data, to_float
+from ..data.dataset import split_rows
 from ..data.shapes import BACKGROUND, COLOURS, JITTER, PLACES, RADIUS, SHAPES, shape_mask
 from ..diffusion.images import ImageMaker, requests
 from ..diffusion.solvers import SampleSettings
 from ..errors import InvalidSamplesError
 from ..files import append_json_line, read_json_lines, sync
-from ..runs.samples import NOTE, SampleFolder, fill_folder, folder_name, processes, stack_images
+from ..runs.samples import (
+    NOTE,
+    SampleFolder,
+    fill_folder,
+    folder_name,
+    image_grid,
+    processes,
+    save_png,
+    stack_images,
+)
 from .anchors import anchors_of, trusted_features
 from .features import FeatureExtractor, Reference, features_of, train_classifier
-from .scores import NEIGHBOURS, RADIUS_QUANTILE, Evidence, Protocol, Scores, validate_samples
+from .scores import (
+    NEIGHBOURS,
+    RADIUS_QUANTILE,
+    Evidence,
+    Protocol,
+    Scores,
+    copy_distance,
+    nearest,
+    validate_samples,
+)
 
 if TYPE_CHECKING:
     from ..runs.config import TrainConfig
@@ -136,6 +155,44 @@ def score_images(
     return Scores.of(evidence, protocol, subject)
 
 
+# Does it copy its training images? The samples that are nearest to one, beside it
+
+PAIRS, ACROSS = 16, 8
+LEAST_HELD_OUT = 20
+"""Fewer held-out images are no baseline."""
+
+
+def copies_of(
+    images: Tensor, features: Tensor, data: ImageData, reference: Reference, held_out: int, seed: int, picture: Path
+) -> dict[str, Any]:
+    """The share of near-copies of training images among the samples and among held-out images, and a picture.
+
+    In the picture, each row of samples has below it the row of their nearest training images; nearest pairs first.
+    """
+    rows = torch.arange(len(reference.features)) * reference.stride
+    apart = torch.isin(rows, split_rows(len(data), held_out, seed)[1])
+    training, others = reference.features[~apart], reference.features[apart]
+    limit = copy_distance(training)
+    distances, places = nearest(features, training)
+    order = distances.argsort(stable=True)[:PAIRS]
+    originals = data.fetch(rows[~apart][places[order]]).images
+    columns = min(ACROSS, len(order))
+    shown = [
+        part
+        for start in range(0, len(order), columns)
+        for part in (images[order[start : start + columns]], originals[start : start + columns])
+        if len(part) == columns  # the grid has no holes
+    ]
+    save_png(picture, image_grid(to_float(torch.cat(shown)), columns=columns))
+    enough = len(others) >= LEAST_HELD_OUT
+    return {
+        "samples": float((distances <= limit).double().mean()),
+        "held_out": float((nearest(others, training)[0] <= limit).double().mean()) if enough else None,
+        "held_out_images": len(others),
+        "picture": str(picture),
+    }
+
+
 # Score a run, or a folder of images.
 
 STORED = "scores.jsonl"
@@ -185,12 +242,18 @@ def score_run(
     images = folder.stack(wanted)
     condition = run.config.diffusion.condition
     shown = shows_prompts(images, [request.prompt for request in wanted], data, condition, say)
+    subject: dict[str, Any] = {"run": str(run.folder), "step": run.step, "seed": seed, "images": str(path)}
+    if processes().is_main_process:
+        picture = path.with_name(f"nearest-{path.name}.png")
+        features_ = features_of(extractor, images)
+        held_out = run.config.images.held_out
+        subject["copies"] = copies_of(images, features_, data, reference, held_out, run.config.seed, picture)
     scores = score_images(
         images,
         data,
         extractor,
         reference,
-        subject={"run": str(run.folder), "step": run.step, "seed": seed, "images": str(path)},
+        subject=subject | ({"scaling": run.config.scaling} if run.is_rescaled else {}),
         shows_prompt=shown,
         sampler=settings.sampler,
         sampler_steps=settings.steps,

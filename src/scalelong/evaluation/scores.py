@@ -9,7 +9,7 @@ through the entries, so a new score is a function and one entry here:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import Any
@@ -139,17 +139,23 @@ COPY_QUANTILE = 0.01
 
 def near_copies(real: Tensor, generated: Tensor) -> Tensor:
     """For each generated feature whether it is nearer to a real one than 99 % of the real ones are to each other."""
-    limit = torch.quantile(_nearest(_evenly(real, MOST_IN_KERNEL), real, skip_equal=True), COPY_QUANTILE)
-    return _nearest(generated, real) <= limit
+    return nearest(generated, real)[0] <= copy_distance(real)
 
 
-def _nearest(points: Tensor, others: Tensor, skip_equal: bool = False) -> Tensor:
-    """The distance from each point to the nearest other one. With `skip_equal` the points are among the others."""
-    found, others = [], others.double()
+def copy_distance(real: Tensor) -> Tensor:
+    """The distance within which 1 % of the real images have another real one."""
+    return torch.quantile(nearest(_evenly(real, MOST_IN_KERNEL), real, skip_equal=True)[0], COPY_QUANTILE)
+
+
+def nearest(points: Tensor, others: Tensor, skip_equal: bool = False) -> tuple[Tensor, Tensor]:
+    """Distance and number of the nearest other point of each. With `skip_equal` the points are among the others."""
+    distances, places, others = [], [], others.double()
     for part in points.double().split(CHUNK):
-        distances = torch.cdist(part, others, compute_mode="use_mm_for_euclid_dist")
-        found.append(distances.kthvalue(2, dim=1).values if skip_equal else distances.min(dim=1).values)
-    return torch.cat(found)
+        found = torch.cdist(part, others, compute_mode="use_mm_for_euclid_dist")
+        distance, place = found.kthvalue(2, dim=1) if skip_equal else found.min(dim=1)
+        distances.append(distance)
+        places.append(place)
+    return torch.cat(distances), torch.cat(places)
 
 
 # Improved precision and recall (Kynkäänniemi et al., 2019): how much of one set lies in the other's neighbourhood.
@@ -302,17 +308,27 @@ class Anchors:
     @property
     def fault(self) -> str:
         """Why precision and recall mean nothing with these features, or "" if they do."""
+        return self._fault_of("precision", "recall")
+
+    @property
+    def uncut_fault(self) -> str:
+        """The same for those with radii as they are."""
+        return self._fault_of("precision_uncut", "recall_uncut")
+
+    def _fault_of(self, precision: str, recall: str) -> str:
         if not self.images:
             return "the data has too few images to hold some apart"
         real, noise = self.values[REAL], self.values[NOISE]
-        for name in ("precision", "recall"):
+        if not {precision, recall} <= real.keys() & noise.keys():
+            return "they were not measured"
+        for title, name in (("precision", precision), ("recall", recall)):
             if real[name] < LEAST_REAL:
-                return f"held-out real images have {name} {real[name]:.2f} (at least {LEAST_REAL} is needed)"
-        if noise["precision"] >= MOST_NOISE:
-            return f"uniform noise has precision {noise['precision']:.2f} (below {MOST_NOISE} is needed)"
+                return f"held-out real images have {title} {real[name]:.2f} (at least {LEAST_REAL} is needed)"
+        if noise[precision] >= MOST_NOISE:
+            return f"uniform noise has precision {noise[precision]:.2f} (below {MOST_NOISE} is needed)"
         # Noise is far from everything, itself included: its wide neighbourhoods may hold some real images.
-        if noise["recall"] >= real["recall"] / 2:
-            return f"uniform noise has recall {noise['recall']:.2f}, real images {real['recall']:.2f}"
+        if noise[recall] >= real[recall] / 2:
+            return f"uniform noise has recall {noise[recall]:.2f}, real images {real[recall]:.2f}"
         return ""
 
     @property
@@ -355,6 +371,13 @@ class Evidence:
         # As many real as generated ones, so that neither side's neighbourhoods are denser.
         return precision_recall(self.real, self.features[: len(self.real)], NEIGHBOURS, RADIUS_QUANTILE)
 
+    @cached_property
+    def uncut_neighbours(self) -> tuple[Tensor, Tensor] | None:
+        """The same with radii as they are, the definition of Kynkäänniemi et al."""
+        if self.anchors is not None and self.anchors.uncut_fault:
+            return None
+        return precision_recall(self.real, self.features[: len(self.real)], NEIGHBOURS)
+
     @property
     def reference(self) -> Tensor:
         return self.real if self.all_real is None else self.all_real
@@ -377,6 +400,14 @@ def _recall(evidence: Evidence) -> Score | None:
     return None if evidence.neighbours is None else share_score(evidence.neighbours[1])
 
 
+def _uncut_precision(evidence: Evidence) -> Score | None:
+    return None if evidence.uncut_neighbours is None else share_score(evidence.uncut_neighbours[0])
+
+
+def _uncut_recall(evidence: Evidence) -> Score | None:
+    return None if evidence.uncut_neighbours is None else share_score(evidence.uncut_neighbours[1])
+
+
 def _prompt_accuracy(evidence: Evidence) -> Score | None:
     return None if evidence.shows_prompt is None else share_score(evidence.shows_prompt)
 
@@ -387,8 +418,8 @@ def _copies(evidence: Evidence) -> Score | None:
 
 NEIGHBOURS = 3
 RADIUS_QUANTILE = 0.95
-"""Measured on halves of the four data sets of tests/evaluation/test_anchors.py: without it, one draw of 150 small
-photographs in four finds noise precise; with it none, and real images keep a precision of 0.8."""
+"""One odd image may have a neighbourhood into which noise fits: `python -m research.radii` counts how often, and what
+the cut costs real images."""
 
 SCORES = {
     "frechet": Entry("Fréchet distance", lambda evidence: frechet_score(evidence.moments, evidence.features)),
@@ -397,6 +428,8 @@ SCORES = {
     ),
     "precision": Entry("precision", _precision, optional=True),
     "recall": Entry("recall", _recall, optional=True),
+    "precision_uncut": Entry("precision, uncut", _uncut_precision, optional=True),
+    "recall_uncut": Entry("recall, uncut", _uncut_recall, optional=True),
     "copies": Entry("near-copies", _copies, optional=True),
     "agreement": Entry("prompt accuracy", _prompt_accuracy, optional=True),
 }
@@ -444,12 +477,16 @@ class Scores:
         p = self.protocol
         made = f"{p.images} images against {p.reference_images} of {p.data}, {p.features} features"
         lines = [f"95 % intervals; {made} {p.features_sha256[:12]}"]
+        if "copies" in self.subject:
+            lines.append(copies_text(self.subject["copies"]))
         if self.anchors is None:
             return [*lines, "no anchors were measured, so nobody knows what noise would score here"]
         if self.anchors.images:
             lines.append(f"anchors: {self.anchors.images} images of each kind, against the rest of the data")
         if self.anchors.fault:
             lines.append(f"no precision and recall by {p.features} features: {self.anchors.fault}")
+        elif self.anchors.uncut_fault:
+            lines.append(f"none with uncut radii: {self.anchors.uncut_fault}")
         return [*lines, *filter(None, [self.anchors.remark])]
 
     def to_dict(self) -> dict[str, Any]:
@@ -467,7 +504,10 @@ class Scores:
         return cls(Protocol(**values["protocol"]), scores, values["subject"], anchors)
 
     def __str__(self) -> str:
-        return "\n".join([text_table(self.rows(), left=("", "value"), rule=False), *self.remarks()])
+        # Where the picture is belongs on the screen, and not into the cards of exported models.
+        picture = self.subject.get("copies", {}).get("picture")
+        shown = [f"samples beside their nearest training images: {picture}"] if picture else []
+        return "\n".join([text_table(self.rows(), left=("", "value"), rule=False), *self.remarks(), *shown])
 
     def _repr_html_(self) -> str:
         return html_table(self.rows()) + html_lines(self.remarks())
@@ -475,6 +515,14 @@ class Scores:
 
 # A path may differ where the fingerprint is equal.
 _NAMES_ONLY = ("data",)
+
+
+def copies_text(copies: Mapping[str, Any]) -> str:
+    """Does it copy its training images? Beside what images are that nobody has trained on."""
+    said = f"near-copies of training images: {copies['samples']:.1%} of the samples"
+    if copies.get("held_out") is not None:
+        said += f", {copies['held_out']:.1%} of {copies['held_out_images']} held-out images"
+    return said
 
 
 def require_comparable(scores: Sequence[Scores]) -> None:
@@ -518,4 +566,6 @@ def comparison_rows(scores: Sequence[Scores]) -> list[dict[str, str]]:
 
 def _title(scores: Scores) -> str:
     subject = scores.subject
-    return f"{subject.get('run') or subject.get('folder')}" + (f" step {subject['step']}" if "step" in subject else "")
+    step = f" step {subject['step']}" if "step" in subject else ""
+    tuned = f" tuned {subject['scaling']}" if "scaling" in subject else ""
+    return f"{subject.get('run') or subject.get('folder')}{step}{tuned}"

@@ -19,7 +19,7 @@ from ..stability import oscillation
 from ..theory import noise_gain
 from .figures import draw_comparison
 from .records import CONTROL, DIAGNOSIS, read_curves, steps_ratio
-from .results import MethodSummary, Results, baseline_of, ratio_text, spread, table_rows
+from .results import MethodSummary, Results, baseline_of, level_rows, ratio_text, spread, table_rows
 from .runs import (
     PlannedRun,
     Variant,
@@ -51,7 +51,9 @@ class Comparison:
         return self.results.summaries()
 
     def __str__(self) -> str:
-        return text_table(table_rows(self.summaries))
+        levels = level_rows(self.results)
+        named = f"\n\nheld-out loss by noise level (bounds of log-SNR):\n{text_table(levels)}" if levels else ""
+        return f"{text_table(table_rows(self.summaries))}{named}"
 
 
 def compare(

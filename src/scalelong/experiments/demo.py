@@ -16,8 +16,8 @@ from ..files import make_folder
 from ..models.call import Denoiser
 from ..noise import as_epsilon
 from ..randomness import generator
+from ..runs import image_grid, save_png
 from ..runs.config import DiffusionConfig, OptimizerConfig, TrainConfig
-from ..runs.samples import image_grid, save_png
 from ..stability import RateRange, RateRun
 from .rates import RecipeTask, clean_images, config_range
 

@@ -65,6 +65,8 @@ class RecipeTask:
 
     def optimizer(self, parameters: list[nn.Parameter], rate: float) -> torch.optim.Optimizer:
         settings = self.config.optimizer
+        if settings.optimizer != "adamw":
+            raise InvalidConfigError(f"rates are counted with AdamW, not with --optimizer {settings.optimizer}")
         return torch.optim.AdamW(
             parameters, lr=rate, betas=settings.betas, weight_decay=settings.weight_decay, fused=True
         )

@@ -124,6 +124,30 @@ def table_rows(summaries: Sequence[MethodSummary]) -> list[dict[str, str]]:
     ]
 
 
+LEVEL = "held_out_loss/"
+"""Before the bounds of a noise level, in the names of curves."""
+
+
+def level_rows(results: Results) -> list[dict[str, str]]:
+    """Held-out loss by noise level (bins of log-SNR), a row per method; empty where it was not recorded."""
+    rows = []
+    for method in results.methods():
+        runs = results.of(method)
+        names = dict.fromkeys(name for run in runs for name in run.curves if name.startswith(LEVEL))
+        ends = {name: [run.curves[name].last for run in runs if name in run.curves] for name in sorted(names, key=_low)}
+        cells = {f"log-SNR {name.removeprefix(LEVEL)}": spread(values, "{:.4f}") for name, values in ends.items()}
+        rows += [{"method": method, **cells}] if cells else []
+    return rows
+
+
+def _low(name: str) -> float:
+    """The lower bound of a noise level."""
+    try:
+        return float(name.removeprefix(LEVEL).partition("..")[0])
+    except ValueError:
+        return math.inf
+
+
 def _lost(entry: MethodSummary, summaries: Sequence[MethodSummary]) -> dict[str, str]:
     """Seeds that diverged or collapsed, if there are any."""
     kinds = [kind for kind in ("diverged", "collapsed") if any(getattr(other, kind) for other in summaries)]

@@ -227,10 +227,16 @@ def run_one(run: PlannedRun, every: int) -> bool:
 
     try:
         config = replace(run.config, logging=replace(run.config.logging, monitor_every=every))
-        return train(config, run.folder, hooks=[name_folder]).finished
+        return train(_to_the_end(config), run.folder, hooks=[name_folder]).finished
     except NonFiniteError as error:
         write_text(run.folder / DIVERGED, json.dumps({"message": str(error)}))
         return True
+
+
+def _to_the_end(config: TrainConfig) -> TrainConfig:
+    """A run that collapses is a result as well: it goes on, so that all curves have the same length."""
+    stops = config.guard.on_collapse == "stop"
+    return replace(config, guard=replace(config.guard, on_collapse="ignore")) if stops else config
 
 
 def slug(text: str) -> str:
@@ -275,7 +281,7 @@ def require_same(runs: Sequence[PlannedRun]) -> None:
 
 
 def _require_same_settings(run: PlannedRun) -> None:
-    changed = differences(load_config(run.folder / CONFIG), run.config)
+    changed = differences(_to_the_end(load_config(run.folder / CONFIG)), _to_the_end(run.config))
     shown = [f"{name}: {old!r} -> {new!r}" for name, (old, new) in changed.items() if not name.startswith(SAME_RESULT)]
     if shown:
         raise RunFolderError(

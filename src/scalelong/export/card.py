@@ -23,10 +23,15 @@ from ..skips import coefficients
 WEIGHTS = {"ema": "exponential moving average (EMA)", "raw": "raw, not averaged"}
 
 
+def weights_of(run: Run) -> str:
+    length = run.weights.partition(":")[2]
+    return f"moving average of the length {length}" if length else WEIGHTS[run.weights]
+
+
 def describe_run(run: Run) -> dict[str, Any]:
     return {
         "scalelong": __version__,
-        "weights": WEIGHTS[run.weights],
+        "weights": weights_of(run),
         "step": run.step,
         "scaling": as_scaling(run.config.scaling).to_dict(),
         "coefficients": skip_coefficients(run),
@@ -97,7 +102,7 @@ A diffusion model trained with scalelong {about["scalelong"]}. The table says ho
 
 | | |
 |---|---|
-| weights | {WEIGHTS[run.weights]}, after step {run.step} |
+| weights | {weights_of(run)}, after step {run.step} |
 | data | {name}: {data["images"]} images to train on, {data["channels"]}x{data["height"]}x{data["width"]}, \
 fingerprint {escaped(data["fingerprint"][:16])} |
 | model | {model}, {sum(p.numel() for p in run.model.parameters()) / 1e6:.2f}M parameters |
@@ -105,8 +110,9 @@ fingerprint {escaped(data["fingerprint"][:16])} |
 | κ, outermost to innermost | {listed} |
 | objective | predicts {config.diffusion.prediction}, {config.diffusion.schedule} noise schedule |
 | condition | {config.diffusion.condition} |
-| training | {config.batch_size} images a step, AdamW, rate {optimizer.lr:g}, weight decay {optimizer.weight_decay:g}, \
-EMA {optimizer.ema_rate:g}, seed {config.seed} |
+| training | {config.batch_size} images a step, \
+{escaped("AdamW" if optimizer.optimizer == "adamw" else optimizer.optimizer)}, rate {optimizer.lr:g}, weight decay {optimizer.weight_decay:g}, \
+EMA {optimizer.ema_length or f"{optimizer.ema_rate:g}"}, seed {config.seed} |
 
 ## Scores
 

@@ -173,7 +173,8 @@ def export_diffusers(run: Run, target: str | Path) -> Path:
 
 def _write_unet(run: Run, folder: Path) -> None:
     component = write_unet(run, folder / "unet")
-    standard = run.config.diffusion.condition == "none" and run.process.schedule != "vp" and run.autoencoder is None
+    whole_times = run.process.time_map == (1.0, 0.0)
+    standard = run.config.diffusion.condition == "none" and whole_times and run.autoencoder is None
     if not standard:
         _write_pipeline(run, folder, component)
         return
@@ -230,7 +231,8 @@ def write_pipeline(
     if autoencoder is not None:
         autoencoder.model.save_pretrained(folder / "vae")
     copy_code("pipeline.py", folder)
-    times = {"time_scale": 0.999, "time_shift": 0.999} if process.schedule == "vp" else {}
+    scale, shift = process.time_map
+    times = {} if (scale, shift) == (1.0, 0.0) else {"time_scale": scale, "time_shift": shift}
     index = {
         "_class_name": ["pipeline", "ExportedPipeline"],
         "_diffusers_version": diffusers().__version__,

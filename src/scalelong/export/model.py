@@ -81,7 +81,7 @@ def export_model(
         write_safetensors(path, safetensors_bytes(written, about), lambda: _card(network, about, _USE_FILE))
     elif type(network) is UViT:
         process = NoiseProcess(schedule)
-        require_prediction(prediction)
+        require_prediction(prediction, schedule)
         condition = _condition(network, classes)
         vae = None if autoencoder is None else Autoencoder(Path(autoencoder))
         with export_folder(path) as new:

@@ -1,5 +1,6 @@
 """Checkpoints of the authors: their argument and parameter names, translated into ours."""
 
+import math
 import re
 from collections.abc import Mapping
 from os import PathLike
@@ -88,6 +89,53 @@ def official_name(name: str, skips: int) -> str:
     for pattern, replacement in _NAMES:
         name = re.sub(pattern, replacement, name)
     return name
+
+
+def arguments_of(weights: Mapping[str, Tensor], heads: int | None = None) -> dict[str, Any]:
+    """The arguments of the authors' constructor for a file, read off the shapes of its weights.
+
+    The number of heads leaves no trace in them. The authors' networks have heads of 64, which is what is taken unless
+    it is said.
+    """
+    missing = [name for name in ("pos_embed", "patch_embed.proj.weight", "decoder_pred.weight") if name not in weights]
+    if missing:
+        raise InvalidConfigError(
+            f"these are no weights of the authors' U-ViT: {', '.join(missing)} is missing; found "
+            f"{', '.join(sorted(weights)[:4])} ..."
+        )
+    dim, channels, patch, _ = weights["patch_embed.proj.weight"].shape
+    classes = len(weights["label_emb.weight"]) if "label_emb.weight" in weights else None
+    context = weights["context_embed.weight"].shape[1] if "context_embed.weight" in weights else None
+    extra = 1 + (1 if classes else 0) + (_TEXT_DEFAULTS["num_clip_token"] if context else 0)
+    patches = weights["pos_embed"].shape[1] - extra
+    side = math.isqrt(max(patches, 0))
+    if side < 1 or side**2 != patches:
+        raise InvalidConfigError(f"these weights are of {patches} patches, which are not those of a square image")
+    if heads is None and dim % 64:
+        raise InvalidConfigError(f"how many heads does a U-ViT of width {dim} have? Say it: --model-options heads=8")
+    blocks = [int(name.split(".")[1]) for name in weights if name.startswith("in_blocks.")]
+    arguments = {
+        "img_size": side * patch,
+        "patch_size": patch,
+        "in_chans": channels,
+        "embed_dim": dim,
+        "depth": 2 * (max(blocks) + 1),
+        "num_heads": heads or dim // 64,
+        "mlp_ratio": weights["mid_block.mlp.fc1.weight"].shape[0] / dim,
+        "qkv_bias": "mid_block.attn.qkv.bias" in weights,
+        "mlp_time_embed": "time_embed.0.weight" in weights,
+        "num_classes": classes,
+        "conv": "final_layer.weight" in weights,
+    }
+    arguments |= {"clip_dim": context, "num_clip_token": _TEXT_DEFAULTS["num_clip_token"]} if context else {}
+    return arguments
+
+
+def official_scaling(weights: Mapping[str, Tensor]) -> str:
+    """The scaling whose learned gates are in a file. Constants leave no trace in it."""
+    if not any(name.startswith("se.") for name in weights):
+        return "none"
+    return f"ls:shared={'true' if 'se.layer1.weight' in weights else 'false'},start=paper"
 
 
 def load_official_(model: "UViT", weights: Mapping[str, Tensor] | str | PathLike[str]) -> None:

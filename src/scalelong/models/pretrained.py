@@ -1,6 +1,6 @@
 """Load a folder of weights with its scaling: `from_pretrained`.
 
-    unet = sl.from_pretrained("my-unet")            # a folder of diffusers' save_pretrained
+    unet = sl.from_pretrained("my-unet")            # a folder of diffusers' or of UViT's save_pretrained
     pipeline = sl.from_pretrained("my-pipeline")    # a folder of a pipeline: every scaled part of it
 
 diffusers reads the weights. The scaling is read from the tensor beside them (`scalelong.skips.record`). No code runs.
@@ -22,6 +22,7 @@ from ..scaling import as_scaling
 from ..skips import load_scaling_, scale_skips_
 from ..skips.record import KEY, spelled
 from ..skips.saving import saved_scalings
+from .uvit import UViT
 
 CONFIG = "config.yaml"
 """What makes a folder a run of scalelong."""
@@ -56,6 +57,8 @@ def from_pretrained(path: str | PathLike[str], **options: Any) -> Any:
             f"build the model, scalelong.load_scaling_(model, path), then model.load_state_dict(...)"
         )
     name = json.loads((inner / "config.json").read_text()).get("_class_name")
+    if name == UViT.__name__:
+        return UViT.from_pretrained(inner)
     kind = getattr(_diffusers(), name, None) if isinstance(name, str) else None
     if kind is None:
         raise UnsupportedModelError(f"{inner / 'config.json'} names the class {name!r}, which diffusers does not have")

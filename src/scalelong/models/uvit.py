@@ -9,10 +9,12 @@ over N = depth // 2 long skips to the second half, where each is merged by a lin
 stand, in this order: tokens, blocks and merges, starts, and the network.
 """
 
+import json
 import math
 from collections.abc import Mapping
 from functools import cache
 from os import PathLike
+from pathlib import Path
 from typing import Any, Literal, Self
 
 import torch
@@ -21,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ..errors import InvalidConfigError, InvalidInputError
+from ..files import make_folder, read_bytes, read_json, write_bytes, write_text
 from ..scaling.base import UNSCALED, Constants, Scaling, SkipScaling, SkipSite, as_scaling
 from ..scaling.baselines import ResidualBranch, ResidualSpec, require_merge_start, start_merge_, validate_residual
 from ..skips.host import NativeHost
@@ -86,16 +89,20 @@ def unpatchify(tokens: Tensor, grid: tuple[int, int], patch_size: int, channels:
 
 
 class Attention(nn.Module):
-    def __init__(self, dim: int, heads: int, qkv_bias: bool) -> None:
+    def __init__(self, dim: int, heads: int, qkv_bias: bool, norm: bool = False) -> None:
         super().__init__()
         self.heads = heads
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
         self.out = nn.Linear(dim, dim)
+        self.query_norm = nn.LayerNorm(dim // heads) if norm else None
+        self.key_norm = nn.LayerNorm(dim // heads) if norm else None
 
     def forward(self, x: Tensor, norm: nn.LayerNorm) -> Tensor:
         batch, length, dim = x.shape
         qkv = self.qkv(norm(x)).view(batch, length, 3, self.heads, dim // self.heads).permute(2, 0, 3, 1, 4)
         q, k, v = qkv.unbind(0)
+        if self.query_norm is not None and self.key_norm is not None:
+            q, k = self.query_norm(q).to(v.dtype), self.key_norm(k).to(v.dtype)
         x = F.scaled_dot_product_attention(q, k, v)
         return self.out(x.transpose(1, 2).reshape(batch, length, dim))
 
@@ -115,17 +122,24 @@ class SkipMerge(nn.Module):
 
     A gate has a κ for each token or channel. It is no `nn.Linear`: tools that adapt or quantise linear layers expect
     those to take one input.
+
+    With norms it is W [norm(main) ⊕ κ norm(skip)] + b. The caller normalises the skip (`norm_skip`) before it is
+    scaled: behind κ the norm would divide it out.
     """
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, norm: bool = False) -> None:
         super().__init__()
         self.dim = dim
         layer = nn.Linear(2 * dim, dim)
         self.weight, self.bias = layer.weight, layer.bias
+        self.main_norm = nn.LayerNorm(dim) if norm else None
+        self.skip_norm = nn.LayerNorm(dim) if norm else None
 
     def forward(self, main: Tensor, skip: Tensor, factors: Constants, gate: Tensor | None = None) -> Tensor:
         """main and skip: (B, L, D); the gate broadcasts against the skip."""
         weight = self.weight
+        if self.main_norm is not None:
+            main = self.main_norm(main).to(main.dtype)
         if gate is not None and is_small(skip):
             skip, gate = skip * gate.to(skip.dtype), None
         if gate is not None and gate.dim() == 0:
@@ -139,6 +153,10 @@ class SkipMerge(nn.Module):
             skip = skip * gate.to(skip.dtype)
         merged = merge_features(main.flatten(0, 1), skip.flatten(0, 1), factors, weight, self.bias)
         return merged.view_as(main)
+
+    def norm_skip(self, skip: Tensor) -> Tensor:
+        """The skip as it goes to the scaling."""
+        return skip if self.skip_norm is None else self.skip_norm(skip).to(skip.dtype)
 
     def start(self, start: str, factors: Constants) -> None:
         main_weight, skip_weight = self.weight.split(self.dim, dim=1)
@@ -154,12 +172,21 @@ class Block(nn.Module):
     """A pre-norm transformer block. In the decoder, a long skip is merged in first."""
 
     def __init__(
-        self, dim: int, heads: int, mlp_ratio: float, qkv_bias: bool, residual_scaling: ResidualSpec, *, merges: bool
+        self,
+        dim: int,
+        heads: int,
+        mlp_ratio: float,
+        qkv_bias: bool,
+        residual_scaling: ResidualSpec,
+        *,
+        merges: bool,
+        qk_norm: bool = False,
+        merge_norm: bool = False,
     ) -> None:
         super().__init__()
-        self.merge = SkipMerge(dim) if merges else None
+        self.merge = SkipMerge(dim, merge_norm) if merges else None
         self.attention_norm = nn.LayerNorm(dim)
-        self.attention = Attention(dim, heads, qkv_bias)
+        self.attention = Attention(dim, heads, qkv_bias, qk_norm)
         self.attention_residual = ResidualBranch(residual_scaling)
         self.mlp_norm = nn.LayerNorm(dim)
         self.mlp = MLP(dim, int(dim * mlp_ratio))
@@ -276,6 +303,8 @@ def start_as_identity_(layer: nn.Conv2d) -> None:
 
 # The network
 
+WEIGHTS = "model.safetensors"
+
 
 class UViT(nn.Module):
     """`model(x, t, y=None, context=None)` predicts a tensor of the shape of x.
@@ -289,6 +318,8 @@ class UViT(nn.Module):
     "normalised". The last convolution begins as the identity; `final_start="authors"` gives it the authors' random
     kernel, as presets have it, which all but removes some frequencies until it has been learned away (docs/recipe.md).
     `scaling` is any long-skip scaling (a configuration or a shorthand), `residual_scaling` one of Table 3's baselines.
+    `qk_norm` puts LayerNorm on queries and keys, head by head; `merge_norm` on both inputs of every merge. Either is
+    another network: weights that were trained without it do not load.
     """
 
     def __init__(
@@ -312,6 +343,8 @@ class UViT(nn.Module):
         final_start: str = "identity",
         scaling: Scaling | str | dict[str, Any] | None = None,
         residual_scaling: ResidualSpec = "none",
+        qk_norm: bool = False,
+        merge_norm: bool = False,
         interpolate_positions: bool = False,
         checkpointing: bool = False,
     ) -> None:
@@ -322,16 +355,18 @@ class UViT(nn.Module):
         require_init_std(init_std)
         require_merge_start(merge_start)
         require_final_start(final_start)
+        _require_switches(qk_norm=qk_norm, merge_norm=merge_norm)
         self.image_size, self.patch_size, self.channels = size, patch_size, channels
         self.dim, self.depth, self.heads = dim, depth, heads
         self.classes, self.context_dim, self.context_length = classes, context_dim, context_length
         self.interpolate_positions, self.checkpointing = interpolate_positions, checkpointing
         self.mlp_ratio, self.qkv_bias, self.time_mlp = mlp_ratio, qkv_bias, time_mlp
-        self.residual_scaling = residual_scaling
+        self.residual_scaling, self.qk_norm, self.merge_norm = residual_scaling, qk_norm, merge_norm
+        norms = {"qk_norm": qk_norm, "merge_norm": merge_norm}
 
         def blocks(count: int, merges: bool) -> nn.ModuleList:
             return nn.ModuleList(
-                Block(dim, heads, mlp_ratio, qkv_bias, residual_scaling, merges=merges) for _ in range(count)
+                Block(dim, heads, mlp_ratio, qkv_bias, residual_scaling, merges=merges, **norms) for _ in range(count)
             )
 
         self.patch_embedding = nn.Conv2d(channels, dim, kernel_size=patch_size, stride=patch_size)
@@ -393,8 +428,34 @@ class UViT(nn.Module):
             "final_conv": isinstance(self.final_conv, nn.Conv2d),
             "scaling": self.skip_scaling.config.to_dict(),
             "residual_scaling": self.residual_scaling,
+            "qk_norm": self.qk_norm,
+            "merge_norm": self.merge_norm,
             "interpolate_positions": self.interpolate_positions,
         }
+
+    def save_pretrained(self, folder: str | PathLike[str]) -> None:
+        """Write config.json and model.safetensors, with the scaling. `UViT.from_pretrained(folder)` reads them."""
+        from safetensors.torch import save
+
+        place, tensors = make_folder(folder), self.state_dict()
+        write_bytes(place / WEIGHTS, save({name: value.detach().cpu().contiguous() for name, value in tensors.items()}))
+        config = {"_class_name": type(self).__name__, **self.arguments()}
+        write_text(place / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+
+    @classmethod
+    def from_pretrained(cls, folder: str | PathLike[str]) -> Self:
+        """The network that `save_pretrained` wrote, in evaluation mode. No code of the folder is run."""
+        from safetensors.torch import load
+
+        config = read_json(Path(folder) / "config.json")
+        if not isinstance(config, dict) or config.pop("_class_name", None) != cls.__name__:
+            raise InvalidConfigError(f"{folder} was not written by {cls.__name__}.save_pretrained")
+        try:
+            model = cls(**config)
+        except TypeError as error:
+            raise InvalidConfigError(f"{Path(folder) / 'config.json'} does not fit {cls.__name__}: {error}") from error
+        model.load_state_dict(load(read_bytes(Path(folder) / WEIGHTS)))
+        return model.eval()
 
     @classmethod
     def preset(cls, name: str, **overrides: Any) -> Self:
@@ -438,7 +499,9 @@ class UViT(nn.Module):
             skips.append(x)
         x = self._run(self.middle, x)
         for position, block in enumerate(self.decoder):
-            x = self._run(block, x, *self.skip_scaling.prepare(skips.pop(), len(self.decoder) - position))
+            index = len(self.decoder) - position
+            skip = self._merge(index).norm_skip(skips.pop()) if self.merge_norm else skips.pop()
+            x = self._run(block, x, *self.skip_scaling.prepare(skip, index))
         x = self.to_patches(self.norm(x)[:, self.extra_tokens :])
         return self.final_conv(unpatchify(x, grid, self.patch_size, self.channels))
 
@@ -492,6 +555,12 @@ class UViT(nn.Module):
                 f"context must be (B, {self.context_length}, {self.context_dim}), got {tuple(context.shape)}"
             )
         return patch_grid(x, self.patch_size)
+
+
+def _require_switches(**switches: Any) -> None:
+    for name, value in switches.items():
+        if not isinstance(value, bool):
+            raise InvalidConfigError(f"{name} must be true or false, got {value!r}")
 
 
 def _validate(

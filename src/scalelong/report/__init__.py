@@ -23,8 +23,8 @@ from typing import Any
 from .._version import __version__
 from ..errors import NoRunsError as NoRunsError, ScaleLongError
 from ..experiments.records import BASELINE, CONFIG, CONTROL, DIAGNOSIS, Curve, RunRecord, read_json, read_run
-from ..experiments.results import Results, table_rows, verdict
-from ..files import read_bytes, read_json_lines, read_text, write_text
+from ..experiments.results import Results, level_rows, table_rows, verdict
+from ..files import read_bytes, read_json as read_json_file, read_json_lines, read_text, write_text
 from ..stability.alarms import AlarmDetector, AlarmRules
 
 MOST_POINTS = 600
@@ -32,7 +32,7 @@ MOST_POINTS = 600
 MOST_GRIDS = 24
 """Sample grids per run; of more, evenly chosen ones are shown."""
 LEFT_OUT = ("epoch", "seconds", "loss_scale")
-RANGE, SCORES, ALARMS = "range.json", "scores.jsonl", "alarms.jsonl"
+RANGE, SCORES, ALARMS, ROLLBACKS = "range.json", "scores.jsonl", "alarms.jsonl", "rollbacks.json"
 
 
 def write_report(folders: Sequence[str | PathLike[str]], out: str | PathLike[str]) -> Path:
@@ -66,8 +66,9 @@ def collect(folders: Sequence[str | PathLike[str]]) -> dict[str, Any]:
         "runs": [_run(run) for run in labelled],
         "methods": list(dict.fromkeys(run.method for run in labelled)),
         "baseline": next((run.method for run in labelled if run.method.partition(",")[0] == BASELINE), None),
-        "tables": [_table(group) for group in groups.values()],
+        "tables": [table for group in groups.values() for table in (_table(group), *_levels(group))],
         "scores": [row for run in labelled for row in _scores(run)],
+        "copies": [entry for run in labelled for entry in _copies(run)],
         "alarms": [row for run in labelled for row in _alarms(run)],
         "ranges": ranges,
         "diagnosis": _diagnosis(folders),
@@ -202,6 +203,12 @@ def _table(runs: Sequence[RunRecord]) -> dict[str, Any]:
     }
 
 
+def _levels(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
+    """Held-out loss by noise level, where it was recorded."""
+    rows = level_rows(Results(runs))
+    return [{"title": f"Held-out loss by noise level: {_title(runs)}", "rows": rows}] if rows else []
+
+
 def _scores(run: RunRecord) -> list[dict[str, str]]:
     """What `scalelong eval` found, from scores.jsonl, and below it what its anchors have."""
     assert run.folder is not None
@@ -214,7 +221,7 @@ def _scores(run: RunRecord) -> list[dict[str, str]]:
                 "sampler": f"{protocol.get('sampler', '-')}, {protocol.get('sampler_steps', '-')} steps",
                 "features": str(protocol.get("features", "-")),
             }
-            asked = {name: title for name, title in _SCORE_TITLES.items() if name != "agreement" or values.get(name)}
+            asked = {name: title for name, title in _SCORE_TITLES.items() if values.get(name) or name not in _SELDOM}
             cells = {title: _score(values[name]) if values.get(name) else "-" for name, title in asked.items()}
             about = {"method": run.method, "seed": str(run.seed), "step": str(values["subject"].get("step", "-"))}
             rows.append({**about, **cells, **made})
@@ -228,14 +235,39 @@ def _scores(run: RunRecord) -> list[dict[str, str]]:
     return rows
 
 
+def _copies(run: RunRecord) -> list[dict[str, Any]]:
+    """Of the newest evaluation: the samples that are nearest to a training image, beside it."""
+    assert run.folder is not None
+    about = read_json(run.folder / "data.json")
+    for values in reversed(_json_lines(run.folder / SCORES)):
+        with suppress(KeyError, TypeError, ValueError, AttributeError):  # a line that someone else wrote
+            copies, step = values["subject"]["copies"], values["subject"]["step"]
+            # By its name in this folder alone: the run may have been moved, and others may have written the line.
+            picture = run.folder / "images" / Path(str(copies["picture"])).name
+            if not picture.is_file():
+                continue
+            text = f"{copies['samples']:.1%} of the samples are near-copies of a training image"
+            if copies.get("held_out") is not None:
+                text += (
+                    f"; of {int(copies['held_out_images'])} held-out images {copies['held_out']:.1%} are as near to one"
+                )
+            image = _embedded(picture, (about.get("height"), about.get("width")))
+            return [{"method": run.method, "seed": run.seed, "step": int(step), "text": f"{text}.", "image": image}]
+    return []
+
+
 _SCORE_TITLES = {
     "frechet": "Fréchet distance",
     "kernel": "kernel distance",
     "precision": "precision",
     "recall": "recall",
+    "precision_uncut": "precision, uncut",
+    "recall_uncut": "recall, uncut",
     "copies": "near-copies",
     "agreement": "prompt accuracy",
 }
+_SELDOM = ("agreement", "precision_uncut", "recall_uncut")
+"""Of those that were not computed, these leave no empty column."""
 _ANCHOR_TITLES = {
     "real": "held-out real images",
     "blurred": "blurred images",
@@ -248,13 +280,35 @@ def _score(values: dict[str, Any]) -> str:
 
 
 def _alarms(run: RunRecord) -> list[dict[str, Any]]:
-    """The alarms that were written down, or else those that the recorded readings raise."""
-    assert run.folder is not None
+    """Rollbacks, and the alarms that were written down, or else those that the recorded readings raise."""
     about = {"method": run.method, "seed": run.seed}
+    found = [*_rollbacks(run), *_alarms_seen(run)]
+    return [{**about, **entry} for entry in sorted(found, key=lambda entry: entry["step"])]
+
+
+def _rollbacks(run: RunRecord) -> list[dict[str, Any]]:
+    """Where the run went back to, and why."""
+    assert run.folder is not None
+    path, rows = run.folder / ROLLBACKS, []
+    found = read_json_file(path) if path.exists() else []
+    for entry in found if isinstance(found, list) else []:
+        with suppress(KeyError, TypeError, ValueError, AttributeError):  # a file that someone else wrote
+            why = f"step {entry['bad_step']} was not finite"
+            if entry.get("cause") == "collapse":
+                why = f"the loss had collapsed at step {entry['bad_step']} ({entry['level']:.3g} → {entry['loss']:.3g})"
+            left = entry.get("left_first")
+            named = f"; {left['where']} left first" if left else ""
+            text = f"{why}{named}: back to step {entry['to_step']}, with {entry['factor']:g} times the rate."
+            rows.append({"step": int(entry["to_step"]), "kind": "rollback", "message": text})
+    return rows
+
+
+def _alarms_seen(run: RunRecord) -> list[dict[str, Any]]:
+    assert run.folder is not None
     if (run.folder / ALARMS).exists():
         written = [entry for entry in _json_lines(run.folder / ALARMS) if "step" in entry and "kind" in entry]
         return [
-            {**about, "step": entry["step"], "kind": str(entry["kind"]), "message": str(entry.get("message", ""))}
+            {"step": entry["step"], "kind": str(entry["kind"]), "message": str(entry.get("message", ""))}
             for entry in written
         ]
     prefixes = ("probe_", "kappa/", "gradient_norm/", "block_rms/", "skip_rms/")
@@ -265,7 +319,7 @@ def _alarms(run: RunRecord) -> list[dict[str, Any]]:
                 readings.setdefault(step, {})[name] = value
     watch = AlarmDetector(AlarmRules())
     return [
-        {**about, "step": alarm.step, "kind": alarm.kind, "message": alarm.message}
+        {"step": alarm.step, "kind": alarm.kind, "message": alarm.message}
         for step in sorted(readings)
         for alarm in watch.check(step, readings[step])
     ]

@@ -5,11 +5,15 @@ recipes      runs by name, and the default name of a run folder
 model        from a configuration to its network, its data and its conditions
 checkpoint   the state of a run on disk: whole or not there
 folder       the run folder: configuration, data, metrics, environment
+adapters     LoRA
+averages     moving averages of several lengths, and of any length after training
+origin       weights that exist already, as the start of a run
 load         a trained run, back from its folder
 samples      folders of generated images
 processes    devices and processes, through accelerate
 """
 
+from ..diffusion.images import image_grid
 from ..errors import CheckpointError, RunFolderError, RunLockedError, SampleFolderError
 from .checkpoint import Snapshot, read_checkpoint, saved_steps, write_checkpoint
 from .config import (
@@ -32,5 +36,6 @@ from .config import (
 from .folder import RunFolder, read_metrics
 from .load import Run, load_run
 from .model import DataShape, RunData, build_model, load_images, load_run_data, make_conditions, shape_of
+from .origin import adopt_weights, load_start_, read_origin
 from .recipes import RECIPES, default_folder, recipe
-from .samples import SampleFolder, fill_folder, folder_name, image_grid, save_png
+from .samples import SampleFolder, fill_folder, folder_name, save_png

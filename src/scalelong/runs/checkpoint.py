@@ -2,9 +2,11 @@
 
 checkpoints/step-00001000/model.safetensors   the weights
                           ema.safetensors     their moving average: use these for sampling
+                          averages.safetensors   averages of other lengths, if the run keeps some (--ema-lengths)
                           training.pt         optimiser, random generators, counters
                           manifest.json       sizes, checksums and the run they belong to, written last
 checkpoints/latest -> step-00001000           a text file with that name where there are no symbolic links
+checkpoints/best -> step-00000800             the one with the best measurement, with --keep-best
 checkpoints/abandoned-step-00000900           set aside: damaged, or given up by a rollback. Never deleted here
 """
 
@@ -16,7 +18,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +28,11 @@ from torch import Tensor
 from .._version import __version__
 from ..errors import CheckpointError
 from ..files import file_digest, remove_leftovers, sync, write_text
+from ..stability.collapse import last_good
 from .config import CheckpointConfig
 
 MODEL, EMA, TRAINING, MANIFEST = "model.safetensors", "ema.safetensors", "training.pt", "manifest.json"
+AVERAGES = "averages.safetensors"
 FORMAT = 1
 
 
@@ -42,6 +46,8 @@ class Snapshot:
     training: dict[str, Any]
     run: str | None = None
     """The id of the run that it belongs to."""
+    averages: dict[str, Tensor] = field(default_factory=dict)
+    """Averages of other lengths, as "5%/name"."""
 
 
 def step_folder(folder: Path, step: int) -> Path:
@@ -96,9 +102,11 @@ def _write_files(folder: Path, snapshot: Snapshot) -> None:
 
     save_file(snapshot.model, folder / MODEL, metadata=about("raw, not averaged"))
     save_file(snapshot.ema, folder / EMA, metadata=about("exponential moving average (EMA)"))
+    if snapshot.averages:
+        save_file(snapshot.averages, folder / AVERAGES, metadata=about("averages of other lengths"))
     torch.save(snapshot.training, folder / TRAINING)
     files = {}
-    for name in (MODEL, EMA, TRAINING):
+    for name in (MODEL, EMA, TRAINING, *([AVERAGES] if snapshot.averages else [])):
         # safetensors makes its files readable to their owner alone. Not every file system knows who may read.
         with suppress(PermissionError):
             shutil.copymode(folder / TRAINING, folder / name)
@@ -136,7 +144,7 @@ def verify(path: Path) -> dict[str, Any]:
                 f"{path} has format {made}, written by scalelong {manifest.get('scalelong', '?')}; this scalelong "
                 f"{__version__} reads {FORMAT}"
             )
-        for name in (MODEL, EMA, TRAINING):
+        for name in (MODEL, EMA, TRAINING, *([AVERAGES] if AVERAGES in files else [])):
             size, expected = (path / name).stat().st_size, files[name]["bytes"]
             if size != expected:
                 raise CheckpointError(f"{path / name} has {size} bytes instead of {expected}")
@@ -155,7 +163,8 @@ def read_checkpoint(path: Path) -> Snapshot:
     verify(path)
     try:
         training = torch.load(path / TRAINING, map_location="cpu", weights_only=True)
-        return Snapshot(training["step"], load_file(path / MODEL), load_file(path / EMA), training)
+        averages = load_file(path / AVERAGES) if (path / AVERAGES).exists() else {}
+        return Snapshot(training["step"], load_file(path / MODEL), load_file(path / EMA), training, averages=averages)
     except (pickle.UnpicklingError, KeyError, OSError, RuntimeError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
 
@@ -266,10 +275,13 @@ def _set_aside(path: Path) -> Path:
     return aside
 
 
-def prune(folder: Path, config: CheckpointConfig) -> None:
-    """Keep the last K, and those at multiples of keep_every."""
-    for step in saved_steps(folder)[: -config.keep_last]:
-        if not (config.keep_every and step % config.keep_every == 0):
+def prune(folder: Path, config: CheckpointConfig, trouble: int | None = None, best: int | None = None) -> None:
+    """Keep the last K, those at multiples of keep_every, the best one, and the last one from before a trouble that
+    began there."""
+    steps = saved_steps(folder)
+    kept = {best, None if trouble is None else last_good(steps, trouble)}
+    for step in steps[: -config.keep_last]:
+        if step not in kept and not (config.keep_every and step % config.keep_every == 0):
             _remove(step_folder(folder, step))
 
 
@@ -287,8 +299,38 @@ def _remove(path: Path) -> None:
         shutil.rmtree(old)
 
 
+BEST = "best"
+
+
+def point_best(folder: Path, step: int | None) -> None:
+    """Let `best` be the checkpoint of a step; without one, or where that is gone, there is no `best`."""
+    if step is not None and step_folder(folder, step).exists():
+        _point(folder, BEST, step_folder(folder, step))
+    elif (folder / BEST).is_dir() and not (folder / BEST).is_symlink():  # a copy of the run with links followed
+        _set_aside(folder / BEST)
+    else:
+        (folder / BEST).unlink(missing_ok=True)
+
+
+def best_step(folder: Path) -> int | None:
+    """The step of `best`, a link or a text file; None if there is none."""
+    path = folder / BEST
+    try:
+        if path.is_dir() and not path.is_symlink():  # a copy of the run with links followed
+            return int(verify(path)["step"])
+        name = os.readlink(path) if path.is_symlink() else path.read_text(encoding="utf-8").strip()
+    except (OSError, CheckpointError):
+        return None
+    match = re.fullmatch(r"step-(\d{8,})", name)
+    return int(match[1]) if match else None
+
+
 def _point_latest(folder: Path, target: Path) -> None:
-    latest, link = folder / "latest", folder / ".latest.part"
+    _point(folder, "latest", target)
+
+
+def _point(folder: Path, name: str, target: Path) -> None:
+    latest, link = folder / name, folder / f".{name}.part"
     if latest.is_dir() and not latest.is_symlink():
         _set_aside(latest)
     link.unlink(missing_ok=True)

@@ -9,16 +9,22 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from ..diffusion.solvers import SAMPLERS
+from ..diffusion.solvers import SAMPLERS, require_sampler
 from ..errors import CannotReadError, InvalidConfigError
 from ..files import read_yaml
-from ..noise import NoiseProcess, Prediction, Schedule, require_prediction
+from ..noise import NoiseProcess, Prediction, Schedule, Weighting, require_prediction
 from ..optional import needs
 from ..scaling import as_scaling
+from .averages import AverageLength, is_snapshot
 
-Decay = Literal["constant", "linear", "cosine"]
+Decay = Literal["constant", "linear", "cosine", "polynomial", "cosine_with_restarts", "piecewise_constant"]
+Optimizer = Literal[
+    "adamw", "adam", "sgd", "rmsprop", "radam", "nadam", "adamax", "adagrad", "adafactor", "schedule-free"
+]
 Precision = Literal["no", "bf16", "fp16"]
 Condition = Literal["none", "class", "text"]
+OnCollapse = Literal["stop", "rollback", "ignore"]
+KeepBest = Literal["held-out", "frechet"]
 
 
 def require(condition: bool, message: str) -> None:
@@ -82,8 +88,14 @@ class DiffusionConfig:
     """The noise process, the objective and the condition."""
 
     schedule: Schedule = "vp"
-    """The authors' continuous-time VP-SDE, DDPM's linear, the cosine, or (for latents) Stable Diffusion's."""
+    """The authors' continuous-time VP-SDE, DDPM's linear, the cosine, (for latents) Stable Diffusion's; a rectified
+    flow with uniform or logit-normal times, or EDM's."""
     prediction: Prediction = "epsilon"
+    """ε, v or x_0; "flow", the velocity, with the schedules flow and flow-logit; "edm" with edm."""
+    loss_weighting: Weighting = "none"
+    """"min-snr" weighs the loss of each image by its noise level (Min-SNR-γ)."""
+    min_snr_gamma: float = 5.0
+    """γ of Min-SNR: the largest weight of an error in x_0."""
     condition: Condition = "none"
     """"class" trains on labels, "text" on captions."""
     condition_dropout: float = 0.1
@@ -91,7 +103,15 @@ class DiffusionConfig:
 
     def __post_init__(self) -> None:
         NoiseProcess(self.schedule)
-        require_prediction(self.prediction)
+        require_prediction(self.prediction, self.schedule)
+        require_choice("loss_weighting", self.loss_weighting, Weighting)
+        require_at_least(0, min_snr_gamma=self.min_snr_gamma)
+        require(self.min_snr_gamma > 0, "min_snr_gamma must be above 0")
+        require(
+            self.loss_weighting == "none" or self.prediction in ("epsilon", "v", "x0"),
+            f"--loss-weighting {self.loss_weighting} is for networks that predict epsilon, v or x0; "
+            f"{self.prediction} has weights of its own",
+        )
         require_choice("condition", self.condition, Condition)
         require(0 <= self.condition_dropout < 1, f"condition_dropout must be in [0, 1), got {self.condition_dropout}")
 
@@ -114,14 +134,23 @@ class TextConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW, its rate over time, clipping, and the moving average of the weights."""
+    """The optimiser, its rate over time, clipping, and the moving average of the weights."""
 
+    optimizer: str = "adamw"
+    """adamw, adam, sgd, rmsprop, radam, nadam, adamax, adagrad, adafactor, schedule-free (of the package schedulefree),
+    or package.module:Class. It gets lr, and betas and weight_decay if it takes them."""
+    optimizer_options: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of the optimiser."""
     lr: float = 2e-4
     weight_decay: float = 0.03
     betas: tuple[float, float] = (0.99, 0.999)
     warmup: int = 0
     """Steps of linear warm-up."""
-    decay: Decay = "constant"
+    decay: str = "constant"
+    """After the warm-up: constant, linear, cosine, polynomial, cosine_with_restarts, piecewise_constant, or a scheduler
+    of torch's, torch.optim.lr_scheduler:StepLR."""
+    decay_options: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the last four."""
     decay_steps: int | None = None
     """Step at which the decay reaches zero; None takes `steps`."""
     clip: float | None = None
@@ -130,6 +159,12 @@ class OptimizerConfig:
     ema_warmup: bool = True
     """Begin with a shorter average, min(ema_rate, (1 + step) / (10 + step)), so that the random start is forgotten: of
     a fixed rate of 0.9999, 37 % of it are left after 10,000 steps."""
+    ema_length: str | None = None
+    """Length of the average, instead of ema_rate: a share of the run so far (10%), steps (5000steps) or images
+    (200kimages)."""
+    ema_lengths: tuple[str, ...] = ()
+    """Averages of other lengths that are kept beside it. Of two shares or more (5% 10%) snapshots are written, from
+    which `scalelong ema` makes any other share after training."""
 
     def __post_init__(self) -> None:
         require_at_least(0, lr=self.lr, weight_decay=self.weight_decay, warmup=self.warmup, clip=self.clip)
@@ -137,7 +172,16 @@ class OptimizerConfig:
         require(self.clip is None or self.clip > 0, "clip must be above 0; leave it out (None) for no clipping")
         require(all(0 <= beta < 1 for beta in self.betas), f"betas must be in [0, 1), got {self.betas}")
         require(0 <= self.ema_rate < 1, f"ema_rate must be in [0, 1), got {self.ema_rate}")
-        require_choice("decay", self.decay, Decay)
+        if ":" not in self.decay:
+            require_choice("decay", self.decay, Decay)
+        if ":" not in self.optimizer:
+            require_choice("optimizer", self.optimizer, Optimizer)
+        simple = self.decay in ("constant", "linear", "cosine")
+        require(not (simple and self.decay_options), f"--decay {self.decay} takes no --decay-options")
+        if self.ema_length is not None:
+            AverageLength.parse(self.ema_length)
+        names = [str(AverageLength.parse(length, "--ema-lengths")) for length in self.ema_lengths]
+        require(len(set(names)) == len(names), f"--ema-lengths names a length twice: {', '.join(names)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,9 +215,21 @@ class CheckpointConfig:
     keep_last: int = 2
     keep_every: int | None = None
     """Checkpoints at multiples of this many steps are kept for good."""
+    keep_best: KeepBest | None = None
+    """Keep the checkpoint with the best held-out loss or Fréchet distance as checkpoints/best; both are measured with
+    the averaged weights (--held-out-every, --scores-every)."""
+    patience: int = 0
+    """Stop after so many measurements without a better one; 0 never stops."""
 
     def __post_init__(self) -> None:
         require_at_least(1, save_every=self.save_every, keep_last=self.keep_last, keep_every=self.keep_every)
+        require_at_least(0, patience=self.patience)
+        if self.keep_best is not None:
+            require_choice("keep_best", self.keep_best, KeepBest)
+        require(
+            not self.patience or self.keep_best is not None,
+            "--patience waits for a better measurement: say of what, with --keep-best held-out or --keep-best frechet",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,15 +266,20 @@ class LoggingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class GuardConfig:
-    """What to do when the loss or the gradient is no longer finite."""
+    """What to do when the loss collapses, or when the loss or the gradient is no longer finite."""
 
+    on_collapse: OnCollapse = "stop"
+    """When the loss goes back to that of an output of zero and stays there: stop with a diagnosis, go back to the last
+    checkpoint from before the trouble and on with a lower rate, or say so and go on."""
     on_nan: Literal["stop", "rollback"] = "stop"
-    """Stop with a diagnosis, or go back to the last good checkpoint and on with a lower rate."""
+    """The same for numbers that are not finite, whose update is never applied."""
     max_rollbacks: int = 3
+    """Rollbacks of a run, of both kinds together."""
     rollback_factor: float = 0.5
     """The rate is multiplied by this at each rollback."""
 
     def __post_init__(self) -> None:
+        require_choice("on_collapse", self.on_collapse, OnCollapse)
         require_choice("on_nan", self.on_nan, Literal["stop", "rollback"])
         require_at_least(0, max_rollbacks=self.max_rollbacks)
         require(0 < self.rollback_factor <= 1, f"rollback_factor must be in (0, 1], got {self.rollback_factor}")
@@ -236,6 +297,10 @@ class TrainConfig:
     """Arguments of the model. Size, channels and classes come from the data."""
     scaling: str = "none"
     """Scaling of the long skips: none, uniform, cs, cs:0.6, ls, ..."""
+    start_from: str | None = None
+    """Weights to begin with (also --from): a run folder, a folder of diffusers, or nnet_ema.pth of U-ViT's authors."""
+    lora: int = 0
+    """Rank of LoRA adapters, with --from: they are trained instead of the weights. 0 for none."""
     steps: int = 10_000
     batch_size: int = 128
     """Images in a step, over all processes."""
@@ -257,6 +322,21 @@ class TrainConfig:
         require_at_least(0, seed=self.seed)
         require(self.budget is None or seconds_of(self.budget) > 0, "--budget must be above zero")
         as_scaling(self.scaling)
+        require_at_least(0, lora=self.lora)
+        require(self.start_from != "", "--from must name weights, got an empty text")
+        require(
+            not self.lora or self.start_from is not None, "--lora adapts weights that exist: say which, with --from"
+        )
+        require_sampler(self.logging.sampler, self.logging.sampler_steps, self.diffusion.schedule)
+        best = self.checkpoints.keep_best
+        require(
+            best != "held-out" or self.images.held_out > 0,
+            "--keep-best held-out needs images that are not trained on: give --held-out, such as 100",
+        )
+        require(
+            best != "frechet" or self.logging.scores_every > 0,
+            "--keep-best frechet needs scores: give --scores-every, such as 1000",
+        )
         require(bool(self.data), "data must name a folder, a file or a data set")
         require(bool(self.model), "model must name a model")
 
@@ -270,6 +350,8 @@ class TrainConfig:
             self.monitor_every,
             self.checkpoints.save_every,
         )
+        if self.optimizer.ema_lengths and is_snapshot(step):
+            return True
         return step == self.steps or any(every and step % every == 0 for every in intervals)
 
     @property
@@ -309,6 +391,18 @@ MAY_CHANGE = (
 
 FORMER_DEFAULTS: dict[str, Any] = {"optimizer.ema_warmup": False}
 """Defaults of earlier versions. A run that began with one goes on with it."""
+
+
+ADDED: dict[str, Any] = {
+    "optimizer.ema_length": None,
+    "optimizer.ema_lengths": [],
+    "start_from": None,
+    "lora": 0,
+    "diffusion.loss_weighting": "none",
+    "diffusion.min_snr_gamma": 5.0,
+    "optimizer.optimizer": "adamw",
+}
+"""Fields that earlier versions did not have, with the values at which nothing is new: a run keeps its folder's name."""
 
 
 def with_former_defaults(config: TrainConfig, before: TrainConfig | None = None) -> TrainConfig:
@@ -367,7 +461,8 @@ def conflicting_changes(before: TrainConfig, after: TrainConfig) -> dict[str, tu
     """The differences with which a run cannot go on: it would be a different run."""
     changed = differences(before, after)
     # A decay that ends with the run makes the rate of every step depend on the number of steps.
-    tied = after.optimizer.decay != "constant" and after.optimizer.decay_steps is None
+    ends = after.optimizer.decay not in ("constant", "piecewise_constant") and ":" not in after.optimizer.decay
+    tied = ends and after.optimizer.decay_steps is None
     return {
         name: pair for name, pair in changed.items() if not name.startswith(MAY_CHANGE) or (name == "steps" and tied)
     }
@@ -423,7 +518,9 @@ def _convert(value: Any, hint: Any, name: str) -> Any:
 
 def field_paths() -> dict[str, str]:
     """The dotted name of every field: {"lr": "optimizer.lr", "steps": "steps", ...}."""
-    flat = flatten(to_dict(TrainConfig())) | {"model_options": {}}
+    # Dictionaries are empty by default, and flattened to nothing.
+    empty = ("model_options", "optimizer.optimizer_options", "optimizer.decay_options")
+    flat = flatten(to_dict(TrainConfig())) | dict.fromkeys(empty)
     return {path.rpartition(".")[2]: path for path in flat}
 
 

@@ -31,6 +31,7 @@ from ..files import (
     remove_leftovers,
     write_text,
 )
+from .averages import FOLDER as AVERAGES
 from .checkpoint import adopt_latest, remove_unfinished, run_of, saved_steps, usable_checkpoint
 from .config import TrainConfig, conflicting_changes, differences, dump_config, load_config, with_former_defaults
 from .model import DataShape, RunData, factory_of, shape_of
@@ -61,6 +62,7 @@ To continue it, or to train longer with more --steps, run the same command again
 | tensorboard/ | the same for `tensorboard --logdir .` |
 | samples/ | sample grids, made with the averaged weights |
 | images/, scores.jsonl | what `scalelong sample` and `scalelong eval` made of it |
+| averages/ | with --ema-lengths: snapshots of the averages, for `scalelong ema` |
 | checkpoints/ | checkpoints/latest/ema.safetensors holds the averaged weights, model.safetensors the raw ones |
 """
 
@@ -70,6 +72,7 @@ class RunFolder:
         self.path = Path(path)
         self.checkpoints = self.path / "checkpoints"
         self.samples = self.path / "samples"
+        self.averages = self.path / AVERAGES
         self.metrics = self.path / METRICS
 
     @contextmanager

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -12,19 +12,37 @@ import torch
 from torch import Tensor, nn
 
 from ..diffusion.conditions import Conditions
-from ..diffusion.images import ImageMaker, requests
+from ..diffusion.images import ImageMaker, as_picture, image_grid, requests
 from ..diffusion.latents import Autoencoder
 from ..diffusion.solvers import SampleSettings
-from ..errors import CheckpointError, RunFolderError
+from ..errors import CheckpointError, InvalidConfigError, RunFolderError
+from ..files import digest
 from ..models.call import Denoiser
 from ..noise import NoiseProcess
+from ..scaling import FixedScaling, as_scaling
 from ..skips.record import without_records
-from .checkpoint import EMA, MODEL, PATIENCE, require_own, saved_steps, step_folder, usable_checkpoint, verify
+from .adapters import merge_adapters_
+from .averages import AverageLength, by_length, reconstruct
+from .checkpoint import (
+    AVERAGES,
+    EMA,
+    MODEL,
+    PATIENCE,
+    best_step,
+    require_own,
+    saved_steps,
+    step_folder,
+    usable_checkpoint,
+    verify,
+)
 from .config import TrainConfig, load_config
 from .folder import CONFIG, RunFolder
 from .model import DataShape, Log, build_model, make_conditions, require_trust
 
 logger = logging.getLogger(__name__)
+
+ROUGH = 0.06
+"""Largest error of a profile (see `averages.Combination`) that is not worth a remark."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +54,12 @@ class Run:
     shape: DataShape
     model: nn.Module
     step: int
-    weights: Literal["ema", "raw"]
+    weights: str
+    """"ema", "raw", or "ema:10%" for an average of another length."""
     weights_sha256: str = ""
     """Of the file that the weights come from. The file may be gone: a run that trains prunes its checkpoints."""
+    is_rescaled: bool = False
+    """Whether the long skips are scaled in another way than they were trained with, as `scalelong tune` finds."""
 
     @property
     def process(self) -> NoiseProcess:
@@ -92,30 +113,39 @@ class Run:
         sampler: str = "dpm++",
         steps: int = 50,
         guidance: float = 1.0,
+        cache: str = "",
         batch_size: int = 64,
         device: torch.device | str = "cpu",
     ) -> Tensor:
         """Images, uint8 (n, C, H, W). Image i has the seed `seed + i` and does not depend on n or batch_size.
 
         `prompts` are classes or texts, which take turns; a class-conditional model without prompts shows all classes.
-        `wishes` is an earlier name of `prompts`.
+        `wishes` is an earlier name of `prompts`. `cache` is that of SampleSettings: "every=3,depth=1".
         """
         wanted = requests(n, seed, prompts or wishes or self.default_prompts)
-        settings = SampleSettings(sampler=sampler, steps=steps, guidance=guidance)
+        settings = SampleSettings(sampler=sampler, steps=steps, guidance=guidance, cache=cache)
         return self.maker.all(wanted, settings, batch_size=batch_size, device=device)
+
+    def grid(self, n: int = 16, *, columns: int | None = None, **options: Any) -> Any:
+        """Images side by side, as a picture of Pillow: notebooks show it. `options` are those of `sample`."""
+        return as_picture(image_grid(self.sample(n, **options), columns))
 
 
 def load_run(
     path: str | PathLike[str],
     *,
-    weights: Literal["ema", "raw"] = "ema",
-    step: int | None = None,
+    weights: str = "ema",
+    step: int | Literal["best"] | None = None,
     trust: bool = False,
+    scaling: str | None = None,
     log: Log = logger.warning,
 ) -> Run:
-    """The averaged (or raw) weights of the newest whole checkpoint, or of the one of a step.
+    """The averaged (or raw) weights of the newest whole checkpoint, of the one of a step, or of the best one.
+
+    `weights` is "ema", "raw", or "ema:10%": the average of another length (`scalelong.runs.averages`).
 
     A run folder may name a model of someone's own, "package.module:factory". That code is run with `trust` only.
+    `scaling` replaces the constants that the run was trained with ("custom:1,0.9,0.8", as `scalelong tune` finds them).
     `log` gets a line for each damaged checkpoint that is passed over.
     """
     run = RunFolder(path)
@@ -123,8 +153,20 @@ def load_run(
         raise RunFolderError(f"{run.path} is not a run folder: it has no {CONFIG}")
     config = load_config(run.path / CONFIG)
     require_trust(config, run.path / CONFIG, trust)
+    length = _length(weights)
+    if scaling is not None:
+        require_constant(config.scaling)
+        config = replace(config, scaling=scaling)
     file = EMA if weights == "ema" else MODEL
-    state, manifest = _read_weights(run, step, file, log)
+    if step == "best":
+        step = best_step(run.checkpoints)
+        if step is None:
+            raise CheckpointError(f"{run.path} has no checkpoints/best; train with --keep-best held-out or frechet")
+    state, manifest = _read_weights(run, step, AVERAGES if length else file, log)
+    sha256 = manifest["files"].get(AVERAGES if length else file, {}).get("sha256", "")
+    if length is not None:
+        weights = f"ema:{length}"
+        state, sha256 = _other_average(run, int(manifest["step"]), length, by_length(state), log)
     model = build_model(config, run.shape())
     try:
         with without_records():  # the configuration says how it is scaled
@@ -135,9 +177,49 @@ def load_run(
             f"the weights of step {manifest['step']} in {run.checkpoints} do not fit the model that "
             f"{run.path / CONFIG} and data.json describe; were they edited? Restore them from a copy ({said})"
         ) from error
+    if config.lora:
+        merge_adapters_(model)
     # What the checkpoint says, not the name of its folder.
     step = int(manifest["step"])
-    return Run(run.path, config, run.shape(), model.eval(), step, weights, manifest["files"][file]["sha256"])
+    return Run(run.path, config, run.shape(), model.eval(), step, weights, sha256, scaling is not None)
+
+
+def _length(weights: str) -> AverageLength | None:
+    """The length that "ema:10%" asks for; None for "ema" and "raw"."""
+    if weights in ("ema", "raw"):
+        return None
+    kind, colon, length = weights.partition(":")
+    if kind != "ema" or not colon:
+        raise InvalidConfigError(f"--weights must be ema, raw, or ema:LENGTH such as ema:10%, got {weights!r}")
+    return AverageLength.parse(length, "--weights ema:LENGTH")
+
+
+def _other_average(
+    run: RunFolder, step: int, length: AverageLength, kept: dict[str, dict[str, Tensor]], log: Log
+) -> tuple[dict[str, Tensor], str]:
+    """All weights of a checkpoint with the average of another length, and their checksum."""
+    from safetensors.torch import load_file, save
+
+    found = reconstruct(run.averages, step, length, kept, run.id)
+    if found.error > ROUGH:
+        log(
+            f"the average of {length} at step {step} is rough: its profile is off by {found.error:.0%}, with "
+            f"{found.snapshots} snapshots in {run.averages}; from 4% to 20% it is exact to about 1e-3 of the weights"
+        )
+    # Buffers are not averaged, and come with the average that the run always keeps.
+    state = {**load_file(step_folder(run.checkpoints, step) / EMA), **found.weights}
+    return state, digest(save(state))
+
+
+def require_constant(scaling: str) -> FixedScaling:
+    """The scaling that a run was trained with, if its coefficients are numbers, so that others can stand for them."""
+    config = as_scaling(scaling)
+    if not isinstance(config, FixedScaling):
+        raise InvalidConfigError(
+            f"the run was trained with the scaling {scaling!r}, whose coefficients are learned or depend on the data: "
+            f"only constant ones (none, cs, uniform, custom, balanced) can be replaced after training"
+        )
+    return config
 
 
 def _read_weights(run: RunFolder, step: int | None, file: str, log: Log) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -158,6 +240,8 @@ def _read_weights(run: RunFolder, step: int | None, file: str, log: Log) -> tupl
         try:
             manifest = verify(checkpoint)
             require_own(checkpoint, manifest, run.id)
+            if file == AVERAGES and AVERAGES not in manifest["files"]:
+                return {}, manifest
             return load_file(checkpoint / file), manifest
         except (OSError, SafetensorError, CheckpointError) as error:
             if checkpoint.exists():

@@ -11,12 +11,13 @@ a condition gets a network that uses it, or an error that says why not.
 import inspect
 import logging
 import os
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +44,8 @@ from ..noise import NoiseProcess
 from ..optional import load_object
 from ..randomness import seed_global
 from ..scaling import NoScaling, as_scaling
-from ..skips import scale_skips_, start_merges_
+from ..skips import native_plan, scale_skips_, start_merges_
+from .adapters import add_adapters_
 from .config import TextConfig, TrainConfig
 
 logger = logging.getLogger(__name__)
@@ -97,14 +99,19 @@ def _require_classes(config: TrainConfig, classes: Sequence[str] | None) -> Sequ
 # The network
 
 
-def build_model(config: TrainConfig, shape: DataShape) -> nn.Module:
-    """The network of the configuration, with weights that depend on the seed alone, and its long skips scaled."""
+def build_model(config: TrainConfig, shape: DataShape, adapters: bool = True) -> nn.Module:
+    """The network of the configuration, with weights that depend on the seed alone, and its long skips scaled.
+
+    With `lora` it has its adapters, unless weights are to be put into it first.
+    """
     with torch.random.fork_rng():
         seed_global(config.seed, "weights")
         model = _build(config, shape)
         _require_condition(model, config, shape)
         if not is_uvit(config):  # which scales its own skips
             _scale(model, config, shape)
+    if config.lora and adapters:
+        add_adapters_(model, config.lora, config.seed)
     if config.hardware.gradient_checkpointing:
         _checkpoint_gradients(model)
     return model
@@ -230,8 +237,27 @@ def require_trust(config: TrainConfig, source: str | PathLike[str], trust: bool 
     if factory is None or trust or os.environ.get(TRUST, "") not in ("", "0"):
         return
     options = f" with the options {config.model_options}" if config.model_options else ""
+    _refuse_code(f"model {factory!r}{options}", source)
+
+
+_TORCHS_OWN = re.compile(r"torch\.optim(\.lr_scheduler)?:[A-Z]\w*")
+
+
+def require_trusted_training(
+    config: TrainConfig, source: str | PathLike[str], trust: bool = False, typed: Collection[str] = ()
+) -> None:
+    """The same for the code that training alone runs: an optimiser or a decay by import path. `typed` are those that
+    the user has named himself."""
+    if trust or os.environ.get(TRUST, "") not in ("", "0"):
+        return
+    for name, code in {"optimizer": config.optimizer.optimizer, "decay": config.optimizer.decay}.items():
+        if ":" in code and name not in typed and not _TORCHS_OWN.fullmatch(code):
+            _refuse_code(f"{name} {code!r}", source)
+
+
+def _refuse_code(what: str, source: str | PathLike[str]) -> NoReturn:
     raise UntrustedCodeError(
-        f"{source} wants Python code to be run: model {factory!r}{options}. Whoever wrote that file decides what is "
+        f"{source} wants Python code to be run: {what}. Whoever wrote that file decides what is "
         f"run, with your rights. If you trust it, repeat the command with --trust (in Python trust=True, or {TRUST}=1)"
     )
 
@@ -275,7 +301,7 @@ def _from_diffusers_json(path: Path, values: dict[str, Any]) -> nn.Module:
 
 
 def _scale(model: nn.Module, config: TrainConfig, shape: DataShape) -> None:
-    example = None if isinstance(model, UViT) else example_forward(model, config, shape)
+    example = None if native_plan(model) is not None else example_forward(model, config, shape)
     if not isinstance(as_scaling(config.scaling), NoScaling):
         scale_skips_(model, config.scaling, example)
     start = _merge_start(config)

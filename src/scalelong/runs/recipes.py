@@ -14,6 +14,7 @@ from typing import Any
 
 from ..errors import InvalidConfigError
 from .config import (
+    ADDED,
     MAY_CHANGE,
     CheckpointConfig,
     DiffusionConfig,
@@ -256,6 +257,7 @@ def _folder_of(config: TrainConfig) -> Path:
 def _identity(config: TrainConfig, **changes: object) -> str:
     """All that makes the run what it is, as text: not how long it is, how it is saved, or on what machine it runs."""
     values = {name: value for name, value in flatten(to_dict(config)).items() if not name.startswith(MAY_CHANGE)}
+    values = {name: value for name, value in values.items() if name not in ADDED or value != ADDED[name]}
     return json.dumps(values | changes, sort_keys=True)
 
 

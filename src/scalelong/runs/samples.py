@@ -7,6 +7,7 @@ images/step.../000000000000.png ...   named by their seeds
 The folder can be continued: what is there is not made again, and what was made in a different way is refused.
 """
 
+import hashlib
 import io
 import json
 import logging
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ..data import to_float
-from ..diffusion.images import Request
+from ..diffusion.images import Request, as_picture, image_grid
 from ..diffusion.solvers import SampleSettings
 from ..errors import CannotReadError, SampleFolderError
 from ..files import exclusive, make_folder, read_bytes, read_json, remove_leftovers, write_bytes, write_text
@@ -35,33 +36,11 @@ logger = logging.getLogger(__name__)
 
 MOST_IMAGE = 512 * 1024**2
 """Bytes of the largest sample that is read."""
-GAP = 2
-SMALLEST_SIDE = 32
-"""Smaller images are enlarged by a whole factor: thumbnails of 8 pixels cannot be judged."""
-
-
-def image_grid(images: Tensor, columns: int | None = None) -> Tensor:
-    """(B, C, H, W) in [-1, 1] to one uint8 image (C, H', W')."""
-    pixels = ((images.float().cpu() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
-    enlarge = max(1, math.ceil(SMALLEST_SIDE / min(pixels.shape[2:])))
-    pixels = pixels.repeat_interleave(enlarge, dim=2).repeat_interleave(enlarge, dim=3)
-    count, channels, height, width = pixels.shape
-    columns = columns or math.ceil(math.sqrt(count))
-    rows = math.ceil(count / columns)
-    grid = torch.full((channels, rows * (height + GAP) + GAP, columns * (width + GAP) + GAP), 255, dtype=torch.uint8)
-    for i, image in enumerate(pixels):
-        top, left = GAP + (i // columns) * (height + GAP), GAP + (i % columns) * (width + GAP)
-        grid[:, top : top + height, left : left + width] = image
-    return grid
 
 
 def save_png(path: Path, image: Tensor) -> None:
-    """Write a uint8 image (C, H, W) with 1, 3 or 4 channels; of others, the first is shown."""
-    pillow = needs("PIL.Image", "train", "writing sample grids")
-    array = image.permute(1, 2, 0).contiguous().numpy()
-    array = array if array.shape[2] in (3, 4) else array[:, :, 0]
     content = io.BytesIO()
-    pillow.fromarray(array).save(content, format="PNG")
+    as_picture(image).save(content, format="PNG")
     write_bytes(path, content.getvalue())
 
 
@@ -208,8 +187,10 @@ def processes() -> Any:
 
 def folder_name(run: Run, settings: SampleSettings) -> str:
     guidance = f"-guidance{settings.guidance:g}" if settings.guidance != 1 else ""
-    cache = "".join(f"-{name}{value}" for name, value in settings.cache_options().items())
-    return f"step{run.step}-{run.weights}-{settings.sampler}{settings.steps}{guidance}{cache}"
+    cache = "".join(f"-{name}{value:g}" for name, value in settings.cache_options().items())
+    tuned = f"-tuned-{hashlib.sha256(run.config.scaling.encode()).hexdigest()[:6]}" if run.is_rescaled else ""
+    weights = run.weights.replace(":", "").replace("%", "pct")  # of ema:10%; a colon is not for file names
+    return f"step{run.step}-{weights}-{settings.sampler}{settings.steps}{guidance}{cache}{tuned}"
 
 
 def describe_samples(run: Run, settings: SampleSettings) -> dict[str, Any]:
@@ -219,6 +200,7 @@ def describe_samples(run: Run, settings: SampleSettings) -> dict[str, Any]:
         "step": run.step,
         "weights_sha256": run.weights_sha256,
         **{name: value for name, value in asdict(settings).items() if name != "cache" or value},
+        **({"scaling": run.config.scaling} if run.is_rescaled else {}),
     }
 
 
@@ -239,7 +221,8 @@ def fill_folder(
     folder, state, about = SampleFolder(path), processes(), describe_samples(run, settings)
     on_main(state, lambda: folder.check(about, wanted))
     if state.is_main_process:
-        log(f"weights: {'EMA' if run.weights == 'ema' else 'raw, not averaged'}, step {run.step} of {run.folder}")
+        kind = "raw, not averaged" if run.weights == "raw" else run.weights.replace("ema", "EMA")
+        log(f"weights: {kind}, step {run.step} of {run.folder}")
     mine = folder.missing(wanted)[state.process_index :: state.num_processes]
     made = run.maker.generate(mine, settings, batch_size=batch_size, device=device or str(state.device))
     # A prompt or setting that is refused shows with the first images, and must leave no folder. No process looks for

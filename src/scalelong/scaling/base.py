@@ -219,11 +219,10 @@ def as_scaling(spec: "Scaling | str | dict[str, Any] | None") -> Scaling:
 
 
 def _method(name: Any) -> type[Scaling]:
-    if isinstance(name, str) and name not in METHODS:
-        name = name.lower()  # the paper writes CS and LS
-    if not isinstance(name, str) or name not in METHODS:
+    key = name.lower() if isinstance(name, str) and name not in METHODS else name  # the paper writes CS and LS
+    if not isinstance(key, str) or key not in METHODS:
         raise InvalidConfigError(f"unknown scaling method {name!r}; known: {', '.join(sorted(METHODS))}")
-    return METHODS[name]
+    return METHODS[key]
 
 
 def _require_fields(method: type[Scaling], values: dict[str, Any]) -> None:

@@ -51,21 +51,34 @@ class FullPrecisionModule(nn.Module):
         return super()._apply(keep_precision, recurse)
 
 
+class GateLayer(nn.Module):
+    """W x + b in full precision. It is no `nn.Linear`: tools that adapt or quantise linear layers leave gates alone."""
+
+    def __init__(self, width: int, outputs: int) -> None:
+        super().__init__()
+        layer = nn.Linear(width, outputs)
+        self.weight, self.bias = layer.weight, layer.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        # .float() is free for fp32 weights, and undoes what FSDP's mixed precision does to them.
+        return F.linear(x, self.weight.float(), self.bias.float())
+
+
 class SqueezeExcite(FullPrecisionModule):
     """ζ(p) = W_2 act(W_1 p + b_1) + b_2 with a bottleneck of width/ratio, at least 1 (SE, the paper's choice)."""
 
     def __init__(self, width: int, ratio: int, activation: str, start_flat: bool) -> None:
         super().__init__()
         hidden = max(width // ratio, 1)
-        self.reduce = nn.Linear(width, hidden)
-        self.expand = nn.Linear(hidden, width)
+        self.reduce = GateLayer(width, hidden)
+        self.expand = GateLayer(hidden, width)
         self.activation = activation
         if start_flat:
             nn.init.zeros_(self.expand.weight)
             nn.init.zeros_(self.expand.bias)
 
     def forward(self, pooled: Tensor) -> Tensor:
-        return _linear(ACTIVATIONS[self.activation](_linear(pooled, self.reduce)), self.expand)
+        return self.expand(ACTIVATIONS[self.activation](self.reduce(pooled)))
 
 
 class InstanceEnhance(FullPrecisionModule):
@@ -80,12 +93,7 @@ class InstanceEnhance(FullPrecisionModule):
         return torch.addcmul(self.bias.float(), self.weight.float(), pooled)
 
 
-def _linear(x: Tensor, layer: nn.Linear) -> Tensor:
-    # .float() is free for fp32 weights, and undoes what FSDP's mixed precision does to them.
-    return F.linear(x, layer.weight.float(), layer.bias.float())
-
-
-# A sigmoid never reaches κ_1 = 1; this is where it starts instead.
+# A sigmoid never reaches κ_1 = 1; this is where it starts instead. Bounded gates could, and start where the others do.
 LARGEST_START = 0.999
 
 
@@ -104,10 +112,10 @@ class LearnableScaling(Scaling):
     `gate`: "channel" averages over all positions and gates channels; "token" averages over channels and gates tokens,
     which ties the gate to one sequence length; "auto" is channels for bounded gates, and for the others what the paper
     does: tokens where their number is fixed (U-ViT), otherwise channels.
-    `start`: "bounded" starts on the curve κ^(i-1) and stays between half and twice the curve. "cs" starts there too
-    (last layer zero, a bias per skip at its logit; 0.999 stands for 1), and its gates are free between 0 and 1; at
-    high rates fewer runs survive with it (docs/evidence/survival). "paper" starts as the authors' code does, at about
-    0.5 for every skip.
+    `start`: "bounded" starts on the curve κ^(i-1), where 0.999 stands for 1, and stays between half and twice the
+    curve. "cs" starts there too (last layer zero, a bias per skip at its logit), and its gates are free between 0 and
+    1; at high rates fewer runs survive with it (docs/evidence/survival). "paper" starts as the authors' code does, at
+    about 0.5 for every skip.
     `pace`: p, in (0, 1], makes bounded gates move more slowly than the other weights.
     """
 
@@ -172,7 +180,7 @@ class GatedSkipScaling(FullPrecisionModule, SkipScaling):
         else:
             distinct, self._network_of = widths, list(range(len(widths)))
         self.networks = nn.ModuleList(_network(config, width) for width in distinct)
-        curve = ConstantScaling(config.kappa).curve(len(sites))
+        curve = [min(kappa, LARGEST_START) for kappa in ConstantScaling(config.kappa).curve(len(sites))]
         self.offsets = nn.Parameter(_logits(curve)) if config.start == "cs" else None
         # Another name than `offsets`, so that gates that were trained with the one are never read as the other.
         self.shifts = nn.Parameter(torch.zeros(len(sites))) if config.start == "bounded" else None
@@ -253,8 +261,7 @@ def _network(config: LearnableScaling, width: int) -> nn.Module:
 
 
 def _logits(curve: Sequence[float]) -> Tensor:
-    clamped = [min(kappa, LARGEST_START) for kappa in curve]
-    return torch.tensor([math.log(kappa) - math.log1p(-kappa) for kappa in clamped])
+    return torch.tensor([math.log(kappa) - math.log1p(-kappa) for kappa in curve])
 
 
 EPSILON = 1e-6

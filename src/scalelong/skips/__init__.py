@@ -14,7 +14,13 @@ from .api import (
 from .attach import (
     without_checks as without_checks,
 )
-from .cache import Cached as Cached, cached as cached
+from .cache import (
+    Cached as Cached,
+    cache_ as cache_,
+    cached as cached,
+    full_steps as full_steps,
+    uncache_ as uncache_,
+)
 from .find import (
     find_skips as find_skips,
 )
@@ -22,9 +28,16 @@ from .fold import (
     FoldReport as FoldReport,
     fold_ as fold_,
 )
+from .host import (
+    SkipHost as SkipHost,
+    native_plan as native_plan,
+)
 from .plan import (
     LongSkip as LongSkip,
     SkipPlan as SkipPlan,
+)
+from .record import (
+    without_records as without_records,
 )
 from .saving import (
     load_scaling_ as load_scaling_,
@@ -36,4 +49,8 @@ from .start import (
     UnfoldableSkipsError as UnfoldableSkipsError,
     start_merges_ as start_merges_,
     start_skips_ as start_skips_,
+)
+from .tune import (
+    TunedSkips as TunedSkips,
+    tune_skips as tune_skips,
 )

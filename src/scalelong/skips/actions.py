@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..errors import SkipMismatchError
 from ..scaling.base import SkipScaling
-from .containers import TreePath
+from ..tracing import TreePath
 
 AGAIN = (
     "The plan holds for the path that it was made with: unscale_ the model and scale it with example_inputs like these"

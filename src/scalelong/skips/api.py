@@ -25,7 +25,7 @@ from .find import Patterns, find_skips
 from .fold import undo_compensation_
 from .host import Host, has_scaled_part, host_of, is_scaled_host, require_scaled, scaled_host_of
 from .plan import SkipPlan
-from .record import class_name, spelled
+from .record import class_name, scale_what_configurations_build, spelled
 from .verify import on_forward, verify_attached, verify_detached, with_batch_axes
 
 # Scale the long skips of a model in place, look at the coefficients, and undo it.
@@ -80,8 +80,19 @@ def scale_skips_(
         except ScaleLongError:
             host.detach()
             raise
+    scale_what_configurations_build(host.model, _scale_as_described)
     _warn_if_cancelled(plan, scaling)
     return model
+
+
+def _scale_as_described(model: nn.Module, description: dict[str, Any]) -> None:
+    """A new model of the same class, by the plan of another one."""
+    plan, config = SkipPlan.from_dict(description["plan"]), as_scaling(description["scaling"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CancelledScalingWarning)  # the first model has said so
+        scale_skips_(model, config, plan=plan)
+    if description["folded"]:
+        host_of(model).finish_folding(set(description["folded"]), kept=True)
 
 
 def unscale_(model: nn.Module, *, verify: bool = True) -> nn.Module:

@@ -29,14 +29,17 @@ from ..errors import (
 from ..scaling.base import SkipScaling
 from ..scaling.constant import NoScaling
 from .actions import Action, ArgumentHook, Gate, GateSlices, Multiply, MultiplySlices, OutputHook, Pass, Tally, Witness
+from .edits import EditSite
 from .plan import Attachment, LongSkip, SkipPlan
-from .record import describe, erase_record_, write_record_
-from .source import EditSite, find_function, guard_, is_rewritten, restore_, rewrite_
+from .record import describe, erase_record_, spelled, write_record_
+from .source import find_function, guard_, is_rewritten, restore_, rewrite_
 
 REGISTERED = "skip_scaling"
 _STATE = "_scalelong"
 _SCRIPT = "__prepare_scriptable__"
 """What torch.jit.script calls first, if a module has it."""
+_REPR = "extra_repr"
+"""What torch adds to the text of a module."""
 
 Verifier = Callable[[nn.Module, "Attached", tuple[Any, ...], dict[str, Any]], None]
 """Looks at the inputs of a forward before it runs."""
@@ -62,6 +65,8 @@ class Attached:
     tally: Tally = field(default_factory=lambda: Tally((), 1))
     edits: "list[Edit]" = field(default_factory=list)
     """What was changed, in the order of the slots of the tally."""
+    registered: nn.Module | None = None
+    """While it is detached: what stood for the gates in the model, which PEFT may have wrapped or copied."""
     structure: "list[tuple[nn.Module, str, nn.Module]]" = field(default_factory=list)
     """The modules that were changed and those around them: (parent, name, child)."""
 
@@ -122,12 +127,15 @@ def attach_(host: nn.Module, state: Attached) -> None:
         raise
     if learned:
         anchor = next(host.parameters(), None)
-        scaling = state.scaling if anchor is None else state.scaling.to(anchor.device)
-        host.add_module(REGISTERED, scaling.train(host.training))
+        gates = state.registered or state.scaling
+        host.add_module(REGISTERED, (gates if anchor is None else gates.to(anchor.device)).train(host.training))
+        state.registered = None
     host.__dict__[_STATE] = state
     host.__dict__[_SCRIPT] = refuse_script
     if not isinstance(state.scaling.config, NoScaling):
         write_record_(host, state)
+        said = f"(long skips): {len(state.plan)} scaled by {spelled(state.scaling.config.to_dict())}"
+        host.__dict__.setdefault(_REPR, SaysScaled(said, type(host).extra_repr(host)))
     reset_compiler()
 
 
@@ -136,11 +144,23 @@ def detach_(host: nn.Module) -> Attached:
     _strip(host)
     erase_record_(host)
     host.__dict__.pop(_SCRIPT, None)
+    if isinstance(host.__dict__.get(_REPR), SaysScaled):
+        del host.__dict__[_REPR]
     state: Attached = host.__dict__.pop(_STATE)
-    if active_scaling(host) is state.scaling:
-        del host._modules[REGISTERED]
+    if active_scaling(host) is not None:
+        state.registered = host._modules.pop(REGISTERED)
     reset_compiler()
     return state
+
+
+class SaysScaled:
+    """The `extra_repr` of a scaled model: whoever prints it reads how it is scaled."""
+
+    def __init__(self, said: str, before: str) -> None:
+        self.text = "\n".join(filter(None, (before, said)))
+
+    def __call__(self) -> str:
+        return self.text
 
 
 def refuse_script() -> None:

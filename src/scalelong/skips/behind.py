@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from .nest import Candidate
+from ..tracing import Call, Node, Trace
+from .candidates import Candidate
 from .plan import FoldTarget
 from .reach import COPIES, VIEWS, carry_forward, merge_axis
-from .trace import Call, Node, Trace
 
 # Which layers can take a constant factor of a skip into their weights exactly.
 

@@ -16,29 +16,29 @@ is given the kept main path by a dispatch mode, which shares no code with it.
 import inspect
 import random
 import sys
+import threading
 import warnings
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ..errors import CacheError, InvalidConfigError, VerificationError
+from ..errors import CacheError, InvalidConfigError, UnsupportedModelError, VerificationError
+from ..tracing import Call, Merge, Trace, untouched
 from .attach import attached, paused
-from .containers import leaves
 from .find import Patterns, record_forward, select_skips
 from .host import native_plan, unwrap
-from .trace import Call, Merge, Trace
-from .untouched import untouched
+from .sequence import TIMES, Steps
 from .verify import changing_operand, difference, tensors_in, verifying
 
-TIMES = ("timestep", "timesteps", "t", "time", "times", "sigma", "sigmas", "noise_level", "noise_labels")
-"""What models call the argument that says how far sampling is."""
-
 Schedule = Collection[int] | Callable[[int], bool]
+
+_KEY = "_scalelong_cache"
 
 
 def cached(
@@ -48,7 +48,7 @@ def cached(
     every: int = 3,
     full: Schedule | None = None,
     time: str | None = None,
-    passes: int = 1,
+    passes: int | None = None,
     include: Patterns = None,
     exclude: Patterns = None,
     verify: bool = True,
@@ -57,24 +57,97 @@ def cached(
 
     depth: the long skip whose shell runs at every step; 1 is the outermost, and the cheapest.
     every: the inner part runs at steps 0, every, 2 every, ... With 1 the model computes what it always does.
-    full: instead, the numbers of these steps, or a function that says whether a step is one of them.
+    full: instead, the numbers of these steps, or a function that says whether a step is one of them. `full_steps`
+        places them where images change most.
     time: the argument of the model that says how far sampling is, if it has none of the usual names. Forwards with
         equal times are one step: guidance in two forwards keeps two caches.
-    passes: forwards of one step, for models without such an argument.
+    passes: so many forwards are one step, whatever their times. For models without a time, and for solvers that call
+        the model several times at one time and mean several steps.
     include, exclude: as for `find_skips`.
 
     A sequence of steps begins anew when the time goes back, and after `reset()`. Training and gradients are refused,
     and so is a condition or a size that changes in the middle of a sequence.
     """
-    if not isinstance(depth, int) or depth < 1:
+    if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
         raise InvalidConfigError(f"depth must be the number of a long skip, from 1, got {depth!r}")
-    if not isinstance(every, int) or every < 1:
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise InvalidConfigError(f"every must be a whole number of steps, at least 1, got {every!r}")
-    if not isinstance(passes, int) or passes < 1:
+    if passes is not None and (isinstance(passes, bool) or not isinstance(passes, int) or passes < 1):
         raise InvalidConfigError(f"passes must be a whole number, at least 1, got {passes!r}")
     is_full = _schedule(every, full)
     times = TIMES if time is None else (time,)
-    return Cached(unwrap(model), depth, is_full, times, passes, (include, exclude), verify)
+    return Cached(_host(model), depth, is_full, times, passes, (include, exclude), verify)
+
+
+def cache_(model: nn.Module, **options: Any) -> "Cached":
+    """The same without a `with`: the model keeps its cache until `uncache_(model)`. The options are those of `cached`.
+
+    cache = cache_(pipeline.unet, depth=1, every=3)
+    images = pipeline(...).images
+    uncache_(pipeline.unet)
+    """
+    return cached(model, **options).__enter__()
+
+
+def uncache_(model: nn.Module) -> nn.Module:
+    """Undo `cache_`. The model computes what it did before, bit for bit. Returns the model."""
+    host = _host(model, compiled=True)
+    cache = host.__dict__.get(_KEY)
+    if cache is None:
+        raise CacheError(f"this {type(host).__name__} has no cache; `cache_` gives it one")
+    cache.__exit__()
+    return model
+
+
+def full_steps(steps: int, count: int, *, centre: float | None = None, power: float = 1.4) -> list[int]:
+    """The numbers of `count` full steps among `steps`, closest to each other around `centre` (DeepCache, Eq. 10).
+
+    Evenly spaced numbers l become sign(l) |l|^power + centre. Power 1 spaces the steps evenly; the centre is by default
+    that of all steps. Step 0 is always among them, and numbers that coincide count once.
+    """
+    centre = steps / 2 if centre is None else centre
+    whole = all(isinstance(n, int) and not isinstance(n, bool) and n >= 1 for n in (steps, count))
+    if not whole or count > steps or power < 1 or not 0 <= centre <= steps:
+        raise InvalidConfigError(
+            f"full_steps needs 1 <= count <= steps, a power of at least 1 and a centre from 0 to steps; got "
+            f"steps={steps!r}, count={count!r}, centre={centre!r}, power={power!r}"
+        )
+
+    low, high = -(centre ** (1 / power)), (steps - centre) ** (1 / power)
+    found = {0}
+    for number in range(count):
+        place = low + (high - low) * number / count
+        found.add(min(steps - 1, int((abs(place) ** power) * (1 if place > 0 else -1) + centre + 1e-9)))
+    return sorted(found)
+
+
+def _host(model: Any, compiled: bool = False) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        part = next((name for name in ("unet", "transformer") if isinstance(getattr(model, name, None), nn.Module)), "")
+        advice = f": give its .{part}" if part else ""
+        raise UnsupportedModelError(
+            f"the inner part of an nn.Module can be cached, not of a {type(model).__name__}{advice}"
+        )
+    host = unwrap(model)
+    if not compiled and any(_is_compiled(module) for module in (model, host)):
+        _refuse_compiled(host, "it")
+    return host
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
+
+
+def _refuse_compiled(host: nn.Module, what: str) -> NoReturn:
+    raise CacheError(
+        f"{type(host).__name__} is compiled ({what}), and compiled code does not ask whether a module should run: "
+        f"use the model as it is without torch.compile, or compile blocks that lie whole inside or outside of the skip"
+    )
+
+
+def _not_compiled() -> Any:
+    """Compiled blocks run as they are written: a recording sees nothing of compiled code."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def _schedule(every: int, full: Schedule | None) -> Callable[[int], bool]:
@@ -94,6 +167,8 @@ class Inner:
 
     calls: frozenset[tuple[str, int]]
     """The outermost module calls in it, by name and number."""
+    counts: dict[str, int]
+    """How often these modules are called in a forward, inside and outside of it."""
     layers: int
     """Layers that do not run."""
     all_layers: int
@@ -102,26 +177,12 @@ class Inner:
     operand: int
     block: str
     """The block that gets main path and skip, of a model that merges itself."""
-    kind: Any
-
-
-@dataclass
-class _Sequence:
-    """The steps of one image, or of one batch of them."""
-
-    step: int = -1
-    slot: int = 0
-    forwards: int = 0
-    time: float | None = None
-    falling: bool | None = None
-    kept: dict[int, dict[tuple[str, int], Any]] = field(default_factory=dict)
-    """What the inner modules returned at the last full step, by pass."""
-    given: dict[int, tuple[Any, list[tuple[str, Any]]]] = field(default_factory=dict)
-    """Sizes and conditions of that step, by pass."""
+    copies: bool = True
+    """Whether callers get copies of what is kept, because some of them write into it."""
 
 
 class Cached:
-    """See `cached`. `full_steps`, `cached_steps` and `share` tell what was saved."""
+    """See `cached`. `full_steps`, `cached_steps` and `share` tell what was saved. It may be entered again."""
 
     def __init__(
         self,
@@ -129,22 +190,25 @@ class Cached:
         depth: int,
         is_full: Callable[[int], bool],
         times: tuple[str, ...],
-        passes: int,
+        passes: int | None,
         patterns: tuple[Patterns, Patterns],
         verify: bool,
     ) -> None:
-        self.host, self.depth, self.passes = host, depth, passes
+        self.host, self.depth = host, depth
         self.full_steps = self.cached_steps = 0
         self.inner: Inner | None = None
-        self._is_full, self._times, self._patterns, self._verify = is_full, times, patterns, verify
-        self._sequence = _Sequence()
-        self._mode = "plain"
+        """Of the most recent forward."""
+        self._inners: dict[Any, Inner] = {}
+        """By the kind of the inputs."""
+        self._is_full, self._patterns, self._verify = is_full, patterns, verify
+        self._steps = Steps(host, times, passes)
+        self._mode, self._owner = "plain", 0
         self._counts: dict[str, int] = {}
-        self._copies = False
         self._store: dict[tuple[str, int], Any] = {}
         self._stack = ExitStack()
         self._silence: ExitStack | None = None
-        self._stand_ins: list[tuple[nn.Module, Any]] = []
+        self._placed: dict[str, _StandIn] = {}
+        self._scaling: Any = None
 
     @property
     def share(self) -> float:
@@ -161,63 +225,132 @@ class Cached:
 
     def reset(self) -> None:
         """The next step begins a new image."""
-        self._sequence = _Sequence()
+        self._steps.close()
 
     def __enter__(self) -> "Cached":
-        if "_scalelong_cache" in self.host.__dict__:
-            raise CacheError(f"this {type(self.host).__name__} is in a cache already; leave that one first")
-        compiled = [name or "it" for name, m in self.host.named_modules() if m._compiled_call_impl is not None]
-        if compiled:
-            raise CacheError(
-                f"{type(self.host).__name__} is compiled ({', '.join(compiled[:3])}), and compiled code does not ask "
-                f"whether a module should run: use the model as it is without torch.compile"
-            )
-        self.host.__dict__["_scalelong_cache"] = self
-        self._stack.callback(self.host.__dict__.pop, "_scalelong_cache", None)
+        inside = [type(module).__name__ for module in self.host.modules() if _KEY in module.__dict__]
+        if inside or any(isinstance(m.__dict__.get("forward"), _StandIn) for m in self.host.modules()):
+            what = inside[0] if inside else type(self.host).__name__
+            raise CacheError(f"this {what} is in a cache already; leave that one first (uncache_, or its `with`)")
+        if _is_compiled(self.host):
+            _refuse_compiled(self.host, "it")
+        self.host.__dict__[_KEY] = self
+        self._stack.callback(self.host.__dict__.pop, _KEY, None)
         before = self.host.register_forward_pre_hook(self._begin, with_kwargs=True)
         after = self.host.register_forward_hook(self._end, always_call=True)
         self._stack.callback(before.remove)
         self._stack.callback(after.remove)
         self._stack.callback(self._unplace)
+        try:
+            self._require_same_scaling()
+        except CacheError:
+            self._inners = {}
+        for name in {name for inner in self._inners.values() for name, _ in inner.calls}:
+            self._place(name)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: Any = None, *_: object) -> None:
         self._stack.close()
-        self._end()
-        self.reset()
+        self._finish()
+        if kind is None:
+            self._steps.close()
+        self._steps.drop()
+
+    def __reduce_ex__(self, _: Any) -> NoReturn:
+        """For copy, pickle and torch.save: a copy would go on from a cache that nobody can leave."""
+        raise CacheError(
+            f"this {type(self.host).__name__} is in a cache and cannot be copied or pickled: leave the `with` or call "
+            f"uncache_ first"
+        )
 
     # One forward
 
-    def _begin(self, host: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._mode != "plain" or verifying():
+    def _begin(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        thread = threading.get_ident()
+        if verifying() or (self._mode == "check" and self._owner == thread):
             return  # a forward beside the one that is meant, to compare with
-        if host.training or (torch.is_grad_enabled() and any(p.requires_grad for p in host.parameters())):
-            raise CacheError(
-                "a cache is for sampling: call model.eval() and sample under torch.no_grad(); there are no gradients "
-                "through what was computed at another step"
-            )
-        kind = _kind((args, kwargs))
-        if self.inner is None or self.inner.kind != kind:
-            self._prepare(args, kwargs, kind)
-        sequence = self._advance(args, kwargs, kind)
-        step_is_full = self._is_full(sequence.step) or sequence.slot not in sequence.kept
+        if self._mode != "plain":
+            self._require_alone()
+        self._owner = thread
+        self._require_sampling(args, kwargs)
+        self._require_same_scaling()
+        try:
+            kind = self._steps.advance(args, kwargs)
+            if kind not in self._inners:
+                self._prepare(args, kwargs, kind)
+        except BaseException:
+            self._steps.drop()
+            raise
+        self.inner = self._inners[kind]
         self._counts = {}
-        if step_is_full:
+        kept = self._steps.kept
+        if kept is None or self._is_full(self._steps.number):
             self.full_steps += 1
             self._mode, self._store = "full", {}
-            sequence.kept[sequence.slot] = self._store
         else:
             self.cached_steps += 1
-            self._mode, self._store = "cached", sequence.kept[sequence.slot]
+            self._mode, self._store = "cached", kept
             self._expect_less()
 
-    def _end(self, *_: Any) -> None:
-        if verifying():
+    def _end(self, _: nn.Module, __: Any, result: Any) -> None:
+        """Also after an exception, with no result."""
+        if verifying() or self._mode in ("check", "plain") or self._owner != threading.get_ident():
             return
+        mode, inner = self._mode, self.inner
+        self._finish()
+        if result is None or inner is None:
+            self._steps.drop()
+            return
+        for name, count in inner.counts.items():
+            if self._counts.get(name, 0) != count:
+                self._steps.drop()
+                raise CacheError(
+                    f"this forward of {type(self.host).__name__} took another way than the first one: it called {name} "
+                    f"{self._counts.get(name, 0)} times instead of {count}. A network that decides by its inputs which "
+                    f"modules run cannot be cached"
+                )
+        self._steps.keep(self._store, fresh=mode == "full")
+
+    def _finish(self) -> None:
         if self._silence is not None:
             self._silence.close()
             self._silence = None
         self._mode = "plain"
+
+    def _require_alone(self) -> None:
+        """A forward began and did not end: it is still running, or Ctrl-C ended it, which calls no hooks."""
+        call = nn.Module._call_impl.__code__
+        for thread, frame in sys._current_frames().items():
+            running, at = 0, frame
+            while at is not None:
+                running += at.f_code is call and at.f_locals.get("self") is self.host
+                at = at.f_back
+            if running > (thread == threading.get_ident()):
+                raise CacheError(
+                    f"a forward of this {type(self.host).__name__} began while another one runs, in another thread or "
+                    f"inside of itself: a cache is for one loop of sampling at a time"
+                )
+        self._finish()
+        self._steps.drop()
+
+    def _require_sampling(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        host = self.host
+        grad = torch.is_grad_enabled() and (
+            any(p.requires_grad for p in host.parameters()) or any(t.requires_grad for t in tensors_in((args, kwargs)))
+        )
+        if grad or any(module.training for module in host.modules()):
+            raise CacheError(
+                "a cache is for sampling: call model.eval() and sample under torch.no_grad(); there are no gradients "
+                "through what was computed at another step"
+            )
+
+    def _require_same_scaling(self) -> None:
+        """What was found and checked is that of the model as it was scaled then."""
+        now = (attached(self.host), getattr(self.host, "skip_scaling", None))
+        if self._inners and any(a is not b for a, b in zip(now, self._scaling, strict=True)):
+            raise CacheError(
+                "the long skips were scaled, or unscaled, while the model was in a cache: leave it first (uncache_)"
+            )
 
     def _expect_less(self) -> None:
         """Long skips in the inner part are not merged at this step, and the scaling must not miss them."""
@@ -226,95 +359,72 @@ class Cached:
         if state is not None:
             self._silence.enter_context(state.tally.partly())
 
-    def _advance(self, args: tuple[Any, ...], kwargs: dict[str, Any], kind: Any) -> _Sequence:
-        """Which step and pass this forward is, of which sequence."""
-        named = _named(self.host, args, kwargs)
-        time = next((_number(value) for name, value in named if name in self._times), None)
-        sequence = self._sequence
-        if time is None:
-            begins = sequence.forwards % self.passes == 0
-        else:
-            begins = time != sequence.time
-            falls = None if sequence.time is None or not begins else time < sequence.time
-            if falls is not None and sequence.falling is None:
-                sequence.falling = falls
-            if falls is not None and falls != sequence.falling:
-                sequence = self._sequence = _Sequence()
-        sequence.step += begins
-        sequence.slot = 0 if begins else sequence.slot + 1
-        sequence.time = time
-        sequence.forwards += 1
-        conditions = [(name, value) for name, value in named[1:] if name not in self._times]
-        known = sequence.given.get(sequence.slot)
-        if known is not None:
-            changed = [] if known[0] == kind else ["the size of its inputs"]
-            changed += [name for (name, a), (_, b) in zip(conditions, known[1], strict=False) if not _same(a, b)]
-            if changed:
-                advice = "" if time is not None else f"; if it is the time of sampling, say so: time={changed[-1]!r}"
-                raise CacheError(
-                    f"{', '.join(changed)} changed in the middle of sampling, and what was kept belongs to what was "
-                    f"given before: call reset() where another image begins{advice}"
-                )
-        sequence.given[sequence.slot] = (kind, conditions)
-        return sequence
-
     # The inner part
 
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any], kind: Any) -> None:
-        self._unplace()
+        """Find the inner part for inputs of a new kind, put stand-ins there, and check a step from the cache."""
+        host = self.host
+        if any(module is not host and _KEY in module.__dict__ for module in host.modules()):
+            raise CacheError(f"a part of this {type(host).__name__} is in a cache of its own; leave that one first")
+        self._scaling = (attached(host), getattr(host, "skip_scaling", None))
         self._mode = "check"
+        before = set(self._placed)
         try:
-            trace = record_forward(self.host, *_copied((args, kwargs)))
+            with _not_compiled():
+                trace = record_forward(host, *_copied((args, kwargs)))
+                inner = self.inner = _inner(host, trace, self.depth, self._patterns)
+                for name in {name for name, _ in inner.calls}:
+                    self._place(name)
+                if self._verify:
+                    inner = self._check((args, kwargs))
+        except BaseException:
+            self._unplace(keep=before)
+            self.inner = None
+            raise
         finally:
             self._mode = "plain"
-        self.inner = _inner(self.host, trace, self.depth, self._patterns, kind)
-        for name in {name for name, _ in self.inner.calls}:
-            self._place(name)
-        if self._verify:
-            self._check((args, kwargs))
+        self._inners[kind] = inner
 
     def _place(self, name: str) -> None:
-        module = self.host.get_submodule(name)
-        self._stand_ins.append((module, module.__dict__.get("forward")))
-        module.forward = _StandIn(self, name, module.forward)
+        if name in self._placed:
+            return
+        parts = name.split(".")
+        around = [self.host.get_submodule(".".join(parts[:n])) for n in range(len(parts))]
+        compiled = [".".join(parts[:n]) or "it" for n, module in enumerate(around) if _is_compiled(module)]
+        if compiled:
+            _refuse_compiled(self.host, compiled[0])
+        self._placed[name] = _StandIn(self, name, self.host.get_submodule(name))
 
-    def _unplace(self) -> None:
-        for module, own in reversed(self._stand_ins):
-            if own is None:
-                del module.__dict__["forward"]
-            else:
-                module.__dict__["forward"] = own
-        self._stand_ins = []
+    def _unplace(self, keep: Collection[str] = ()) -> None:
+        for name in [name for name in reversed(self._placed) if name not in keep]:
+            self._placed.pop(name).remove()
 
     def call(self, name: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """What an inner module returns: its result, which is kept at a full step, or what was kept."""
         number = self._counts.get(name, 0)
         self._counts[name] = number + 1
-        assert self.inner is not None
-        key = (name, number)
-        if self._mode not in ("full", "cached") or key not in self.inner.calls or verifying():
+        inner, key = self.inner, (name, number)
+        if self._mode not in ("full", "cached") or inner is None or key not in inner.calls or verifying():
             return forward(*args, **kwargs)
         if self._mode == "cached":
-            return self._packed(self._store[key])
+            return _packed(self._store[key], inner.copies)
         result = forward(*args, **kwargs)
-        self._store[key] = self._packed(result)
+        self._store[key] = _packed(result, inner.copies)
         return result
-
-    def _packed(self, value: Any) -> Any:
-        """Containers of its own, because callers empty and extend them; tensors too where callers write into them."""
-        return pytree.tree_map(lambda leaf: leaf.clone() if self._copies and isinstance(leaf, Tensor) else leaf, value)
 
     # The check
 
-    def _check(self, call: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
+    def _check(self, call: tuple[tuple[Any, ...], dict[str, Any]]) -> Inner:
         """A step from the cache, against a forward whose merge is given the kept main path."""
         other = _other_image(call)
-        assert self.inner is not None
+        far = None
         with paused(self.host):
             main: list[Tensor] = []
-            plain = self._run(call, "plain", capture=main)
-            wanted = self._run(other, "plain", replace=main)
-            for self._copies in (False, True):
+            plain = self._run(call, "check", capture=main)
+            wanted = self._run(other, "check", given=main)
+            for copies in (False, True):
+                assert self.inner is not None
+                self.inner = replace(self.inner, copies=copies)
                 self._store = {}
                 full = self._run(call, "full")
                 far = difference(self._run(call, "cached"), plain)
@@ -323,15 +433,16 @@ class Cached:
                 # Once more: a caller may write into what it was given.
                 far = difference(self._run(call, "cached"), plain) if far is None else far
                 if far is None:
-                    return
+                    return self.inner
         raise VerificationError(
             f"a step from the cache differs by {far:.1e} from a forward that is given the main path of the last full "
-            f"step at long skip {self.depth}: {type(self.host).__name__} keeps something between forwards, or draws "
-            f"random numbers that do not follow torch's seed. Nothing was changed"
+            f"step at long skip {self.depth}: {type(self.host).__name__} keeps something between forwards, draws "
+            f"random numbers that do not follow torch's seed, or reads the main path elsewhere as well (a gate on the "
+            f"skip): take another depth. Nothing was changed"
         )
 
     def _run(
-        self, call: Any, mode: str, *, capture: list[Tensor] | None = None, replace: list[Tensor] | None = None
+        self, call: Any, mode: str, *, capture: list[Tensor] | None = None, given: list[Tensor] | None = None
     ) -> list[Tensor]:
         args, kwargs = _copied(call)
         before = self._mode
@@ -345,10 +456,9 @@ class Cached:
             random.seed(0)
             if "numpy" in sys.modules:
                 sys.modules["numpy"].random.seed(0)
-            if capture is not None or replace is not None:
-                stack.enter_context(self._at_merge(capture, replace))
-            # "check" lets forwards through `_begin` that are to run as they are.
-            self._mode = "check" if mode == "plain" else mode
+            if capture is not None or given is not None:
+                stack.enter_context(self._at_merge(capture, given))
+            self._mode = mode
             try:
                 output = self.host.forward(*args, **kwargs)
             finally:
@@ -356,15 +466,15 @@ class Cached:
         return [tensor.detach().clone() for tensor in tensors_in(output)]
 
     @contextmanager
-    def _at_merge(self, capture: list[Tensor] | None, replace: list[Tensor] | None) -> Iterator[None]:
+    def _at_merge(self, capture: list[Tensor] | None, given: list[Tensor] | None) -> Iterator[None]:
         """Look at the main path where the merge takes it, or put another one in its place."""
 
         def change(tensor: Tensor) -> Tensor:
             if capture is not None:
                 capture.append(tensor.detach().clone())
                 return tensor
-            assert replace is not None
-            return replace[0].to(tensor)
+            assert given is not None
+            return given[0].to(tensor)
 
         assert self.inner is not None
         if self.inner.merge is not None:
@@ -383,17 +493,30 @@ class Cached:
 
 
 class _StandIn:
-    """The forward of a module in the inner part."""
+    """Stands where a module of the inner part is called: in its forward, or around its compiled call."""
 
-    def __init__(self, cache: Cached, name: str, forward: Callable[..., Any]) -> None:
-        self.cache, self.name, self.forward = cache, name, forward
-        self.__signature__ = inspect.signature(forward)
+    def __init__(self, cache: Cached, name: str, module: nn.Module) -> None:
+        self.cache, self.name, self.module = cache, name, module
+        self.place = "forward" if module._compiled_call_impl is None else "_compiled_call_impl"
+        self.own = module.__dict__.get(self.place)
+        self.forward = getattr(module, self.place)
+        self.__signature__ = inspect.signature(module.forward)
+        module.__dict__[self.place] = self
+
+    def remove(self) -> None:
+        if self.own is None:
+            del self.module.__dict__[self.place]
+        else:
+            self.module.__dict__[self.place] = self.own
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.cache.call(self.name, self.forward, args, kwargs)
 
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        self.cache.__reduce_ex__(protocol)
 
-def _inner(host: nn.Module, trace: Trace, depth: int, patterns: tuple[Patterns, Patterns], kind: Any) -> Inner:
+
+def _inner(host: nn.Module, trace: Trace, depth: int, patterns: tuple[Patterns, Patterns]) -> Inner:
     """What reaches the output through the main path at merge `depth` alone, as module calls."""
     merge, operand, block = None, -1, ""
     native = native_plan(host)
@@ -425,7 +548,9 @@ def _inner(host: nn.Module, trace: Trace, depth: int, patterns: tuple[Patterns, 
     layers = [node.index for node in trace.nodes if node.is_layer]
     left_out = sum(any(call.contains(node) for call in outermost) for node in layers)
     numbers = frozenset((call.name, call.number) for call in outermost)
-    return Inner(numbers, left_out, len(layers), merge, operand, block, kind)
+    called = Counter(call.name for call in trace.calls)
+    counts = {name: called[name] for name, _ in numbers}
+    return Inner(numbers, counts, left_out, len(layers), merge, operand, block)
 
 
 def _require_depth(depth: int, count: int) -> None:
@@ -468,33 +593,9 @@ def _fresh(trace: Trace, needed: set[int], main: int, kept: list[Call]) -> str |
     return None
 
 
-# Inputs
-
-
-def _kind(call: Any) -> Any:
-    return tuple((path, tuple(t.shape), t.dtype, str(t.device)) for path, t in leaves(call))
-
-
-def _named(host: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
-    """The arguments by name, the image first."""
-    try:
-        bound = inspect.signature(host.forward).bind(*args, **kwargs).arguments
-        return list(bound.items())
-    except (TypeError, ValueError):
-        return [(str(n), value) for n, value in enumerate(args)] + list(kwargs.items())
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, Tensor):
-        return float(value.flatten()[0]) if value.numel() else None
-    return float(value) if isinstance(value, int | float) else None
-
-
-def _same(one: Any, other: Any) -> bool:
-    a, b = [*tensors_in(one)], [*tensors_in(other)]
-    if len(a) != len(b):
-        return False
-    return all(x is y or (x.shape == y.shape and torch.equal(x, y)) for x, y in zip(a, b, strict=True))
+def _packed(value: Any, copies: bool) -> Any:
+    """Containers of its own, because callers empty and extend them; tensors too where callers write into them."""
+    return pytree.tree_map(lambda leaf: leaf.clone() if copies and isinstance(leaf, Tensor) else leaf, value)
 
 
 def _copied(call: Any) -> tuple[Any, Any]:

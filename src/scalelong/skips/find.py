@@ -18,14 +18,15 @@ from ..errors import (
     UnsupportedModelError,
 )
 from ..scaling.base import SkipSite
+from ..tracing import Merge, Trace, record
 from .attach import paused
 from .behind import beyond_norms, cancellation, fold_targets, readers
+from .candidates import Candidate, candidates
 from .examples import ExampleInputs, example_call, without_freeu
 from .host import native_plan, unwrap
-from .nest import Candidate, Selection, candidates, select, select_all
+from .nest import Selection, select, select_all
 from .plan import Attachment, LongSkip, SkipPlan
 from .reach import is_direct, merge_axis, obstacle, reach
-from .trace import Merge, Trace, record
 
 Patterns = str | Sequence[str] | None
 

@@ -3,11 +3,9 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from .callsites import CallSite
-from .containers import TreePath as Path
+from ..tracing import Call, CallSite, FunctionCall, Merge, Node, Trace, TreePath as Path
 from .plan import Attachment, Source
 from .source import can_rewrite, function_of, source_digest
-from .trace import Call, FunctionCall, Merge, Node, Trace
 
 # Which axis of a tensor holds the channels: the one that the next layer sums over.
 

@@ -11,11 +11,12 @@ The tensor holds the bytes of a compressed JSON text as floating-point numbers f
 precision and averages of weights, and need no type that some file format or optimiser's average does not know.
 """
 
+import functools
 import json
 import threading
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -100,7 +101,7 @@ def write_record_(host: nn.Module, source: Describes) -> None:
     _reserve(host)
     config = getattr(host, "register_to_config", None)
     if callable(config) and hasattr(host, "_internal_dict"):  # diffusers
-        config(**{KEY: source.description()["scaling"]})
+        config(**{KEY: ScalingEntry({"class": class_name(host), **source.description()})})
 
 
 def erase_record_(host: nn.Module) -> None:
@@ -161,7 +162,7 @@ class LoadHook:
             saved = decode(tensor, name)
             compare(saved, ours, type(host).__name__)
             vars(self.source.scaling)[COMPENSATED] = set(saved["compensated"])
-        if not found and _is_missed() and _holds_weights(host, state_dict, prefix):
+        if not found and _is_missed() and _holds_weights(host, self.source.scaling, state_dict, prefix):
             warnings.warn(
                 f"these weights do not say that they were trained with scaled long skips ({prefix}{KEY} is missing), "
                 f"and this {type(host).__name__} is scaled: {spelled(ours['scaling'])}. If they are those of a plain "
@@ -195,10 +196,55 @@ def _adapter_parts(host: nn.Module) -> Iterator[tuple[str, str]]:
                     return
 
 
-def _holds_weights(host: nn.Module, state_dict: Mapping[str, Any], prefix: str) -> bool:
+def _holds_weights(host: nn.Module, scaling: nn.Module, state_dict: Mapping[str, Any], prefix: str) -> bool:
     """Whether these are weights of the model, and not those of an adapter or of a part of it."""
-    own = [prefix + name for name, _ in host.named_parameters()]
+    gates = {id(parameter) for parameter in scaling.parameters()}
+    own = [prefix + name for name, parameter in host.named_parameters() if id(parameter) not in gates]
     return 2 * sum(name in state_dict for name in own) > len(own)
+
+
+# Configurations of diffusers. EMAModel.save_pretrained builds a second model from the configuration of the first, and
+# copies the averages of all parameters into it, one by one: gates that it did not have were lost without a word.
+
+
+class ScalingEntry(dict[str, Any]):
+    """The method and its options, as they go into config.json. While it is in memory it knows the plan as well."""
+
+    def __init__(self, description: dict[str, Any]) -> None:
+        super().__init__(description["scaling"])
+        self.description = description
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.description,)
+
+
+def scale_what_configurations_build(host: nn.Module, scale: Callable[[nn.Module, dict[str, Any]], None]) -> None:
+    """`type(host).from_config(host.config)` gives a model that is scaled as the host is.
+
+    The method of diffusers is wrapped, once. Whatever else it builds it builds as before: a configuration that was read
+    from a file has no plan, and is left to `scalelong.from_pretrained`.
+    """
+    owner = next((cls for cls in type(host).__mro__ if "from_config" in vars(cls)), None)
+    method = vars(owner).get("from_config") if owner is not None else None
+    if not isinstance(method, classmethod) or KEY in vars(method.__func__) or not hasattr(host, "_internal_dict"):
+        return
+    plain = method.__func__
+
+    @functools.wraps(plain)
+    def from_config(cls: Any, config: Any = None, *args: Any, **options: Any) -> Any:
+        made = plain(cls, config, *args, **options)
+        entry = config.get(KEY) if isinstance(config, Mapping) else None
+        model = made[0] if isinstance(made, tuple) else made
+        if not isinstance(entry, ScalingEntry):
+            return made
+        if class_name(model) == entry.description["class"] and not options.keys() - {"return_unused_kwargs"}:
+            scale(model, entry.description)
+        else:
+            erase_record_(model)  # of another shape, perhaps: its configuration must not say that it is scaled
+        return made
+
+    setattr(from_config, KEY, True)
+    owner.from_config = classmethod(from_config)  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
 
 
 # What must be the same.

@@ -33,14 +33,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..errors import ScaleLongError, SkipMismatchError, VerificationError
 from ..scaling.base import SkipScaling, SkipSite
 from ..scaling.constant import NoScaling
+from ..tracing import Merge, Trace, counted_as, foreign_hooks_marked, in_foreign_hook, record, untouched
 from .actions import Witness, running_backward
 from .attach import Attached, Edit, attached, detach_, follow_structure
+from .candidates import Candidate, candidates
 from .examples import without_freeu, without_subclass
 from .host import Host
-from .nest import Candidate, candidates
 from .plan import LongSkip, SkipPlan
-from .trace import Merge, Trace, counted_as, record
-from .untouched import foreign_hooks_marked, in_foreign_hook, untouched
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 Change = Callable[[Tensor], Tensor]
@@ -351,9 +350,11 @@ def _on_channels(place: _Place, change: Change) -> Change:
     def changed(tensor: Tensor) -> Tensor:
         if tensor.dim() < 2 or tensor.shape[1] != place.channels:
             return tensor  # an adapter runs layers of its own inside of the layer
-        parts = [place.start, place.length, tensor.shape[1] - place.start - place.length]
-        before, inner, behind = tensor.split(parts, 1)
-        return torch.cat([before, change(inner), behind], 1)
+        # A copy has the layout in memory of the tensor, which a concatenation may not have: dropout behind the layer
+        # draws its numbers in the order of the memory.
+        result = tensor.clone()
+        result.narrow(1, place.start, place.length).copy_(change(tensor.narrow(1, place.start, place.length)))
+        return result
 
     return changed
 

@@ -4,7 +4,9 @@ features     where features are read: long skips and the blocks that they join
 monitor      readings during training, from within anyone's loop
 readings     what was read, for people: the last reading as rows, all of them as a figure
 alarms       oscillation scores, alarms and where readings go
-callbacks    the monitor for accelerate's and Lightning's loops
+collapse     a loss that collapses and stays finite: the detector, and what left first
+guard        goes back to before a collapse, from within anyone's loop
+callbacks    monitor and guard for accelerate's, Lightning's and transformers' loops
 diagnosis    one page about a model's long skips, before training
 nonfinite    where the numbers of a step stopped being finite
 range        the range of learning rates in which a network trains, with and without each fix

@@ -12,6 +12,13 @@ from .alarms import (
 from .callbacks import (
     AccelerateMonitor as AccelerateMonitor,
     lightning_callback as lightning_callback,
+    lightning_guard as lightning_guard,
+    trainer_guard as trainer_guard,
+)
+from .collapse import (
+    Collapse as Collapse,
+    CollapseDetector as CollapseDetector,
+    Spike as Spike,
 )
 from .diagnosis import (
     Diagnosis as Diagnosis,
@@ -21,6 +28,7 @@ from .features import (
     Features as Features,
     probe as probe,
 )
+from .guard import CollapseGuard as CollapseGuard
 from .many import StepFailedError as StepFailedError
 from .monitor import StabilityMonitor as StabilityMonitor
 from .nonfinite import (

@@ -1,9 +1,15 @@
-"""The monitor for loops that others wrote: accelerate's (and so diffusers' training scripts), and Lightning."""
+"""The monitor and the guard for loops that others wrote: accelerate's (and so diffusers' scripts), Lightning's, and the
+Trainer of transformers."""
 
 from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
 
+from ..errors import InvalidConfigError
+from ..models.call import tensors_in
+from ..optional import needs
+from .guard import CollapseGuard
 from .monitor import StabilityMonitor
 
 
@@ -78,11 +84,92 @@ def lightning_callback(**options: Any) -> Any:
 
     `network` names the U-shaped part of the LightningModule, such as "unet"; left out, it is the module itself.
     """
-    base: type = object
+    return type("StabilityCallback", (LightningMonitor, _lightning_base()), {})(**options)
+
+
+def _lightning_base() -> type:
     for package in ("lightning.pytorch", "pytorch_lightning"):
         try:
-            base = __import__(package, fromlist=["Callback"]).Callback
-            break
+            return __import__(package, fromlist=["Callback"]).Callback
         except ImportError:
             continue
-    return type("StabilityCallback", (LightningMonitor, base), {})(**options)
+    return object
+
+
+# The guard. Loops with accelerate need no callback: CollapseGuard(model, optimizer) takes what `prepare` returns
+
+
+class LightningGuard:
+    """The part of a Lightning callback that is ours; `lightning_guard` joins it with Lightning's base class."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.options = options
+        self.guard: CollapseGuard | None = None
+
+    def on_train_start(self, trainer: Any, pl_module: nn.Module) -> None:
+        if len(trainer.optimizers) != 1:
+            raise InvalidConfigError(f"the guard is for one optimiser; this module has {len(trainer.optimizers)}")
+        self.guard = CollapseGuard(pl_module, trainer.optimizers[0], **self.options)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:  # noqa: ARG002
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        if self.guard is not None and loss is not None:
+            # Lightning divides the loss by the number of batches that it accumulates.
+            self.guard.step(loss * getattr(trainer, "accumulate_grad_batches", 1))
+
+    def on_train_end(self, *_: Any) -> None:
+        if self.guard is not None:
+            self.guard.close()
+
+
+def lightning_guard(**options: Any) -> Any:
+    """A callback for Lightning's Trainer with the options of CollapseGuard."""
+    return type("CollapseCallback", (LightningGuard, _lightning_base()), {})(**options)
+
+
+class TrainerGuard:
+    """The part of a TrainerCallback that is ours; `trainer_guard` joins it with the base class of transformers.
+
+    A TrainerCallback is not told the loss of a step, so it is taken from what the model returns.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.options = options
+        self.guard: CollapseGuard | None = None
+        self._losses: list[Tensor] = []
+        self._handle: Any = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        model = kwargs["model"]
+        self.guard = CollapseGuard(model, kwargs["optimizer"], **self.options)
+        self._handle = model.register_forward_hook(self._note)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        if not self._losses:
+            raise InvalidConfigError(
+                "the guard found no loss in what the model returns: return it as `loss`, or first in a tuple; where "
+                "compute_loss makes it, call CollapseGuard.step there instead"
+            )
+        assert self.guard is not None
+        loss, self._losses = torch.stack(self._losses).mean(), []
+        self.guard.step(loss)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        if self.guard is not None:
+            self.guard.close()
+            self._handle.remove()
+
+    def _note(self, module: nn.Module, _: Any, output: Any) -> None:
+        if module.training:
+            named = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+            first = named if named is not None else next(tensors_in(output), None)
+            if isinstance(first, Tensor) and first.numel() == 1:
+                self._losses.append(first.detach().reshape(()))
+
+
+def trainer_guard(**options: Any) -> Any:
+    """A callback for the Trainer of transformers with the options of CollapseGuard."""
+    base = needs("transformers", "train", "a TrainerCallback").TrainerCallback
+    return type("CollapseTrainerCallback", (TrainerGuard, base), {})(**options)

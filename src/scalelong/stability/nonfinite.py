@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..models import UViT
 from ..models.call import tensors_in
-from ..skips import is_scaled, plan_of
+from ..skips import is_scaled, native_plan, plan_of
 
 NAMED = 5
 """Parameters listed by name."""
@@ -134,11 +133,11 @@ def explain_nonfinite(
 
 @contextmanager
 def _watched(model: nn.Module, found: NonFiniteReport) -> Iterator[None]:
-    merges = merge_blocks(model)
+    merges, merges_itself = merge_blocks(model), native_plan(model) is not None
     handles = []
     for name, module in model.named_modules():
         handles.append(module.register_forward_hook(_OutputWatcher(found, name or "the whole model", merges)))
-        if isinstance(model, UViT) and name in merges:
+        if merges_itself and name in merges:
             handles.append(module.register_forward_pre_hook(_SkipMeter(found, merges[name][0])))
     try:
         yield
@@ -149,11 +148,8 @@ def _watched(model: nn.Module, found: NonFiniteReport) -> Iterator[None]:
 
 def merge_blocks(model: nn.Module) -> dict[str, tuple[int, ...]]:
     """The modules that merge long skips, by name, with their indices i."""
-    if isinstance(model, UViT):
-        count = len(model.decoder)
-        return {f"decoder.{position}": (count - position,) for position in range(count)}
     found: dict[str, tuple[int, ...]] = {}
-    for skip in plan_of(model) if is_scaled(model) else ():
+    for skip in native_plan(model) or (plan_of(model) if is_scaled(model) else ()):
         found[skip.consumer] = (*found.get(skip.consumer, ()), skip.index)
     return found
 

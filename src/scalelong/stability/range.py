@@ -38,6 +38,7 @@ from ..skips.examples import ExampleInputs
 from ..skips.host import unwrap
 from ..skips.plan import SkipPlan
 from ..skips.record import without_records
+from .collapse import first_to_leave
 from .features import Meter, attach_meter
 from .many import Key, Store, carry_out, default_jobs, kept_random_state, line
 from .survival import RateRange, RateRun
@@ -52,8 +53,6 @@ METHODS = ("none", "start:cs:0.7", "cs:0.7", "ls")
 START = "start:"
 WATCH_EVERY = 5
 """Steps between readings of the sizes of blocks and skips."""
-LEFT = 2.0
-"""A block or skip has left its level when it is larger or smaller than that by this factor."""
 REFERENCE_BATCHES = 4
 CURVE_POINTS = 60
 
@@ -393,24 +392,8 @@ class Watch:
         self.meter.on = False
 
     def left_first(self, best_step: int) -> dict[str, Any] | None:
-        """Against the reading at the best loss: the first one that changed by LEFT; of several, the one furthest."""
-        before = [sizes for step, sizes in self.readings if step <= best_step] or [s for _, s in self.readings[:1]]
-        for step, sizes in self.readings:
-            if step <= best_step or not before:
-                continue
-            changes = {name: _change(size, before[-1].get(name, 0.0)) for name, size in sizes.items()}
-            where = max(changes, key=lambda name: changes[name], default=None)
-            if where is not None and changes[where] > math.log(LEFT):
-                factor = sizes[where] / before[-1][where] if before[-1].get(where) else math.inf
-                return {"where": where, "step": step, "factor": _rounded(factor)}
-        return None
-
-
-def _change(size: float, level: float) -> float:
-    """|log(size / level)|; a size that is not finite has left furthest."""
-    if not math.isfinite(size):
-        return math.inf
-    return abs(math.log(size / level)) if size > 0 and level > 0 else 0.0
+        """Against the reading at the best loss."""
+        return first_to_leave(self.readings, best_step)
 
 
 # Checks, and what belongs to them

@@ -1,7 +1,8 @@
 """Training: `train(recipe("digits-tiny"), "runs/x")`, and back from a run folder with `load_run`.
 
 loop         `train`; the order of events and the step, to be read from top to bottom
-state        weights, AdamW and its rate, moving average, guard, snapshot
+optimizers   optimisers and schedules of the rate, by name or import path
+state        weights, optimiser and rate, moving average, guard, snapshot
 cores        on a CPU, each core takes its own images through the whole network
 inspection   held-out loss, sample grids and scores of the averaged model
 monitoring   the stability monitor of a run, and a loss that collapses
@@ -26,6 +27,7 @@ from ..runs import (
     Run,
     TextConfig,
     TrainConfig,
+    adopt_weights,
     load_config,
     load_run,
     read_metrics,

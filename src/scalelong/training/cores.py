@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..models import UViT
 from ..models.call import Denoiser
 from ..runs.config import TrainConfig, require
+from ..skips import SkipHost
 
 ROWS = 1024
 """Tokens of a chunk: fewer make thin matrix products, more do not fit a cache (`scalelong bench step`)."""
@@ -163,7 +163,8 @@ def make_cores(config: TrainConfig, model: nn.Module, accelerator: Any) -> CoreP
 
 def splits(config: TrainConfig, model: nn.Module, *, on_cpu: bool, processes: int) -> bool:
     wanted = config.hardware.split_cores
-    wanted = isinstance(model, UViT) if wanted is None else wanted
+    if wanted is None:  # models that merge their skips themselves are ours, and take images one by one
+        wanted = isinstance(model, SkipHost) and not any(map(_mixes_or_draws, model.modules()))
     return wanted and on_cpu and processes == 1 and not config.hardware.compile
 
 
@@ -177,9 +178,9 @@ def _mixes_or_draws(module: nn.Module) -> bool:
 def images_at_once(model: nn.Module, images: int, cores: int) -> int:
     """Images of a chunk."""
     share = -(-images // cores)
-    if not isinstance(model, UViT):
+    tokens = model.skip_sites()[0].tokens if isinstance(model, SkipHost) else None
+    if tokens is None:
         return share
-    tokens = model.skip_sites()[0].tokens or 1
     return min(share, max(1, round(ROWS / tokens)))
 
 

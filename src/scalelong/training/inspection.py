@@ -10,17 +10,17 @@ from torch import Tensor
 
 from ..data import to_float
 from ..diffusion.images import ImageMaker, Request
-from ..diffusion.inputs import InputMaker, held_out_loss
+from ..diffusion.inputs import InputMaker, by_level, held_out_losses
 from ..diffusion.latents import Autoencoder
 from ..diffusion.solvers import SampleSettings
 from ..evaluation.judge import Scorer
 from ..files import write_text
 from ..models.call import evaluating
 from ..randomness import derived_seed, global_state, restore_global_state
+from ..runs import image_grid, save_png
 from ..runs.config import TrainConfig
 from ..runs.folder import RunFolder
 from ..runs.model import RunData
-from ..runs.samples import image_grid, save_png
 from .state import TrainState
 
 _ENDINGS = (("", "value"), ("_low", "low"), ("_high", "high"))
@@ -41,10 +41,11 @@ class Inspector:
         if self.data.held_out is None:
             return None
         with self._averaged():
-            value = held_out_loss(
+            losses, levels = held_out_losses(
                 self.state.bare_network, self.inputs, self.config.diffusion.prediction, self.data.held_out
             )
-        return {"held_out_loss": value}
+        named = {f"held_out_loss/{name}": value for name, value in by_level(losses, levels).items()}
+        return {"held_out_loss": float(losses.mean()), **named}
 
     def sample_grid(self) -> Tensor:
         """Samples with the same seeds every time, so that grids of different steps can be compared."""

@@ -12,6 +12,7 @@ import shlex
 import signal
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
@@ -22,17 +23,21 @@ from types import FrameType
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..console import Progress, StopWatch, TrainingProgress
+from ..console import Progress, StopWatch, TrainingProgress, html_lines
 from ..data import Batch, batches
 from ..diffusion.inputs import DataOrder, Examples, split_batch
-from ..errors import CheckpointError, DataWorkerError, NonFiniteError, RunFolderError
+from ..errors import CheckpointError, CollapseError, DataWorkerError, NonFiniteError, RunFolderError
+from ..files import read_bytes
 from ..models.call import Denoiser
-from ..noise import NoiseProcess, losses
+from ..noise import LEVELS, NoiseProcess, loss_weights, losses, mean_square, noise_levels, target
+from ..runs.adapters import add_adapters_
+from ..runs.averages import forget_snapshots_after, is_snapshot, shares, write_snapshot
 from ..runs.checkpoint import (
     abandon_after,
     newest_good,
+    point_best,
     prune,
     read_checkpoint,
     saved_steps,
@@ -42,13 +47,26 @@ from ..runs.checkpoint import (
 from ..runs.config import TrainConfig
 from ..runs.folder import RunFolder
 from ..runs.model import RunData, build_model, load_run_data
+from ..runs.origin import load_start_
 from ..runs.processes import average, check_batch_size, describe_processes, gather_objects, make_accelerator, on_main
 from ..runs.recipes import default_folder
+from ..stability.collapse import Collapse, last_good
 from ..stability.nonfinite import explain_nonfinite
 from .cores import keep_freed_memory, make_cores
 from .inspection import Inspector
-from .monitoring import RunMonitor
-from .state import READ_EVERY, TrainState, clip_gradient, create, make_guard, rate, restore, set_rate, snapshot
+from .monitoring import RunMonitor, sums_by_level
+from .state import (
+    READ_EVERY,
+    TrainState,
+    base_rate,
+    clip_gradient,
+    create,
+    make_guard,
+    rate,
+    restore,
+    set_rate,
+    snapshot,
+)
 from .tracking import Recorder, Window
 
 Hook = Callable[[TrainState], dict[str, float] | None]
@@ -76,6 +94,13 @@ class TrainResult:
         steps = (f"scalelong {command} {shlex.quote(str(self.folder))}" for command in ("sample", "eval", "report"))
         return "\n".join([*lines, f"next: {', '.join(steps)}"])
 
+    def _repr_html_(self) -> str:
+        """For notebooks: the same, and the newest grid."""
+        text = html_lines(str(self).splitlines())
+        if self.samples is None or not self.samples.exists():
+            return text
+        return f"{text}<img src='data:image/png;base64,{b64encode(read_bytes(self.samples)).decode()}'>"
+
 
 def train(
     config: TrainConfig,
@@ -101,7 +126,7 @@ def train(
             on_main(accelerator, lock)
             data = load_run_data(config, progress.say, Progress("reading images", enabled=progress.enabled))
             start = on_main(accelerator, lambda: run.check(config, data, progress.say))
-            trainer = Trainer(config, run, accelerator, data, progress, hooks)
+            trainer = Trainer(config, run, accelerator, data, progress, hooks, new=start is None)
             stack.callback(trainer.close)
             # Not before there is a network: what refuses must leave nothing.
             on_main(accelerator, lambda: run.open(config, data, describe_processes(accelerator)))
@@ -127,13 +152,14 @@ class Trainer:
         data: RunData,
         progress: TrainingProgress,
         hooks: Sequence[Hook] = (),
+        new: bool = True,
     ) -> None:
         self.config, self.run, self.accelerator, self.data = config, run, accelerator, data
         self.progress, self.hooks = progress, hooks
         self.process = NoiseProcess(config.diffusion.schedule)
         if accelerator.device.type == "cpu":
             keep_freed_memory()
-        self.state = create(config, accelerator, build_model(config, data.shape), data)
+        self.state = create(config, accelerator, self.network(new), data)
         self.cores = make_cores(config, self.state.bare, accelerator)
         self.order = DataOrder(len(data.train), config.batch_size, config.seed)
         self.parts = split_batch(
@@ -149,6 +175,18 @@ class Trainer:
         self.window = Window(accelerator.device)
         self.watch = StopWatch()
         self.saved_step = -1
+        self.errors = torch.zeros(0)
+        """Losses of the images that are being worked on."""
+
+    def network(self, new: bool) -> nn.Module:
+        """With the weights that a new run starts from, if it starts from some."""
+        if self.config.start_from is None or not new:
+            return build_model(self.config, self.data.shape)
+        model = build_model(self.config, self.data.shape, adapters=False)
+        load_start_(model, self.config, self.data.shape, self.progress.say)
+        if self.config.lora:
+            add_adapters_(model, self.config.lora, self.config.seed)
+        return model
 
     # The order of events
 
@@ -156,7 +194,7 @@ class Trainer:
         """The loop, from a checkpoint or from the beginning. True when all steps are done, False when it was
         interrupted; both ways the state is saved."""
         self.resume(start)
-        while self.state.step < self.config.steps:
+        while self.state.step < self.config.steps and not self.out_of_patience():
             try:
                 stop_requested = self.optimise(interrupt.requested is not None)
             except DataWorkerError:
@@ -170,6 +208,9 @@ class Trainer:
             bad = self.guard.bad_step()
             if bad is not None:
                 self.recover(bad)
+                continue
+            collapse = self.monitor.collapse()
+            if collapse is not None and self.gave_up(collapse):
                 continue
             self.after_step()
             if stop_requested > 0:
@@ -196,7 +237,7 @@ class Trainer:
             self.load(path)
             self.progress.say(f"continuing after step {self.state.step}")
             # A kill between saving and pruning left one more than there should be.
-            on_main(self.accelerator, lambda: prune(self.run.checkpoints, self.config.checkpoints))
+            on_main(self.accelerator, self.prune)
         on_main(self.accelerator, lambda: self.run.cut_metrics(self.state.step))
         self.recorder.start(self.state.step)
         self.begin_at(self.state.step)
@@ -208,7 +249,7 @@ class Trainer:
         self.rate_factor = self.run.rate_factor()
         self.modules = list(self.state.model.modules())
         self.guard.reset()
-        self.monitor.begin_at(step)
+        self.monitor.begin_at(step, act=self.config.guard.on_collapse != "ignore")
         self.watch.start(step)
         self.progress.start(step)
 
@@ -220,27 +261,32 @@ class Trainer:
         set_rate(state.optimizer, self.rate_factor * rate(self.config.optimizer, step, self.config.steps))
         if not all(module.training for module in self.modules):  # setting it costs much more than looking
             state.model.train()
-        loss = self.backward(step)
+        loss, by_level = self.backward(step)
         self.accelerator.unscale_gradients()
         norm = clip_gradient(state.parameters, self.config.optimizer.clip)
         stop = torch.tensor(float(stop_requested), device=loss.device)
-        loss, stop = average(self.accelerator, torch.stack([loss, stop])).unbind()
+        means = average(self.accelerator, torch.cat([torch.stack([loss, stop]), by_level.flatten()]))
+        loss, stop = means[:2].unbind()
         self.guard.protect(step, loss, norm)  # a loss or gradient that is not finite never reaches the weights
         state.prepared_optimizer.step()
         state.prepared_optimizer.zero_grad()
         state.ema.update(step)
         self.window.add(loss, norm)
+        self.monitor.losses.add(step + 1, self.accelerator.num_processes * means[2:].view_as(by_level))
         state.step = step + 1
         return stop
 
-    def backward(self, step: int) -> Tensor:
-        """Forward and backward over this process's share of the batch, part by part: its mean loss."""
+    def backward(self, step: int) -> tuple[Tensor, Tensor]:
+        """Forward and backward over this process's share of the batch, part by part: its mean loss, and the sums of
+        images, losses and zero losses of each noise level."""
         total = torch.zeros((), device=self.accelerator.device)
+        by_level = torch.zeros(3, LEVELS, device=self.accelerator.device)
         share = 1 / len(self.parts)
         # All images before the first forward: if a data worker is gone, the state is still that of a whole step.
         images = [next(self.source) for _ in self.parts]
         for positions, batch in zip(self.parts, images, strict=True):
             examples = self.examples(step, positions, batch)
+            self.errors = torch.zeros(len(positions), device=total.device)
             if self.cores is not None:
                 loss = self.cores.backward(partial(self.losses, examples), len(positions), share)
             else:
@@ -250,14 +296,26 @@ class Trainer:
                     loss = self.losses(examples, self.state.network).mean()
                     self.accelerator.backward(loss * share)
             total += loss.detach() * share
-        return total
+            by_level += sums_by_level(noise_levels(self.process, examples.t), self.errors, self.zero_losses(examples))
+        return total, by_level
 
     def losses(self, examples: Examples, network: Denoiser, part: slice = slice(None)) -> Tensor:
         """The loss of each image, or of each in a slice of them: (B,)."""
         x0, noise, t, condition = examples.part(part)
         if self.state.channels_last:
             x0, noise = (value.to(memory_format=torch.channels_last) for value in (x0, noise))
-        return losses(network.given(condition), self.process, self.config.diffusion.prediction, x0, noise, t)
+        found = losses(network.given(condition), self.process, self.config.diffusion.prediction, x0, noise, t)
+        self.errors[part] = found.detach()  # for the detector of collapses; cores write side by side
+        diffusion = self.config.diffusion
+        if diffusion.loss_weighting == "none":
+            return found
+        weighting, gamma = diffusion.loss_weighting, diffusion.min_snr_gamma
+        return found * loss_weights(self.process, diffusion.prediction, weighting, t, gamma)
+
+    def zero_losses(self, examples: Examples) -> Tensor:
+        """What an output of zero would cost each image: (B,)."""
+        x0, noise, t, _ = examples
+        return mean_square(target(self.process, self.config.diffusion.prediction, x0, noise, t))
 
     # Between steps
 
@@ -273,30 +331,77 @@ class Trainer:
         self.recorder.write(step, self.monitor.after_step())
         self.progress.tick(step)
         if step % self.config.logging.log_every == 0 or final:
-            metrics = self.recorder.record(self.state, self.window, self.watch, self.order.epoch(step))
-            self.monitor.recorded(metrics)
+            self.recorder.record(self.state, self.window, self.watch, self.order.epoch(step))
         with self.watch.paused():
             if step % self.config.held_out_every == 0 or final:
-                self.recorder.held_out(step, self.inspector.held_out_loss())
+                held_out = self.inspector.held_out_loss()
+                self.recorder.held_out(step, held_out)
+                self.measured("held-out", (held_out or {}).get("held_out_loss"), step % self.config.held_out_every == 0)
             if self.config.samples_every and (step % self.config.samples_every == 0 or final):
                 self.recorder.images(step, self.inspector.sample_grid())
             if self.config.logging.scores_every and (step % self.config.logging.scores_every == 0 or final):
-                self.recorder.write(step, self.inspector.scores())
+                scores = self.inspector.scores()
+                self.recorder.write(step, scores)
+                self.measured("frechet", scores.get("frechet"), step % self.config.logging.scores_every == 0)
+            if shares(self.config.optimizer.ema_lengths) and is_snapshot(step):
+                self.keep_averages()
             if step % self.config.checkpoints.save_every == 0:
                 self.save()
+
+    def keep_averages(self) -> None:
+        """A snapshot of the averages, from which other lengths are made after training."""
+        wanted = set(map(str, shares(self.config.optimizer.ema_lengths)))
+        tracks = {length: track for length, track in self.state.ema.full_tracks().items() if length in wanted}
+        on_main(self.accelerator, lambda: write_snapshot(self.run.averages, self.state.step, tracks, self.run.id))
+
+    def measured(self, what: str, value: float | None, regular: bool) -> None:
+        """A measurement that may be the best so far: its checkpoint is kept. Lower is better.
+
+        One at the end of a run that is not `regular` does not count for the patience: a longer run has none there.
+        """
+        if self.config.checkpoints.keep_best != what or value is None:
+            return
+        best = self.state.best
+        if best and not value < best["value"]:
+            best["since"] += regular
+            return
+        self.state.best = {"value": value, "step": self.state.step, "since": 0}
+        self.save()
+
+    def out_of_patience(self) -> bool:
+        """Whether nothing has become better for long enough."""
+        patience, best = self.config.checkpoints.patience, self.state.best
+        if not patience or not best or best["since"] < patience:
+            return False
+        self.progress.say(
+            f"stopped at step {self.state.step}: no better {self.config.checkpoints.keep_best} in {patience} "
+            f"measurements; the best, {best['value']:.4g} at step {best['step']}, is in checkpoints/best. To go on, "
+            f"give a larger --patience"
+        )
+        return True
 
     def save(self) -> None:
         if self.saved_step == self.state.step:
             return
-        self.state.window = self.window.save()
+        self.state.window, self.state.collapse = self.window.save(), self.monitor.state_dict()
         saved = snapshot(self.state)
 
         def write() -> None:
             write_checkpoint(self.run.checkpoints, replace(saved, run=self.run.id))
-            prune(self.run.checkpoints, self.config.checkpoints)
+            self.prune()
 
         on_main(self.accelerator, write)
         self.saved_step = self.state.step
+
+    def prune(self) -> None:
+        """What goes back needs a checkpoint from before the trouble: the one that has begun, or any that may come."""
+        known = self.state.collapse
+        calm = self.state.step if self.config.guard.on_collapse == "rollback" else None
+        trouble = known["began"] if known.get("evidence") else calm
+        best = self.state.best.get("step")
+        prune(self.run.checkpoints, self.config.checkpoints, trouble, best)
+        if best is not None:
+            point_best(self.run.checkpoints, best)
 
     def load(self, path: Path) -> None:
         saved = read_checkpoint(path)
@@ -307,18 +412,59 @@ class Trainer:
         self.window.load(self.state.window)
         self.saved_step = self.state.step
         on_main(self.accelerator, lambda: abandon_after(self.run.checkpoints, self.state.step))
+        on_main(self.accelerator, lambda: forget_snapshots_after(self.run.averages, self.state.step))
+        on_main(self.accelerator, lambda: point_best(self.run.checkpoints, self.state.best.get("step")))
 
-    # After a step whose numbers were not finite
+    # After a collapse, or a step whose numbers were not finite
+
+    def gave_up(self, collapse: Collapse) -> bool:
+        """Whether the steps since the trouble are given up: back to a checkpoint from before it, with a lower rate.
+        False if the run goes on regardless; a run that is to stop raises."""
+        mode, used = self.config.guard.on_collapse, base_rate(self.state.optimizer)
+        report = self.monitor.tell(collapse, used)
+        if mode == "ignore":
+            return False
+        about = {"cause": "collapse", "began": collapse.began, "loss": collapse.loss, "level": collapse.level}
+        about |= {"rate": used, "left_first": collapse.left_first}
+        if mode == "rollback" and self.go_back(collapse.step, collapse.began, about):
+            return True
+        raise CollapseError(f"step {collapse.step}: {report} {self.ways_on(collapse)}")
+
+    def ways_on(self, collapse: Collapse) -> str:
+        """What can be done with this run."""
+        good = last_good(saved_steps(self.run.checkpoints), collapse.began)
+        tried = len(self.run.rollbacks())
+        regardless = "to go on regardless, add --on-collapse ignore"
+        if good is None:
+            return f"No checkpoint from before the trouble is left (--save-every is more than that); {regardless}."
+        last = f"Last checkpoint from before the trouble: step {good}."
+        if self.config.guard.on_collapse == "rollback":
+            return f"{last} {tried} rollbacks with lower rates did not help (rollbacks.json); {regardless}."
+        factor = self.config.guard.rollback_factor
+        return (
+            f"{last} To go on from there with {factor:g} times the rate, give the same command with --on-collapse "
+            f"rollback; {regardless}."
+        )
 
     def recover(self, bad: int) -> None:
         """Stop with a report of where the numbers came from, or go back to a good checkpoint with a lower rate."""
         report = self.explain(bad)
-        path = on_main(self.accelerator, lambda: roll_back(self.run, self.config, bad, self.progress.say))
-        if path is None:
+        trouble = self.monitor.trouble_before(bad)  # then the newest checkpoint is finite, and no longer good
+        about = {"cause": "not finite", "rate": self.rate_factor * rate(self.config.optimizer, bad, self.config.steps)}
+        if self.config.guard.on_nan == "stop" or not self.go_back(bad, trouble, about):
             raise NonFiniteError(report)
+
+    def go_back(self, bad: int, began: int | None, about: dict[str, Any]) -> bool:
+        """Go on from a checkpoint from before step `began`; False if there is none, or it was done often enough."""
+        path = on_main(self.accelerator, lambda: roll_back(self.run, self.config, bad, began, about, self.progress.say))
+        if path is None:
+            return False
         self.load(path)
         on_main(self.accelerator, lambda: self.run.cut_metrics(self.state.step))
         self.begin_at(self.state.step)
+        counted = {"rollbacks": float(len(self.run.rollbacks())), "rate_factor": self.rate_factor}
+        self.recorder.write(self.state.step, counted)
+        return True
 
     def explain(self, bad: int) -> str:
         """The passes of the bad step again. Each process looks at its own images; the first finding is reported."""
@@ -349,19 +495,33 @@ class Trainer:
             self.cores.close()
 
 
-def roll_back(run: RunFolder, config: TrainConfig, bad_step: int, log: Callable[[str], None]) -> Path | None:
-    """The checkpoint to go on from with a lower rate, or None to stop. If one did not help, the one before it."""
-    history = run.rollbacks()
-    if config.guard.on_nan == "stop" or len(history) >= config.guard.max_rollbacks:
+def roll_back(
+    run: RunFolder,
+    config: TrainConfig,
+    bad_step: int,
+    began: int | None,
+    about: dict[str, Any],
+    log: Callable[[str], None],
+) -> Path | None:
+    """The checkpoint to go on from with a lower rate, from before the trouble began; None to stop. If one did not help,
+    the one before it."""
+    history, factor = run.rollbacks(), config.guard.rollback_factor
+    if len(history) >= config.guard.max_rollbacks:
         return None
-    path = newest_good(run.checkpoints, log)
+    good = None if began is None else last_good(saved_steps(run.checkpoints), began)
+    if began is not None and good is None:
+        return None
+    path = newest_good(run.checkpoints, log, before=None if good is None else good + 1)
     if path is not None and history and _step(path) <= history[-1]["to_step"]:
         path = newest_good(run.checkpoints, log, before=history[-1]["to_step"]) or path
     if path is None:
         return None
-    run.record_rollback({"bad_step": bad_step, "to_step": _step(path), "factor": config.guard.rollback_factor})
+    # In this order: a kill in between leaves a run that comes to the same step and the same decision again.
+    abandon_after(run.checkpoints, _step(path))
+    run.record_rollback({"bad_step": bad_step, "to_step": _step(path), "factor": factor, **about})
+    what = "the loss had collapsed at step" if about.get("cause") == "collapse" else "not finite: step"
     log(
-        f"step {bad_step} was not finite: back to step {_step(path)}, rate now {run.rate_factor():g} of the planned "
+        f"{what} {bad_step}: back to step {_step(path)}, rate now {run.rate_factor():g} of the planned "
         f"(rollback {len(history) + 1} of {config.guard.max_rollbacks})"
     )
     return path

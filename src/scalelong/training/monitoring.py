@@ -1,27 +1,36 @@
-"""What every run watches about itself: the readings of a stability monitor, and a loss that has collapsed.
+"""What every run watches about itself: the readings of a stability monitor, and a loss that collapses.
 
 Readings (κ, sizes of blocks and skips on a fixed probe batch, gradients, updates) go into metrics.jsonl, so that a
-report of any run has them; alarms and collapses into alarms.jsonl, and onto the screen. Training does not notice:
-everything is read between steps, in eval mode, and random states are left alone.
+report of any run has them; alarms, spikes and collapses into alarms.jsonl, and onto the screen. Training does not
+notice: everything is read between steps, in eval mode, and random states are left alone.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from ..files import append_json_line, read_json_lines, write_json_lines
+from ..noise import LEVELS, level_names
 from ..runs.folder import RunFolder, read_metrics
 from ..skips import is_scaled
 from ..stability import Alarm, StabilityMonitor
-from ..stability.range import CollapseRule
+from ..stability.collapse import MARGIN, Collapse, CollapseDetector, Spike, first_to_leave
+from ..stability.features import measure
 from .state import TrainState
 
 PROBE = 16
 """Images in the probe batch."""
 LEFT_OUT = ("block_rms", "skip_rms")
 """Readings that are not recorded: those of the training batches, which differ from step to step."""
+LOOK_EVERY = 5
+"""Steps between looks at the sizes of blocks and skips while the loss is above its level."""
+SIZES = {"probe_block_rms/": "block ", "probe_skip_rms/": "skip "}
+"""Readings by which blocks and skips are told apart, and what they are called in words."""
 
 
 class RunMonitor:
@@ -29,8 +38,10 @@ class RunMonitor:
 
     def __init__(self, run: RunFolder, state: TrainState, every: int, say: Callable[[str], None]) -> None:
         self.run, self.state, self.say = run, state, say
-        self.collapse = CollapseWatch(CollapseRule())
+        self.losses = LevelLosses()
+        self.detector = CollapseDetector(levels=LEVELS)
         self.monitor = self._monitor(every) if every else None
+        self.looks: list[tuple[int, dict[str, float]]] = []
 
     def _monitor(self, every: int) -> StabilityMonitor | None:
         if any(isinstance(parameter, DTensor) for parameter in self.state.bare.parameters()):
@@ -42,14 +53,18 @@ class RunMonitor:
             self.say(f"no stability monitor for this network: {type(error).__name__}: {str(error).partition(';')[0]}")
             return None
 
-    def begin_at(self, step: int) -> None:
-        """What was recorded after this step is forgotten, as the metrics are; a collapse is known from those before."""
+    def begin_at(self, step: int, *, act: bool) -> None:
+        """What was recorded after this step is forgotten, as the metrics are. The state knows of the losses before.
+
+        `act`: a collapse is to be acted upon. One that an earlier start of the run has ignored is found again.
+        """
         path = self.run.path / "alarms.jsonl"
         if path.exists():
             write_json_lines(path, [line for line in read_json_lines(path) if line["step"] <= step])
-        self.collapse = CollapseWatch(CollapseRule())
-        for line in read_metrics(self.run.path):
-            self.collapse.add(line)
+        self.losses.clear()
+        self.detector.load_state_dict(self.state.collapse)
+        self.detector.collapsed = self.detector.collapsed and not act
+        self.looks = []
         if self.monitor is not None:
             self.monitor.begin_at(step)
 
@@ -57,14 +72,6 @@ class RunMonitor:
         """The reading, where one is due."""
         reading = self.monitor.step(step=self.state.step) if self.monitor is not None else None
         return reading and {name: value for name, value in reading.items() if not name.startswith(LEFT_OUT)}
-
-    def recorded(self, metrics: Mapping[str, float]) -> None:
-        """Look at a line of metrics: has the loss collapsed?"""
-        found = self.collapse.add(metrics)
-        if found is not None:
-            text = found.advice(metrics["learning_rate"], scaled=is_scaled(self.state.bare))
-            self._write(int(metrics["step"]), "collapse", text)
-            self.say(f"\nCOLLAPSED at step {metrics['step']}: {text}\n")
 
     def close(self) -> None:
         if self.monitor is not None:
@@ -78,52 +85,115 @@ class RunMonitor:
         if self.state.accelerator.is_main_process:
             append_json_line(self.run.path / "alarms.jsonl", {"step": step, "kind": kind, "message": message})
 
+    # Collapses. All processes have the same losses, so that they decide together
 
-# A collapse that is finite: the loss goes far back up and stays there
+    def collapse(self) -> Collapse | None:
+        """Judge the losses since the last call, whose numbers are now waited for."""
+        found = None
+        for step, counts, losses, zeros in self.losses.read():
+            event = self.detector.add_levels(step, counts, losses, zeros)
+            if isinstance(event, Spike):
+                self._write(step, "spike", f"{event}{_at_level(event.noise_level)}")
+            elif event is not None and found is None:
+                found = event
+        if self.detector.evidence > self.detector.bar / 4 and not self.detector.collapsed:
+            self._look(LOOK_EVERY)
+        return None if found is None else self._explained(found)
+
+    def trouble_before(self, bad: int) -> int | None:
+        """Where a trouble began that ended in step `bad`, whose numbers are not finite; None if the loss was well."""
+        for step, counts, losses, zeros in self.losses.read():
+            if step <= bad:
+                self.detector.add_levels(step, counts, losses, zeros)
+        return self.detector.trouble_since
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint; also where there is a size to compare later ones with."""
+        self._look(1)
+        return self.detector.state_dict()
+
+    def _look(self, every: int) -> None:
+        """The sizes of blocks and skips now, if the last ones are older than `every` steps."""
+        monitor, step = self.monitor, self.state.step
+        if monitor is None or monitor.probe_call is None or (self.looks and step - self.looks[-1][0] < every):
+            return
+        meter = measure(monitor.host, monitor.plan, *monitor.probe_call)
+        sizes = {f"block {name}": float(size[0]) for name, size in meter.blocks.items()}
+        sizes |= {f"skip {index}": float(size[0]) for index, size in meter.skips.items()}
+        self.looks.append((step, sizes))
+
+    def _explained(self, found: Collapse) -> Collapse:
+        """With what left first, by the readings in the metrics and those since the loss left its level."""
+        self._look(1)
+        readings = [*self.looks]
+        for line in read_metrics(self.run.path):
+            sizes = {
+                f"{word}{name.removeprefix(prefix)}": float(value)
+                for prefix, word in SIZES.items()
+                for name, value in line.items()
+                if name.startswith(prefix) and value is not None
+            }
+            if sizes:
+                readings.append((line["step"], sizes))
+        ordered = sorted(readings, key=lambda entry: entry[0])
+        return replace(found, left_first=first_to_leave(ordered, found.began - MARGIN))
+
+    def tell(self, found: Collapse, rate: float) -> str:
+        """Say it, write it down, and give the diagnosis."""
+        text = diagnosis(found, rate, scaled=is_scaled(self.state.bare), watched=self.monitor is not None)
+        self._write(found.step, "collapse", text)
+        self.say(f"\nCOLLAPSED at step {found.step}: {text}\n")
+        return text
 
 
-@dataclass(frozen=True)
-class Collapse:
-    loss: float
-    best: float
-    best_step: int
-
-    def advice(self, rate: float, *, scaled: bool) -> str:
-        """What happened, and what to try. A model that is scaled is not told to scale."""
-        start = "start_skips_(model, 'cs') before training" if scaled else "--scaling cs, or start_skips_(model, 'cs')"
-        return (
-            f"the loss is {self.loss:.3g}, and was {self.best:.3g} at step {self.best_step}. It is finite, and seldom "
-            f"comes back. The learning rate is {rate:g}: try --lr {rate / 4:.2g}, a longer --warmup or --clip 1; what "
-            f"keeps a deep network alive at this rate is how its long skips start: {start}"
-        )
+def diagnosis(found: Collapse, rate: float, *, scaled: bool, watched: bool = True) -> str:
+    """What happened, and what left first."""
+    parts = [f"{found}{_at_level(found.noise_level)}.", describe_left_first(found.left_first, watched=watched)]
+    start = "start_skips_(model, 'cs')" if scaled else "--scaling cs, or start_skips_(model, 'cs')"
+    parts.append(
+        f"The learning rate was {rate:g}. Collapsed networks seldom come back. A new run has a better chance with --lr "
+        f"{rate / 4:.2g}, a longer --warmup or --clip 1; what keeps a deep network alive at this rate is how its long "
+        f"skips start, which is chosen before training: {start}."
+    )
+    return " ".join(parts)
 
 
-class CollapseWatch:
-    """Follows the mean losses of a run's metrics by the rule that `scalelong range` counts survivors by.
+def describe_left_first(left: Mapping[str, Any] | None, *, watched: bool) -> str:
+    if left is not None:
+        grown = "became infinite" if left["factor"] is None else f"was {left['factor']:.3g} times its size"
+        return f"What left first: {left['where']}, which {grown} at step {left['step']}."
+    if not watched:
+        return "What left first is not known: there were no readings (--monitor-every)."
+    return "No block and no long skip had left its size by a factor of two."
 
-    The reference, the loss of a network that knows nothing, is that of the first line. A collapse is reported once,
-    and again after the loss has come back.
-    """
 
-    def __init__(self, rule: CollapseRule) -> None:
-        self.rule = rule
-        self.reference: float | None = None
-        self.smoothed, self.best, self.best_step, self.step = 0.0, float("inf"), 0, 0
-        self.collapsed = False
+def _at_level(level: int | None) -> str:
+    return "" if level is None else f", most of all at a log-SNR of {level_names()[level]}"
 
-    def add(self, metrics: Mapping[str, Any]) -> Collapse | None:
-        """Take a line of metrics; those without a mean loss are of other things."""
-        if "loss" not in metrics or "learning_rate" not in metrics:
-            return None
-        step, loss = int(metrics["step"]), float(metrics["loss"])
-        if self.reference is None:
-            self.reference = self.smoothed = loss
-        # Smoothing is per step, and a line is the mean of several.
-        kept = self.rule.smoothing ** (step - self.step)
-        self.smoothed, self.step = kept * self.smoothed + (1 - kept) * loss, step
-        if self.smoothed < self.best:
-            self.best, self.best_step = self.smoothed, step
-        before = self.collapsed
-        high = self.smoothed > self.rule.share * self.reference
-        self.collapsed = high and self.smoothed > self.rule.factor * self.best
-        return Collapse(self.smoothed, self.best, self.best_step) if self.collapsed and not before else None
+
+class LevelLosses:
+    """Sums of losses by noise level, step by step. They wait on the device until somebody asks."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[int, Tensor]] = []
+
+    def clear(self) -> None:
+        self._waiting = []
+
+    def add(self, step: int, sums: Tensor) -> None:
+        """Of the step that makes it `step` steps."""
+        self._waiting.append((step, sums))
+
+    def read(self) -> list[tuple[int, list[float], list[float], list[float]]]:
+        """(step, counts, sums of losses, sums of zero losses) of each step since the last call."""
+        if not self._waiting:
+            return []
+        steps, sums = zip(*self._waiting, strict=True)
+        self._waiting = []
+        return [(step, *values) for step, values in zip(steps, torch.stack(sums).tolist(), strict=True)]
+
+
+def sums_by_level(levels: Tensor, losses: Tensor, zeros: Tensor) -> Tensor:
+    """(3, LEVELS): images, losses and zero losses of each noise level. A product, because it is deterministic."""
+    places = F.one_hot(levels, LEVELS).to(losses.dtype)
+    return torch.stack([torch.ones_like(losses), losses, zeros.to(losses.dtype)]) @ places

@@ -8,13 +8,14 @@ from torch import Tensor, nn
 from ..console import duration
 from ..data import ImageData
 from ..errors import ScaleLongError
-from ..models import UViT
 from ..models.call import Denoiser, count_parameters
 from ..noise import NoiseProcess, losses
+from ..runs.averages import OLDEST, is_snapshot, shares
 from ..runs.config import TrainConfig
 from ..runs.model import DataShape, build_model, example_forward, shape_of
-from ..skips import coefficients, find_skips, is_scaled
+from ..skips import coefficients, find_skips, is_scaled, native_plan
 from .cores import images_at_once, splits
+from .optimizers import OPTIMIZERS
 from .sizing import MOST_EPOCHS
 
 BYTES_PER_PARAMETER = {"weights": 4, "gradients": 4, "AdamW": 8, "moving average": 4}
@@ -34,9 +35,10 @@ def describe_run(
     per_part = config.batch_size / (processes * config.hardware.accumulation)
     at_once = images_in_memory(config, model, per_part, processes)
     activations = per_image * at_once * (0.5 if config.hardware.precision != "no" else 1)
-    fixed = sum(BYTES_PER_PARAMETER.values()) * parameters
     optimizer, diffusion = config.optimizer, config.diffusion
-    saved = (4 + 4 + 8) * parameters
+    kept = 4 * len(optimizer.ema_lengths)  # bytes per parameter of the averages of other lengths
+    fixed = (sum(BYTES_PER_PARAMETER.values()) + kept) * parameters
+    saved = (4 + 4 + 8 + kept) * parameters
     epochs = config.steps * config.batch_size / len(data)
     decay = f", {optimizer.decay} decay" if optimizer.decay != "constant" else ""
     rows = {
@@ -45,9 +47,12 @@ def describe_run(
         "model": f"{config.model} ({type(model).__name__}), {parameters / 1e6:.2f}M parameters",
         "long skips": _skips(config, model, shape),
         "scaling": config.scaling,
-        "objective": f"predict {diffusion.prediction}, {diffusion.schedule} schedule, condition {diffusion.condition}",
-        "optimiser": f"AdamW, lr {optimizer.lr:g}, weight decay {optimizer.weight_decay:g}, betas {optimizer.betas}, "
-        f"warm-up {optimizer.warmup} steps{decay}, clip {optimizer.clip}, EMA {optimizer.ema_rate}",
+        "objective": f"predict {diffusion.prediction}, {diffusion.schedule} schedule, condition {diffusion.condition}"
+        + (f", loss weighted by Min-SNR-{diffusion.min_snr_gamma:g}" if diffusion.loss_weighting != "none" else ""),
+        "optimiser": f"{OPTIMIZERS.get(optimizer.optimizer, optimizer.optimizer)}, lr {optimizer.lr:g}, "
+        f"weight decay {optimizer.weight_decay:g}, "
+        f"betas {optimizer.betas}, warm-up {optimizer.warmup} steps{decay}, clip {optimizer.clip}, "
+        f"EMA {optimizer.ema_length or optimizer.ema_rate}",
         "batch": f"{config.batch_size} images = {processes} process(es) x {config.hardware.accumulation} part(s) x "
         f"{per_part:g} images",
         "length": f"{config.steps} steps = {epochs:.1f} epochs"
@@ -55,17 +60,30 @@ def describe_run(
         "time": "not measured" if seconds is None else f"about {duration(seconds)} on this machine",
         "checkpoints": f"every {config.checkpoints.save_every} steps, {megabytes(saved)} each, "
         f"the last {config.checkpoints.keep_last} kept"
-        + (f" and every {config.checkpoints.keep_every}th step" if config.checkpoints.keep_every else ""),
+        + (f" and every {config.checkpoints.keep_every}th step" if config.checkpoints.keep_every else "")
+        + (f", and the best by {config.checkpoints.keep_best}" if config.checkpoints.keep_best else ""),
         "samples": f"{config.logging.samples} every {config.samples_every} steps, {config.logging.sampler} with "
         f"{config.logging.sampler_steps} steps"
         if config.samples_every
         else "none",
+        "collapse": f"{config.guard.on_collapse}",
         "non-finite": f"{config.guard.on_nan}",
         "memory": f"about {megabytes(fixed + activations)} per process: {megabytes(fixed)} for weights, gradients, "
         f"AdamW and moving average, {megabytes(activations)} for the activations of {at_once:g} images at once",
     }
+    if optimizer.ema_lengths:
+        rows["averages"] = ", ".join(optimizer.ema_lengths) + _snapshots(config, parameters)
     width = max(map(len, rows))
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
+
+
+def _snapshots(config: TrainConfig, parameters: int) -> str:
+    tracks = shares(config.optimizer.ema_lengths)
+    if not tracks:
+        return " beside the main one"
+    count = len([step for step in range(1, config.steps + 1) if is_snapshot(step) and step >= OLDEST * config.steps])
+    size = megabytes(2 * len(tracks) * parameters * count)
+    return f" beside the main one; {count} snapshots at the end, {size} in all (`scalelong ema` makes other lengths)"
 
 
 def images_in_memory(config: TrainConfig, model: nn.Module, per_part: float, processes: int) -> float:
@@ -84,7 +102,7 @@ def _on(value: bool) -> str:
 def _skips(config: TrainConfig, model: nn.Module, shape: DataShape) -> str:
     """How many, and their coefficients now: learned ones are those of a first forward."""
     inputs = example_forward(model, config, shape)
-    if not (is_scaled(model) or isinstance(model, UViT)):
+    if not is_scaled(model) and native_plan(model) is None:
         try:
             return f"{len(find_skips(model, inputs))} found, not scaled"
         except ScaleLongError as error:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ..console import duration
-from ..data import ImageData, load_data
+from ..data import ImageData, load_data, require_both_sides
 from ..errors import InvalidConfigError, MixedSizesError
 from ..models.call import Denoiser
 from ..noise import NoiseProcess, losses
@@ -27,7 +27,8 @@ from ..runs.config import TrainConfig, seconds_of, with_values
 from ..runs.model import DataShape, Log, build_model, uses_channels_last
 from ..runs.processes import make_accelerator, on_main
 from .cores import keep_freed_memory, make_cores
-from .state import Ema, clip_gradient, make_optimizer
+from .optimizers import make_optimizer
+from .state import Ema, clip_gradient
 
 CPU_BUDGET, GPU_BUDGET = "1h", "1d"
 
@@ -164,7 +165,8 @@ class Plan:
         network = ", ".join(f"{name} {options[name]}" for name in ("dim", "depth", "patch_size") if name in options)
         yield f"  network   {config.model}{': ' * bool(network)}{network} (--model-options dim=... depth=...)"
         yield f"  batch     {config.batch_size} images (--batch-size)"
-        yield f"  steps     {config.steps:,} = {self.epochs:,.0f} epochs of {self.images} images (--steps)"
+        epochs = f"{self.epochs:,.0f}" if self.epochs >= 10 else f"{self.epochs:.2g}"
+        yield f"  steps     {config.steps:,} = {epochs} epochs of {self.images} images (--steps)"
         yield f"  held out  {config.images.held_out} images, for the held-out loss (--held-out)"
         yield f"  samples   and checkpoints every {config.checkpoints.save_every} steps, about every {self.interval()}"
         yield f"  time      about {duration(self.seconds)}: {_seconds(self.seconds_per_step)} per step, measured now"
@@ -201,7 +203,8 @@ def candidates(config: TrainConfig, given: Collection[str], pictures: Pictures) 
         options: dict[str, Any] = {}
         if config.model == "uvit":
             # A network that predicts v shows something much earlier than one that predicts ε.
-            values |= {"diffusion.prediction": "v", "optimizer.lr": rung.lr, "optimizer.warmup": 100}
+            values |= {"diffusion.prediction": "v"} if NoiseProcess(config.diffusion.schedule).is_diffusion else {}
+            values |= {"optimizer.lr": rung.lr, "optimizer.warmup": 100}
             values |= {"optimizer.betas": (0.9, 0.99), "optimizer.clip": 1.0}
             options = {"dim": rung.dim, "depth": rung.depth, "heads": rung.heads}
             # The authors' deviation of 0.02 is for widths of 512 and more.
@@ -345,6 +348,8 @@ def size_run(config: TrainConfig, given: Collection[str], log: Log, progress: An
 
     def work() -> Plan:
         pictures = glance(config, progress)
+        if config.images.held_out:
+            require_both_sides(config.images.held_out, pictures.count, config.data)
         budget = config.budget or default_budget(accelerator.device)
         log(f"{config.data}: {pictures.count} images of {pictures.width}x{pictures.height}; timing a few sizes ...")
 

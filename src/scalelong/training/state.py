@@ -20,14 +20,16 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, InvalidConfigError
 from ..models.call import Denoiser
 from ..randomness import global_state, restore_global_state, seed_global
+from ..runs.averages import AverageLength
 from ..runs.checkpoint import Snapshot
 from ..runs.config import OptimizerConfig, TrainConfig
 from ..runs.model import RunData, uses_channels_last
 from ..runs.processes import full_tensor, gather_objects
 from ..skips.record import without_records
+from .optimizers import averages_itself, falling, make_optimizer
 
 # pyright: reportPrivateImportUsage=false
 
@@ -35,28 +37,58 @@ from ..skips.record import without_records
 
 
 class Ema:
-    """w̄ ← w̄ + (1 - rate) (w - w̄), after every step. Frozen parameters are averaged too, which keeps them."""
+    """w̄ ← w̄ + (1 - rate) (w - w̄), after every step. Frozen parameters are averaged too, which keeps them.
 
-    def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
-        self.config = config
+    `tracks` are averages of other lengths that are kept beside it (`runs/averages.py`).
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: OptimizerConfig,
+        batch_size: int = 1,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:
+        self.config, self.batch_size = config, batch_size
+        self.lender = optimizer if optimizer is not None and averages_itself(optimizer) else None
+        """An optimiser whose own average is taken."""
+        self.length = None if config.ema_length is None else AverageLength.parse(config.ema_length)
         self.names = [name for name, _ in model.named_parameters()]
         self.weights: list[Tensor] = [parameter for _, parameter in model.named_parameters()]
         self.averages: list[Tensor] = [
             weight.detach().clone(memory_format=torch.preserve_format).float() for weight in self.weights
         ]
+        lengths = [AverageLength.parse(length) for length in config.ema_lengths]
+        self.tracks = {length: [average.clone() for average in self.averages] for length in lengths}
+        """The averages of other lengths."""
 
     def rate(self, step: int) -> float:
+        if self.length is not None:
+            return self.length.rate(step, self.batch_size, self.config.ema_warmup)
         if self.config.ema_warmup:
             return min(self.config.ema_rate, (1 + step) / (10 + step))
         return self.config.ema_rate
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        torch._foreach_lerp_(self.averages, self._float_weights(), 1.0 - self.rate(step))
+        weights = self._float_weights()
+        if self.lender is None:
+            torch._foreach_lerp_(self.averages, weights, 1.0 - self.rate(step))
+        for length, averages in self.tracks.items():
+            beta = length.rate(step, self.batch_size, self.config.ema_warmup)
+            torch._foreach_lerp_(averages, weights, 1.0 - beta)
+
+    def full_tracks(self) -> dict[str, dict[str, Tensor]]:
+        """The averages of other lengths on the CPU, whole. All processes take part."""
+        return {
+            str(length): {name: _full(value) for name, value in zip(self.names, averages, strict=True)}
+            for length, averages in self.tracks.items()
+        }
 
     @torch.no_grad()
     def distance(self) -> Tensor:
         """‖w̄ - w‖ / ‖w‖. It stays 0 if the average is not updated, and grows if the weights run away."""
+        self.borrow()
         weights = self._float_weights()
         difference = _norm(torch._foreach_sub(self.averages, weights))
         return difference / _norm(weights).clamp_min(torch.finfo(torch.float32).tiny)
@@ -64,6 +96,7 @@ class Ema:
     @contextmanager
     def applied(self) -> Iterator[None]:
         """The model with averaged weights, within a `with` block."""
+        self.borrow()
         with torch.no_grad():
             kept = [weight.detach().clone(memory_format=torch.preserve_format) for weight in self.weights]
             _copy(self.weights, self.averages)
@@ -72,6 +105,17 @@ class Ema:
         finally:
             with torch.no_grad():
                 _copy(self.weights, kept)
+
+    @torch.no_grad()
+    def borrow(self) -> None:
+        """Take the average that a schedule-free optimiser holds. The weights are as before, to the last bit."""
+        if self.lender is None:
+            return
+        kept = [weight.detach().clone(memory_format=torch.preserve_format) for weight in self.weights]
+        self.lender.eval()  # pyright: ignore[reportAttributeAccessIssue]
+        _copy(self.averages, self.weights)
+        self.lender.train()  # pyright: ignore[reportAttributeAccessIssue]
+        _copy(self.weights, kept)
 
     def _float_weights(self) -> list[Tensor]:
         return [weight.detach().float() for weight in self.weights]
@@ -105,7 +149,7 @@ class Guard:
         self.device = device
         group = optimizer.param_groups[0]
         # Sharded parameters (FSDP2) do not go together with a flag that is not sharded.
-        self._can_flag = group["fused"] and not any(isinstance(value, DTensor) for value in group["params"])
+        self._can_flag = group.get("fused") and not any(isinstance(value, DTensor) for value in group["params"])
         self.reset()
 
     def reset(self) -> None:
@@ -149,26 +193,18 @@ def make_guard(optimizer: torch.optim.Optimizer, device: torch.device, scaler: t
 # AdamW, and its rate as a function of the step
 
 
+def is_adamw(optimizer: torch.optim.Optimizer) -> bool:
+    return type(optimizer) is torch.optim.AdamW
+
+
 LR_SCALE = "lr_scale"
 """Entry of a parameter group whose rate is a multiple of the others'."""
 
 
-def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return torch.optim.AdamW(
-        parameters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=_can_fuse(parameters)
-    )
-
-
-def _can_fuse(parameters: list[nn.Parameter]) -> bool:
-    from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
-
-    devices = _get_fused_kernels_supported_devices()
-    return all(parameter.is_floating_point() and parameter.device.type in devices for parameter in parameters)
-
-
 def create_state(optimizer: torch.optim.Optimizer) -> None:
     """Make AdamW's moments before its first step, so that saving and loading see them at every step alike."""
+    if not is_adamw(optimizer):
+        return
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if not optimizer.state[parameter]:
@@ -186,8 +222,11 @@ def rate(config: OptimizerConfig, step: int, steps: int) -> float:
         return config.lr * warm
     end = config.decay_steps or steps
     progress = min(1.0, max(0.0, (step - config.warmup) / max(1, end - config.warmup)))
-    falling = 1.0 - progress if config.decay == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
-    return config.lr * warm * falling
+    if config.decay in ("linear", "cosine"):
+        share = 1.0 - progress if config.decay == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+    else:
+        share = falling(config, step - config.warmup, max(1, end - config.warmup))
+    return config.lr * warm * share
 
 
 def set_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
@@ -224,7 +263,7 @@ class TrainState:
     model: nn.Module
     network: Denoiser
     bare_network: Denoiser
-    optimizer: torch.optim.AdamW
+    optimizer: torch.optim.Optimizer
     prepared_optimizer: Any
     ema: Ema
     channels_last: bool
@@ -236,6 +275,10 @@ class TrainState:
     """Time spent, over all restarts."""
     window: list[float] = field(default_factory=list)
     """Sums since the last line of metrics."""
+    collapse: dict[str, Any] = field(default_factory=dict)
+    """What the detector of collapses knows."""
+    best: dict[str, Any] = field(default_factory=dict)
+    """The best measurement so far: its value and step, and the number of measurements since."""
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -254,6 +297,10 @@ def create(config: TrainConfig, accelerator: Any, bare: nn.Module, data: RunData
         # accelerate's has nothing to do then, and looks for packages on the disk at every step.
         prepared_optimizer = optimizer
     create_state(optimizer)
+    if not is_adamw(optimizer) and any(isinstance(value, DTensor) for value in bare.parameters()):
+        raise InvalidConfigError(f"--optimizer {config.optimizer.optimizer} cannot be sharded (FSDP2): take adamw")
+    if averages_itself(optimizer):
+        optimizer.train()  # pyright: ignore[reportAttributeAccessIssue]
     seed_global(config.seed, "process", accelerator.process_index)
     return TrainState(
         accelerator=accelerator,
@@ -263,7 +310,7 @@ def create(config: TrainConfig, accelerator: Any, bare: nn.Module, data: RunData
         bare_network=Denoiser(bare),
         optimizer=optimizer,
         prepared_optimizer=prepared_optimizer,
-        ema=Ema(bare, config.optimizer),
+        ema=Ema(bare, config.optimizer, config.batch_size, optimizer),
         channels_last=channels_last,
         data=data,
     )
@@ -276,6 +323,7 @@ _SCATTER = StateDictOptions(full_state_dict=True)
 
 def snapshot(state: TrainState) -> Snapshot:
     """All processes take part; the result is complete on the main one."""
+    state.ema.borrow()
     with without_records():  # the configuration of the run says how it is scaled
         weights: dict[str, Any] = get_model_state_dict(state.bare, options=_GATHER)
     averages = {name: _full(value) for name, value in zip(state.ema.names, state.ema.averages, strict=True)}
@@ -284,11 +332,17 @@ def snapshot(state: TrainState) -> Snapshot:
         "step": state.step,
         "seconds": state.seconds,
         "window": list(state.window),
-        "optimizer": get_optimizer_state_dict(state.bare, state.optimizer, options=_GATHER),
+        "collapse": dict(state.collapse),
+        "best": dict(state.best),
+        # torch's own way takes a step with zero gradients if an optimiser has no state yet, which counts.
+        "optimizer": get_optimizer_state_dict(state.bare, state.optimizer, options=_GATHER)
+        if is_adamw(state.optimizer)
+        else state.optimizer.state_dict(),
         "scaler": scaler.state_dict() if scaler is not None else {},
         "random": gather_objects(state.accelerator, global_state()),
     }
-    return Snapshot(state.step, _untied(weights), _untied({**weights, **averages}), training)
+    tracks = {f"{length}/{name}": v for length, track in state.ema.full_tracks().items() for name, v in track.items()}
+    return Snapshot(state.step, _untied(weights), _untied({**weights, **averages}), training, averages=_untied(tracks))
 
 
 def restore(state: TrainState, saved: Snapshot, seed: int) -> None:
@@ -299,7 +353,10 @@ def restore(state: TrainState, saved: Snapshot, seed: int) -> None:
             set_model_state_dict(state.bare, dict[str, Any](saved.model), options=_SCATTER)
         _restore_averages(state, saved)
         scales = [group.get(LR_SCALE) for group in state.optimizer.param_groups]
-        set_optimizer_state_dict(state.bare, state.optimizer, training["optimizer"], options=_SCATTER)
+        if is_adamw(state.optimizer):
+            set_optimizer_state_dict(state.bare, state.optimizer, training["optimizer"], options=_SCATTER)
+        else:
+            state.optimizer.load_state_dict(training["optimizer"])
         for group, scale in zip(state.optimizer.param_groups, scales, strict=True):
             if scale is not None:  # how rates relate is up to the configuration, not to the checkpoint
                 group[LR_SCALE] = scale
@@ -313,12 +370,18 @@ def restore(state: TrainState, saved: Snapshot, seed: int) -> None:
     else:  # other processes than before: dropout goes on with other numbers
         seed_global(seed, "process", process, saved.step)
     state.step, state.seconds, state.window = training["step"], training["seconds"], list(training["window"])
+    # Checkpoints of earlier versions have neither.
+    state.collapse, state.best = dict(training.get("collapse", {})), dict(training.get("best", {}))
 
 
 @torch.no_grad()
 def _restore_averages(state: TrainState, saved: Snapshot) -> None:
-    for name, average in zip(state.ema.names, state.ema.averages, strict=True):
-        value = saved.ema[name].to(average.device)
+    places = [(average, saved.ema, name) for name, average in zip(state.ema.names, state.ema.averages, strict=True)]
+    for length, averages in state.ema.tracks.items():
+        names = [f"{length}/{name}" for name in state.ema.names]
+        places += [(average, saved.averages, name) for name, average in zip(names, averages, strict=True)]
+    for average, source, name in places:
+        value = source[name].to(average.device)
         if isinstance(average, DTensor):
             value = distribute_tensor(value, average.device_mesh, average.placements)
         average.copy_(value)

@@ -72,6 +72,15 @@
     if (data.scores.length) find("scores").replaceChildren(tableOf("Value and 95 % interval, from scores.jsonl", data.scores, labelOf));
   }
 
+  // Samples beside their nearest training images.
+  function drawCopies() {
+    const found = (data.copies ?? []).filter((entry) => shown.has(entry.method));
+    find("copies-section").hidden = !found.length;
+    find("copies").replaceChildren(...found.map((entry) => html("div", { class: "card tile", style: `--c:${colour(entry.method)}` },
+      html("h3", {}, entry.method, html("small", {}, `seed ${entry.seed}, step ${entry.step}`)),
+      html("img", { src: entry.image, alt: `Samples of ${entry.method} above their nearest training images` }), html("p", { class: "hint" }, entry.text))));
+  }
+
   // Alarms of the stability monitor. Many alarms are one story: the first of each run and kind are shown.
   const watched = data.runs.some((run) => Object.keys(run.curves).some((name) => name.startsWith("probe_block_rms/") || name.startsWith("gradient_norm/")));
   const MOST_ALARMS = 40;
@@ -135,7 +144,7 @@
 
   const KINDS = {
     gradient_norm: ["Gradient norm per block", "gradient norm"], "": ["Training", ""], probe_block_rms: ["Feature RMS per block, probe batch", "RMS of the feature"],
-    probe_skip_rms: ["Feature RMS per skip, probe batch", "RMS of the skip"], update_ratio: ["Update relative to weight", "update / weight"], kappa: ["Coefficients κ_i", "κ of the skip"],
+    probe_skip_rms: ["Feature RMS per skip, probe batch", "RMS of the skip"], held_out_loss: ["Held-out loss by noise level (log-SNR)", "held-out loss"], update_ratio: ["Update relative to weight", "update / weight"], kappa: ["Coefficients κ_i", "κ of the skip"],
   };
   const kindOf = (name) => name === "gradient_norm" ? "gradient_norm" : name.includes("/") ? name.split("/")[0] : "";
 
@@ -232,7 +241,7 @@
   }
 
   function draw() {
-    drawTables(); drawAlarms();
+    drawTables(); drawAlarms(); drawCopies();
     find("loss-section").hidden = !data.runs.length;
     drawLoss("held-out", "held_out_loss", "Held-out loss (averaged weights)");
     drawLoss("train-loss", "loss", "Training loss");

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as _module
 
 _DEPTH = 8
+_OUR_HOOKS = ("scalelong.skips", "scalelong.tracing")
 _CONTAINERS = (list, dict, set, OrderedDict, defaultdict, deque)
 
 
@@ -173,7 +174,7 @@ def foreign_hooks_marked(model: nn.Module) -> Iterator[None]:
     marked = []
     for table in tables:
         for key, hook in table.items():
-            if not type(hook).__module__.startswith(__package__ or "scalelong.skips"):
+            if not type(hook).__module__.startswith(_OUR_HOOKS):
                 table[key] = _Marked(hook)
                 marked.append((table, key, table[key]))
     try:

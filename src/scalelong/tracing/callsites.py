@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 # Frames of these are not the model's own text: what counts is who called them.
-_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+_OWN = tuple(str(Path(__file__).parents[1] / package) for package in ("tracing", "skips"))
+_LIBRARIES = (str(Path(torch.__file__).parent), *_OWN)
 _HELPERS = ("einops", "accelerate/hooks")
 
 
@@ -23,7 +24,7 @@ def is_model_code(code: CodeType) -> bool:
 
 def is_own_code(code: CodeType) -> bool:
     """Ours: in functions that were rewritten for another model of the same class."""
-    return code.co_filename.startswith(_LIBRARIES[1])
+    return code.co_filename.startswith(_OWN)
 
 
 @dataclass(eq=False, slots=True)

@@ -1,0 +1,126 @@
+"""κ after training, for a run: `scalelong.tune_skips` with its sampler, and the Fréchet distance as the score.
+
+    found = tune_run(load_run("runs/x"), settings=SampleSettings(steps=10))
+    found.save("tuned.json")                             # scalelong sample runs/x --tuned tuned.json
+
+The search compares samples with one half of the real images and the test with the other half, so that what was found
+fits neither the seeds nor the images of the test.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ..console import silent
+from ..diffusion.images import requests
+from ..diffusion.solvers import SampleSettings
+from ..errors import InvalidConfigError
+from ..evaluation import Moments, frechet_distance
+from ..evaluation.anchors import trusted_features
+from ..evaluation.features import features_of
+from ..evaluation.judge import evaluation_prompts, reference_data
+from ..runs.load import Run, require_constant
+from ..runs.model import example_forward
+from ..skips import TunedSkips, tune_skips
+from ..skips.host import host_of
+from ..skips.tune import BLOCKS
+from .figures import colour_of, legend, panels, save
+
+
+def tune_run(
+    run: Run,
+    *,
+    settings: SampleSettings,
+    kind: str = "linear",
+    n: int = 512,
+    trials: int = 16,
+    seconds: float | None = None,
+    seed: int = 0,
+    features: str = "auto",
+    feature_weights: str | Path | None = None,
+    batch_size: int = 64,
+    device: str = "cpu",
+    say: Callable[[str], None] = silent,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> TunedSkips:
+    """Search on the seeds from `seed` to `seed + n`, test on eight blocks of n/2 behind them."""
+    require_constant(run.config.scaling)
+    if n < 16:
+        raise InvalidConfigError(f"a Fréchet distance needs images: -n must be at least 16, got {n}")
+    data = reference_data(run.config)
+    extractor, reference = trusted_features(features, data, feature_weights, say)
+    halves = [Moments.of(reference.features[part::2]) for part in (0, 1)]
+    wanted = requests(n + BLOCKS * (n // 2), seed, evaluation_prompts(run.config, data, n)[0])
+    maker = run.maker
+
+    def sampler(_: nn.Module, seeds: Sequence[int]) -> Tensor:
+        part = [wanted[number - seed] for number in seeds]
+        try:
+            return maker.all(part, settings, batch_size=batch_size, device=device)
+        except InvalidConfigError:  # images that are not finite
+            return torch.empty(0)
+
+    def against(real: Moments) -> Callable[[Tensor], float]:
+        def score(images: Tensor) -> float:
+            if not len(images):
+                return float("inf")
+            return frechet_distance(real, Moments.of(features_of(extractor, images)))
+
+        return score
+
+    example = None if host_of(run.model).is_native else example_forward(run.model, run.config, run.shape)
+    found = tune_skips(
+        run.model,
+        sampler,
+        against(halves[0]),
+        example,
+        kind=kind,
+        seeds=range(seed, seed + n),
+        test_score=against(halves[1]),
+        trials=trials,
+        seconds=seconds,
+        progress=progress,
+    )
+    about = {
+        "run": run.folder.name,
+        "step": run.step,
+        "weights": run.weights,
+        "weights_sha256": run.weights_sha256,
+        "settings": asdict(settings),
+        "features": extractor.name,
+        "data": data.name,
+        "seed": seed,
+    }
+    return replace(found, about=about)
+
+
+# The picture
+
+
+def draw_tuning(found: Sequence[TunedSkips], path: Path) -> None:
+    """For each: the score of every trial, and the test on other seeds, before and after."""
+    figure, axes = panels(len(found), height=2.9, width=4.0, dpi=120)
+    for tuned, panel in zip(found, axes, strict=True):
+        scores = [trial.score for trial in tuned.trials]
+        best = [min(scores[: number + 1]) for number in range(len(scores))]
+        numbers = range(1, len(scores) + 1)
+        panel.plot(numbers, scores, "o", markersize=3, color=colour_of(0), label=f"a trial, {tuned.images} images")
+        panel.step(numbers, best, where="post", color=colour_of(0), linewidth=1, label="the best so far")
+        at = len(scores) + 2
+        for number, (before, after) in enumerate(tuned.test):
+            label = f"test on other seeds, {tuned.test_images} images each" if number == 0 else None
+            panel.plot([at, at + 2], [before, after], ".-", color=colour_of(2), linewidth=0.8, label=label)
+        if tuned.test:
+            shown = [number for number in numbers if number % 3 == 1]
+            panel.set_xticks([*shown, at, at + 2], [*map(str, shown), "before", "after"])
+        about = tuned.about
+        steps = about.get("settings", {}).get("steps", "")
+        panel.set(
+            xlabel="trial", ylabel="Fréchet distance", title=f"{about.get('run', '')}, {steps} steps, {tuned.kind}"
+        )
+        panel.tick_params(labelsize=7)
+        legend(panel)
+    save(figure, path)

@@ -1,0 +1,312 @@
+"""A guard for anyone's loop: it notices a loss that collapses, and takes the network back to before that.
+
+    guard = CollapseGuard(model, optimizer, zero_loss=1.0)
+    for batch in batches:
+        loss = ...; loss.backward(); optimizer.step(); optimizer.zero_grad()
+        guard.step(loss)
+
+It keeps the weights and the optimiser's state of a few good steps, in memory or in a folder. When the loss collapses
+(`CollapseDetector`) or is not finite, it puts the last ones from before the trouble back, and from then on every step
+of the optimiser is made with half the rate. The loop and its schedules go on counting; nothing else of them changes.
+"""
+
+import copy
+import logging
+from collections.abc import Callable, Iterable
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal, Self, get_args
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from ..errors import CheckpointError, CollapseError, InvalidConfigError
+from ..files import make_folder
+from ..skips.record import without_records
+from .collapse import Collapse, CollapseDetector, Spike, last_good
+
+logger = logging.getLogger(__name__)
+
+Mode = Literal["rollback", "stop", "ignore"]
+READ_EVERY = 10
+"""Steps between readings of the losses on an accelerator, which must be waited for."""
+
+
+class CollapseGuard:
+    """Watches the loss of a loop and saves it from collapses that stay finite.
+
+    `mode`: "rollback" goes back and on with a lower rate, "stop" raises CollapseError, "ignore" only reports.
+    `zero_loss`: the loss of a network that always answers zero: 1 for a network that predicts noise. Left out, it is
+    what the first ten steps have.
+    `every`: steps between two snapshots of weights and optimiser; `keep`: how many of them are kept.
+    `folder`: where snapshots are kept; in memory if left out, on the CPU.
+    `factor`, `max_rollbacks`: the rate is multiplied by the factor at each rollback, at most so many times; after that
+    a collapse raises CollapseError.
+    `extra`: other objects with `state_dict` and `load_state_dict` that go back as well: a moving average, a scaler.
+    `on_event`: called with each `Collapse` and `Spike`; left out, they are logged.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Any,
+        *,
+        mode: Mode = "rollback",
+        zero_loss: float | None = None,
+        every: int = 50,
+        keep: int = 3,
+        folder: str | PathLike[str] | None = None,
+        factor: float = 0.5,
+        max_rollbacks: int = 3,
+        extra: Iterable[Any] = (),
+        on_event: Callable[[Collapse | Spike], None] | None = None,
+    ) -> None:
+        if mode not in get_args(Mode):
+            raise InvalidConfigError(f"mode must be one of {', '.join(get_args(Mode))}, got {mode!r}")
+        for name, value, least in (("every", every, 1), ("keep", keep, 1), ("max_rollbacks", max_rollbacks, 0)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise InvalidConfigError(f"{name} must be a whole number, at least {least}, got {value!r}")
+        if not 0 < factor <= 1:
+            raise InvalidConfigError(f"factor must be above 0 and at most 1, got {factor!r}")
+        # accelerate wraps optimisers in one of its own, which has no hooks.
+        while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+            optimizer = optimizer.optimizer
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise InvalidConfigError(f"optimizer must be a torch optimiser, got {type(optimizer).__name__}")
+        self.model, self.optimizer, self.mode = model, optimizer, mode
+        self.every, self.factor, self.max_rollbacks = every, factor, max_rollbacks
+        self.extra = list(extra)
+        self.detector = CollapseDetector(zero_loss=zero_loss)
+        self.snapshots = Snapshots(keep, folder)
+        self.on_event = on_event or (lambda event: logger.warning("%s", event))
+        self.steps = 0
+        """Steps of the optimiser."""
+        self.rate_factor = 1.0
+        """By how much rollbacks have lowered the rate."""
+        self.events: list[Collapse | Spike] = []
+        self.rollbacks: list[dict[str, Any]] = []
+        self._sum: Tensor | None = None
+        self._micro, self._stepped = 0, False
+        self._waiting: list[tuple[int, Tensor]] = []
+        self._planned: list[Any] = []
+        self._handles: list[RemovableHandle] = [
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_post_hook(self._after_step),
+        ]
+        if mode == "rollback":
+            self._save()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Take the hooks off the optimiser: from now on it makes steps with the full rate."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def step(self, loss: Tensor | float) -> Collapse | None:
+        """To be called after every backward pass or step of the optimiser. Gives a collapse, if one was found.
+
+        Where gradients are accumulated, the losses of the parts of a step are averaged. All processes must call it.
+        """
+        value = torch.as_tensor(loss).detach().float().mean()
+        self._sum = value if self._sum is None else self._sum + value
+        self._micro += 1
+        if not self._stepped:
+            return None
+        self.steps += 1
+        self._waiting.append((self.steps, self._sum / self._micro))
+        self._sum, self._micro, self._stepped = None, 0, False
+        due = self.steps % self.every == 0
+        if value.device.type != "cpu" and self.steps % READ_EVERY and not due:
+            return None
+        found = self._read()
+        if found is not None:
+            self._act(found)
+        elif due and self.mode == "rollback" and self.detector.trouble_since is None:
+            self._save()
+        return found
+
+    # What the detector says
+
+    def _read(self) -> Collapse | None:
+        """All losses since the last reading, as means over the processes: they decide together."""
+        steps, losses = zip(*self._waiting, strict=True)
+        self._waiting = []
+        values = torch.stack([loss.to(losses[-1].device) for loss in losses])
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            dist.all_reduce(values)
+            values /= dist.get_world_size()
+        found = None
+        for step, value in zip(steps, values.tolist(), strict=True):
+            event = self.detector.add(step, value)
+            if event is not None:
+                self.events.append(event)
+                self.on_event(event)
+                found = found or (event if isinstance(event, Collapse) else None)
+        return found
+
+    def _act(self, found: Collapse) -> None:
+        if self.mode == "ignore":
+            return
+        good = last_good(self.snapshots.steps, found.began) if self.mode == "rollback" else None
+        if self.rollbacks and good is not None and good >= self.rollbacks[-1]["to_step"]:
+            # The state that was tried last did not help; an older one may.
+            before = self.rollbacks[-1]["to_step"]
+            good = max((step for step in self.snapshots.steps if step < before), default=good)
+        if self.mode == "stop" or good is None or len(self.rollbacks) >= self.max_rollbacks:
+            rates = ", ".join(f"{group['lr']:g}" for group in self.optimizer.param_groups[:3] if "lr" in group)
+            tried = f" {len(self.rollbacks)} rollbacks with lower rates did not help." if self.rollbacks else ""
+            raise CollapseError(
+                f"step {found.step}: {found}.{tried} The learning rate was {rates}: try a quarter of it, a longer "
+                f"warm-up or clipping at 1; what keeps a deep network alive at a high rate is how its long skips "
+                f"start, before training: start_skips_(model, 'cs')"
+            )
+        self._restore(good)
+        self.rate_factor *= self.factor
+        entry = {"bad_step": found.step, "began": found.began, "to_step": good, "rate_factor": self.rate_factor}
+        self.rollbacks.append(entry)
+        logger.warning(
+            "step %d: back to the weights of step %d, rate now %g of the planned (rollback %d of %d)",
+            found.step,
+            good,
+            self.rate_factor,
+            len(self.rollbacks),
+            self.max_rollbacks,
+        )
+
+    # The rate: lowered around each step, so that schedules, which set it before, need not know
+
+    def _before_step(self, *_: Any) -> None:
+        self._stepped = True
+        self._planned = [group.get("lr") for group in self.optimizer.param_groups]
+        if self.rate_factor != 1.0:
+            for group, planned in zip(self.optimizer.param_groups, self._planned, strict=True):
+                if planned is not None:
+                    group["lr"] = planned * self.rate_factor
+
+    def _after_step(self, *_: Any) -> None:
+        for group, planned in zip(self.optimizer.param_groups, self._planned, strict=False):
+            if planned is not None:
+                group["lr"] = planned
+
+    # Weights and optimiser
+
+    def _state(self) -> dict[str, Any]:
+        with without_records():
+            model = self.model.state_dict()
+        return {
+            "model": model,
+            "optimizer": self.optimizer.state_dict(),
+            "extra": [each.state_dict() for each in self.extra],
+            "detector": self.detector.state_dict(),
+        }
+
+    def _save(self) -> None:
+        self.snapshots.save(self.steps, self._state())
+
+    def _restore(self, step: int) -> None:
+        saved = self.snapshots.load(step)
+        with without_records():
+            self.model.load_state_dict(saved["model"])
+        rates = [group.get("lr") for group in self.optimizer.param_groups]
+        self.optimizer.load_state_dict(saved["optimizer"])
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            if rate is not None:  # schedules have gone on meanwhile
+                group["lr"] = rate
+        self.optimizer.zero_grad()
+        for each, state in zip(self.extra, saved["extra"], strict=True):
+            each.load_state_dict(state)
+        self.detector.load_state_dict(saved["detector"])
+        self.snapshots.forget_after(step)
+
+    # For loops that save and resume themselves
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the guard knows, without the snapshots: they are made anew."""
+        return {
+            "steps": self.steps,
+            "rate_factor": self.rate_factor,
+            "rollbacks": copy.deepcopy(self.rollbacks),
+            "detector": self.detector.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps, self.rate_factor = state["steps"], state["rate_factor"]
+        self.rollbacks = copy.deepcopy(state["rollbacks"])
+        self.detector.load_state_dict(state["detector"])
+        self._waiting, self._sum, self._micro, self._stepped = [], None, 0, False
+        self.snapshots.forget_after(-1)
+        if self.mode == "rollback":
+            self._save()
+
+
+class Snapshots:
+    """States of a few steps, on the CPU or as files of torch.save. The oldest one is replaced first."""
+
+    def __init__(self, keep: int, folder: str | PathLike[str] | None) -> None:
+        self.keep = keep
+        self.folder = None if folder is None else Path(folder)
+        self.steps: list[int] = []
+        self._states: dict[int, dict[str, Any]] = {}
+        if self.folder is not None:
+            make_folder(self.folder)
+
+    def save(self, step: int, state: dict[str, Any]) -> None:
+        if step in self.steps:
+            return
+        if self.folder is None:
+            self._states[step] = _on_cpu(state)
+        else:
+            path = self._path(step)
+            try:
+                torch.save(state, path.with_suffix(".part"))
+                path.with_suffix(".part").replace(path)
+            except (OSError, RuntimeError) as error:
+                raise CheckpointError(
+                    f"{path} could not be written: {error}; make room, or give folder=None"
+                ) from error
+        self.steps.append(step)
+        for old in self.steps[: -self.keep]:
+            self._forget(old)
+        self.steps = self.steps[-self.keep :]
+
+    def load(self, step: int) -> dict[str, Any]:
+        if self.folder is None:
+            return copy.deepcopy(self._states[step])
+        try:
+            return torch.load(self._path(step), map_location="cpu", weights_only=True)
+        except Exception as error:  # torch has many
+            raise CheckpointError(f"{self._path(step)} cannot be read: {error}") from error
+
+    def forget_after(self, step: int) -> None:
+        for later in [each for each in self.steps if each > step]:
+            self._forget(later)
+        self.steps = [each for each in self.steps if each <= step]
+
+    def _forget(self, step: int) -> None:
+        self._states.pop(step, None)
+        if self.folder is not None:
+            self._path(step).unlink(missing_ok=True)
+
+    def _path(self, step: int) -> Path:
+        assert self.folder is not None
+        rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+        return self.folder / f"good-{step:08d}-{rank}.pt"
+
+
+def _on_cpu(value: Any) -> Any:
+    """A copy of nested containers, with all tensors on the CPU."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {key: _on_cpu(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_on_cpu(entry) for entry in value)
+    return copy.deepcopy(value) if not isinstance(value, int | float | str | bool | None) else value

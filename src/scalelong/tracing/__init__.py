@@ -1,0 +1,36 @@
+"""What ran: one forward of a model, recorded. The model is left untouched.
+
+trace         the record: operations, module calls, merges, what follows from what
+identity      which operation a tensor came from, through views, aliases and writes in place
+containers    tensors inside of lists, dictionaries and objects
+merges        one class per kind of merge
+callsites     where in the source an operation was called
+untouched     run a model and leave no trace on it
+"""
+
+from .callsites import (
+    CallSite as CallSite,
+    Invocation as Invocation,
+    common_scope as common_scope,
+)
+from .containers import (
+    TreePath as TreePath,
+    leaves as leaves,
+)
+from .recorder import (
+    counted_as as counted_as,
+    record as record,
+)
+from .trace import (
+    Call as Call,
+    FunctionCall as FunctionCall,
+    Merge as Merge,
+    Node as Node,
+    Trace as Trace,
+    bits as bits,
+)
+from .untouched import (
+    foreign_hooks_marked as foreign_hooks_marked,
+    in_foreign_hook as in_foreign_hook,
+    untouched as untouched,
+)
