@@ -15,6 +15,7 @@ from scalelong import cli
 from scalelong.cli import COMMANDS, main
 from scalelong.commands import CHECKOUT, command_module
 from scalelong.commands.options import names_in
+from scalelong.errors import InvalidConfigError
 
 
 def test_help_lists_every_command(capsys):
@@ -440,3 +441,35 @@ def test_models_lists_sizes(capsys):
     listed = json.loads(capsys.readouterr().out)
     assert listed[0]["preset"] == "cifar10-s2"
     assert abs(listed[0]["difference"]) < 0.02
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_process_that_lost_the_others_says_so(alone, monkeypatch, capsys):
+    def lost(_: list[str]) -> int:
+        raise RuntimeError("[pair.cc:553] Connection closed by peer [127.0.0.1]:7559. Check the logs of the worker")
+
+    monkeypatch.setenv("WORLD_SIZE", "1" if alone else "2")
+    monkeypatch.setattr(cli, "_answer", lost)
+    assert cli.main(["models"]) == 1
+    said = capsys.readouterr().err
+    assert ("a bug in scalelong" in said) == alone
+    assert ("RunFailedError: another process of this command has ended" in said) == (not alone)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("RANK", "x"), ("WORLD_SIZE", "2.5"), ("LOCAL_RANK", ""), ("RANK", "9" * 30)]
+)
+def test_what_a_launcher_says_must_make_sense(name, value, monkeypatch):
+    from scalelong.runs.processes import check_launcher
+
+    for other in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.setenv(other, "1" if other != "WORLD_SIZE" else "2")
+    check_launcher()
+    monkeypatch.setenv(name, value)
+    with pytest.raises(InvalidConfigError, match=f"{name} must be a whole number"):
+        check_launcher()
+    monkeypatch.setenv("RANK", "5")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with pytest.raises(InvalidConfigError, match="torchrun"):
+        check_launcher()

@@ -7,6 +7,8 @@ import stat
 import subprocess
 import sys
 import threading
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import pytest
 
@@ -14,10 +16,14 @@ from scalelong import files
 from scalelong.errors import CannotReadError, CannotWriteError
 from scalelong.files import (
     append_json_line,
+    at_home,
+    cache_folder,
     cached_array,
     cached_bytes,
     digest,
     file_digest,
+    fitting,
+    in_words,
     key_of,
     locked,
     new_folder,
@@ -438,3 +444,69 @@ def test_a_result_that_does_not_fit_on_the_disk_is_still_a_result(tmp_path, monk
     said: list[str] = []
     assert cached_bytes("things", {}, "thing", lambda: b"right", said.append)[0] == b"right"
     assert "No space left" in said[0]
+
+
+@dataclass
+class Cat:
+    name: str
+    legs: int
+    weight: float | None = None
+    places: tuple[tuple[int, str], ...] = ()
+    owners: dict[str, list[int]] = field(default_factory=dict)
+    mood: Literal["good", "bad"] = "good"
+    anything: Any = None
+
+
+def test_what_others_wrote_fits_a_dataclass_or_is_refused_in_words():
+    given = {"name": "Tom", "legs": 4, "weight": 3, "places": [[1, "sofa"]], "owners": {"a": [1]}, "anything": {}}
+    assert fitting(Cat, given) == Cat(**given)
+    assert fitting(Cat, {"name": "", "legs": 0, "weight": float("nan")}).name == ""
+    for change in (
+        {"name": 3},
+        {"legs": "4"},
+        {"legs": True},
+        {"legs": 4.0},
+        {"legs": 10**30},
+        {"weight": "heavy"},
+        {"weight": 10**400},
+        {"places": [[1]]},
+        {"places": [["1", "sofa"]]},
+        {"places": "sofa"},
+        {"owners": {"a": [None]}},
+        {"owners": []},
+        {"mood": "fair"},
+        {"tail": 1},
+    ):
+        with pytest.raises(ValueError, match=f"entry '{next(iter(change))}'"):
+            fitting(Cat, {**given, **change})
+    with pytest.raises(ValueError, match="no entry 'legs'"):
+        fitting(Cat, {"name": "Tom"})
+    with pytest.raises(ValueError, match="JSON object"):
+        fitting(Cat, ["Tom"])
+
+
+def test_errors_of_python_are_told_in_words():
+    assert in_words(KeyError("step")) == "it has no entry 'step'"
+    assert in_words(OSError(errno.ENOSPC, "No space")) == "no space is left on its disk"
+    assert "type" in in_words(TypeError("'NoneType' object is not subscriptable"))
+    assert in_words(ValueError("two\n lines")) == "two lines"
+    assert in_words(RuntimeError()) == "RuntimeError"
+
+
+def test_a_home_that_is_nobodys_is_named(monkeypatch):
+    monkeypatch.setenv(files.VARIABLE, "~nobody-of-this-name/cache")
+    with pytest.raises(CannotReadError, match=files.VARIABLE):
+        cache_folder("x")
+    with pytest.raises(CannotReadError, match="--data"):
+        at_home("~nobody-of-this-name/x", "--data")
+
+
+def test_what_a_kill_left_beside_a_file_is_removed_by_the_next_process(tmp_path):
+    script = (
+        "import os, signal, sys\nfrom scalelong import files\nfiles.os.replace = lambda *_: os.kill(os.getpid(), 9)\n"
+    )
+    script += "files.write_text(sys.argv[1], 'x')\n"
+    subprocess.run([sys.executable, "-c", script, tmp_path / "a.json"], check=False)
+    assert [path.suffix for path in tmp_path.iterdir()] == [".part"]
+    write_text(tmp_path / "a.json", "y")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]

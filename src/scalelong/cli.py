@@ -24,7 +24,7 @@ from typing import Any
 from ._version import __version__
 from .commands import COMMANDS, command_module as _module
 from .console import hushed
-from .errors import NotEnoughMemoryError, ScaleLongError
+from .errors import NotEnoughMemoryError, RunFailedError, ScaleLongError
 from .files import refusal, writing
 
 DEBUG = "SCALELONG_DEBUG"
@@ -130,7 +130,19 @@ def _named(error: Exception) -> ScaleLongError | None:
             "the memory of the machine does not suffice for this: take smaller images (--size), smaller batches "
             "(--batch-size) or a smaller network"
         )
+    if isinstance(error, RuntimeError) and _is_about_processes(error):
+        return RunFailedError(
+            "another process of this command has ended, and its own message says why: mend that, then start all "
+            "processes with the same command again"
+        )
     return None
+
+
+def _is_about_processes(error: RuntimeError) -> bool:
+    """Whether torch lost the other processes that torchrun started. It says so in the words of each transport."""
+    alone = os.environ.get("WORLD_SIZE", "1") == "1"
+    known = ("gloo", "NCCL", "TCPStore", "ProcessGroup", "Connection closed by peer", "Connection reset by peer")
+    return not alone and (type(error).__name__.startswith("Dist") or any(word in str(error) for word in known))
 
 
 def _is_about_memory(text: str) -> bool:

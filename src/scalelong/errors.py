@@ -242,7 +242,7 @@ class CollapseError(ScaleLongError, ArithmeticError):
 
 
 class RunFailedError(ScaleLongError, RuntimeError):
-    """A run of a comparison ended with an error; its log says which."""
+    """A run of a comparison, or another process of this one, ended with an error; its log says which."""
 
 
 # Scores, reports and exports

@@ -12,6 +12,7 @@ What the system refuses becomes CannotWriteError or CannotReadError here, with t
 
 from __future__ import annotations
 
+import builtins
 import errno
 import hashlib
 import json
@@ -23,11 +24,14 @@ import socket
 import stat
 import threading
 import time
+import types
+import typing
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from .errors import CannotReadError, CannotWriteError, FileAccessError, FolderInUseError, RunLockedError, ScaleLongError
 from .optional import needs
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 StrPath = str | os.PathLike[str]
+Made = TypeVar("Made")
 
 
 # What the system refuses, in words
@@ -89,6 +94,23 @@ def refusal(
     named = kind(f"{subject} cannot be {verb}: {reason}{f' ({culprit})' if culprit else ''}; {advice}")
     named.errno = error.errno
     return named
+
+
+def in_words(error: Exception) -> str:
+    """What an error says about a file, for people. Python's own words are for those who wrote the program."""
+    match error:
+        case OSError() if error.errno in _REASONS:
+            return _REASONS[error.errno][0]
+        case KeyError():
+            return f"it has no entry {str(error.args[0] if error.args else '')[:100]!r}"
+        case UnicodeDecodeError():
+            return f"byte {error.start} is not text in UTF-8"
+        case RecursionError():
+            return "it is nested too deeply"
+        case TypeError() | AttributeError() | IndexError() | OverflowError() | AssertionError():
+            return "an entry has another type or size than it should"
+        case _:
+            return " ".join(str(error).split())[:500] or type(error).__name__
 
 
 def _in_the_way(path: Path) -> Path | None:
@@ -179,10 +201,16 @@ def write_bytes(path: StrPath, content: bytes | memoryview) -> None:
             _replace(Path(os.path.realpath(path)) if path.is_symlink() else path, content)
 
 
+_TIDIED: set[Path] = set()
+
+
 def _replace(path: Path, content: bytes | memoryview) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, "", str(path))
+    if path.parent not in _TIDIED:  # what a kill left here, once per process: a folder may hold many files
+        _TIDIED.add(path.parent)
+        remove_leftovers(path.parent)
     temporary = _beside(path)
     try:
         with open(temporary, "xb") as file:
@@ -237,7 +265,9 @@ def new_folder(target: StrPath) -> Iterator[Path]:
     temporary = _beside(target)
     with writing(target):
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
-            raise FolderInUseError(f"{target} exists already and is not an empty folder")
+            raise FolderInUseError(
+                f"{target} exists already and is not an empty folder: choose another place, or move it away"
+            )
         target.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(target.parent)
         temporary.mkdir()
@@ -255,7 +285,9 @@ def new_folder(target: StrPath) -> Iterator[Path]:
                 os.rename(temporary, target)
             except OSError as error:
                 if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-                    raise FolderInUseError(f"{target} exists already, and is not empty") from error
+                    raise FolderInUseError(
+                        f"{target} exists already, and is not empty: choose another place, or move it away"
+                    ) from error
                 raise
             sync(target.parent)
     finally:
@@ -391,6 +423,54 @@ def read_json(path: StrPath) -> Any:
         return parse_json(text)
     except ValueError as error:
         raise CannotReadError(f"{path} is not valid JSON ({error}): restore it from a copy, or make it anew") from error
+
+
+def fitting(kind: type[Made], values: Any) -> Made:
+    """A dataclass from what a JSON file held. ValueError, in words, if an entry is missing, unknown or of another type.
+
+    Others edit such files. What does not fit is met here, and not as an error of Python in the middle of the work.
+    """
+    if not isinstance(values, dict):
+        raise ValueError(f"a JSON object is needed, and it is {str(values)[:60]!r}")
+    hints, known = get_type_hints(kind), {field.name: field for field in fields(cast(Any, kind)) if field.init}
+    for name in map(str, values):
+        if name not in known:
+            raise ValueError(f"it has an unknown entry {name[:60]!r}")
+    for name, field in known.items():
+        if name not in values:
+            if field.default is MISSING and field.default_factory is MISSING:
+                raise ValueError(f"it has no entry {name!r}")
+        elif not _fits(values[name], hints[name]):
+            raise ValueError(f"its entry {name!r} cannot be {str(values[name])[:60]!r}")
+    return kind(**values)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    inner = get_args(hint)
+    match get_origin(hint) or hint:
+        case typing.Any:
+            return True
+        case typing.Union | types.UnionType:
+            return any(_fits(value, part) for part in inner)
+        case typing.Literal:
+            return value in inner
+        case builtins.tuple | builtins.list as kind:
+            if not isinstance(value, list | tuple):
+                return False
+            if kind is tuple and inner and inner[-1] is not Ellipsis:
+                return len(value) == len(inner) and all(map(_fits, value, inner))
+            return not inner or all(_fits(part, inner[0]) for part in value)
+        case builtins.dict:
+            return isinstance(value, dict) and all(_fits(part, (*inner, Any, Any)[1]) for part in value.values())
+        case builtins.float:
+            whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**300
+            return whole or isinstance(value, float)
+        case builtins.int:
+            return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
+        case types.NoneType | None:
+            return value is None
+        case kind:
+            return isinstance(value, kind)
 
 
 MOST_YAML = 10_000
@@ -555,7 +635,10 @@ def locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
         with writing(folder):
             lock.acquire()
     except Timeout as error:
-        name = holder.read_text(encoding="utf-8") if holder.exists() else "another process"
+        try:
+            name = read_text(holder, 1000)
+        except CannotReadError:
+            name = "another process"
         name = "this process" if name == _this_process() else name
         raise RunLockedError(
             f"{folder} is in use by {name}; wait for it, stop it, or choose another folder with --out"
@@ -599,8 +682,16 @@ def cache_folder(kind: str) -> Path:
     """SCALELONG_CACHE, or `scalelong` in the user's folder for caches."""
     given = os.environ.get(VARIABLE)
     if given:
-        return Path(given).expanduser() / kind
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "scalelong" / kind
+        return at_home(given, VARIABLE) / kind
+    return Path(os.environ.get("XDG_CACHE_HOME") or at_home("~/.cache", "HOME")) / "scalelong" / kind
+
+
+def at_home(text: StrPath, origin: str) -> Path:
+    """A path with ~ written out. `origin` is the variable or flag that says it."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise CannotReadError(f"{origin} names the home folder of nobody ({text}): give a full path") from error
 
 
 def key_of(about: dict[str, Any]) -> str:
@@ -633,8 +724,10 @@ def cached_bytes(
 def _read_whole(folder: Path, name: str) -> tuple[bytes | None, str]:
     """The content if it is what was written, and why not if something else is there."""
     try:
-        content = (folder / name).read_bytes()
-        expected = json.loads((folder / MANIFEST).read_text())["sha256"]
+        if not ((folder / name).exists() and (folder / MANIFEST).exists()):
+            return None, ""
+        content = read_bytes(folder / name)
+        expected = parse_json(read_bytes(folder / MANIFEST, MOST_TEXT))["sha256"]
     except FileNotFoundError:
         return None, ""
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -42,14 +42,19 @@ def load_object(spec: str, what: str = "object", error: type[ScaleLongError] = I
     try:
         found = import_module(module_name)
     except ImportError as failure:
-        raise error(f"the {what} {spec!r} cannot be imported: {failure}. Is its folder in PYTHONPATH?") from failure
+        raise error(
+            f"the {what} {spec!r} cannot be imported: {failure}. Is its folder in PYTHONPATH? Check the name"
+        ) from failure
     # A module of the user's own may fail in any way while it is imported.
     except Exception as failure:
         raise error(
-            f"the {what} {spec!r} cannot be imported: {module_name} fails with {type(failure).__name__}: {failure}"
+            f"the {what} {spec!r} cannot be imported: {module_name} raises {type(failure).__name__}: "
+            f"{failure}; correct it"
         ) from failure
     for part in name.split("."):
         if not hasattr(found, part):
-            raise error(f"the {what} {spec!r} cannot be imported: the module {module_name!r} has no {name!r}")
+            raise error(
+                f"the {what} {spec!r} cannot be imported: the module {module_name!r} has no {name!r}; check the name"
+            )
         found = getattr(found, part)
     return found

@@ -1,5 +1,6 @@
 """Data sets from strangers: pipes, devices, giants, lying headers, rows that name the files of others."""
 
+import errno
 import json
 import os
 import pickle
@@ -10,7 +11,15 @@ from io import BytesIO
 import pytest
 
 from scalelong.data import load_data
-from scalelong.errors import BrokenImagesError, LabelError, MetadataError, ScaleLongError, UnreadableDataError
+from scalelong.data.files import TreeSource
+from scalelong.errors import (
+    BrokenImagesError,
+    CannotReadError,
+    LabelError,
+    MetadataError,
+    ScaleLongError,
+    UnreadableDataError,
+)
 
 np = pytest.importorskip("numpy")
 pa = pytest.importorskip("pyarrow")
@@ -229,3 +238,17 @@ def test_a_saved_set_names_no_images_of_others(tmp_path):
     made.save_to_disk(tmp_path / "saved")
     with pytest.raises(BrokenImagesError, match="in the folder of the data"):
         load_data(tmp_path / "saved")
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENOMEM, errno.ESTALE])
+def test_what_the_machine_lacks_is_no_broken_image(code, tmp_path, monkeypatch):
+    """Skipped as broken, the image would be missing from the training without a word."""
+    for number in range(3):
+        Image.new("L", (8, 8), number).save(tmp_path / f"{number}.png")
+
+    def read(self: TreeSource, row: int) -> bytes:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(TreeSource, "read", read)
+    with pytest.raises(CannotReadError, match="png cannot be read"):
+        load_data(tmp_path, size=8, max_broken=3)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import scalelong as sl
+from scalelong.errors import CannotReadError
 from scalelong.models.official import official_name
 from tests.golden.make import read, signature
 
@@ -109,7 +110,14 @@ def test_a_file_on_disk_loads_without_executing_code(tmp_path):
             return (print, ("executed",))
 
     torch.save({"weight": Dangerous()}, tmp_path / "bad.pth")
-    with pytest.raises(Exception, match=r"[Ww]eights.only"):
+    with pytest.raises(CannotReadError, match="weights only"):
+        sl.UViT.from_official(tmp_path / "bad.pth", **arguments(metadata))
+    for content in ([1, 2], {"weight": "text"}, None):
+        torch.save(content, tmp_path / "bad.pth")
+        with pytest.raises(CannotReadError, match="tensors by name"):
+            sl.UViT.from_official(tmp_path / "bad.pth", **arguments(metadata))
+    (tmp_path / "bad.pth").write_bytes(b"PK\3\4" + bytes(100))
+    with pytest.raises(CannotReadError, match="download it again"):
         sl.UViT.from_official(tmp_path / "bad.pth", **arguments(metadata))
 
 

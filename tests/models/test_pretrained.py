@@ -174,3 +174,9 @@ def test_what_is_no_folder_of_a_model_is_named(tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps({"_class_name": "Nothing"}))
     with pytest.raises(sl.UnsupportedModelError, match="'Nothing'"):
         sl.from_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text("[1]")
+    with pytest.raises(sl.UnsupportedModelError, match="None"):
+        sl.from_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"_class_name": "UNet2DModel", "block_out_channels": 3}))
+    with pytest.raises(sl.UnsupportedModelError, match="download the folder again"):
+        sl.from_pretrained(tmp_path)

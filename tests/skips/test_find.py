@@ -2,6 +2,7 @@
 
 import copy
 import random
+import re
 
 import pytest
 import torch
@@ -102,6 +103,28 @@ def test_plan_reads_as_a_table_and_survives_a_file(tmp_path):
     for path in ("bad.json", "absent.json"):
         with pytest.raises(InvalidConfigError):
             SkipPlan.load(tmp_path / path)
+
+
+def test_a_plan_that_was_edited_is_refused_in_words():
+    good = find_skips(zoo.HandWritten(), IMAGE).to_dict()
+    for change in (
+        {"skips": 3},
+        {"skips": [3]},
+        {"skips": [{}]},
+        {"model": 3},
+        {"repeats": "x"},
+        {"repeats": None},
+        {"skips": [{**good["skips"][0], "shape": "x"}]},
+        {"skips": [{**good["skips"][0], "site": []}]},
+        {"skips": [{**good["skips"][0], "fold": [{"module": 1}]}]},
+        {"skips": [{**good["skips"][0], "attachment": {"path": 3}}]},
+        {"skips": [{**good["skips"][0], "surplus": 1}]},
+    ):
+        with pytest.raises(InvalidConfigError, match="make it anew") as caught:
+            SkipPlan.from_dict({**good, **change})
+        assert not re.search("object (is|has) no|unexpected|Error|argument", str(caught.value))
+    with pytest.raises(InvalidConfigError, match="make it anew"):
+        SkipPlan.from_json("[" * 100_000)
 
 
 def test_the_first_skip_may_be_the_raw_input():

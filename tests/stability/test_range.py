@@ -156,6 +156,11 @@ def test_the_same_call_continues_and_other_settings_are_refused_by_name(tmp_path
     assert said[0] == "3 of 4 runs are finished already"
     assert len(said) == 2
     assert [run.curve for run in again.runs] == [run.curve for run in first.runs]
+    # Someone edited a line.
+    (tmp_path / "runs.jsonl").write_text("\n".join([*lines[:3], lines[3].replace('"rate": ', '"rate": "x')]) + "\n")
+    with pytest.raises(RunFolderError, match="remove that line"):
+        quick(out=tmp_path, seeds=1)
+    (tmp_path / "runs.jsonl").write_text("\n".join(lines) + "\n")
     more = quick(out=tmp_path, seeds=2, rates=(0.05, 0.1, 1e6), methods=("none", "start:cs:0.7", "cs"))
     assert len(more.runs) == 18
     with pytest.raises(RunFolderError, match="steps was 8 and is 9"):
@@ -396,6 +401,23 @@ def test_json_round_trip_and_bad_json():
     assert str(again) == str(found)
     with pytest.raises(sl.InvalidConfigError, match=r"not a range\.json"):
         RateRange.from_json("{}")
+    good = json.loads(found.to_json())
+    run = good["runs"][0]
+    for change in (
+        {"runs": [{**run, "rate": "fast"}]},
+        {"runs": [{**run, "curve": [["x", 1.0]]}]},
+        {"runs": [{**run, "outcome": None}]},
+        {"runs": [{**run, "surplus": 1}]},
+        {"runs": 3},
+        {"methods": [1]},
+        {"seeds": None},
+        {"steps": "many"},
+    ):
+        with pytest.raises(sl.InvalidConfigError, match="make it anew"):
+            RateRange.from_json(json.dumps({**good, **change}))
+    for text in ("[]", "3", "[" * 100_000, "{"):
+        with pytest.raises(sl.InvalidConfigError, match="make it anew"):
+            RateRange.from_json(text)
 
 
 def test_rates_are_written_as_people_write_them():

@@ -89,6 +89,9 @@ def test_a_diffusers_config_file(tmp_path):
     path.write_text("{")
     with pytest.raises(InvalidConfigError, match="cannot be read as the configuration of a model"):
         build_model(TrainConfig(model=str(path)), SHAPE)
+    path.write_text(json.dumps({"format": 1, "skips": []}))  # a plan, not a network
+    with pytest.raises(InvalidConfigError, match="no network of diffusers"):
+        build_model(TrainConfig(model=str(path)), SHAPE)
 
 
 def test_scaling_is_attached_to_networks_we_did_not_write():

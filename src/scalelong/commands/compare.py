@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..errors import InvalidConfigError
 from .options import (
     INTERRUPTED,
     add_job_options,
@@ -31,6 +32,9 @@ def run(options: argparse.Namespace) -> int:
 
     config = configuration(options)
     methods, seeds = [*listed(options.methods, str, "--methods"), *options.variants], list(range(options.seeds))
+    if not methods:
+        raise InvalidConfigError("--methods must name at least one method, for example none,cs")
+    noise = listed(options.noise, float, "--noise") if options.noise else []
     out = options.out or default_out(options, config)
     require_folder_place(out)
     pace = {"every": options.every, "jobs": options.jobs, "on_start": lambda: remember(options.arguments, out)}
@@ -71,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
         print(control)
     if options.noise:
         print()
-        show_table(noise_rows(comparison.runs, listed(options.noise, float, "--noise")))
+        show_table(noise_rows(comparison.runs, noise))
         print()
     print(f"table, figure and runs: {out}; for a report: scalelong report {out}")
     return 0

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib.util
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,9 @@ def load_model(spec: str, config: dict[str, Any]) -> tuple[Any, Any]:
     if file.endswith(".py"):
         return _from_file(Path(file), config, name or "model")
     if ":" not in spec:
-        raise InvalidConfigError(f"{spec!r} is neither a folder, nor a Python file, nor of the form module:Class")
+        raise InvalidConfigError(
+            f"{spec!r} is neither a folder, nor a Python file, nor of the form module:Class: give one of these"
+        )
     sys.path.insert(0, "")
     return _build(load_object(spec, "model"), spec, config), None
 
@@ -101,23 +104,27 @@ def _from_folder(folder: Path, changes: dict[str, Any]) -> Any:
     """The class that config.json names, from diffusers. Nothing is executed but that class."""
     file = folder / "config.json"
     if not file.is_file():
-        raise InvalidConfigError(f"{folder} has no config.json, so it was not written by save_pretrained")
+        raise InvalidConfigError(
+            f"{folder} has no config.json, so it was not written by save_pretrained: give a folder that was"
+        )
     config = json_object(str(file))
     name = config.get("_class_name")
     if not isinstance(name, str):
         raise InvalidConfigError(f"{file} does not say which class it is for ('_class_name')")
     cls: Any = getattr(needs("diffusers", "train", f"reading {folder}"), name, None)
     if not isinstance(cls, type) or not hasattr(cls, "from_config") or not hasattr(cls, "forward"):
-        raise InvalidConfigError(f"diffusers has no network {name!r}, which {file} asks for")
+        raise InvalidConfigError(f"diffusers has no network {name!r}, which {file} asks for: correct its '_class_name'")
     try:
         return cls.from_config({**config, **changes})
     except Exception as error:
-        raise InvalidConfigError(f"{file} does not describe a {name}: {type(error).__name__}: {error}") from error
+        raise InvalidConfigError(
+            f"{file} does not describe a {name} ({_raised(error)}): correct it, or write it anew with save_pretrained"
+        ) from error
 
 
 def _from_file(path: Path, config: dict[str, Any], name: str) -> tuple[Any, Any]:
     if not path.is_file():
-        raise InvalidConfigError(f"there is no file {path}")
+        raise InvalidConfigError(f"there is no file {path}: check the path")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -128,7 +135,7 @@ def _from_file(path: Path, config: dict[str, Any], name: str) -> tuple[Any, Any]
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise InvalidConfigError(f"{path} cannot be run: {type(error).__name__}: {error}") from error
+        raise InvalidConfigError(f"{path} cannot be run, its code raises {_raised(error)}: correct it") from error
     model = _build(getattr(module, name, None), f"{path}: {name}()", config)
     inputs = getattr(module, "example_inputs", None)
     return model, inputs() if callable(inputs) else inputs
@@ -136,14 +143,20 @@ def _from_file(path: Path, config: dict[str, Any], name: str) -> tuple[Any, Any]
 
 def _build(factory: Any, spec: str, config: dict[str, Any]) -> Any:
     if not callable(factory):
-        raise InvalidConfigError(f"{spec} is not a class or function")
+        raise InvalidConfigError(f"{spec} is not a class or function: name one that builds the model")
     try:
         return factory(**config)
     # The user's own code may fail in any way.
     except Exception as error:
         raise InvalidConfigError(
-            f"{spec} cannot be built with {config or 'no arguments'}: {type(error).__name__}: {error}"
+            f"{spec} cannot be built with {config or 'no arguments'}, its code raises {_raised(error)}: "
+            f"change --config or the code"
         ) from error
+
+
+def _raised(error: Exception) -> str:
+    """The user's own code, or that of a library, may fail in any way; its author knows what this means."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def json_object(text: str | None) -> dict[str, Any]:
@@ -157,9 +170,9 @@ def json_object(text: str | None) -> dict[str, Any]:
             f"{text!r} is not a JSON object such as '{{\"sample_size\": 32}}', and {error}"
         ) from error
     except ValueError as error:
-        raise InvalidConfigError(f"{text!r} is not valid JSON: {error}") from error
+        raise InvalidConfigError(f"{text[:200]!r} is not valid JSON ({error}): correct it") from error
     if not isinstance(values, dict):
-        raise InvalidConfigError(f"a configuration is a JSON object, got {values!r}")
+        raise InvalidConfigError(f"a configuration must be a JSON object, got {str(values)[:100]}")
     return values
 
 
@@ -171,7 +184,9 @@ def _tensor(text: str) -> Any:
     try:
         sizes = [int(size) for size in shape.split(",")]
     except ValueError as error:
-        raise InvalidConfigError(f"an input is a shape such as 1,3,64,64 or 1:long, got {text!r}") from error
+        raise InvalidConfigError(f"--input takes a shape such as 1,3,64,64 or 1:long, got {text[:100]!r}") from error
+    if any(size < 1 for size in sizes) or math.prod(sizes) > 2**40:
+        raise InvalidConfigError(f"--input takes sizes above 0 that fit into memory, got {text[:100]!r}")
     if dtype is None:
-        raise InvalidConfigError(f"an input is float or long, got {kind!r}")
+        raise InvalidConfigError(f"--input must be float or long, got {kind!r}")
     return torch.zeros(sizes, dtype=dtype)

@@ -222,7 +222,10 @@ def add_job_options(parser: argparse.ArgumentParser) -> None:
 def listed(text: str, kind: Callable[[str], Value], name: str) -> list[Value]:
     """The values of a flag such as --rates 1e-3,2e-3."""
     try:
-        return [kind(part) for part in split(text)]
+        found = [kind(part) for part in split(text)]
+        if not found and kind is not str:
+            raise ValueError
+        return found
     except ValueError as error:
         raise InvalidConfigError(f"{name} must be numbers with commas between them, got {text!r}") from error
 

@@ -33,6 +33,8 @@ def run(options: argparse.Namespace) -> int:
     config = configuration(options)
     methods = [*listed(options.methods, str, "--methods"), *options.variants]
     rates = listed(options.rates, float, "--rates")
+    if not methods:
+        raise InvalidConfigError("--methods must name at least one method, for example none,cs")
     if options.seeds < 1 or options.first_seed < 0:
         raise InvalidConfigError(f"--seeds must be at least 1 and --first-seed at least 0, got {options.seeds}")
     name = options.recipe or Path(config.data).name or "custom"

@@ -25,7 +25,7 @@ from ..errors import (
     UnknownSplitError,
     UnreadableDataError,
 )
-from ..files import read_bytes, require_regular
+from ..files import in_words, read_bytes, require_regular
 from ..optional import needs
 from .dataset import Annotations, ImageData, MemoryData, Options, Tally
 from .files import MOST_CLASSES, Numbered, by_file, canonical, number_labels, number_tensor
@@ -41,7 +41,9 @@ CHUNK = 1024  # images converted at a time, to bound the memory
 def from_array(name: str, images: Tensor, annotations: Annotations, options: Options) -> ImageData:
     """A data set of uint8 images (N, C, H, W), converted now if the result fits in memory, or else when fetched."""
     if len(images) == 0:
-        raise NoImagesError(f"{name} holds an array of images, but it is empty: {tuple(images.shape)}")
+        raise NoImagesError(
+            f"{name} holds an array of images, but it is empty: {tuple(images.shape)}; give one with images"
+        )
     rows = options.chosen(len(images))
     if len(rows) < len(images):
         images, annotations = images[rows], annotations.take(rows)
@@ -147,7 +149,9 @@ def find_idx(folder: Path, split: str) -> Path:
     names = sorted(path.name for path in folder.iterdir() if is_idx(path.name) and "images" in path.name.lower())
     if not names:
         found = sorted(path.name for path in folder.iterdir() if is_idx(path.name))
-        raise DataNotFoundError(f"{folder} has IDX files but none of images (…images-idx3-ubyte); found {found}")
+        raise DataNotFoundError(
+            f"{folder} has IDX files but none of images (…images-idx3-ubyte); found {found}. Put that file beside them"
+        )
     chosen = by_file(names, split, str(folder))
     if len({name.removesuffix(".gz") for name in chosen}) > 1:
         raise UnreadableDataError(f"{folder} has several IDX files of {split!r} images: {chosen}; give one by its path")
@@ -165,7 +169,11 @@ def load_idx(name: str, path: Path, options: Options, classes: tuple[str, ...] |
         return from_array(name, images, Annotations(), options)
     labels = read_idx(labels_path, options.memory_limit)
     if labels.shape != (len(images),):
-        raise LabelError(f"{labels_path} has the shape {tuple(labels.shape)} for the {len(images)} images of {path}")
+        raise LabelError(
+            f"{labels_path} has the shape {tuple(labels.shape)} for the {len(images)} images of {path}: "
+            f"they do not belong "
+            f"together; download both again, or move the labels away"
+        )
     return from_array(name, images, Annotations(*number_tensor(labels, str(labels_path), classes)), options)
 
 
@@ -175,21 +183,27 @@ def read_idx(path: Path, memory_limit: int) -> Tensor:
         with _opened(path) as file:
             header = file.read(4)
             if len(header) < 4 or header[:2] != b"\0\0" or header[3] == 0:
-                raise UnreadableDataError(f"{path} is not an IDX file: it begins with {header.hex(' ') or 'nothing'}")
+                raise UnreadableDataError(
+                    f"{path} is not an IDX file: it begins with {header.hex(' ') or 'nothing'}; download it again"
+                )
             if header[2] != UNSIGNED_BYTE:
                 raise UnreadableDataError(
-                    f"{path} holds IDX type 0x{header[2]:02x}; only unsigned bytes (0x08) are images"
+                    f"{path} holds IDX type 0x{header[2]:02x}; images must be unsigned bytes (0x08)"
                 )
             sizes = file.read(4 * header[3])
             shape = [int.from_bytes(sizes[at : at + 4], "big") for at in range(0, len(sizes), 4)]
             if prod(shape) > memory_limit:
-                raise UnreadableDataError(f"{path} holds {prod(shape)} bytes, more than memory_limit={memory_limit}")
+                raise UnreadableDataError(
+                    f"{path} says that it holds {prod(shape)} bytes, more than memory_limit={memory_limit}: "
+                    f"raise that, or "
+                    f"download the file again if it should be smaller"
+                )
             content = file.read(prod(shape) + 1)
     except (OSError, EOFError, zlib.error) as error:
-        raise UnreadableDataError(f"{path} cannot be read: {error}") from error
+        raise UnreadableDataError(f"{path} cannot be read ({in_words(error)}): download it again") from error
     if len(sizes) < 4 * header[3] or len(content) != prod(shape):
         raise UnreadableDataError(
-            f"{path} is cut off or has more than its header says: {shape} needs {prod(shape)} bytes"
+            f"{path} is cut off or has more than its header says: {shape} needs {prod(shape)} bytes; download it again"
         )
     if not content:  # which torch.frombuffer refuses
         return torch.empty(shape, dtype=torch.uint8)
@@ -223,12 +237,14 @@ def load_npz(name: str, path: Path, options: Options) -> ImageData:
     arrays = _read_npz(path, options)
     found = _find(arrays, IMAGES)
     if found is None:
-        raise UnreadableDataError(f"{path} has the arrays {sorted(arrays)}; images were looked for in {list(IMAGES)}")
+        raise UnreadableDataError(
+            f"{path} has the arrays {sorted(arrays)}; images were looked for in {list(IMAGES)}: rename one"
+        )
     images = _images(found, path)
     labels, classes = _npz_labels(arrays, len(images), path)
     captions = _texts(_find(arrays, CAPTIONS), path)
     if captions is not None and len(captions) != len(images):
-        raise MetadataError(f"{path} has {len(captions)} captions for {len(images)} images")
+        raise MetadataError(f"{path} has {len(captions)} captions for {len(images)} images: there must be one for each")
     return from_array(name, images, Annotations(labels, classes, captions), options)
 
 
@@ -250,7 +266,7 @@ def _read_npz(path: Path, options: Options) -> dict[str, np.ndarray]:
     # Encrypted, packed by other means, or with a header that lies: zipfile and numpy meet it with almost any exception.
     except Exception as error:
         raise UnreadableDataError(
-            f"{path} cannot be read ({type(error).__name__}: {error}): write it anew with numpy.savez"
+            f"{path} cannot be read ({in_words(error)}): write it anew with numpy.savez"
         ) from error
     return _part(arrays, options.split, path)
 
@@ -270,7 +286,9 @@ def _part(arrays: dict[str, np.ndarray], split: str, path: Path) -> dict[str, np
     if not parts and wanted == "train":
         return shared
     if wanted not in parts:
-        raise UnknownSplitError(f"{path} has no part {split!r}; its arrays are {sorted(arrays)}")
+        raise UnknownSplitError(
+            f"{path} has no part {split!r}; its arrays are {sorted(arrays)}: choose another --split"
+        )
     return {**shared, **parts[wanted]}
 
 
@@ -283,7 +301,9 @@ def _images(array: np.ndarray, path: Path) -> Tensor:
     if array.ndim == 3:
         return torch.from_numpy(array)[:, None]
     if array.ndim != 4:
-        raise UnreadableDataError(f"{path}: images have the shape {array.shape}; needed are (N, H, W) or (N, H, W, C)")
+        raise UnreadableDataError(
+            f"{path}: images have the shape {array.shape}; they must be (N, H, W) or (N, H, W, C)"
+        )
     _, first, middle, last = array.shape
     channels_last, channels_first = last <= 4, first <= 4
     if channels_last and channels_first:  # tiny images: the two equal sides are height and width
@@ -305,7 +325,7 @@ def _as_bytes(array: np.ndarray, path: Path) -> np.ndarray:
     if array.dtype == bool:
         return array.astype(np.uint8) * 255
     if array.dtype.kind not in "uif" or array.size == 0:
-        raise UnreadableDataError(f"{path}: images are {array.dtype} {array.shape}; needed are numbers, best uint8")
+        raise UnreadableDataError(f"{path}: images are {array.dtype} {array.shape}; they must be numbers, best uint8")
     least, most = array.min(), array.max()
     if array.dtype == np.uint16:
         return ((array.astype(np.uint32) * 255 + 32767) // 65535).astype(np.uint8)
@@ -315,7 +335,7 @@ def _as_bytes(array: np.ndarray, path: Path) -> np.ndarray:
     if least >= 0 and most <= 255 and (array.dtype.kind != "f" or bool((array == np.round(array)).all())):
         return array.astype(np.uint8)
     raise UnreadableDataError(
-        f"{path}: images are {array.dtype} from {least} to {most}; needed are bytes, or floats in [0, 1] or [-1, 1]"
+        f"{path}: images are {array.dtype} from {least} to {most}; they must be bytes, or floats in [0, 1] or [-1, 1]"
     )
 
 
@@ -326,12 +346,12 @@ def _npz_labels(arrays: dict[str, np.ndarray], count: int, path: Path) -> Number
     if labels.shape == (count, 1):
         labels = labels[:, 0]
     if labels.shape != (count,):
-        raise LabelError(f"{path} has labels of the shape {labels.shape} for {count} images; needed is ({count},)")
+        raise LabelError(f"{path} has labels of the shape {labels.shape} for {count} images; it must be ({count},)")
     classes = _texts(_find(arrays, CLASS_NAMES), path)
     if labels.dtype.kind == "U":
         return number_labels(labels.tolist(), str(path), classes)
     if labels.dtype.kind not in "iu":
-        raise LabelError(f"{path} has labels of the type {labels.dtype}; needed are whole numbers or names")
+        raise LabelError(f"{path} has labels of the type {labels.dtype}; they must be whole numbers or names")
     if labels.dtype.kind == "u" and labels.size and int(labels.max()) >= MOST_CLASSES:
         raise LabelError(f"{path}: labels must lie between 0 and {MOST_CLASSES - 1}, found {int(labels.max())}")
     return number_tensor(torch.from_numpy(labels.astype("int64")), str(path), classes)
@@ -408,9 +428,13 @@ def _read_batch(path: Path) -> dict[str, Any]:
     except CannotReadError as error:
         raise UnreadableDataError(str(error)) from error
     except UnreadableDataError as error:
-        raise UnreadableDataError(f"{path} is refused: {error}") from error
+        raise UnreadableDataError(
+            f"{path} is refused: {error}; download CIFAR-10 again, the version for Python"
+        ) from error
     if not isinstance(content, dict):
-        raise UnreadableDataError(f"{path} holds a {type(content).__name__}, not the dictionary of a CIFAR-10 batch")
+        raise UnreadableDataError(
+            f"{path} holds a {type(content).__name__}, not the dictionary of a CIFAR-10 batch: download it again"
+        )
     return {_text(key): value for key, value in content.items()}
 
 

@@ -12,6 +12,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ScaleLongError
+from ..files import in_words
 from ..optional import needs
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def _undecodable(error: Exception) -> Exception:
         return error
     if type(error).__name__ == "UnidentifiedImageError":  # its message holds a memory address
         return UndecodableError("not an image, or not of a known format")
-    return UndecodableError(f"{type(error).__name__}: {error}")
+    return UndecodableError(in_words(error))
 
 
 def _look(image: Image) -> Look:

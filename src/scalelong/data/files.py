@@ -28,7 +28,7 @@ from ..errors import (
     UnreadableDataError,
     UnsafeArchiveError,
 )
-from ..files import parse_json, read_bytes, require_regular
+from ..files import in_words, parse_json, read_bytes, require_regular
 from .dataset import Annotations, listed
 from .decode import SUFFIXES, UndecodableError
 from .source import Source
@@ -146,7 +146,7 @@ class FileTree(ABC):
             inside = ", ".join(f"{count} × {kind}" for kind, count in kinds.most_common(8)) or "nothing"
             raise NoImagesError(
                 f"no images in {self.where}: found {inside}; looked for {' '.join(sorted(SUFFIXES))} "
-                "in it and its sub-folders"
+                "in it and its sub-folders: give a folder that holds images"
             )
         return found
 
@@ -276,7 +276,7 @@ class ZipTree(FileTree):
         try:
             return self._zip().read(name)
         except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-            raise UndecodableError(f"damaged in the archive: {error}") from error
+            raise UndecodableError(f"damaged in the archive: {in_words(error)}") from error
 
     def stamp(self, name: str) -> str:
         return self._stamps[name]
@@ -286,7 +286,9 @@ class ZipTree(FileTree):
             try:
                 self._opened = os.getpid(), zipfile.ZipFile(self.path)
             except (zipfile.BadZipFile, OSError) as error:
-                raise UnreadableDataError(f"{self.path} cannot be read as a zip archive: {error}") from error
+                raise UnreadableDataError(
+                    f"{self.path} cannot be read as a zip archive ({in_words(error)}): pack or download it again"
+                ) from error
         return self._opened[1]
 
     def __getstate__(self) -> dict[str, object]:
@@ -298,7 +300,10 @@ def check_safe(members: list[zipfile.ZipInfo], path: Path) -> None:
     for info in members:
         reason = _unsafe_name(info) or _unsafe_size(info)
         if reason:
-            raise UnsafeArchiveError(f"{path} is refused: {info.filename!r} {reason}")
+            raise UnsafeArchiveError(
+                f"{path} is refused: {info.filename!r} {reason}; unpack it yourself if you trust it, and "
+                f"give the folder"
+            )
         if info.flag_bits & 1:
             raise UnreadableDataError(f"{path} is encrypted ({info.filename!r}); give an archive without a password")
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # the others unpack without bounds
@@ -306,12 +311,17 @@ def check_safe(members: list[zipfile.ZipInfo], path: Path) -> None:
     total, stored = sum(info.file_size for info in members), sum(info.compress_size for info in members)
     on_disk = path.stat().st_size
     if stored > on_disk:
-        raise UnsafeArchiveError(f"{path} is refused: its members overlap ({stored} bytes in a file of {on_disk})")
+        raise UnsafeArchiveError(
+            f"{path} is refused: its members overlap ({stored} bytes in a file of {on_disk}); pack it anew"
+        )
     if total > MAX_TOTAL or (total > 16 * RATIO_FROM and total > MAX_RATIO * on_disk):
-        raise UnsafeArchiveError(f"{path} is refused: {on_disk} bytes would unpack to {total}")
+        raise UnsafeArchiveError(
+            f"{path} is refused: {on_disk} bytes would unpack to {total}; unpack it yourself if you trust "
+            f"it, and give the folder"
+        )
     twice = [name for name, times in Counter(info.filename for info in members).items() if times > 1]
     if twice:
-        raise DuplicateNameError(f"{path} holds these names more than once: {listed(twice)}")
+        raise DuplicateNameError(f"{path} holds these names more than once: {listed(twice)}; pack it anew")
 
 
 def _unsafe_name(info: zipfile.ZipInfo) -> str | None:
@@ -349,12 +359,16 @@ def number_labels(values: Sequence[object], where: str, classes: Sequence[str] |
     """
     missing = [row for row, value in enumerate(values) if value is None]
     if missing:
-        raise LabelError(f"{where}: {len(missing)} of {len(values)} labels are missing, the first in row {missing[0]}")
+        raise LabelError(
+            f"{where}: {len(missing)} of {len(values)} labels are missing, the first in row {missing[0]}; "
+            f"fill them, or "
+            f"remove the column"
+        )
     if all(isinstance(value, str) for value in values):
         names = tuple(classes) if classes else tuple(sorted(set(map(str, values))))
         unknown = sorted(set(map(str, values)) - set(names))
         if unknown:
-            raise LabelError(f"{where}: labels {unknown[:5]} are not among the classes {list(names)[:20]}")
+            raise LabelError(f"{where}: labels {unknown[:5]} are not among the classes {list(names)[:20]}: add them")
         number = {name: index for index, name in enumerate(names)}
         return torch.tensor([number[str(value)] for value in values], dtype=torch.int64), names
     if not all(isinstance(value, int) for value in values):
@@ -396,7 +410,7 @@ def image_column(candidates: list[str], columns: Sequence[str], where: str) -> s
     found = f"several that could be: {candidates}" if candidates else "none"
     raise UnreadableDataError(
         f"{where}: looked for a column of encoded images (bytes, or a struct with 'bytes'), by preference "
-        f"{list(IMAGES)}; found {found}. The columns are {list(columns)}"
+        f"{list(IMAGES)}; found {found}. The columns are {list(columns)}: rename one"
     )
 
 
@@ -438,7 +452,7 @@ def annotate(tree: FileTree, images: list[str]) -> Annotations:
         columns = sorted({column for row in rows.values() for column in row})
         raise MetadataError(
             f"{where} has neither captions nor labels: its columns are {columns}; looked for captions in "
-            f"{list(CAPTIONS)}, for labels in {list(LABELS)}"
+            f"{list(CAPTIONS)}, for labels in {list(LABELS)}: rename one, or move the file away"
         )
     captions = _text_files(tree, images) if captions is None else check_captions(captions, where)
     numbered = _folder_labels(tree, images) if labels is None else number_labels(labels, where)
@@ -510,7 +524,7 @@ def _parsed(tree: FileTree, file: str) -> list[tuple[int, dict[str, Any]]]:
                     raise MetadataError(f"{where}, line {reader.line_num}: needs {len(reader.fieldnames or ())} fields")
                 rows.append((reader.line_num, row))
         except csv.Error as error:
-            raise MetadataError(f"{where}, line {reader.line_num}: {error}") from error
+            raise MetadataError(f"{where}, line {reader.line_num}: not CSV ({error}); correct it") from error
         return rows
     rows = []
     for number, line in enumerate(text.split("\n"), start=1):
@@ -518,7 +532,7 @@ def _parsed(tree: FileTree, file: str) -> list[tuple[int, dict[str, Any]]]:
             try:
                 row = parse_json(line)
             except ValueError as error:
-                raise MetadataError(f"{where}, line {number}: not JSON: {error}") from error
+                raise MetadataError(f"{where}, line {number}: not JSON ({error}); correct it") from error
             if not isinstance(row, dict):
                 raise MetadataError(f"{where}, line {number}: needs an object with 'file_name', found {line[:60]!r}")
             rows.append((number, row))
@@ -528,7 +542,9 @@ def _parsed(tree: FileTree, file: str) -> list[tuple[int, dict[str, Any]]]:
 def _image_name(row: dict[str, Any], where: str, folder: str) -> str:
     name = row.get("file_name")
     if not isinstance(name, str) or not name:
-        raise MetadataError(f"{where}: no 'file_name'; its columns are {sorted(row)}")
+        raise MetadataError(
+            f"{where}: no 'file_name'; its columns are {sorted(map(str, row))}; each row must name its image"
+        )
     path = PurePosixPath(name.replace("\\", "/"))
     if path.is_absolute() or ".." in path.parts:
         raise MetadataError(f"{where}: file_name {name!r} must be relative and stay below the metadata file")
@@ -540,7 +556,9 @@ def _check_rows_fit(tree: FileTree, images: list[str], rows: dict[str, dict[str,
     absent = [name for name in rows if name not in present]
     if absent:
         raise MetadataError(
-            f"the metadata of {tree.where} names {len(absent)} images that are not there: {listed(absent)}"
+            f"the metadata of {tree.where} names {len(absent)} images that are not there: {listed(absent)}. "
+            f"Remove these "
+            f"rows, or put the images back"
         )
     silent = [name for name in images if name not in rows]
     if silent:
@@ -558,7 +576,11 @@ def _column(rows: dict[str, dict[str, Any]], images: list[str], columns: tuple[s
     empty = (None, "") if columns is LABELS else (None,)  # a caption may be empty, a label may not
     without = [image for image in images if rows[image].get(column) in empty]
     if without:
-        raise MetadataError(f"{where} has no {column!r} for {len(without)} of {len(images)} images: {listed(without)}")
+        raise MetadataError(
+            f"{where} has no {column!r} for {len(without)} of {len(images)} images: {listed(without)}. Fill "
+            f"them, or remove "
+            f"the column"
+        )
     values = [rows[image][column] for image in images]
     if columns is LABELS and all(isinstance(value, str) and value.isdecimal() for value in values):
         return [int(value) for value in values]  # CSV knows no numbers
@@ -569,6 +591,8 @@ def _text(tree: FileTree, file: str) -> str:
     try:
         return tree.read(file).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise MetadataError(f"{file} of {tree.where} is not UTF-8: {error}") from error
+        raise MetadataError(f"{file} of {tree.where} is not UTF-8 (byte {error.start}): save it anew") from error
     except UndecodableError as error:
-        raise MetadataError(f"{file} of {tree.where} cannot be read: {error}") from error
+        raise MetadataError(
+            f"{file} of {tree.where} cannot be read ({error}): write it anew, or move it away"
+        ) from error

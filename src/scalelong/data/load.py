@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from ..errors import DataNotFoundError, UnknownSplitError, UnreadableDataError
+from ..files import at_home
 from .arrays import (
     CIFAR10_CLASSES,
     find_cifar,
@@ -72,8 +73,8 @@ def find_known(name: str) -> Path:
 
 
 def _roots() -> list[Path]:
-    listed = [Path(place).expanduser() for place in os.environ.get(VARIABLE, "").split(os.pathsep) if place]
-    beside = [Path("data"), Path.home() / "data"]
+    listed = [at_home(place, VARIABLE) for place in os.environ.get(VARIABLE, "").split(os.pathsep) if place]
+    beside = [Path("data"), at_home("~/data", "HOME")]
     return [*listed, *beside, Path("/usr/share/datasets")]
 
 
@@ -128,7 +129,7 @@ def load_data(
         return _load_known(spec, options)
     if spec.startswith("hf:"):
         return load_hub(spec, options)
-    path = Path(spec).expanduser()
+    path = at_home(spec, "--data")
     if path.is_dir():
         return _load_folder(spec, path, options)
     if path.is_file():
@@ -178,7 +179,7 @@ def _load_file(name: str, path: Path, options: Options) -> ImageData:
         return load_npz(name, path, options)
     if kind not in (".parquet", ".pq") and not is_idx(path.name):
         raise UnreadableDataError(
-            f"{path} is not a data set: needed is a folder, a .zip, .parquet or .npz file, or an IDX file (…-ubyte)"
+            f"{path} is not a data set: it must be a folder, a .zip, .parquet or .npz file, or an IDX file (…-ubyte)"
             + (f"; for one image give its folder, {path.parent}" if kind in SUFFIXES else "")
         )
     part = canonical(options.split) or options.split

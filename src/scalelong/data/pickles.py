@@ -11,6 +11,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from ..errors import UnreadableDataError
+from ..files import in_words
 from ..optional import needs
 
 _VALUES = {"INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1"}
@@ -50,7 +51,7 @@ def read_plain_pickle(content: bytes) -> Any:
         raise
     # A damaged pickle can fail in many ways: an empty stack, a key that is a list, an argument that is cut off.
     except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, StopIteration) as error:
-        raise UnreadableDataError(f"it is damaged ({type(error).__name__}: {error})") from error
+        raise UnreadableDataError(f"it is damaged ({in_words(error)})") from error
     raise UnreadableDataError("it is cut off")
 
 

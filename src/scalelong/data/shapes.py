@@ -163,9 +163,13 @@ def load_shapes(name: str, options: Options) -> ImageData:
     """10,000 pictures, 32×32 unless asked otherwise; with a larger `limit`, that many. Each part has its own seed."""
     part = canonical(options.split) or options.split
     if part not in SEEDS:
-        raise UnknownSplitError(f"{name!r} has no part {options.split!r}; it has {', '.join(SEEDS)}")
+        raise UnknownSplitError(
+            f"{name!r} has no part {options.split!r}; it has {', '.join(SEEDS)}: choose one with --split"
+        )
     if options.channels not in (None, 1, 3, 4):
-        raise InvalidConfigError(f"shapes are drawn with 3 channels, which cannot become {options.channels}")
+        raise InvalidConfigError(
+            f"shapes are drawn with 3 channels, which cannot become {options.channels}: leave --channels out"
+        )
     height, width = options.shape or (32, 32)
     drawn = DrawnShapes(name, torch.arange(options.limit or COUNT), SEEDS[part], options.channels or 3, height, width)
     if not options.fits(len(drawn), drawn.channels, height, width):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from abc import ABC, abstractmethod
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import Tensor
 
-from ..errors import BrokenImagesError, InvalidConfigError, MixedSizesError
+from ..errors import BrokenImagesError, CannotReadError, InvalidConfigError, MixedSizesError
+from ..files import in_words, refusal
 from .dataset import Annotations, BrokenImage, ImageData, MemoryData, Options, Progress, Tally, log
 from .decode import Look, UndecodableError, decode, look, prepare
 
@@ -216,15 +218,25 @@ def _look_at(source: Source, row: int) -> Look | BrokenImage:
         except UndecodableError:  # some formats keep their header at the end
             return look(source.read(row))
     except (UndecodableError, OSError) as error:
-        return BrokenImage(source.name(row), str(error))
+        return _broken(source, row, error)
 
 
 def _decode_into(image: np.ndarray, source: Source, row: int) -> Look | BrokenImage:
     try:
         image[...], seen = decode(source.read(row), *image.shape)
     except (UndecodableError, OSError) as error:
-        return BrokenImage(source.name(row), str(error))
+        return _broken(source, row, error)
     return seen
+
+
+NOT_THE_IMAGE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.ETIMEDOUT, errno.ENOSPC, errno.EDQUOT}
+"""What the machine lacks is no damage of an image: training on without it would be silent and wrong."""
+
+
+def _broken(source: Source, row: int, error: Exception) -> BrokenImage:
+    if isinstance(error, OSError) and error.errno in NOT_THE_IMAGE:
+        raise refusal(error, source.name(row), CannotReadError) or error
+    return BrokenImage(source.name(row), in_words(error))
 
 
 def _in_threads(function: Callable[[int], T], rows: Tensor, progress: Progress | None) -> Iterator[tuple[int, T]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DataNotFoundError, MetadataError, ScaleLongError, UnknownSplitError, UnreadableDataError
-from ..files import parse_json, read_bytes, read_json, require_regular
+from ..files import in_words, parse_json, read_bytes, read_json, require_regular
 from ..optional import needs
 from .dataset import Annotations, ImageData, Options
 from .decode import UndecodableError
@@ -58,7 +58,9 @@ class TableSource(Source):
             table = arrow.concat_tables(tables)
             table.validate(full=True)
         except (arrow.ArrowException, OSError) as error:
-            raise UnreadableDataError(f"{_where(paths)}: cannot read the columns {columns}: {error}") from error
+            raise UnreadableDataError(
+                f"{_where(paths)}: cannot read the columns {columns} ({in_words(error)}): write or download it again"
+            ) from error
         self.paths = paths
         # Lists, not Arrow: an element of a chunked column costs as much as decoding a small image.
         is_struct = needs("pyarrow.types", "train", "reading parquet files").is_struct(schema.field(image).type)
@@ -132,11 +134,13 @@ def _schema(paths: list[Path]) -> pa.Schema:
         try:
             schemas.append(parquet.read_schema(path))
         except (arrow.ArrowException, OSError) as error:
-            raise UnreadableDataError(f"{path} cannot be read as parquet: {error}") from error
+            raise UnreadableDataError(
+                f"{path} cannot be read as parquet ({in_words(error)}): download it again"
+            ) from error
         if not schemas[-1].equals(schemas[0]):
             raise UnreadableDataError(
                 f"{path} has other columns, or columns of other types, than {paths[0].name}: "
-                f"{schemas[-1].names} and {schemas[0].names}"
+                f"{schemas[-1].names} and {schemas[0].names}. Move one of them away"
             )
     return schemas[0]
 
@@ -200,7 +204,7 @@ def load_hub(name: str, options: Options) -> ImageData:
         raise
     except Exception as error:
         raise DataNotFoundError(
-            f"{name!r} cannot be loaded: {type(error).__name__}: {error}. Without a network, save it elsewhere with "
+            f"{name!r} cannot be loaded: {in_words(error)}. Without a network, save it elsewhere with "
             "datasets.load_dataset(...).save_to_disk(folder) and give that folder"
         ) from error
     folders = [place] if Path(place).exists() else None
@@ -218,7 +222,7 @@ def load_saved(folder: str | Path) -> Any:
     # Its other files are JSON that `datasets` reads without checks.
     except Exception as error:
         raise UnreadableDataError(
-            f"{folder} is damaged: {type(error).__name__}: {error}; write it again with save_to_disk"
+            f"{folder} is damaged: {in_words(error)}; write it again with save_to_disk"
         ) from error
 
 
@@ -257,7 +261,9 @@ def _check_saved(folder: Path) -> None:
                 for batch in batches:
                     batch.validate(full=True)
         except (arrow.ArrowException, OSError, ValueError) as error:
-            raise UnreadableDataError(f"{path} is damaged: {error}; write it again with save_to_disk") from error
+            raise UnreadableDataError(
+                f"{path} is damaged: {in_words(error)}; write it again with save_to_disk"
+            ) from error
 
 
 def open_parquet(paths: list[Path], version: str) -> HubSource:
@@ -283,7 +289,7 @@ class HubSource(Source):
             raise
         except Exception as error:
             raise UnreadableDataError(
-                f"{where} cannot be read: {type(error).__name__}: {error}; write it again with save_to_disk"
+                f"{where} cannot be read: {in_words(error)}; write it again with save_to_disk"
             ) from error
 
     def _read_annotations(self, datasets: Any, dataset: Any, where: str, version: str | None) -> None:
@@ -314,7 +320,7 @@ class HubSource(Source):
         try:
             value = self.dataset[row][self.image]
         except Exception as error:  # whatever Arrow or `datasets` make of a damaged row
-            raise UndecodableError(f"{type(error).__name__}: {error}") from error
+            raise UndecodableError(f"{in_words(error)}") from error
         if isinstance(value, dict):
             return encoded_bytes(value.get("bytes"), value.get("path"), self.folders)
         return encoded_bytes(value, None, self.folders)
@@ -340,4 +346,6 @@ def choose_part(found: Any, split: str, name: str) -> Any:
     for part, dataset in parts.items():
         if part == split or (canonical(str(part)) or part) == wanted:
             return dataset
-    raise UnknownSplitError(f"{name!r} has no part {split!r}; found: {', '.join(map(str, parts))}")
+    raise UnknownSplitError(
+        f"{name!r} has no part {split!r}; found: {', '.join(map(str, parts))}. Choose one with --split"
+    )

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..data import Batch
 from ..errors import ConditionError
-from ..files import cached_array, file_digest
+from ..files import at_home, cached_array, file_digest, in_words
 from ..optional import needs
 
 if TYPE_CHECKING:
@@ -107,7 +107,8 @@ class ClassCondition(Conditions):
             return int(prompt)
         shown = ", ".join(self.classes[:20]) + (", ..." if len(self.classes) > 20 else "")
         raise ConditionError(
-            f"there is no class {prompt!r}; there are {len(self.classes)}: {shown} (or numbers from 0)"
+            f"there is no class {prompt!r}; there are {len(self.classes)}: {shown} (or numbers from 0). "
+            f"Choose one of them with --class"
         )
 
 
@@ -146,7 +147,7 @@ class HashedWords:
         if self.vocabulary is not None and unknown:
             raise ConditionError(
                 f"no caption that the model was trained on has the word {', '.join(sorted(unknown))}; it knows "
-                f"{', '.join(sorted(self.vocabulary)[:50])}"
+                f"{', '.join(sorted(self.vocabulary)[:50])}. Use these words in --prompt"
             )
         self.encode(texts)
 
@@ -256,7 +257,7 @@ class PretrainedTextEncoder:
     """
 
     def __init__(self, folder: str | Path, length: int, dim: int) -> None:
-        self.folder, self.length, self.dim = Path(folder).expanduser(), length, dim
+        self.folder, self.length, self.dim = at_home(folder, "--text-encoder"), length, dim
         nested = (self.folder / "text_encoder").is_dir()
         self._model_folder = self.folder / "text_encoder" if nested else self.folder
         self._tokenizer_folder = self.folder / "tokenizer" if nested else self.folder
@@ -290,7 +291,7 @@ class PretrainedTextEncoder:
         if output.shape[1:] != (self.length, self.dim):
             raise ConditionError(
                 f"{self.folder} gives tokens of {tuple(output.shape[1:])} (length, dim), and the configuration says "
-                f"text_length {self.length} and text_dim {self.dim}"
+                f"text_length {self.length} and text_dim {self.dim}: set --text-length and --text-dim to those"
             )
         return output.float()
 
@@ -308,5 +309,8 @@ class PretrainedTextEncoder:
                 self._model_folder, local_files_only=True
             )
         except (OSError, ValueError, KeyError) as error:
-            raise ConditionError(f"the text encoder in {self.folder} cannot be loaded: {error}") from error
+            raise ConditionError(
+                f"the text encoder in {self.folder} cannot be loaded ({in_words(error)}): check "
+                f"--text-encoder, or download it again"
+            ) from error
         return tokenizer, model.eval()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..data import ImageData, to_float
 from ..errors import AutoencoderError
-from ..files import cached_array, file_digest
+from ..files import at_home, cached_array, file_digest, in_words
 from ..optional import needs
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Autoencoder:
     """`folder` holds an AutoencoderKL, or has it in `vae`, as in diffusers' pipelines."""
 
     def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder).expanduser()
+        self.folder = at_home(folder, "--autoencoder")
         self._model_folder = self.folder / "vae" if (self.folder / "vae").is_dir() else self.folder
         if not (self._model_folder / "config.json").is_file():
             raise AutoencoderError(
@@ -49,8 +49,11 @@ class Autoencoder:
             model = autoencoders.AutoencoderKL.from_pretrained(
                 self._model_folder, local_files_only=True, use_safetensors=True
             )
-        except (OSError, ValueError) as error:
-            raise AutoencoderError(f"the autoencoder in {self.folder} cannot be loaded: {error}") from error
+        except Exception as error:  # its configuration may say anything
+            raise AutoencoderError(
+                f"the autoencoder in {self.folder} cannot be loaded ({in_words(error)}): check "
+                f"--autoencoder, or download it again"
+            ) from error
         return model.eval()
 
     @property
@@ -128,7 +131,10 @@ def encode_data(data: ImageData, autoencoder: Autoencoder, log: Callable[[str], 
         )
     wanted = autoencoder.model.config.in_channels
     if data.channels != wanted:
-        raise AutoencoderError(f"{autoencoder.folder} encodes {wanted} channels and the images have {data.channels}")
+        raise AutoencoderError(
+            f"{autoencoder.folder} encodes {wanted} channels and the images have {data.channels}: set "
+            f"--channels {wanted}"
+        )
 
     def compute() -> Iterator[np.ndarray]:
         for rows in torch.arange(len(data)).split(CHUNK):

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from ..data import ImageData
 from ..errors import MissingDependencyError
-from ..files import locked, write_text
+from ..files import fitting, locked, read_json, write_text
 from .features import FeatureExtractor, Reference, features_of, load_extractor, reference_of
 from .scores import BAD, NEIGHBOURS, NOISE, REAL, SCORES, Anchors, Evidence, Moments
 
@@ -107,7 +107,7 @@ def _measure(data: ImageData, extractor: FeatureExtractor, reference: Reference,
 def _read(file: Path) -> Anchors | None:
     """None if it is not there, cannot be read, or lacks a score that was added since."""
     try:
-        found = Anchors(**json.loads(file.read_text(encoding="utf-8")))
+        found = fitting(Anchors, read_json(file))
         known = set(found.values[NOISE])
     except (OSError, ValueError, KeyError, TypeError):
         return None

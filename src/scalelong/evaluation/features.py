@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from ..data import ImageData, to_float
 from ..errors import CannotReadError, FeatureError
 from ..files import (
+    at_home,
     cache_folder,
     cached_bytes,
     digest,
@@ -244,7 +245,9 @@ class EfficientNetFeatures:
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
         if images.shape[1] not in (1, 3):
-            raise FeatureError(f"EfficientNet takes images of 1 or 3 channels, not {images.shape[1]}")
+            raise FeatureError(
+                f"EfficientNet takes images of 1 or 3 channels, not {images.shape[1]}: choose other --features"
+            )
         x = to_float(images).expand(-1, 3, -1, -1)
         x = F.interpolate(x, (self.size, self.size), mode="bilinear", antialias=True)
         return self._model.extract_features(x).mean(dim=(2, 3))
@@ -262,11 +265,11 @@ class InceptionFeatures:
     name = "inception"
 
     def __init__(self, weights: str | Path, sha256: str = SHA256) -> None:
-        path = Path(weights).expanduser()
+        path = at_home(weights, "--feature-weights")
         if not path.is_file():
             raise FeatureError(
                 f"there are no Inception weights at {path}; they are weights-inception-2015-12-05-6726825d.pth of "
-                f"torch-fidelity's release v0.2.0"
+                f"torch-fidelity's release v0.2.0; give their place with --feature-weights"
             )
         found = file_digest(path)
         if not found.startswith(sha256):
@@ -279,7 +282,9 @@ class InceptionFeatures:
         if images.shape[1] == 1:
             images = images.expand(-1, 3, -1, -1)
         if images.shape[1] != 3:
-            raise FeatureError(f"Inception takes images of 1 or 3 channels, not {images.shape[1]}")
+            raise FeatureError(
+                f"Inception takes images of 1 or 3 channels, not {images.shape[1]}: choose other --features"
+            )
         (features,) = self._model(images)
         return features
 
@@ -340,7 +345,9 @@ def load_extractor(
         made = factory(data)
     # The user's own code may fail in any way.
     except Exception as error:
-        raise FeatureError(f"{spec} fails when it is called with the data: {type(error).__name__}: {error}") from error
+        raise FeatureError(
+            f"{spec} fails when it is called with the data, its code raises {type(error).__name__}: {error}. Correct it"
+        ) from error
     if not isinstance(made, FeatureExtractor) or not callable(made):
         raise FeatureError(f"{spec} must return an object with name, digest and a call, got {type(made).__name__}")
     return made
@@ -355,7 +362,7 @@ def features_of(extractor: FeatureExtractor, images: Tensor) -> Tensor:
             f"{extractor.name} must give (B, D) and gave {tuple(features.shape)} for {len(images)} images"
         )
     if not bool(torch.isfinite(features).all()):
-        raise FeatureError(f"{extractor.name} gave features that are not finite")
+        raise FeatureError(f"{extractor.name} gave features that are not finite: choose others with --features")
     return features
 
 

@@ -87,7 +87,10 @@ def frechet_distance(a: Moments, b: Moments) -> float:
         raise EvaluationError(f"features of {len(a.mean)} and {len(b.mean)} dimensions cannot be compared")
     for moments in (a, b):
         if not bool(torch.isfinite(moments.mean).all() and torch.isfinite(moments.covariance).all()):
-            raise EvaluationError("the features are not all finite, so they have no Fréchet distance")
+            raise EvaluationError(
+                "the features are not all finite, so they have no Fréchet distance: check the images, or "
+                "choose other --features"
+            )
     root = torch.linalg.svdvals(a.root @ b.root).sum()
     distance = (a.mean - b.mean).square().sum() + a.covariance.trace() + b.covariance.trace() - 2 * root
     return max(float(distance), 0.0)  # rounding alone makes it negative
@@ -245,7 +248,9 @@ def validate_samples(images: Tensor, shape: tuple[int, int, int], count: int | N
     if images.dim() != 4 or tuple(images.shape[1:]) != shape:
         raise InvalidSamplesError(f"samples must be (N, {', '.join(map(str, shape))}), got {tuple(images.shape)}")
     if count is not None and len(images) != count:
-        raise InvalidSamplesError(f"{count} samples are needed and {len(images)} are there")
+        raise InvalidSamplesError(
+            f"{count} samples are needed and {len(images)} are there: make more, or give a smaller -n"
+        )
     if images.dtype == torch.uint8:
         return images
     if not images.is_floating_point():
@@ -255,7 +260,7 @@ def validate_samples(images: Tensor, shape: tuple[int, int, int], count: int | N
         broken = (~finite).nonzero().flatten().tolist()
         raise InvalidSamplesError(
             f"{len(broken)} of {len(images)} samples are not finite, the first is number {broken[0]}; the model or the "
-            f"sampler is broken"
+            f"sampler is broken: look at the run's losses, or take another --checkpoint"
         )
     low, high = float(images.min()), float(images.max())
     if low < -1 - TOLERANCE or high > 1 + TOLERANCE:
@@ -499,7 +504,10 @@ class Scores:
         scores = {name: Score(**values[name]) for name in SCORES if values.get(name) is not None}
         missing = [name for name, entry in SCORES.items() if not entry.optional and name not in scores]
         if missing:
-            raise EvaluationError(f"stored scores lack {', '.join(missing)}: they are damaged, or of a newer scalelong")
+            raise EvaluationError(
+                f"stored scores lack {', '.join(missing)}: they are damaged, or of a newer scalelong; "
+                f"remove the line, or update scalelong"
+            )
         anchors = Anchors(**values["anchors"]) if values.get("anchors") else None
         return cls(Protocol(**values["protocol"]), scores, values["subject"], anchors)
 

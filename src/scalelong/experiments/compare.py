@@ -180,7 +180,10 @@ def sweep(
     """One comparison per value, each in a folder of its own. None if it was interrupted."""
     for variant in map(as_variant, methods):
         if AXES.get(axis) in variant.changes:
-            raise InvalidConfigError(f"{variant.name} has a {axis} of its own, so that a sweep of it changes nothing")
+            raise InvalidConfigError(
+                f"{variant.name} has a {axis} of its own, so that a sweep of it changes nothing: leave one "
+                f"of the two out"
+            )
     found: dict[Value, Comparison] = {}
     for value in values:
         print(f"{axis} {value:g}", flush=True)

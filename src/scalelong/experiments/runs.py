@@ -87,7 +87,9 @@ def as_variant(given: Variant | str) -> Variant:
 def _change(text: str, variant: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals:
-        raise InvalidConfigError(f"a variant looks like 'fast: scaling=cs:0.7 lr=2e-3', got {text!r} in {variant!r}")
+        raise InvalidConfigError(
+            f"a variant must look like 'fast: scaling=cs:0.7 lr=2e-3', got {text!r} in {variant!r}"
+        )
     path = _path(name)
     if path == "scaling":
         return path, value
@@ -205,7 +207,7 @@ def plan_runs(
     for given, kind in (([variant.name for variant in variants], "method"), (seeds, "seed")):
         twice = sorted({str(entry) for entry in given if list(given).count(entry) > 1})
         if twice:
-            raise InvalidConfigError(f"{kind} {', '.join(twice)} is given twice")
+            raise InvalidConfigError(f"{kind} {', '.join(twice)} is given twice: leave one out")
     configs = {variant.name: (variant.apply(config), variant.changes) for variant in variants}
     folders = _folder_names(list(configs))
     return [
@@ -432,7 +434,7 @@ class Pool:
             if process.returncode == INTERRUPTED:
                 interrupted = True
             elif process.returncode != 0:
-                tail = "\n".join(self.log(run).read_text(encoding="utf-8").splitlines()[-5:])
+                tail = "\n".join(self.log(run).read_text(encoding="utf-8", errors="replace").splitlines()[-5:])
                 raise RunFailedError(f"{run.name} ended with code {process.returncode}, see {self.log(run)}:\n{tail}")
         return interrupted
 

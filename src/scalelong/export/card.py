@@ -111,8 +111,8 @@ fingerprint {escaped(data["fingerprint"][:16])} |
 | objective | predicts {config.diffusion.prediction}, {config.diffusion.schedule} noise schedule |
 | condition | {config.diffusion.condition} |
 | training | {config.batch_size} images a step, \
-{escaped("AdamW" if optimizer.optimizer == "adamw" else optimizer.optimizer)}, rate {optimizer.lr:g}, weight decay {optimizer.weight_decay:g}, \
-EMA {optimizer.ema_length or f"{optimizer.ema_rate:g}"}, seed {config.seed} |
+{escaped("AdamW" if optimizer.optimizer == "adamw" else optimizer.optimizer)}, rate {optimizer.lr:g}, \
+weight decay {optimizer.weight_decay:g}, EMA {optimizer.ema_length or f"{optimizer.ema_rate:g}"}, seed {config.seed} |
 
 ## Scores
 

@@ -17,7 +17,7 @@ from ..diffusion.conditions import ClassCondition, Conditions, HashedWords, Pret
 from ..diffusion.latents import Autoencoder
 from ..diffusion.solvers import diffusers, scheduler
 from ..errors import ExportError, FolderInUseError
-from ..files import exclusive, make_folder, new_folder, write_bytes, write_text
+from ..files import exclusive, in_words, make_folder, new_folder, write_bytes, write_text
 from ..noise import NoiseProcess, Prediction
 from ..runs.load import Run
 from ..runs.model import is_uvit, uvit_arguments
@@ -47,7 +47,9 @@ def export_folder(target: Path) -> Iterator[Path]:
         raise ExportError(f"{error}; choose another one (--out)") from error
     # safetensors reports a full disk as an error of its own.
     except SafetensorError as error:
-        raise ExportError(f"{target} could not be written: {error}; make room, or choose another place") from error
+        raise ExportError(
+            f"{target} could not be written: {in_words(error)}; make room, or choose another place"
+        ) from error
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:

@@ -74,7 +74,8 @@ def noise_ratio_targets(data: Tensor | None = None, schedule: Any = SCHEDULE) ->
     norms = 1 - (1 - moments[:, None]) * bars[None, :]
     if not bool((norms > 0).all()):
         raise InvalidConfigError(
-            "some images are all zero where the schedule has ᾱ_t = 1: x_t vanishes, no ratio exists"
+            "some images are all zero where the schedule has ᾱ_t = 1: x_t vanishes, no ratio exists; remove "
+            "these images"
         )
     ratios = (1 / norms).flatten()
     position = max(1, round(QUANTILE * len(ratios)))

@@ -269,7 +269,7 @@ def _images(data: Data) -> Tensor:
         images = data if isinstance(data, Tensor) else torch.stack(list(data))
     image_moments(images[:1])  # says what is wrong with images that are not images
     if not bool(torch.isfinite(images).all()):
-        raise InvalidConfigError("the data contains values that are not finite")
+        raise InvalidConfigError("the data contains values that are not finite: remove them")
     return images
 
 

@@ -1,6 +1,7 @@
 """Checkpoints of the authors: their argument and parameter names, translated into ours."""
 
 import math
+import pickle
 import re
 from collections.abc import Mapping
 from os import PathLike
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..errors import InvalidConfigError, ScalingMismatchError
+from ..errors import CannotReadError, InvalidConfigError, ScalingMismatchError
+from ..files import require_regular
 from ..skips.record import without_records
 
 if TYPE_CHECKING:
@@ -140,9 +142,7 @@ def official_scaling(weights: Mapping[str, Tensor]) -> str:
 
 def load_official_(model: "UViT", weights: Mapping[str, Tensor] | str | PathLike[str]) -> None:
     """Load the authors' weights. Every one must find its place, and none of ours may be left out."""
-    state: Mapping[str, Tensor] = (
-        weights if isinstance(weights, Mapping) else torch.load(weights, map_location="cpu", weights_only=True)
-    )
+    state: Mapping[str, Tensor] = weights if isinstance(weights, Mapping) else _read(weights)
     translated = {official_name(name, model.depth // 2): value for name, value in state.items()}
     with without_records():
         expected = model.state_dict()
@@ -158,17 +158,35 @@ def load_official_(model: "UViT", weights: Mapping[str, Tensor] | str | PathLike
     if missing or surplus:
         raise ScalingMismatchError(
             f"the file does not fit these arguments: missing {missing[:5]}, not expected {surplus[:5]} "
-            f"({len(missing)} and {len(surplus)} in all)"
+            f"({len(missing)} and {len(surplus)} in all). Give the arguments of the network that it was saved from"
         )
     wrong = [name for name, value in translated.items() if value.shape != expected[name].shape]
     if wrong:
         name = wrong[0]
         raise ScalingMismatchError(
             f"{len(wrong)} weights have other shapes than these arguments ask for, for example {name}: "
-            f"{tuple(translated[name].shape)} in the file, {tuple(expected[name].shape)} expected"
+            f"{tuple(translated[name].shape)} in the file, {tuple(expected[name].shape)} expected. Give the "
+            f"arguments of its network"
         )
     with without_records():  # the caller says how they were scaled
         model.load_state_dict(translated)
+
+
+def _read(path: str | PathLike[str]) -> dict[str, Tensor]:
+    """The state dict of a file, read without running code."""
+    try:
+        require_regular(path)
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, ValueError, KeyError, TypeError, EOFError, AttributeError) as error:
+        raise CannotReadError(
+            f"{path} is no file of weights, or holds more than weights only, which may be code and is not "
+            f"read: download it again"
+        ) from error
+    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
+        raise CannotReadError(
+            f"{path} must hold tensors by name, as `torch.save(model.state_dict(), path)` writes them"
+        )
+    return found
 
 
 def _require_same_gates(model: "UViT", translated: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:

@@ -6,7 +6,6 @@
 diffusers reads the weights. The scaling is read from the tensor beside them (`scalelong.skips.record`). No code runs.
 """
 
-import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +15,8 @@ from typing import Any
 
 from torch import nn
 
-from ..errors import ScalingMismatchError, UnsupportedModelError
+from ..errors import ScaleLongError, ScalingMismatchError, UnsupportedModelError
+from ..files import read_json
 from ..optional import needs
 from ..scaling import as_scaling
 from ..skips import load_scaling_, scale_skips_
@@ -44,7 +44,7 @@ def from_pretrained(path: str | PathLike[str], **options: Any) -> Any:
     if (folder / CONFIG).exists():
         raise UnsupportedModelError(f"{folder} is a run: scalelong.training.load_run({str(folder)!r}).model loads it")
     if (folder / "model_index.json").exists() and "subfolder" not in options:
-        with _complaints_hushed():
+        with _complaints_hushed(), _readable(folder):
             pipeline = _diffusers().DiffusionPipeline.from_pretrained(folder, **options)
         for name, part in pipeline.components.items():
             if isinstance(part, nn.Module) and (folder / name).is_dir():
@@ -56,16 +56,33 @@ def from_pretrained(path: str | PathLike[str], **options: Any) -> Any:
             f"{inner} has no model_index.json (a pipeline), config.json (a model) or {CONFIG} (a run). Weights alone: "
             f"build the model, scalelong.load_scaling_(model, path), then model.load_state_dict(...)"
         )
-    name = json.loads((inner / "config.json").read_text()).get("_class_name")
+    said = read_json(inner / "config.json")
+    name = said.get("_class_name") if isinstance(said, dict) else None
     if name == UViT.__name__:
         return UViT.from_pretrained(inner)
     kind = getattr(_diffusers(), name, None) if isinstance(name, str) else None
     if kind is None:
-        raise UnsupportedModelError(f"{inner / 'config.json'} names the class {name!r}, which diffusers does not have")
-    with _complaints_hushed():
+        raise UnsupportedModelError(
+            f"{inner / 'config.json'} names the class {name!r}, which diffusers does not have: correct it"
+        )
+    with _complaints_hushed(), _readable(folder):
         model = kind.from_pretrained(folder, **options)
     _restore(model, inner)
     return model
+
+
+@contextmanager
+def _readable(folder: Path) -> Iterator[None]:
+    """diffusers, safetensors and torch refuse a damaged folder in many ways."""
+    try:
+        yield
+    except ScaleLongError:
+        raise
+    except Exception as error:
+        said = " ".join(str(error).split())[:300]
+        raise UnsupportedModelError(
+            f"diffusers cannot load {folder}: it says {said!r}. Check its files, or write or download the folder again"
+        ) from error
 
 
 def _diffusers() -> Any:

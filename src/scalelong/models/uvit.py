@@ -74,7 +74,10 @@ class PositionEmbedding(nn.Module):
 def patch_grid(x: Tensor, patch_size: int) -> tuple[int, int]:
     height, width = x.shape[2:]
     if height % patch_size or width % patch_size:
-        raise InvalidInputError(f"images of {height}x{width} cannot be cut into patches of {patch_size}x{patch_size}")
+        raise InvalidInputError(
+            f"images of {height}x{width} cannot be cut into patches of {patch_size}x{patch_size}: "
+            f"choose a patch_size that divides both"
+        )
     return height // patch_size, width // patch_size
 
 

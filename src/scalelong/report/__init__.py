@@ -24,7 +24,7 @@ from .._version import __version__
 from ..errors import NoRunsError as NoRunsError, ScaleLongError
 from ..experiments.records import BASELINE, CONFIG, CONTROL, DIAGNOSIS, Curve, RunRecord, read_json, read_run
 from ..experiments.results import Results, level_rows, table_rows, verdict
-from ..files import read_bytes, read_json as read_json_file, read_json_lines, read_text, write_text
+from ..files import in_words, read_bytes, read_json as read_json_file, read_json_lines, read_text, write_text
 from ..stability.alarms import AlarmDetector, AlarmRules
 
 MOST_POINTS = 600
@@ -432,7 +432,7 @@ def _range(path: Path) -> dict[str, Any]:
         }
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise NoRunsError(
-            f"{path} cannot be read as a result of `scalelong range` ({type(error).__name__}: {error}); "
+            f"{path} cannot be read as a result of `scalelong range` ({in_words(error)}); "
             f"run that command again, or remove the file"
         ) from error
 

@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError, InvalidConfigError
-from ..files import file_digest, make_folder, sync, write_text
+from ..files import file_digest, in_words, make_folder, sync, write_text
 
 # A length, as people write it
 
@@ -265,7 +265,10 @@ def reconstruct(
                 for track, factor in factors.items():
                     value.add_(weights[track][name].double(), alpha=factor)
         except (KeyError, RuntimeError) as error:
-            raise CheckpointError(f"{snapshot_file(folder, at)} does not fit the checkpoint: {error}") from error
+            raise CheckpointError(
+                f"{snapshot_file(folder, at)} does not fit the checkpoint ({in_words(error)}): remove it, "
+                f"or restore it from a copy"
+            ) from error
     return Reconstructed({name: value.float() for name, value in total.items()}, mix.error, len(steps) + 1)
 
 

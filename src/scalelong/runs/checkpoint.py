@@ -27,7 +27,17 @@ from torch import Tensor
 
 from .._version import __version__
 from ..errors import CheckpointError
-from ..files import file_digest, remove_leftovers, sync, write_text
+from ..files import (
+    MOST_TEXT,
+    file_digest,
+    in_words,
+    parse_json,
+    read_json,
+    remove_leftovers,
+    require_regular,
+    sync,
+    write_text,
+)
 from ..stability.collapse import last_good
 from .config import CheckpointConfig
 
@@ -68,7 +78,7 @@ def _names(folder: Path) -> list[str]:
         return []
     except OSError as error:
         raise CheckpointError(
-            f"{folder} cannot be listed: {error}; make it readable, then run the same command"
+            f"{folder} cannot be listed: {in_words(error)}; make it readable, then run the same command"
         ) from error
 
 
@@ -121,7 +131,7 @@ def _failure(folder: Path, target: Path, error: Exception) -> str:
     kept = f"{step_folder(folder, steps[-1]).name} is intact" if steps else "there is no earlier checkpoint"
     free = shutil.disk_usage(folder).free / 1e6 if folder.exists() else 0
     return (
-        f"{target} could not be written: {error}. {free:.0f} MB are free there; {kept}. "
+        f"{target} could not be written: {in_words(error)}. {free:.0f} MB are free there; {kept}. "
         f"Make room, then run the same command to continue"
     )
 
@@ -137,36 +147,46 @@ PATIENCE = 50
 def verify(path: Path) -> dict[str, Any]:
     """The manifest. CheckpointError unless every file is there and is what was written."""
     try:
-        manifest = json.loads((path / MANIFEST).read_text())
+        require_regular(path / MANIFEST, MOST_TEXT)
+        manifest = parse_json((path / MANIFEST).read_bytes())
         files, made = manifest["files"], manifest["format"]
         if made != FORMAT:
             raise CheckpointError(
                 f"{path} has format {made}, written by scalelong {manifest.get('scalelong', '?')}; this scalelong "
-                f"{__version__} reads {FORMAT}"
+                f"{__version__} reads {FORMAT}. Use that version"
             )
         for name in (MODEL, EMA, TRAINING, *([AVERAGES] if AVERAGES in files else [])):
             size, expected = (path / name).stat().st_size, files[name]["bytes"]
             if size != expected:
-                raise CheckpointError(f"{path / name} has {size} bytes instead of {expected}")
+                raise CheckpointError(f"{path / name} has {size} bytes instead of {expected}; restore it from a copy")
             if file_digest(path / name) != files[name]["sha256"]:
-                raise CheckpointError(f"{path / name} does not match the checksum of its manifest")
+                raise CheckpointError(
+                    f"{path / name} does not match the checksum of its manifest; restore it from a copy"
+                )
     except PermissionError as error:
-        raise CheckpointError(f"{path} is not readable for this user: {error}") from error
+        raise CheckpointError(f"{path} is not readable for this user: change its permissions") from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path} is incomplete: {error}") from error
+        raise CheckpointError(f"{path} is incomplete ({in_words(error)}); restore it from a copy") from error
     return manifest
 
 
 def read_checkpoint(path: Path) -> Snapshot:
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     verify(path)
     try:
         training = torch.load(path / TRAINING, map_location="cpu", weights_only=True)
+        if not isinstance(training["step"], int):
+            raise TypeError
         averages = load_file(path / AVERAGES) if (path / AVERAGES).exists() else {}
         return Snapshot(training["step"], load_file(path / MODEL), load_file(path / EMA), training, averages=averages)
-    except (pickle.UnpicklingError, KeyError, OSError, RuntimeError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    except pickle.UnpicklingError as error:  # torch's text ends with how to run the code in it
+        raise CheckpointError(
+            f"{path / TRAINING} cannot be read: it holds more than numbers, which may be code; restore it from a copy"
+        ) from error
+    except (SafetensorError, KeyError, TypeError, ValueError, OSError, RuntimeError, EOFError) as error:
+        raise CheckpointError(f"{path} cannot be read ({in_words(error)}); restore it from a copy") from error
 
 
 def newest_good(
@@ -236,8 +256,8 @@ def run_of(folder: Path) -> str | None:
     """The id that all checkpoints of a folder carry, if they carry one."""
     found = set()
     for step in saved_steps(folder):
-        with suppress(OSError, ValueError, AttributeError):
-            found.add(json.loads((step_folder(folder, step) / MANIFEST).read_text()).get("run"))
+        with suppress(OSError, ValueError, AttributeError, TypeError):
+            found.add(read_json(step_folder(folder, step) / MANIFEST).get("run"))
     return found.pop() if len(found) == 1 else None
 
 

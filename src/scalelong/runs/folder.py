@@ -23,13 +23,17 @@ from ..errors import CannotReadError, RunFolderError
 from ..files import (
     append_json_line,
     forget_lock,
+    in_words,
     lines_from_the_end,
     locked,
     make_folder,
     read_json,
     read_json_lines,
+    read_text,
     remove_leftovers,
+    require_regular,
     write_text,
+    writing,
 )
 from .averages import FOLDER as AVERAGES
 from .checkpoint import adopt_latest, remove_unfinished, run_of, saved_steps, usable_checkpoint
@@ -139,12 +143,13 @@ class RunFolder:
     def id(self) -> str | None:
         """What tells this run from others of the same shapes. Runs of earlier versions have none."""
         try:
-            return str(json.loads((self.path / RUN).read_text(encoding="utf-8"))["id"])
-        except FileNotFoundError:
-            return run_of(self.checkpoints)
+            if not os.path.lexists(self.path / RUN):
+                return run_of(self.checkpoints)
+            return str(read_json(self.path / RUN)["id"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunFolderError(
-                f"{self.path / RUN} cannot be read: {error}; restore it, or remove it to take the id that all "
+                f"{self.path / RUN} cannot be read ({in_words(error)}): restore it, or remove it to take "
+                f"the id that all "
                 f"checkpoints carry"
             ) from error
 
@@ -207,7 +212,7 @@ class RunFolder:
         path = self.path / TRACKER_ID
         if not path.exists():
             write_text(path, uuid.uuid4().hex[:12])
-        return path.read_text(encoding="utf-8").strip()
+        return read_text(path, 1000).strip()
 
     def append_metrics(self, values: dict[str, Any]) -> None:
         append_json_line(self.metrics, values)
@@ -219,7 +224,8 @@ class RunFolder:
         """
         if not self.metrics.exists():
             return
-        with open(self.metrics, "rb+") as file:
+        require_regular(self.metrics)
+        with writing(self.metrics), open(self.metrics, "rb+") as file:
             for end, line in lines_from_the_end(file):
                 if _step_of(line) <= step:
                     file.truncate(end)

@@ -16,7 +16,7 @@ from ..diffusion.images import ImageMaker, as_picture, image_grid, requests
 from ..diffusion.latents import Autoencoder
 from ..diffusion.solvers import SampleSettings
 from ..errors import CheckpointError, InvalidConfigError, RunFolderError
-from ..files import digest
+from ..files import digest, in_words
 from ..models.call import Denoiser
 from ..noise import NoiseProcess
 from ..scaling import FixedScaling, as_scaling
@@ -245,5 +245,11 @@ def _read_weights(run: RunFolder, step: int | None, file: str, log: Log) -> tupl
             return load_file(checkpoint / file), manifest
         except (OSError, SafetensorError, CheckpointError) as error:
             if checkpoint.exists():
-                raise error if isinstance(error, CheckpointError) else CheckpointError(str(error)) from error
+                raise (
+                    error
+                    if isinstance(error, CheckpointError)
+                    else CheckpointError(
+                        f"{checkpoint / file} cannot be read ({in_words(error)}); restore it from a copy"
+                    )
+                ) from error
     raise CheckpointError(f"the checkpoints of {run.path} are pruned faster than they can be read; raise --keep-last")

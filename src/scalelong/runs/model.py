@@ -36,7 +36,7 @@ from ..diffusion.conditions import (
 from ..diffusion.inputs import InputMaker, NoisyInputs
 from ..diffusion.latents import Autoencoder, encode_data
 from ..errors import CannotReadError, InvalidConfigError, ScaleLongError, UntrustedCodeError
-from ..files import read_json
+from ..files import in_words, read_json
 from ..models import UViT, unet
 from ..models.call import call_arguments, require_condition_used
 from ..models.presets import preset_arguments
@@ -288,14 +288,17 @@ def _from_diffusers_json(path: Path, values: dict[str, Any]) -> nn.Module:
     try:
         described = read_json(path)
     except CannotReadError as error:
-        raise InvalidConfigError(f"{path} cannot be read as the configuration of a model: {error}") from error
+        raise InvalidConfigError(
+            f"{path} cannot be read as the configuration of a model ({in_words(error)}): correct it"
+        ) from error
     if not isinstance(described, dict):
         raise InvalidConfigError(f"{path} must hold a JSON object, such as diffusers writes into config.json")
-    kind: Any = getattr(diffusers, str(described.get("_class_name", "UNet2DModel")), None)
+    # A file without a class is some other JSON file, of which diffusers would leave out all and build its default.
+    kind: Any = getattr(diffusers, str(described.get("_class_name")), None)
     # Networks alone: diffusers has other classes, which load files or code when they are made.
     if not isinstance(kind, type) or not issubclass(kind, nn.Module):
         raise InvalidConfigError(
-            f"{path} names the class {described.get('_class_name')!r}, which is no network of diffusers"
+            f"{path} names the class {described.get('_class_name')!r}, which is no network of diffusers: correct it"
         )
     return kind.from_config({**described, **values})  # pyright: ignore[reportAttributeAccessIssue]
 

@@ -1,5 +1,6 @@
 """Devices and processes, through accelerate."""
 
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -7,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from ..errors import InvalidConfigError, ScaleLongError
+from ..errors import InvalidConfigError, RunFailedError, ScaleLongError
+from ..files import in_words
 from ..optional import needs
 from .config import TrainConfig
 
@@ -17,6 +19,7 @@ Result = TypeVar("Result")
 def make_accelerator(config: TrainConfig, folder: str) -> Any:
     """An Accelerator for this run. The number of processes and the kind of parallelism come from the launcher."""
     needs("accelerate", "train", "training")
+    check_launcher()
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
     from accelerate.utils import DistributedDataParallelKwargs
@@ -34,7 +37,30 @@ def make_accelerator(config: TrainConfig, folder: str) -> Any:
             kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
         )
     except ValueError as error:
-        raise InvalidConfigError(str(error)) from error
+        raise InvalidConfigError(
+            f"accelerate refuses the settings of this run: {in_words(error)}. Check --precision, --trackers and the "
+            f"variables ACCELERATE_*"
+        ) from error
+
+
+LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT")
+
+
+def check_launcher() -> None:
+    """What torchrun and others tell a process must make sense: a number that is none would end deep inside of torch."""
+    given = {name: os.environ[name] for name in LAUNCHER if name in os.environ}
+    for name, value in given.items():
+        if value != "-1" and (not (value.isascii() and value.isdecimal()) or int(value[:9]) > 65535):
+            raise InvalidConfigError(
+                f"the variable {name} must be a whole number up to 65535, got {value[:40]!r}: torchrun sets "
+                f"it; without "
+                f"torchrun, unset it"
+            )
+    if int(given.get("RANK", 0)) >= int(given.get("WORLD_SIZE", 2**16)):
+        raise InvalidConfigError(
+            f"the variable RANK is {given['RANK']} and WORLD_SIZE is {given['WORLD_SIZE']}: start all "
+            f"processes with torchrun"
+        )
 
 
 def describe_processes(accelerator: Any) -> dict[str, Any]:
@@ -59,12 +85,13 @@ def on_main(accelerator: Any, work: Callable[[], Result]) -> Result:
         try:
             outcome[0] = work()
         except Exception as error:
-            failure, outcome[1] = error, str(error)
+            failure = error
+            outcome[1] = str(error) if isinstance(error, ScaleLongError) else in_words(error)
     broadcast_object_list(outcome)
     if failure is not None:
         raise failure
     if outcome[1] is not None:
-        raise ScaleLongError(f"the main process failed: {outcome[1]}")
+        raise RunFailedError(f"the main process failed, and says what to do: {outcome[1]}")
     return outcome[0]
 
 

@@ -24,11 +24,11 @@ from torch import Tensor
 from ..data import to_float
 from ..diffusion.images import Request, as_picture, image_grid
 from ..diffusion.solvers import SampleSettings
-from ..errors import CannotReadError, SampleFolderError
-from ..files import exclusive, make_folder, read_bytes, read_json, remove_leftovers, write_bytes, write_text
+from ..errors import CannotReadError, InvalidConfigError, SampleFolderError
+from ..files import exclusive, in_words, make_folder, read_bytes, read_json, remove_leftovers, write_bytes, write_text
 from ..optional import needs
 from .load import Run
-from .processes import on_main
+from .processes import check_launcher, on_main
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,9 @@ class SampleFolder:
         try:
             used = self.path.exists() and any(entry for entry in self.path.iterdir() if not entry.name.startswith("."))
         except OSError as error:
-            raise SampleFolderError(f"{self.path} cannot hold samples: {error}; choose a folder with --out") from error
+            raise SampleFolderError(
+                f"{self.path} cannot hold samples: {in_words(error)}; choose a folder with --out"
+            ) from error
         if used:
             raise SampleFolderError(f"{self.path} is not empty and holds no samples; choose another folder with --out")
         return _prompts(wanted)
@@ -163,8 +165,7 @@ def read_png(path: Path) -> Tensor:
     # Pillow meets damaged files with almost any exception.
     except Exception as error:
         raise SampleFolderError(
-            f"{path} cannot be read as an image ({type(error).__name__}: {error}); remove it, and the same command "
-            f"makes it again"
+            f"{path} cannot be read as an image ({in_words(error)}); remove it, and the same command makes it again"
         ) from error
     tensor = torch.from_numpy(array)
     return tensor[None] if tensor.dim() == 2 else tensor.permute(2, 0, 1).contiguous()
@@ -182,6 +183,7 @@ GRID = 100
 
 def processes() -> Any:
     """What accelerate knows about the processes that torchrun or `accelerate launch` started: often just this one."""
+    check_launcher()
     return needs("accelerate", "train", "sampling").PartialState(cpu=not torch.accelerator.is_available())
 
 
@@ -218,6 +220,7 @@ def fill_folder(
 
     `progress` is called with (done, total), the images of this process.
     """
+    require_device(device)
     folder, state, about = SampleFolder(path), processes(), describe_samples(run, settings)
     on_main(state, lambda: folder.check(about, wanted))
     if state.is_main_process:
@@ -245,6 +248,20 @@ def fill_folder(
         grid = folder.write_grid(shown, columns=_columns(run, len(shown)))
         log(f"{len(wanted)} images in {path}; the first {len(shown)} at once: {grid}")
     return folder
+
+
+def require_device(device: str | None) -> None:
+    """Refuse a device that is not there before any work is done."""
+    try:
+        if device is None or torch.empty(1, device=device).device.type != "meta":
+            return
+    # torch has no one error for this: it depends on the device, and on how torch was built.
+    except (RuntimeError, AssertionError, ValueError, NotImplementedError):
+        pass
+    raise InvalidConfigError(
+        f"--device {str(device)[:40]!r} cannot be used on this machine, or by this build of torch: choose "
+        f"cpu, or leave it out"
+    )
 
 
 def _columns(run: Run, count: int) -> int:

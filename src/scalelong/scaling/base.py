@@ -152,8 +152,13 @@ class Scaling(ABC):
 
     @classmethod
     def from_json(cls, text: str) -> "Scaling":
-
-        return as_scaling(json.loads(text))
+        try:
+            values = parse_json(text)
+        except ValueError as error:
+            raise InvalidConfigError(
+                f'this is not a scaling in JSON ({error}): it must look like {{"method": "cs", "kappa": 0.7}}'
+            ) from error
+        return as_scaling(values)
 
     def replace(self, **changes: Any) -> Self:
         return dataclasses.replace(self, **changes)
@@ -211,11 +216,13 @@ def as_scaling(spec: "Scaling | str | dict[str, Any] | None") -> Scaling:
     if isinstance(spec, dict):
         values = dict(spec)
         if "method" not in values:
-            raise InvalidConfigError(f"a scaling as a dictionary needs the key 'method', got {sorted(values)}")
+            raise InvalidConfigError(
+                f"a scaling as a dictionary needs the key 'method', got {sorted(map(str, values))}"
+            )
         method = _method(values.pop("method"))
         _require_fields(method, values)
         return method(**values)
-    raise InvalidConfigError(f"a scaling is a configuration, a string or a dictionary, got {type(spec).__name__}")
+    raise InvalidConfigError(f"a scaling must be a configuration, a string or a dictionary, got {type(spec).__name__}")
 
 
 def _method(name: Any) -> type[Scaling]:
@@ -227,10 +234,10 @@ def _method(name: Any) -> type[Scaling]:
 
 def _require_fields(method: type[Scaling], values: dict[str, Any]) -> None:
     known = [field.name for field in dataclasses.fields(method)]
-    unknown = sorted(set(values) - set(known))
+    unknown = sorted(set(values) - set(known), key=str)
     if unknown:
         allowed = ", ".join(known) or "nothing"
-        raise InvalidConfigError(f"{method.name!r} has no option {', '.join(unknown)}; it takes {allowed}")
+        raise InvalidConfigError(f"{method.name!r} has no option {', '.join(map(str, unknown))}; known: {allowed}")
 
 
 def _parse_arguments(method: type[Scaling], text: str) -> dict[str, Any]:
@@ -238,7 +245,7 @@ def _parse_arguments(method: type[Scaling], text: str) -> dict[str, Any]:
     fields = [field.name for field in dataclasses.fields(method)]
     if "=" not in text:
         if not fields:
-            raise InvalidConfigError(f"{method.name!r} takes no value, got {text!r}")
+            raise InvalidConfigError(f"{method.name!r} takes no value, got {text!r}: leave it out")
         parts = [_value(part) for part in text.split(",")]
         return {fields[0]: parts[0] if len(parts) == 1 else tuple(parts)}
     values: dict[str, Any] = {}

@@ -155,7 +155,9 @@ class CustomScaling(FixedScaling):
 
     def curve(self, count: int) -> tuple[float, ...]:
         if len(self.kappas) != count:
-            raise InvalidConfigError(f"{len(self.kappas)} coefficients were given for {count} long skips")
+            raise InvalidConfigError(
+                f"{len(self.kappas)} coefficients were given for {count} long skips: give one for each"
+            )
         return self.kappas
 
 
@@ -188,7 +190,9 @@ class BalancedScaling(FixedScaling):
 
     def curve(self, count: int) -> tuple[float, ...]:
         if len(self.weights) != count:
-            raise InvalidConfigError(f"{len(self.weights)} weights were given for {count} long skips")
+            raise InvalidConfigError(
+                f"{len(self.weights)} weights were given for {count} long skips: give one for each"
+            )
         # min(1, √(κ^(2(i-1)) w_1 / w_i)) without dividing by a w_i of zero.
         wanted = [self.kappa ** (2 * i) * self.weights[0] for i in range(count)]
         pairs = zip(wanted, self.weights, strict=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..console import html_table, text_table
 from ..errors import CannotReadError, InvalidConfigError
-from ..files import parse_json, read_text, write_text
+from ..files import fitting, in_words, parse_json, read_text, write_text
 from ..scaling.base import SkipSite
 from .draw import draw_plan
 
@@ -225,12 +225,16 @@ class SkipPlan:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "SkipPlan":
         if not isinstance(values, dict) or values.get("format") != FORMAT or "skips" not in values:
-            raise InvalidConfigError(f"not a plan of long skips in format {FORMAT}")
+            raise InvalidConfigError(
+                f"this is not a plan of long skips in format {FORMAT}: make it anew with find_skips or `scalelong find`"
+            )
         try:
             skips = tuple(_skip(entry) for entry in values["skips"])
-            return cls(str(values["model"]), skips, int(values["repeats"]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise InvalidConfigError(f"the plan is damaged: {error!r}") from error
+            return fitting(cls, {"model": values["model"], "skips": skips, "repeats": values["repeats"]})
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise InvalidConfigError(
+                f"the plan is damaged ({in_words(error)}): make it anew with find_skips or `scalelong find`"
+            ) from error
 
     @classmethod
     def from_json(cls, text: str) -> "SkipPlan":
@@ -239,7 +243,9 @@ class SkipPlan:
         except InvalidConfigError:
             raise
         except ValueError as error:
-            raise InvalidConfigError(f"the plan is not JSON: {error}") from error
+            raise InvalidConfigError(
+                f"the plan is not JSON ({error}): make it anew with find_skips or `scalelong find`"
+            ) from error
 
     def save(self, path: str | PathLike[str]) -> None:
         write_text(path, self.to_json())
@@ -280,14 +286,14 @@ def _path_text(path: tuple[int | str, ...]) -> str:
 
 def _skip(entry: dict[str, Any]) -> LongSkip:
     values = dict(entry)
-    values["site"] = SkipSite(**values["site"])
+    values["site"] = fitting(SkipSite, values["site"])
     values["shape"] = tuple(values["shape"])
     values["attachment"] = _attachment(values["attachment"])
     values["main"] = _attachment(values["main"])
     values["direct"] = _attachment(values.get("direct"))
     for name in ("fold", "readers", "beyond"):
-        values[name] = tuple(FoldTarget(**target) for target in values.get(name, ()))
-    return LongSkip(**values)
+        values[name] = tuple(fitting(FoldTarget, target) for target in values.get(name, ()))
+    return fitting(LongSkip, values)
 
 
 def _attachment(entry: dict[str, Any] | None) -> Attachment | None:
@@ -295,5 +301,5 @@ def _attachment(entry: dict[str, Any] | None) -> Attachment | None:
         return None
     values = {**entry, "path": tuple(entry["path"])}
     if values["source"] is not None:
-        values["source"] = Source(**{**values["source"], "position": tuple(values["source"]["position"])})
-    return Attachment(**values)
+        values["source"] = fitting(Source, {**values["source"], "position": tuple(values["source"]["position"])})
+    return fitting(Attachment, values)

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ScalingMismatchError, UnscaledWeightsWarning
+from ..files import in_words
 from ..scaling.base import SkipScaling
 from .plan import SkipPlan
 
@@ -67,11 +68,12 @@ def decode(tensor: Tensor, name: str = KEY) -> dict[str, Any]:
         description = json.loads(zlib.decompress(bytes(int(value) for value in values.flatten().tolist())))
     except (ValueError, TypeError, RuntimeError, zlib.error) as error:
         raise ScalingMismatchError(
-            f"{name} does not hold a scaling (was it averaged with that of another model?): {error}"
+            f"{name} does not hold a scaling ({in_words(error)}; was it averaged with that of another "
+            f"model?): save it anew"
         ) from error
     if not isinstance(description, dict) or description.get("format") != FORMAT:
         found = description.get("format") if isinstance(description, dict) else type(description).__name__
-        raise ScalingMismatchError(f"{name} has format {found}, and this version reads {FORMAT}")
+        raise ScalingMismatchError(f"{name} has format {found}, and this version reads {FORMAT}: save it anew")
     return description
 
 

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import ScalingMismatchError
-from ..files import write_bytes
+from ..errors import ScaleLongError, ScalingMismatchError
+from ..files import in_words, parse_json, require_regular, write_bytes
 from ..scaling.base import as_scaling
 from .api import plan_of, scale_skips_, scaling_of
 from .attach import REGISTERED
@@ -177,19 +177,31 @@ def _in_files(paths: list[Path], strict: bool) -> list[Saved]:
     from safetensors import SafetensorError
 
     try:
+        for path in paths:
+            require_regular(path)
         if paths and paths[0].suffix in _TORCH_FILES:
             content = torch.load(paths[0], map_location="cpu", weights_only=True, mmap=True)
             return list(_in_mapping(content)) if isinstance(content, Mapping) else []
         return _in_safetensors(paths)
-    except (SafetensorError, OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
-        if isinstance(error, ScalingMismatchError):
-            raise
+    except ScaleLongError:
+        raise
+    except (
+        SafetensorError,
+        OSError,
+        RuntimeError,
+        ValueError,
+        KeyError,
+        TypeError,
+        EOFError,
+        pickle.UnpicklingError,
+    ) as error:
         if not strict:
             return []
         torch_file = paths[0].suffix in _TORCH_FILES
         safe = "cannot be read without running code" if torch_file else "was not written by save_scaling"
         raise ScalingMismatchError(
-            f"{paths[0]} {safe}, nor does it hold weights with a scaling: {error}. Weights that you trust can be given "
+            f"{paths[0]} {safe}, nor does it hold weights with a scaling ({in_words(error)}): save it anew. "
+            f"Weights that you trust can be given "
             f"as a state dict"
         ) from error
 
@@ -202,7 +214,7 @@ def _in_safetensors(paths: list[Path]) -> list[Saved]:
     for path in paths:
         with safe_open(path, framework="pt") as file:
             metadata, names = file.metadata() or {}, list(file.keys())
-            description = json.loads(metadata.get("scalelong", "null"))
+            description = parse_json(metadata.get("scalelong", "null"))
             if isinstance(description, dict) and "host" in description and "plan" in description:
                 return [Saved("", _checked(description, path), {name: file.get_tensor(name) for name in names})]
             owner |= dict.fromkeys(names, path)
@@ -217,7 +229,9 @@ def _in_safetensors(paths: list[Path]) -> list[Saved]:
 def _checked(description: dict[str, Any], path: Path) -> dict[str, Any]:
     # Format 2 had no class beside the host, and no word about compensated weights.
     if description.get("format") not in (2, FORMAT):
-        raise ScalingMismatchError(f"{path} has format {description.get('format')}, this version reads {FORMAT}")
+        raise ScalingMismatchError(
+            f"{path} has format {description.get('format')}, this version reads {FORMAT}: save it anew"
+        )
     return {"class": description["host"]["class"], **description}
 
 
@@ -232,7 +246,10 @@ def _weights(host: nn.Module) -> dict[str, list[int]]:
 
 def _compare_hosts(description: dict[str, Any], host: nn.Module) -> None:
     if description["class"] != class_name(host):
-        raise ScalingMismatchError(f"the file scales a {description['class']}, this model is a {class_name(host)}")
+        raise ScalingMismatchError(
+            f"the file scales a {description['class']}, this model is a {class_name(host)}: build the model "
+            f"that it was saved from"
+        )
     if "host" not in description:
         return  # in a state dict, whose weights speak for themselves
     theirs, ours = description["host"]["weights"], _weights(host)
@@ -243,7 +260,10 @@ def _compare_hosts(description: dict[str, Any], host: nn.Module) -> None:
     ]
     if different:
         more = f", and {len(different) - 3} more" if len(different) > 3 else ""
-        raise ScalingMismatchError(f"the file scales a model of another shape: {'; '.join(different[:3])}{more}")
+        raise ScalingMismatchError(
+            f"the file scales a model of another shape: {'; '.join(different[:3])}{more}. Build the model "
+            f"as it was when saved"
+        )
 
 
 def _compare_tensors(saved: dict[str, Any], built: dict[str, Any]) -> None:
@@ -256,14 +276,20 @@ def _compare_tensors(saved: dict[str, Any], built: dict[str, Any]) -> None:
             f"the base model"
         )
     if theirs != ours:
-        raise ScalingMismatchError(f"the file's tensors {theirs} are not those of its scaling, {ours}")
+        raise ScalingMismatchError(f"the file's tensors {theirs} are not those of its scaling, {ours}: save it anew")
 
 
 def _compare_sites(saved: SkipPlan, found: SkipPlan) -> None:
     if len(saved) != len(found):
-        raise ScalingMismatchError(f"the file scales {len(saved)} long skips and this model has {len(found)}")
+        raise ScalingMismatchError(
+            f"the file scales {len(saved)} long skips and this model has {len(found)}: build the model as "
+            f"it was when saved"
+        )
     for theirs, ours in zip(saved.sites, found.sites, strict=True):
         old = asdict(theirs)
         if theirs != ours:
             different = {key: (old[key], value) for key, value in asdict(ours).items() if old[key] != value}
-            raise ScalingMismatchError(f"long skip {ours.index} differs (in the file, in this model): {different}")
+            raise ScalingMismatchError(
+                f"long skip {ours.index} differs (in the file, in this model): {different}; build the model "
+                f"as it was when saved"
+            )

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ..errors import CannotReadError, RunFolderError, ScaleLongError
-from ..files import locked, parse_json, read_json, read_text, write_text, writing
+from ..files import fitting, in_words, locked, parse_json, read_json, read_text, write_text, writing
 from ..randomness import global_state, restore_global_state
 from .survival import RateRun, rate_text
 
@@ -162,7 +162,7 @@ class Store:
             try:
                 before = dict(read_json(path))
             except (CannotReadError, ValueError, TypeError) as error:
-                raise RunFolderError(f"{path} is damaged: {error}; choose another folder") from error
+                raise RunFolderError(f"{path} is damaged: {in_words(error)}; choose another folder") from error
             known = before.get("weights", {})
             # A method that is new here has nothing to be compared with.
             changed = _differences(
@@ -186,9 +186,11 @@ class Store:
         if whole != text:
             write_text(path, whole)
         try:
-            runs = [RateRun(**parse_json(line)) for line in whole.splitlines()]
-        except (ValueError, TypeError) as error:
-            raise RunFolderError(f"{path} is damaged: {error}; choose another folder, or remove that line") from error
+            runs = [fitting(RateRun, parse_json(line)) for line in whole.splitlines() if line.strip()]
+        except ValueError as error:
+            raise RunFolderError(
+                f"a line of {path} is damaged ({error}): remove that line, or choose another folder with --out"
+            ) from error
         return {(run.method, run.rate, run.seed): run for run in runs}
 
     def add(self, run: RateRun) -> None:

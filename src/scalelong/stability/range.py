@@ -156,7 +156,10 @@ def rate_range(
         after=after,
     )
     if task.warmup >= task.steps:
-        raise InvalidConfigError(f"a warm-up of {task.warmup} steps leaves nothing of {task.steps} steps")
+        raise InvalidConfigError(
+            f"a warm-up of {task.warmup} steps leaves nothing of {task.steps} steps: lower --warmup, or "
+            f"give more --steps"
+        )
     if not callable(step):
         raise InvalidConfigError(f"step must be a function (model, i, generator) -> loss, got {type(step).__name__}")
     for name, value in {"your_rate": your_rate, "clip": clip, "reference_loss": reference_loss}.items():
@@ -457,7 +460,7 @@ def _require_distinct(name: str, values: Sequence[Any]) -> None:
         raise InvalidConfigError(f"give at least one of {name}")
     twice = sorted({str(value) for value in values if list(values).count(value) > 1})
     if twice:
-        raise InvalidConfigError(f"{name}: {', '.join(twice)} is given twice")
+        raise InvalidConfigError(f"{name}: {', '.join(twice)} is given twice: leave one out")
 
 
 def _require_loss(loss: Any, method: str) -> None:

@@ -23,13 +23,27 @@ from typing import TYPE_CHECKING, Any
 
 from ..console import text_table
 from ..errors import InvalidConfigError, MissingDependencyError
-from ..files import make_folder, write_bytes, write_text
+from ..files import fitting, in_words, make_folder, parse_json, write_bytes, write_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 FORMAT = 1
+LOADED = (
+    "methods",
+    "rates",
+    "seeds",
+    "runs",
+    "steps",
+    "warmup",
+    "reference_loss",
+    "rule",
+    "your_rate",
+    "title",
+    "samples",
+)
+"""Fields of a range that range.json holds; the rest of that file is computed from them."""
 OUTCOMES = ("survived", "collapsed", "not finite", "not learned")
 RESAMPLES = 1000
 LEVEL = 0.05
@@ -434,16 +448,24 @@ class RateRange:
     @classmethod
     def from_json(cls, text: str) -> "RateRange":
         try:
-            values = json.loads(text)
+            values = parse_json(text)
             if values["format"] != FORMAT:
-                raise InvalidConfigError(f"the range has format {values['format']}, this version reads {FORMAT}")
-            return cls(
+                raise InvalidConfigError(
+                    f"the range has format {values['format']}, this version reads {FORMAT}: make it anew "
+                    f"with `scalelong range`"
+                )
+            found = cls(
                 **{name: tuple(values[name]) for name in ("methods", "rates", "seeds", "samples")},
                 **{name: values[name] for name in ("steps", "warmup", "reference_loss", "rule", "your_rate", "title")},
-                runs=tuple(RateRun(**run) for run in values["runs"]),
+                runs=tuple(fitting(RateRun, run) for run in values["runs"]),
             )
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise InvalidConfigError(f"this is not a range.json: {error!r}") from error
+            return fitting(cls, {name: getattr(found, name) for name in LOADED})
+        except InvalidConfigError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InvalidConfigError(
+                f"this is not a range.json ({in_words(error)}): make it anew with `scalelong range`"
+            ) from error
 
     def save(self, folder: str | PathLike[str]) -> Path:
         """range.json, range.txt and, where matplotlib is installed, range.png. Gives the folder."""

@@ -29,7 +29,7 @@ from ..console import Progress, StopWatch, TrainingProgress, html_lines
 from ..data import Batch, batches
 from ..diffusion.inputs import DataOrder, Examples, split_batch
 from ..errors import CheckpointError, CollapseError, DataWorkerError, NonFiniteError, RunFolderError
-from ..files import read_bytes
+from ..files import in_words, read_bytes
 from ..models.call import Denoiser
 from ..noise import LEVELS, NoiseProcess, loss_weights, losses, mean_square, noise_levels, target
 from ..runs.adapters import add_adapters_
@@ -136,7 +136,8 @@ def train(
         if error.errno not in NO_ROOM:
             raise
         raise RunFolderError(
-            f"{run.path} cannot be written: {error}. Its checkpoints are intact; make room, then run the same command "
+            f"{run.path} cannot be written: {in_words(error)}. Its checkpoints are intact; make room, then "
+            f"run the same command "
             f"to continue"
         ) from error
 

@@ -60,7 +60,7 @@ class RunMonitor:
         """
         path = self.run.path / "alarms.jsonl"
         if path.exists():
-            write_json_lines(path, [line for line in read_json_lines(path) if line["step"] <= step])
+            write_json_lines(path, [line for line in read_json_lines(path) if _is_up_to(line, step)])
         self.losses.clear()
         self.detector.load_state_dict(self.state.collapse)
         self.detector.collapsed = self.detector.collapsed and not act
@@ -169,6 +169,11 @@ def describe_left_first(left: Mapping[str, Any] | None, *, watched: bool) -> str
 
 def _at_level(level: int | None) -> str:
     return "" if level is None else f", most of all at a log-SNR of {level_names()[level]}"
+
+
+def _is_up_to(line: Mapping[str, Any], step: int) -> bool:
+    """Others may have written into the file."""
+    return isinstance(line.get("step"), int | float) and line["step"] <= step
 
 
 class LevelLosses:

@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ..errors import CheckpointError, InvalidConfigError
+from ..files import in_words
 from ..models.call import Denoiser
 from ..randomness import global_state, restore_global_state, seed_global
 from ..runs.averages import AverageLength
@@ -361,7 +362,10 @@ def restore(state: TrainState, saved: Snapshot, seed: int) -> None:
             if scale is not None:  # how rates relate is up to the configuration, not to the checkpoint
                 group[LR_SCALE] = scale
     except (RuntimeError, KeyError, ValueError) as error:
-        raise CheckpointError(f"the checkpoint of step {saved.step} does not fit the model: {error}") from error
+        raise CheckpointError(
+            f"the checkpoint of step {saved.step} does not fit the model ({in_words(error)}): restore the "
+            f"folder, or train anew with another --out"
+        ) from error
     if state.accelerator.scaler is not None and training["scaler"]:
         state.accelerator.scaler.load_state_dict(training["scaler"])
     process, states = state.accelerator.process_index, training["random"]

@@ -58,7 +58,9 @@ class Recorder:
         self.config, self.run, self.accelerator, self.progress = config, run, accelerator, progress
         missing = set(config.logging.trackers) - {_name(kind) for kind in accelerator.log_with}
         if missing:
-            raise InvalidConfigError(f"the tracker {', '.join(sorted(missing))} is unknown or not installed")
+            raise InvalidConfigError(
+                f"the tracker {', '.join(sorted(missing))} is unknown or not installed: choose others with --trackers"
+            )
 
     def start(self, step: int) -> None:
         """Open the trackers; what TensorBoard shows after this step is cut off."""
