@@ -1,5 +1,6 @@
 """Factories of steps: `make(...)` returns a function that does one step. They run in a worker's process.
 
+plain     a U-ViT of stock modules, and its races against ours in one process
 ours      steps of our trainer, its parts, two processes, networks that are scaled from outside
 switched  several contenders in one process, in lockstep
 theirs    the authors' code, and diffusers' example script
@@ -21,6 +22,7 @@ SWITCHED_TRAINING = f"{_HERE}.switched:training"
 SWITCHED_INFERENCE = f"{_HERE}.switched:inference"
 SWITCHED_ATTACHED = f"{_HERE}.switched:attached"
 SWITCHED_MONITOR = f"{_HERE}.switched:monitored"
+PLAIN_RACES = f"{_HERE}.plain:PlainRaces"
 OFFICIAL = f"{_HERE}.theirs:OfficialStep"
 OFFICIAL_CHECK = f"{_HERE}.theirs:SameFunction"
 UNET_IMPORTS = ("accelerate", "diffusers.models.unets.unet_2d", "diffusers.training_utils")

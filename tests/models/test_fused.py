@@ -1,32 +1,202 @@
-"""The lean branches against the plain layers."""
+"""Blocks as one call against their layers."""
+
+import contextlib
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from scalelong.models import UViT, cpu as fused
+from scalelong.models.uvit import Block
+from scalelong.scaling.base import UNSCALED, Constants
+
+PATHS = {"small": 2**40, "large": 0}
+"""LARGE, so that features of any size take a path."""
+
+
+@pytest.fixture(params=PATHS)
+def path(request, monkeypatch):
+    monkeypatch.setattr(fused, "LARGE", PATHS[request.param])
+    return request.param
 
 
 @pytest.fixture
 def at_any_size(monkeypatch):
-    """Small features take the lean path as well, so that the tests are quick."""
-    monkeypatch.setattr(fused, "SMALLEST", 0)
+    """Small features take the path of large ones."""
+    monkeypatch.setattr(fused, "LARGE", 0)
 
 
-def layers(bias: bool = True, dtype: torch.dtype = torch.float32) -> tuple[nn.LayerNorm, nn.Linear, nn.Linear]:
+def block(residual="none", qkv_bias: bool = True, merges: bool = True) -> Block:
     torch.manual_seed(0)
-    norm, expand, reduce = nn.LayerNorm(12), nn.Linear(12, 40, bias=bias), nn.Linear(40, 12)
-    for parameter in norm.parameters():
-        nn.init.normal_(parameter)
-    return norm.to(dtype), expand.to(dtype), reduce.to(dtype)
+    made = Block(12, 3, 2.0, qkv_bias, residual, merges=merges)
+    for parameter in made.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return made
 
 
-def gradients(function, x, modules):
-    parameters = [x, *(p for module in modules for p in module.parameters())]
-    output = function(x)
-    return output, torch.autograd.grad(output.square().sum(), parameters)
+@contextlib.contextmanager
+def layer_by_layer():
+    """As if somebody looked."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("scalelong.models.uvit.is_ordinary", lambda _: False)
+        yield
+
+
+def calls(monkeypatch) -> list[bool]:
+    """Whether each call of a fused block has had a skip."""
+    found = []
+    real = fused.fused_block
+    monkeypatch.setattr(
+        "scalelong.models.uvit.fused_block", lambda *args: (found.append(args[1] is not None), real(*args))[1]
+    )
+    return found
+
+
+def values(module: Block, factors: Constants, skips: bool = True, shape=(3, 5, 12)):
+    torch.manual_seed(1)
+    x, skip = torch.randn(shape, requires_grad=True), torch.randn(shape, requires_grad=True)
+    output = module(x, skip, factors) if skips else module(x)
+    inputs = [x, *([skip] if skips else []), *module.parameters()]
+    return output, torch.autograd.grad(output.square().sum(), inputs)
+
+
+@pytest.mark.parametrize("qkv_bias", [True, False])
+@pytest.mark.parametrize("residual", ["none", 0.3])
+@pytest.mark.parametrize("factors", [UNSCALED, Constants(0.9, 0.6)])
+def test_a_block_is_its_layers(path, factors, residual, qkv_bias, monkeypatch):
+    module, called = block(residual, qkv_bias), calls(monkeypatch)
+    ours = values(module, factors)
+    assert called == [True]
+    with layer_by_layer():
+        plain = values(module, factors)
+    assert called == [True]
+    torch.testing.assert_close(ours[0], plain[0], rtol=0, atol=0)
+    torch.testing.assert_close(ours[1], plain[1], rtol=2e-5, atol=2e-5)
+    with torch.no_grad():
+        x = torch.randn(3, 5, 12)
+        torch.testing.assert_close(module(x, x, factors), values_without_gradients(module, x, factors), rtol=0, atol=0)
+
+
+def values_without_gradients(module, x, factors):
+    with layer_by_layer():
+        return module(x, x, factors)
+
+
+def test_a_block_without_a_merge(path, monkeypatch):
+    module, called = block(merges=False), calls(monkeypatch)
+    ours = values(module, UNSCALED, skips=False)
+    assert called == [False]
+    with layer_by_layer():
+        torch.testing.assert_close(ours, values(module, UNSCALED, skips=False), rtol=2e-5, atol=2e-5)
+
+
+def test_features_that_are_not_contiguous(path):
+    module = block()
+    x = torch.randn(5, 3, 12).transpose(0, 1)
+    with layer_by_layer():
+        plain = module(x, x, UNSCALED)
+    torch.testing.assert_close(module(x, x, UNSCALED), plain, rtol=1e-5, atol=1e-5)
+
+
+def test_the_paths_are_the_reference():
+    module = block()
+    x, skip = torch.randn(3, 5, 12), torch.randn(3, 5, 12)
+    numbers = (3, 1e-5, 1e-5, 1.0, 1.0)
+    attention, mlp = module.attention, module.mlp
+    assert module.merge is not None
+    layers = (
+        module.merge,
+        module.attention_norm,
+        module.mlp_norm,
+        attention.qkv,
+        attention.out,
+        mlp.expand,
+        mlp.reduce,
+    )
+    weights = [value for layer in layers for value in (layer.weight, layer.bias)]
+    expected = fused.plain_block(numbers, (0.9, 0.6), x, skip, *weights)
+    torch.testing.assert_close(module(x, skip, Constants(0.9, 0.6)), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_that_are_kept_and_asked_for_twice(path):
+    module = block()
+    x = torch.randn(3, 5, 12, requires_grad=True)
+    loss = module(x, x, UNSCALED).square().sum()
+    loss.backward(retain_graph=True)
+    first = [parameter.grad.clone() for parameter in module.parameters() if parameter.grad is not None]
+    loss.backward()
+    for parameter, gradient in zip(module.parameters(), first, strict=True):
+        torch.testing.assert_close(parameter.grad, 2 * gradient)
+
+
+@pytest.mark.usefixtures("at_any_size")
+def test_the_gradient_can_be_differentiated():
+    module = block()
+    assert module.merge is not None
+    weights = [module.mlp.expand.weight, module.merge.weight]
+    x = torch.randn(2, 3, 12, requires_grad=True)
+
+    def second():
+        (first,) = torch.autograd.grad(module(x, x, Constants(1.0, 0.5)).square().sum(), x, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), [x, *weights])
+
+    ours = second()
+    with sdpa_kernel(SDPBackend.MATH):  # no other attention of torch can be differentiated twice
+        torch.testing.assert_close(ours, second(), rtol=1e-3, atol=1e-3)
+
+
+def test_frozen_layers(path):
+    module = block()
+    module.requires_grad_(False)
+    module.mlp.reduce.weight.requires_grad_(True)
+    x = torch.randn(2, 3, 12)
+    module(x, x, UNSCALED).sum().backward()
+    ours, module.mlp.reduce.weight.grad = module.mlp.reduce.weight.grad, None
+    with layer_by_layer():
+        module(x, x, UNSCALED).sum().backward()
+    torch.testing.assert_close(ours, module.mlp.reduce.weight.grad)
+    assert module.mlp.expand.weight.grad is None
+
+
+def test_it_steps_aside_for_whoever_would_notice(monkeypatch):
+    module, called = block(), calls(monkeypatch)
+    x = torch.randn(2, 3, 12)
+
+    def fuses(x=x, module=module):
+        called.clear()
+        module(x, x, UNSCALED)
+        return called[:]
+
+    assert fuses() == [True]
+    assert not fuses(x.double(), block().double())
+    assert not fuses(x.to("meta"), block().to("meta"))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not fuses()
+    with FlopCounterMode(display=False):
+        assert not fuses()
+    with torch.autograd.forward_ad.dual_level():
+        assert not fuses()
+    with sdpa_kernel(SDPBackend.MATH):
+        assert not fuses()
+    for name in ("mlp.expand", "attention", "mlp_residual", "attention_norm"):
+        handle = module.get_submodule(name).register_forward_hook(lambda *_: None)
+        assert not fuses(), name
+        handle.remove()
+    assert module.merge is not None
+    handle = module.merge.register_forward_pre_hook(lambda *_: None)
+    assert fuses() == [False]  # the rest of the block is still one call
+    handle.remove()
+    assert fuses() == [True]
+    module.attention.qkv.forward = module.attention.qkv.forward  # what offloading does
+    assert not fuses()
+    assert not fuses(x, block("rezero"))
+    adapted = block()
+    adapted.mlp.expand = nn.Sequential(adapted.mlp.expand)  # pyright: ignore[reportAttributeAccessIssue]
+    assert not fuses(x, adapted)
+    empty = torch.randn(0, 3, 12)
+    assert not fuses(empty)
 
 
 @pytest.mark.parametrize("shape", [(3, 5, 1), (3, 1, 12)])
@@ -59,83 +229,6 @@ def test_a_gate_keeps_no_second_copy_of_the_skips(method):
     assert kept(method) < 1.02 * kept("none")
 
 
-@pytest.mark.parametrize("bias", [True, False])
-def test_a_normed_linear_is_the_plain_one(bias):
-    norm, linear, _ = layers(bias)
-    x = torch.randn(3, 5, 12, requires_grad=True)
-    ours = gradients(lambda x: fused.normed_linear(x, norm, linear), x, (norm, linear))
-    plain = gradients(lambda x: linear(norm(x)), x, (norm, linear))
-    torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
-
-
-def test_a_normed_mlp_is_the_plain_one():
-    norm, expand, reduce = layers()
-    x = torch.randn(3, 5, 12, requires_grad=True)
-    ours = gradients(lambda x: fused.normed_mlp(x, norm, expand, reduce), x, (norm, expand, reduce))
-    plain = gradients(lambda x: reduce(F.gelu(expand(norm(x)))), x, (norm, expand, reduce))
-    torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
-
-
-def test_finite_differences():
-    norm, expand, reduce = layers(dtype=torch.float64)
-    x = torch.randn(2, 3, 12, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x: fused.normed_linear(x, norm, expand), x)
-    assert torch.autograd.gradcheck(lambda x: fused.normed_mlp(x, norm, expand, reduce), x)
-
-
-def test_the_gradient_can_be_differentiated():
-    norm, expand, reduce = layers()
-    x = torch.randn(2, 3, 12, requires_grad=True)
-
-    def second(function):
-        (first,) = torch.autograd.grad(function(x).square().sum(), x, create_graph=True)
-        return torch.autograd.grad(first.square().sum(), [x, expand.weight, norm.weight])
-
-    ours = second(lambda x: fused.normed_mlp(x, norm, expand, reduce))
-    torch.testing.assert_close(ours, second(lambda x: reduce(F.gelu(expand(norm(x))))), rtol=1e-4, atol=1e-3)
-    ours = second(lambda x: fused.normed_linear(x, norm, expand))
-    torch.testing.assert_close(ours, second(lambda x: expand(norm(x))), rtol=1e-4, atol=1e-3)
-
-
-def test_frozen_layers():
-    norm, expand, reduce = layers()
-    for parameter in (*norm.parameters(), *expand.parameters()):
-        parameter.requires_grad_(False)
-    x = torch.randn(2, 3, 12)
-    fused.normed_mlp(x, norm, expand, reduce).sum().backward()
-    expected = torch.autograd.grad(reduce(F.gelu(expand(norm(x)))).sum(), [reduce.weight])
-    torch.testing.assert_close(reduce.weight.grad, *expected)
-    assert expand.weight.grad is None
-
-
-@pytest.mark.usefixtures("at_any_size")
-def test_it_steps_aside_for_whoever_would_notice():
-    norm, expand, reduce = layers()
-    x = torch.randn(2, 3, 12)
-    assert fused.can_fuse(x, norm, expand, reduce)
-    assert not fused.can_fuse(x.double(), norm, expand)
-    assert not fused.can_fuse(x.to("meta"), norm, expand)
-    assert not fused.can_fuse(x, norm, nn.Identity())
-    with torch.no_grad():
-        assert not fused.can_fuse(x, norm, expand)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert not fused.can_fuse(x, norm, expand)
-    with FlopCounterMode(display=False):
-        assert not fused.can_fuse(x, norm, expand)
-    with torch.autograd.forward_ad.dual_level():
-        assert not fused.can_fuse(x, norm, expand)
-    handle = expand.register_forward_hook(lambda *_: None)
-    assert not fused.can_fuse(x, norm, expand)
-    handle.remove()
-    assert fused.can_fuse(x, norm, expand)
-
-
-def test_small_features_are_left_to_the_plain_layers():
-    norm, expand, _ = layers()
-    assert not fused.can_fuse(torch.randn(2, 3, 12), norm, expand)
-    assert fused.can_fuse(torch.randn(fused.SMALLEST // 12 + 1, 12), norm, expand)
-
-
 @pytest.mark.usefixtures("at_any_size")
 def test_a_hook_in_a_block_is_called():
     model = UViT(image_size=8, patch_size=2, channels=1, dim=16, depth=2, heads=2)
@@ -145,25 +238,26 @@ def test_a_hook_in_a_block_is_called():
     assert len(seen) == 1
 
 
-@pytest.mark.usefixtures("at_any_size")
-def test_a_block_remembers_a_third_less(monkeypatch):
-    model = UViT(image_size=16, patch_size=2, channels=3, dim=64, depth=4, heads=2)
+def kept(model: UViT, images: int) -> int:
+    """Bytes that autograd keeps of a forward, weights apart."""
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    sizes: dict[int, int] = {}
 
-    def kept() -> int:
-        sizes: dict[int, int] = {}
+    def note(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            sizes[storage.data_ptr()] = storage.nbytes()
+        return tensor
 
-        def note(tensor):
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in own:
-                sizes[storage.data_ptr()] = storage.nbytes()
-            return tensor
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        model(torch.randn(images, 3, 16, 16), torch.rand(images))
+    return sum(sizes.values())
 
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            output = model(torch.randn(4, 3, 16, 16), torch.rand(4))
-        del output
-        return sum(sizes.values())
 
-    lean = kept()
-    monkeypatch.setattr("scalelong.models.uvit.can_fuse", lambda *_: False)
-    assert lean < 0.7 * kept()
+def test_a_large_block_remembers_a_third_less():
+    model = UViT(image_size=16, patch_size=2, channels=3, dim=64, depth=4, heads=2)
+    images = fused.LARGE // (65 * 64) + 1
+    lean = kept(model, images)
+    with layer_by_layer():
+        assert lean < 0.7 * kept(model, images)
+    assert kept(model, images // 2) > 0.55 * lean  # below that, everything is kept

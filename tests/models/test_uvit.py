@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import scalelong as sl
-from scalelong.models import SkipMerge
+from scalelong.models import SkipMerge, cpu
 from scalelong.scaling import Constants
 
 METHODS = [
@@ -43,8 +43,10 @@ def gradients(model: torch.nn.Module, *values) -> tuple[torch.Tensor, dict[str, 
     return output, found
 
 
+@pytest.mark.parametrize("large", [0, 2**40])
 @pytest.mark.parametrize("factors", [(1.0, 1.0), (1.0, 0.3), (0.8, 1.2), (1.0, 0.0)])
-def test_merge_is_a_linear_of_the_concatenation(factors):
+def test_merge_is_a_linear_of_the_concatenation(factors, large, monkeypatch):
+    monkeypatch.setattr(cpu, "LARGE", large)
     merge = SkipMerge(16)
     main, skip = torch.randn(2, 5, 16, requires_grad=True), torch.randn(2, 5, 16, requires_grad=True)
     plain = torch.nn.functional.linear(
@@ -60,8 +62,9 @@ def test_merge_is_a_linear_of_the_concatenation(factors):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_merge_saves_no_concatenated_copy():
+def test_the_merge_of_large_features_saves_no_concatenated_copy(monkeypatch):
     """What autograd keeps: the two operands and views of the weight, nothing of the size of the concatenation."""
+    monkeypatch.setattr(cpu, "LARGE", 0)
     merge = SkipMerge(16)
     main, skip = torch.randn(2, 50, 16, requires_grad=True), torch.randn(2, 50, 16, requires_grad=True)
     saved = []

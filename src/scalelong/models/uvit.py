@@ -12,6 +12,7 @@ stand, in this order: tokens, blocks and merges, starts, and the network.
 import json
 import math
 from collections.abc import Mapping
+from functools import cache
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -26,7 +27,7 @@ from ..files import make_folder, read_bytes, read_json, write_bytes, write_text
 from ..scaling.base import UNSCALED, Constants, Scaling, SkipScaling, SkipSite, as_scaling
 from ..scaling.baselines import ResidualBranch, ResidualSpec, require_merge_start, start_merge_, validate_residual
 from ..skips.host import NativeHost
-from .cpu import can_fuse, gated_addition, normed_linear, normed_mlp
+from .cpu import fused_block, gated_addition, is_ordinary, is_small, is_untouched, merge_features
 from .official import load_official_, official_arguments
 from .presets import preset_arguments
 
@@ -35,10 +36,20 @@ from .presets import preset_arguments
 
 def timestep_embedding(t: Tensor, dim: int) -> Tensor:
     """[cos(t ω_k) ⊕ sin(t ω_k)], ω_k = 10000^(-k/(dim/2)), in fp32."""
-    half = dim // 2
-    frequencies = torch.exp(torch.arange(half, device=t.device, dtype=torch.float32) * (-math.log(10000) / half))
-    angles = t.float()[:, None] * frequencies
+    t = t.float()
+    frequencies = _kept_frequencies(dim // 2) if is_ordinary(t) else _frequencies(dim // 2, t.device)
+    angles = t[:, None] * frequencies
     return torch.cat([angles.cos(), angles.sin()], dim=-1)
+
+
+def _frequencies(count: int, device: torch.device) -> Tensor:
+    return torch.exp(torch.arange(count, device=device, dtype=torch.float32) * (-math.log(10000) / count))
+
+
+@cache
+def _kept_frequencies(count: int) -> Tensor:
+    with torch.inference_mode(False):
+        return _frequencies(count, torch.device("cpu"))
 
 
 class PositionEmbedding(nn.Module):
@@ -91,8 +102,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, norm: nn.LayerNorm) -> Tensor:
         batch, length, dim = x.shape
-        qkv = normed_linear(x, norm, self.qkv) if can_fuse(x, norm, self.qkv) else self.qkv(norm(x))
-        qkv = qkv.view(batch, length, 3, self.heads, dim // self.heads).permute(2, 0, 3, 1, 4)
+        qkv = self.qkv(norm(x)).view(batch, length, 3, self.heads, dim // self.heads).permute(2, 0, 3, 1, 4)
         q, k, v = qkv.unbind(0)
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self.query_norm(q).to(v.dtype), self.key_norm(k).to(v.dtype)
@@ -107,17 +117,14 @@ class MLP(nn.Module):
         self.reduce = nn.Linear(hidden, dim)
 
     def forward(self, x: Tensor, norm: nn.LayerNorm) -> Tensor:
-        if can_fuse(x, norm, self.expand, self.reduce):
-            return normed_mlp(x, norm, self.expand, self.reduce)
         return self.reduce(F.gelu(self.expand(norm(x))))
 
 
 class SkipMerge(nn.Module):
-    """W [main ⊕ κ skip] + b, as two products: the concatenation is never made, and a number κ goes into the weights.
+    """W [main ⊕ κ skip] + b. Large features are not concatenated: there are two products, which take κ along.
 
-    W has D x 2D entries and the features have B x L x D of them, so that costs no pass over the features. A gate
-    has a κ for each token or channel. It is no `nn.Linear`: tools that adapt or quantise linear layers expect those to
-    take one input.
+    A gate has a κ for each token or channel. It is no `nn.Linear`: tools that adapt or quantise linear layers expect
+    those to take one input.
 
     With norms it is W [norm(main) ⊕ κ norm(skip)] + b. The caller normalises the skip (`norm_skip`) before it is
     scaled: behind κ the norm would divide it out.
@@ -133,21 +140,22 @@ class SkipMerge(nn.Module):
 
     def forward(self, main: Tensor, skip: Tensor, factors: Constants, gate: Tensor | None = None) -> Tensor:
         """main and skip: (B, L, D); the gate broadcasts against the skip."""
+        weight = self.weight
         if self.main_norm is not None:
             main = self.main_norm(main).to(main.dtype)
-        main_weight, skip_weight = self.weight.split(self.dim, dim=1)
-        if factors.main != 1.0:
-            main_weight = main_weight * factors.main
-        if factors.skip != 1.0:
-            skip_weight = skip_weight * factors.skip
+        if gate is not None and is_small(skip):
+            skip, gate = skip * gate.to(skip.dtype), None
         if gate is not None and gate.dim() == 0:
-            skip_weight, gate = skip_weight * gate, None
-        merged = F.linear(main, main_weight, self.bias)
+            main_weight, skip_weight = weight.split(self.dim, dim=1)
+            weight, gate = torch.cat([main_weight, skip_weight * gate], dim=1), None
+        if gate is not None and torch.is_grad_enabled() and is_ordinary(skip) and type(weight) is nn.Parameter:
+            main_weight, skip_weight = weight.split(self.dim, dim=1)
+            merged = F.linear(main * factors.main if factors.main != 1.0 else main, main_weight, self.bias)
+            return gated_addition(merged, skip, gate * factors.skip if factors.skip != 1.0 else gate, skip_weight)
         if gate is not None:
-            if can_fuse(skip) and type(self.weight) is nn.Parameter:
-                return gated_addition(merged, skip, gate, skip_weight)
             skip = skip * gate.to(skip.dtype)
-        return torch.addmm(merged.flatten(0, 1), skip.flatten(0, 1), skip_weight.t()).view_as(merged)
+        merged = merge_features(main.flatten(0, 1), skip.flatten(0, 1), factors, weight, self.bias)
+        return merged.view_as(main)
 
     def norm_skip(self, skip: Tensor) -> Tensor:
         """The skip as it goes to the scaling."""
@@ -190,10 +198,46 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, skip: Tensor | None = None, factors: Constants = UNSCALED, gate: Tensor | None = None
     ) -> Tensor:
-        if self.merge is not None and skip is not None:
-            x = self.merge(x, skip, factors, gate)
+        merge = None if skip is None else self._modules.get("merge")
+        fused = self._fused() if is_ordinary(x) else None
+        if (
+            merge is not None
+            and fused is not None
+            and gate is None
+            and is_untouched((merge,), MERGE)
+            and not merge._modules
+        ):
+            return fused_block(x, skip, factors, merge._parameters, *fused)
+        if merge is not None:
+            x = merge(x, skip, factors, gate)
+        if fused is not None:
+            return fused_block(x, None, UNSCALED, {}, *fused)
         x = self.attention_residual(x, self.attention(x, self.attention_norm))
         return self.mlp_residual(x, self.mlp(x, self.mlp_norm))
+
+    def _fused(self) -> tuple[Any, ...] | None:
+        """The arguments of `fused_block` for this block; None if anybody looks at a part of it, or exchanged one.
+
+        This is asked at every call. So parts are taken from their dictionaries: `nn.Module.__getattr__` is slow.
+        """
+        parts: dict[str, Any] = self._modules
+        attention, mlp = parts["attention"], parts["mlp"]
+        norms, residuals = (
+            (parts["attention_norm"], parts["mlp_norm"]),
+            (parts["attention_residual"], parts["mlp_residual"]),
+        )
+        layers = (*norms, *attention._modules.values(), *mlp._modules.values())
+        if not is_untouched((attention, mlp, *residuals, *layers), PARTS) or any(
+            each._parameters for each in residuals
+        ):
+            return None
+        numbers = (attention.heads, norms[0].eps, norms[1].eps, residuals[0].tau, residuals[1].tau)
+        return numbers, [each._parameters for each in layers]
+
+
+PARTS: tuple[type[nn.Module], ...] = (Attention, MLP, *2 * (ResidualBranch,), *2 * (nn.LayerNorm,), *4 * (nn.Linear,))
+"""All parts of a block that one call replaces, in the order in which it asks for them."""
+MERGE: tuple[type[nn.Module], ...] = (SkipMerge,)
 
 
 # The weights before the first step of training
@@ -479,7 +523,8 @@ class UViT(nn.Module):
     def _embed(self, x: Tensor, t: Tensor, y: Tensor | None, context: Tensor | None) -> Tensor:
         """Tokens in the order class, time, context, patches."""
         patches = self.patch_embedding(x).flatten(2).transpose(1, 2)
-        t = torch.as_tensor(t, device=x.device).expand(x.shape[0])
+        if not isinstance(t, Tensor) or t.shape != x.shape[:1] or t.device != x.device:
+            t = torch.as_tensor(t, device=x.device).expand(x.shape[0])
         time = timestep_embedding(t, self.dim).to(self.position_embedding.weight.dtype)
         tokens = [self.time_embedding(time).unsqueeze(1)]
         if self.class_embedding is not None:

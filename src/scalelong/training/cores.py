@@ -72,9 +72,26 @@ class CoreParallel:
                     raise error
         finally:
             torch.set_num_threads(threads)
-        for each in self.sums:
-            each.close()
+        self._add_rest()
         return torch.stack([*first, *(loss for other in others for loss in other.result())]).sum() / images
+
+    @torch.no_grad()
+    def _add_rest(self) -> None:
+        """What has not been added yet: of small parameters, and of those that took no part in every chunk's loss."""
+        for core in range(1, self.count):
+            sums, gradients = [], []
+            for each in self.sums:
+                gradient = each.take(core)
+                if gradient is None:
+                    continue
+                own = each.same[0]
+                if own.grad is None:
+                    own.grad = gradient
+                else:
+                    sums.append(own.grad)
+                    gradients.append(gradient)
+            if sums:
+                torch._foreach_add_(sums, gradients)  # pyright: ignore[reportPrivateImportUsage]
 
     def close(self) -> None:
         self.pool.shutdown()
@@ -98,10 +115,13 @@ class GradientSum:
         """Before a batch: the number of chunks that each core will take."""
         self.missing, self.added = chunks, 0
 
-    def close(self) -> None:
-        """Add what is left: of small parameters, and of those that did not take part in every chunk's loss."""
-        self.missing = [0] * len(self.same)
-        self._add()
+    def take(self, core: int) -> Tensor | None:
+        """After a batch: the gradient of a core that has not been added. Those of the cores before it must be."""
+        if self.added > core:
+            return None
+        self.added = core + 1
+        gradient, self.same[core].grad = self.same[core].grad, None
+        return gradient
 
     def _receive(self, core: int, _: Tensor) -> None:
         with self.lock:

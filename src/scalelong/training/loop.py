@@ -248,6 +248,7 @@ class Trainer:
         order = self.order.batches(range(step, self.config.steps), self.parts)
         self.source: Iterator[Batch] = batches(self.data.train, order, workers=self.config.images.workers)
         self.rate_factor = self.run.rate_factor()
+        self.modules = list(self.state.model.modules())
         self.guard.reset()
         self.monitor.begin_at(step, act=self.config.guard.on_collapse != "ignore")
         self.watch.start(step)
@@ -259,7 +260,8 @@ class Trainer:
         """One step of all processes, from images to the update. The result is above 0 if any of them is to stop."""
         state, step = self.state, self.state.step
         set_rate(state.optimizer, self.rate_factor * rate(self.config.optimizer, step, self.config.steps))
-        state.model.train()
+        if not all(module.training for module in self.modules):  # setting it costs much more than looking
+            state.model.train()
         loss, by_level = self.backward(step)
         self.accelerator.unscale_gradients()
         norm = clip_gradient(state.parameters, self.config.optimizer.clip)

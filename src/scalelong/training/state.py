@@ -294,6 +294,9 @@ def create(config: TrainConfig, accelerator: Any, bare: nn.Module, data: RunData
     optimizer = make_optimizer(bare, config.optimizer)
     model = torch.compile(bare) if config.hardware.compile else bare
     model, prepared_optimizer = accelerator.prepare(model, optimizer)
+    if accelerator.scaler is None and accelerator.distributed_type.value == "NO":
+        # accelerate's has nothing to do then, and looks for packages on the disk at every step.
+        prepared_optimizer = optimizer
     create_state(optimizer)
     if not is_adamw(optimizer) and any(isinstance(value, DTensor) for value in bare.parameters()):
         raise InvalidConfigError(f"--optimizer {config.optimizer.optimizer} cannot be sharded (FSDP2): take adamw")
