@@ -134,7 +134,7 @@ def test_the_first_frame_of_an_animation():
     [
         (b"", "empty file"),
         (b"no image at all", "not an image"),
-        (encoded(Image.fromarray(COLOUR))[:80], "Error"),
+        (encoded(Image.fromarray(COLOUR))[:80], "truncated"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 6\nshowpage\n", "not an image"),
         (encoded(Image.fromarray(GRAY.astype(np.float32)), "TIFF"), "float"),
     ],

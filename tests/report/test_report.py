@@ -131,16 +131,17 @@ def test_gaps_between_samples_are_clear(tmp_path):
     from PIL import Image
 
     from scalelong import report
-    from scalelong.runs import samples
+    from scalelong.diffusion import images
+    from scalelong.runs.samples import save_png
 
-    assert (report.GAP, report.SMALLEST_SIDE) == (samples.GAP, samples.SMALLEST_SIDE)
-    grid = samples.image_grid(torch.zeros(4, 1, 8, 8))
-    samples.save_png(tmp_path / "grid.png", grid)
+    assert (report.GAP, report.SMALLEST_SIDE) == (images.GAP, images.SMALLEST_SIDE)
+    grid = images.image_grid(torch.zeros(4, 1, 8, 8))
+    save_png(tmp_path / "grid.png", grid)
     made = report._without_gaps((tmp_path / "grid.png").read_bytes(), 8, 8)
     assert made is not None
     with Image.open(io.BytesIO(made)) as image:
         alpha = image.getchannel("A")
-        assert (alpha.getpixel((0, 0)), alpha.getpixel((samples.GAP, samples.GAP))) == (0, 255)
+        assert (alpha.getpixel((0, 0)), alpha.getpixel((images.GAP, images.GAP))) == (0, 255)
         assert sum(alpha.histogram()[1:]) == 4 * 32 * 32
     # A grid of other tiles stays as it is.
     assert report._without_gaps((tmp_path / "grid.png").read_bytes(), 7, 9) is None

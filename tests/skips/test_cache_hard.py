@@ -6,6 +6,7 @@ import pickle
 import re
 import threading
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -344,6 +345,11 @@ def test_compiled_models_are_refused_and_compiled_blocks_work(model):
     whole.compile(backend="eager")
     with pytest.raises(CacheError, match=r"is compiled \(it\)"):
         sl.cached(whole)
+    around: Any = torch.compile(copy.deepcopy(model), backend="eager")
+    plain = sample(around, images())
+    with pytest.raises(CacheError, match=r"called through torch\.compile"), sl.cached(around._orig_mod, every=3):
+        sample(around, images())
+    assert torch.equal(sample(around, images()), plain)
     for block in (model.first, model.middle, model.outer_up):
         block.compile(backend="eager")
     with sl.cached(model, every=3) as cache:

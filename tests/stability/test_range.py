@@ -64,6 +64,26 @@ def quick(**changes) -> RateRange:
     return rate_range(build, step, **{**options, **changes})  # type: ignore[arg-type]
 
 
+class Linear(Plain):
+    """Without activations: nothing but the merges tells the skips apart."""
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        skips = []
+        for layer in self.down:
+            x = layer(x)
+            skips.append(x)
+        x = self.middle(x)
+        for layer in self.up:
+            x = layer(torch.cat([x, skips.pop()], dim=-1))
+        return scale * x
+
+
+def test_a_linear_network_is_scaled_and_verified_at_its_first_step():
+    methods = ("none", "cs", "ls", "start:cs")
+    found = sl.rate_range(lambda _: Linear(), step, methods=methods, rates=[1e-3], seeds=1, steps=3, say=None)
+    assert {run.method for run in found.runs} == set(methods)
+
+
 def test_survivors_are_counted_and_lost_runs_end_early():
     found = quick()
     assert found.survivors("none", 0.05) == (2, 2)

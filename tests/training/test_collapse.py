@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from scalelong.errors import CollapseError, InvalidConfigError
 from scalelong.files import read_json_lines
 from scalelong.noise import LEVELS
+from scalelong.report import collect
 from scalelong.runs import GuardConfig, read_metrics, saved_steps
 from scalelong.stability.collapse import Collapse
 from scalelong.training import train
@@ -82,6 +83,8 @@ def test_it_stops_with_a_diagnosis_and_can_be_taken_back_afterwards(learner, fin
     later = [line for line in lines if "learning_rate" in line and line["step"] > gone_back["to_step"]]
     assert {line["learning_rate"] for line in later} == {5e-3}
     assert later[-1]["loss"] < 0.8
+    (row,) = [row for row in collect([b])["alarms"] if row["kind"] == "rollback"]
+    assert f"back to step {gone_back['to_step']}, with 0.5 times the rate" in row["message"]
     # A run that had the mode from the beginning comes to the same weights.
     assert run(guarded(learner, "rollback"), c).finished
     assert all(torch.equal(value, final_state(c).ema[name]) for name, value in final_state(b).ema.items())

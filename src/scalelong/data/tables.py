@@ -204,7 +204,7 @@ def load_hub(name: str, options: Options) -> ImageData:
         raise
     except Exception as error:
         raise DataNotFoundError(
-            f"{name!r} cannot be loaded: {in_words(error)}. Without a network, save it elsewhere with "
+            f"{name!r} cannot be loaded: {type(error).__name__}: {error}. Without a network, save it elsewhere with "
             "datasets.load_dataset(...).save_to_disk(folder) and give that folder"
         ) from error
     folders = [place] if Path(place).exists() else None

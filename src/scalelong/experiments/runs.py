@@ -88,7 +88,7 @@ def _change(text: str, variant: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals:
         raise InvalidConfigError(
-            f"a variant must look like 'fast: scaling=cs:0.7 lr=2e-3', got {text!r} in {variant!r}"
+            f"a variant looks like 'fast: scaling=cs:0.7 lr=2e-3'; correct {text!r} in {variant!r}"
         )
     path = _path(name)
     if path == "scaling":

@@ -394,13 +394,13 @@ FORMER_DEFAULTS: dict[str, Any] = {"optimizer.ema_warmup": False}
 
 
 ADDED: dict[str, Any] = {
-    "optimizer.ema_length": None,
-    "optimizer.ema_lengths": [],
     "start_from": None,
     "lora": 0,
+    "optimizer.optimizer": "adamw",
+    "optimizer.ema_length": None,
+    "optimizer.ema_lengths": [],
     "diffusion.loss_weighting": "none",
     "diffusion.min_snr_gamma": 5.0,
-    "optimizer.optimizer": "adamw",
 }
 """Fields that earlier versions did not have, with the values at which nothing is new: a run keeps its folder's name."""
 

@@ -145,6 +145,18 @@ def _refuse_compiled(host: nn.Module, what: str) -> NoReturn:
     )
 
 
+def _called_by_compiler() -> bool:
+    """Whether a compiled function is on the stack: the compiler runs hooks as they are where it cannot trace them."""
+    if "torch._dynamo.eval_frame" not in sys.modules:
+        return False
+    place, frame = sys.modules["torch._dynamo.eval_frame"].__file__, sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "compile_wrapper" and frame.f_code.co_filename == place:
+            return True
+        frame = frame.f_back
+    return False
+
+
 def _not_compiled() -> Any:
     """Compiled blocks run as they are written: a recording sees nothing of compiled code."""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
@@ -266,6 +278,8 @@ class Cached:
     # One forward
 
     def _begin(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if torch.compiler.is_compiling() or _called_by_compiler():
+            _refuse_compiled(self.host, "it is called through torch.compile")
         thread = threading.get_ident()
         if verifying() or (self._mode == "check" and self._owner == thread):
             return  # a forward beside the one that is meant, to compare with
