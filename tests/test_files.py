@@ -425,7 +425,7 @@ def test_a_filled_cache_that_cannot_be_written_is_used(tmp_path, monkeypatch):
     def refused(*_, **__):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("scalelong.files.locked", refused)
+    monkeypatch.setattr("scalelong.files.disk_cache.locked", refused)
     said.clear()
     use(1)
     assert not said
@@ -440,7 +440,7 @@ def test_a_result_that_does_not_fit_on_the_disk_is_still_a_result(tmp_path, monk
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("scalelong.files.write_bytes", full)
+    monkeypatch.setattr("scalelong.files.disk_cache.write_bytes", full)
     said: list[str] = []
     assert cached_bytes("things", {}, "thing", lambda: b"right", said.append)[0] == b"right"
     assert "No space left" in said[0]
@@ -502,9 +502,7 @@ def test_a_home_that_is_nobodys_is_named(monkeypatch):
 
 
 def test_what_a_kill_left_beside_a_file_is_removed_by_the_next_process(tmp_path):
-    script = (
-        "import os, signal, sys\nfrom scalelong import files\nfiles.os.replace = lambda *_: os.kill(os.getpid(), 9)\n"
-    )
+    script = "import os, signal, sys\nfrom scalelong import files\nos.replace = lambda *_: os.kill(os.getpid(), 9)\n"
     script += "files.write_text(sys.argv[1], 'x')\n"
     subprocess.run([sys.executable, "-c", script, tmp_path / "a.json"], check=False)
     assert [path.suffix for path in tmp_path.iterdir()] == [".part"]

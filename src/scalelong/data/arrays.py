@@ -27,8 +27,9 @@ from ..errors import (
 )
 from ..files import in_words, read_bytes, require_regular
 from ..optional import needs
+from .annotations import MOST_CLASSES, Numbered, number_labels, number_tensor
 from .dataset import Annotations, ImageData, MemoryData, Options, Tally
-from .files import MOST_CLASSES, Numbered, by_file, canonical, number_labels, number_tensor
+from .files import by_file, canonical
 from .pickles import read_plain_pickle
 
 if TYPE_CHECKING:

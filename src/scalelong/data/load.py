@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ..errors import DataNotFoundError, UnknownSplitError, UnreadableDataError
 from ..files import at_home
+from .annotations import annotate
 from .arrays import (
     CIFAR10_CLASSES,
     find_cifar,
@@ -22,7 +23,7 @@ from .arrays import (
 )
 from .dataset import Annotations, ImageData, Options, Progress
 from .decode import SUFFIXES
-from .files import FileTree, Folder, TreeSource, ZipTree, annotate, by_folder, canonical, split_in
+from .files import FileTree, Folder, TreeSource, ZipTree, by_folder, canonical, split_in
 from .index import indexed, stamp_of_file, stamp_of_folder
 from .shapes import load_shapes
 from .source import from_source

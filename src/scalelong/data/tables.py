@@ -10,20 +10,10 @@ from typing import TYPE_CHECKING, Any
 from ..errors import DataNotFoundError, MetadataError, ScaleLongError, UnknownSplitError, UnreadableDataError
 from ..files import in_words, parse_json, read_bytes, read_json, require_regular
 from ..optional import needs
+from .annotations import CAPTIONS, LABELS, Numbered, check_captions, first_of, image_column, number_labels
 from .dataset import Annotations, ImageData, Options
 from .decode import UndecodableError
-from .files import (
-    CAPTIONS,
-    LABELS,
-    MAX_MEMBER,
-    Numbered,
-    by_file,
-    canonical,
-    check_captions,
-    first_of,
-    image_column,
-    number_labels,
-)
+from .files import MAX_MEMBER, by_file, canonical
 from .source import Source, from_source
 
 if TYPE_CHECKING:

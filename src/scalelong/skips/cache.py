@@ -33,8 +33,9 @@ from ..tracing import Call, Merge, Trace, untouched
 from .attach import attached, paused
 from .find import Patterns, record_forward, select_skips
 from .host import native_plan, unwrap
+from .reruns import tensors_in
 from .sequence import TIMES, Steps
-from .verify import changing_operand, difference, tensors_in, verifying
+from .verify import changing_operand, difference, verifying
 
 Schedule = Collection[int] | Callable[[int], bool]
 

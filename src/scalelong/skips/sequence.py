@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import CacheError
 from ..tracing import leaves
-from .verify import tensors_in
+from .reruns import tensors_in
 
 TIMES = ("timestep", "timesteps", "t", "time", "times", "sigma", "sigmas", "noise_level", "noise_labels")
 """What models call the argument that says how far sampling is."""

@@ -13,16 +13,11 @@ Methods that look at the data are then compared once more as they are, with the 
 trace: random states, buffers, training flags, attributes and gradients are as before.
 """
 
-import copy
-import random
-import re
-import sys
 import threading
-import warnings
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,36 +25,48 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..errors import ScaleLongError, SkipMismatchError, VerificationError
+from ..errors import SkipMismatchError, VerificationError
 from ..scaling.base import SkipScaling, SkipSite
 from ..scaling.constant import NoScaling
-from ..tracing import Merge, Trace, counted_as, foreign_hooks_marked, in_foreign_hook, record, untouched
+from ..tracing import Merge, Trace
 from .actions import Witness, running_backward
-from .attach import Attached, Edit, attached, detach_, follow_structure
+from .attach import Attached, Edit, attached, detach_
 from .candidates import Candidate, candidates
-from .examples import without_freeu, without_subclass
+from .examples import without_subclass
 from .host import Host
 from .plan import LongSkip, SkipPlan
+from .reruns import (
+    BUSY,
+    WAY_OUT,
+    Call,
+    Change,
+    Changes,
+    Observer,
+    awake,
+    copied,
+    distance,
+    first_difference,
+    lively,
+    modes_of,
+    observed_run,
+    quietly,
+    run_scaled,
+    tensors_in,
+    traced,
+)
 
-Call = tuple[tuple[Any, ...], dict[str, Any]]
-Change = Callable[[Tensor], Tensor]
-
-# How far two ways to compute the same may be apart, relative to the largest value: roundings grow from layer to layer.
-_TOLERANCES = {torch.float64: 1e-9, torch.float32: 2e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-_LAYERS = re.compile(r"conv|mm|linear|attention|lstm|gru|rnn|(?<!vector)(?<!matrix)_norm")
 _EXACT_KINDS = 32
 """So many kinds of inputs are told apart by their exact sizes. Beyond these, sizes of a magnitude are alike."""
-_WAY_OUT = "Nothing was changed. Leave this skip out (exclude=...), or, if you know better, pass verify=False"
 
 
 def verify_attached(host: nn.Module, state: Attached, call: Call) -> None:
     """Verify a scaling that was just attached, in evaluation and in training mode, on example inputs."""
     if not state.edits or not _can_run(host, call):
         return
-    call = ([*_lively(call[0])], {name: _lively(value) for name, value in call[1].items()})  # pyright: ignore
+    call = ([*lively(call[0])], {name: lively(value) for name, value in call[1].items()})  # pyright: ignore
     for training in (False, True):
-        modes = _modes(host, training)
-        trace = _traced(host, state, call, modes)
+        modes = modes_of(host, training)
+        trace = traced(host, state, call, modes)
         # Some models cannot be trained on such inputs, as BatchNorm cannot on one value per channel.
         if trace is not None:
             _verify(host, state, call, modes, trace)
@@ -68,7 +75,7 @@ def verify_attached(host: nn.Module, state: Attached, call: Call) -> None:
 
 def on_forward(host: nn.Module, state: Attached, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Verify a forward with a new kind of inputs, before it runs: another path may be taken at another size."""
-    if getattr(_BUSY, "on", False) or state.tally.factors is not None:
+    if getattr(BUSY, "on", False) or state.tally.factors is not None:
         return
     call = (args, kwargs)
     kind = _kind(host.training, call)
@@ -77,7 +84,7 @@ def on_forward(host: nn.Module, state: Attached, args: tuple[Any, ...], kwargs: 
     if not _can_run(host, call) or running_backward() != -1:
         return
     modes = [module.training for module in host.modules()]
-    trace = _traced(host, state, call, modes)
+    trace = traced(host, state, call, modes)
     if trace is None:
         return  # the forward itself will say what is wrong
     try:
@@ -91,9 +98,6 @@ def on_forward(host: nn.Module, state: Attached, args: tuple[Any, ...], kwargs: 
     state.seen.add(kind)
     if len(state.seen) >= _EXACT_KINDS:
         state.seen.add(_rough(kind))
-
-
-_BUSY = threading.local()
 
 
 # One comparison.
@@ -112,22 +116,22 @@ def _verify(host: nn.Module, state: Attached, call: Call, modes: list[bool], tra
         return
     changes = {slot: _as_method(state, state.edits[slot]) for slot in learned}
     # New gates are flat: a gate that looks at the wrong data shows only when it looks at all.
-    with _awake(state.scaling):
-        wanted = _run(host, state, call, modes, {}, _changes(places, changes))
-        found = _run_scaled(host, state, call, modes, None)
+    with awake(state.scaling):
+        wanted = observed_run(host, state, call, modes, {}, _changes(places, changes))
+        found = run_scaled(host, state, call, modes, None)
     for index in dict.fromkeys(state.edits[slot].skip.index for slot in learned):
-        far = _distance(found.coefficients[index], wanted.coefficients[index])
+        far = distance(found.coefficients[index], wanted.coefficients[index])
         if far is not None:
             raise VerificationError(
                 f"the coefficient of long skip {index} differs by {far:.1e} from that of the tensor that enters its "
                 f"merge: what lies between ({state.plan[index].attachment}) does not commute with "
-                f"{type(state.scaling.config).__name__}. {_WAY_OUT}"
+                f"{type(state.scaling.config).__name__}. {WAY_OUT}"
             )
-    far = _first_difference(found.outputs, wanted.outputs)
+    far = first_difference(found.outputs, wanted.outputs)
     if far is not None:
         raise VerificationError(
             f"the scaled {type(host).__name__} differs by {far:.1e} from one whose skips are scaled at their merges. "
-            f"{_WAY_OUT}"
+            f"{WAY_OUT}"
         )
 
 
@@ -145,17 +149,17 @@ def _add_witnesses(host: nn.Module, state: Attached, trace: Trace, call: Call, m
     for name in names:
         host.get_submodule(name).register_forward_hook(Witness(state.tally, name))
     with state.tally.learning(range(len(state.tally.labels))):
-        _run_scaled(host, state, call, modes, dict.fromkeys(range(len(state.edits)), 1.0))
+        run_scaled(host, state, call, modes, dict.fromkeys(range(len(state.edits)), 1.0))
 
 
 def _compare_factors(
     host: nn.Module, state: Attached, call: Call, modes: list[bool], places: "list[_Place]", factors: dict[int, float]
 ) -> float | None:
     constants = {slot: _times(factor) for slot, factor in factors.items()}
-    wanted = _run(host, state, call, modes, {}, _changes(places, constants))
-    found = _run_scaled(host, state, call, modes, {slot: factors.get(slot, 1.0) for slot in range(len(state.edits))})
-    far = _first_difference(found.readings, wanted.readings)
-    return far if far is not None else _first_difference(found.outputs, wanted.outputs)
+    wanted = observed_run(host, state, call, modes, {}, _changes(places, constants))
+    found = run_scaled(host, state, call, modes, {slot: factors.get(slot, 1.0) for slot in range(len(state.edits))})
+    far = first_difference(found.readings, wanted.readings)
+    return far if far is not None else first_difference(found.outputs, wanted.outputs)
 
 
 def _blame(
@@ -168,8 +172,8 @@ def _blame(
     difference: float,
 ) -> VerificationError:
     """Which skip is at fault: each by itself."""
-    plain, again = (_run(host, state, call, modes, {}) for _ in range(2))
-    if _first_difference(again.readings, plain.readings) is not None:
+    plain, again = (observed_run(host, state, call, modes, {}) for _ in range(2))
+    if first_difference(again.readings, plain.readings) is not None:
         return VerificationError(
             f"{type(host).__name__} gives different results for the same inputs and random seed, so its scaling cannot "
             f"be verified. Nothing was changed. Make its randomness follow torch's seed, or pass verify=False"
@@ -178,13 +182,15 @@ def _blame(
     for slot, edit in enumerate(state.edits[:64]):
         if _compare_factors(host, state, call, modes, places, {slot: factors[slot]}) is None:
             continue
-        alone = _run(host, state, call, modes, {n: factors[n] if n == slot else 1.0 for n in range(len(state.edits))})
-        idle = _first_difference(alone.readings, plain.readings) is None
+        alone = observed_run(
+            host, state, call, modes, {n: factors[n] if n == slot else 1.0 for n in range(len(state.edits))}
+        )
+        idle = first_difference(alone.readings, plain.readings) is None
         what = "has no effect" if idle else "changes something else, or not this alone"
         faults.append(f"scaling {edit.label} as {edit.attachment} {what} (merged at {edit.skip.location})")
     mode = "in training mode, " if any(modes) else ""
     listed = "; ".join(faults[:4]) or f"the skips together differ by {difference:.1e}"
-    return VerificationError(f"{mode}{listed}. {_WAY_OUT}")
+    return VerificationError(f"{mode}{listed}. {WAY_OUT}")
 
 
 def _as_method(state: Attached, edit: Edit) -> Change:
@@ -283,60 +289,8 @@ def _operation(merge: Merge, operand: int) -> tuple[str, int, int]:
     return part.name, part.ordinal, part.position
 
 
-# Runs.
-
-
-@dataclass
-class _Result:
-    outputs: list[Tensor]
-    readings: list[Tensor]
-    coefficients: dict[int, Tensor] = field(default_factory=dict)
-
-
-class _Observer(TorchDispatchMode):
-    """Counts operations, changes recorded operands, and notes what layers get and give."""
-
-    def __init__(self, changes: "_Changes", results_without: set[int] | None = None) -> None:
-        super().__init__()
-        self.changes, self.counts = changes, Counter[str]()
-        self.results_without = results_without
-        """If given: note results alone, and not those of layers with these weights."""
-        self.readings: list[Tensor] = []
-        self.inside: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        name = func._schema.name.partition("::")[2]
-        counted = counted_as(name)
-        number = self.counts[counted]
-        self.counts[counted] += 1
-        for position, change in self.changes.operations.get((counted, number), ()):
-            args, kwargs = _with_changed(args, kwargs, position, change, func._schema.is_mutable)
-        # What a hook measures is not what the network computes; what it changes, the next layers show.
-        is_layer = _LAYERS.search(name) is not None and not in_foreign_hook()
-        if is_layer and self.inside:
-            for change in self.changes.modules.get(self.inside[-1], ()):
-                args, kwargs = _with_changed(args, kwargs, 0, change, False)
-        result = func(*args, **kwargs)
-        if is_layer:
-            given, made = ([leaf for leaf in pytree.tree_leaves(v) if isinstance(leaf, Tensor)] for v in (args, result))
-            noted = [*given[:2], *made]  # weights come last
-            if self.results_without is not None:
-                noted = [] if any(tensor.data_ptr() in self.results_without for tensor in given) else made
-            self.readings += [_sample(tensor) for tensor in noted if _is_comparable(tensor)]
-        return result
-
-
-@dataclass
-class _Changes:
-    operations: defaultdict[tuple[str, int], list[tuple[int, Change]]] = field(
-        default_factory=lambda: defaultdict(list)
-    )
-    modules: defaultdict[str, list[Change]] = field(default_factory=lambda: defaultdict(list))
-
-
-def _changes(places: list[_Place], by_slot: dict[int, Change]) -> _Changes:
-    changes = _Changes()
+def _changes(places: list[_Place], by_slot: dict[int, Change]) -> Changes:
+    changes = Changes()
     for slot, change in by_slot.items():
         place = places[slot]
         if place.module:
@@ -357,251 +311,6 @@ def _on_channels(place: _Place, change: Change) -> Change:
         return result
 
     return changed
-
-
-def _with_changed(args: Any, kwargs: Any, position: int, change: Change, mutable: bool) -> tuple[Any, Any]:
-    seen = -1
-
-    def visit(leaf: Any) -> Any:
-        nonlocal seen
-        if not isinstance(leaf, Tensor):
-            return leaf
-        seen += 1
-        if seen != position:
-            return leaf
-        # An operation in place writes into its first operand: whoever holds it sees the result.
-        return leaf.copy_(change(leaf)) if mutable and position == 0 else change(leaf)
-
-    return pytree.tree_map(visit, (args, kwargs))
-
-
-def _run(
-    host: nn.Module,
-    state: Attached,
-    call: Call,
-    modes: list[bool],
-    factors: dict[int, float] | None,
-    changes: _Changes | None = None,
-    observer: _Observer | None = None,
-) -> _Result:
-    """One forward. `factors`: {} switches the scaling off, None lets it act as it is."""
-    changes = changes or _Changes()
-    observer = observer or _Observer(changes)
-    with _quietly(host, state, modes, factors), _inside(host, observer):
-        args, kwargs = _copied(call)
-        with observer:
-            output = host(*args, **kwargs)
-        outputs = [_sample(tensor) for tensor in tensors_in(output) if _is_comparable(tensor)]
-        coefficients = {}
-        if factors is None or changes.operations:
-            for edit in state.edits:
-                if edit.factor is None:
-                    coefficients[edit.skip.index] = _sample(_coefficient(state, edit))
-    return _Result(outputs, observer.readings, coefficients)
-
-
-def _run_scaled(
-    host: nn.Module, state: Attached, call: Call, modes: list[bool], factors: dict[int, float] | None
-) -> _Result:
-    try:
-        return _run(host, state, call, modes, factors)
-    except ScaleLongError as error:
-        raise VerificationError(f"{error}. {_WAY_OUT}") from error
-    except Exception as error:
-        raise VerificationError(
-            f"the scaled {type(host).__name__} fails where the plain one runs: {type(error).__name__}: {error}. "
-            f"{_WAY_OUT}"
-        ) from error
-
-
-@contextmanager
-def _awake(scaling: SkipScaling) -> Iterator[None]:
-    """Gates with noise in their weights."""
-    saved = [(parameter, parameter.detach().clone()) for parameter in scaling.parameters()]
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter, _ in saved:
-            parameter.add_(0.5 * torch.randn(parameter.shape, generator=generator).to(parameter))
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for parameter, before in saved:
-                parameter.copy_(before)
-
-
-def _coefficient(state: Attached, edit: Edit) -> Tensor:
-    try:
-        value = state.scaling.coefficient(edit.skip.index)
-    except ScaleLongError:  # a run of constants: nothing was gated
-        value = 1.0
-    return torch.as_tensor(value, dtype=torch.float32) if not isinstance(value, Tensor) else value
-
-
-def _traced(host: nn.Module, state: Attached, call: Call, modes: list[bool]) -> Trace | None:
-    """The forward of the unscaled model; None if it cannot run so."""
-    with _quietly(host, state, modes, {}):
-        args, kwargs = _copied(call)
-        # The recorder goes to evaluation mode; the forward starts in the modes that are meant.
-        handle = host.register_forward_pre_hook(_SetModes(modes), prepend=True)
-        try:
-            return record(host, args, kwargs)
-        except Exception:
-            return None
-        finally:
-            handle.remove()
-
-
-class _SetModes:
-    def __init__(self, modes: list[bool]) -> None:
-        self.modes = modes
-
-    def __call__(self, module: nn.Module, args: Any) -> None:  # noqa: ARG002
-        _set_modes(module, self.modes)
-
-
-def _set_modes(host: nn.Module, modes: list[bool]) -> None:
-    for module, training in zip(host.modules(), modes, strict=True):
-        module.training = training
-
-
-def _modes(host: nn.Module, training: bool) -> list[bool]:
-    """The training flags as `host.train(training)` sets them, which some models do in their own way."""
-    before = [module.training for module in host.modules()]
-    with untouched(host):
-        _set_modes(host, before)
-        host.train(training)
-        return [module.training for module in host.modules()]
-
-
-@contextmanager
-def _quietly(host: nn.Module, state: Attached, modes: list[bool], factors: dict[int, float] | None) -> Iterator[None]:
-    before = getattr(_BUSY, "on", False)
-    _BUSY.on = True
-    follow_structure(host, state)  # outside of `untouched`, which would undo it
-    try:
-        with (
-            untouched(host),
-            untouched(state.scaling),
-            foreign_hooks_marked(host),
-            without_freeu(host),
-            state.tally.standing_in(factors),
-            torch.no_grad(),
-            torch.compiler.set_stance("force_eager"),
-            warnings.catch_warnings(),
-        ):
-            warnings.simplefilter("ignore")
-            torch.manual_seed(0)
-            random.seed(0)
-            if "numpy" in sys.modules:
-                sys.modules["numpy"].random.seed(0)
-            _set_modes(host, modes)
-            yield
-    finally:
-        _BUSY.on = before
-
-
-@contextmanager
-def _inside(host: nn.Module, observer: _Observer) -> Iterator[None]:
-    """Lets the observer know in which of the modules that matter it is."""
-    handles = []
-    for name in observer.changes.modules:
-        module = host.get_submodule(name)
-        handles.append(module.register_forward_pre_hook(lambda *_, name=name: observer.inside.append(name)))
-        handles.append(module.register_forward_hook(lambda *_: observer.inside.pop() and None))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-# Inputs and outputs.
-
-
-def _copied(call: Call) -> tuple[Any, Any]:
-    """Inputs that a model may change in place, draw from or empty."""
-
-    def copied(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return without_subclass(value).detach().clone()
-        if isinstance(value, torch.Generator):
-            return value.clone_state()
-        if isinstance(value, str | int | float | complex | bool | type(None) | nn.Module):
-            return value
-        try:
-            return copy.deepcopy(value)
-        except Exception:
-            return value
-
-    args, kwargs = call
-    return pytree.tree_map(copied, tuple(args)), pytree.tree_map(copied, dict(kwargs))
-
-
-def _lively(value: Any) -> Any:
-    """Zeros as example inputs leave networks without biases at zero: noise in their place."""
-    generator = torch.Generator().manual_seed(0)
-
-    def filled(tensor: Tensor) -> Tensor:
-        dead = tensor.is_floating_point() and tensor.dim() > 2 and not bool(tensor.any())
-        return torch.randn(tensor.shape, generator=generator).to(tensor) if dead else tensor
-
-    return pytree.tree_map_only(Tensor, filled, value)
-
-
-def tensors_in(value: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
-    """All tensors of a result, whatever they are packed in."""
-    seen = set() if seen is None else seen
-    if isinstance(value, Tensor):
-        yield value
-        return
-    if id(value) in seen or isinstance(value, str | bytes | int | float | complex | nn.Module | type):
-        return
-    seen.add(id(value))
-    if isinstance(value, dict):
-        items: Any = value.values()
-    elif isinstance(value, list | tuple | set | frozenset) or type(value).__name__ == "deque":
-        items = value
-    else:
-        slots = [name for cls in type(value).__mro__ for name in getattr(cls, "__slots__", ()) if isinstance(name, str)]
-        items = [*getattr(value, "__dict__", {}).values(), *(getattr(value, name, None) for name in slots)]
-    for item in items:
-        yield from tensors_in(item, seen)
-
-
-def _is_comparable(tensor: Tensor) -> bool:
-    is_number = tensor.is_floating_point() or tensor.is_complex()
-    return is_number and not tensor.is_meta and tensor.layout == torch.strided and tensor.numel() > 0
-
-
-def _sample(tensor: Tensor) -> Tensor:
-    """Up to some hundreds of its values; a prime number, so that no axis is met at the same place again and again."""
-    values = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
-    flat = values.reshape(-1)
-    return flat[:: max(flat.numel() // 509, 1)][:1024].clone()
-
-
-def _first_difference(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float | None:
-    if len(found) != len(wanted):
-        return float("inf")
-    loosest = 0.0
-    for one, other in zip(found, wanted, strict=True):
-        loosest = max(loosest, _TOLERANCES.get(other.dtype, 1e-1))
-        far = _distance(one, other, loosest)
-        if far is not None:
-            return far
-    return None
-
-
-def _distance(found: Tensor, wanted: Tensor, tolerance: float | None = None) -> float | None:
-    """How far apart they are, relative to the largest value; None if that is within the tolerance."""
-    tolerance = _TOLERANCES.get(wanted.dtype, 1e-1) if tolerance is None else tolerance
-    if found.shape != wanted.shape or found.dtype != wanted.dtype:
-        return float("inf")
-    one, other = found.double().nan_to_num(), wanted.double().nan_to_num()
-    size = float(other.abs().max())
-    far = float((one - other).abs().max())
-    return far / max(size, 1e-30) if far > tolerance * size else None
 
 
 # Kinds of inputs: what may decide which path a forward takes.
@@ -684,12 +393,12 @@ def with_batch_axes(host: Host, plan: SkipPlan, call: Call) -> SkipPlan:
     state = Attached(plan, capture)
     host.attach(state)
     try:
-        modes = _modes(host.model, False)
+        modes = modes_of(host.model, False)
         seen = []
         for inputs in ((args, kwargs), _with_another_image((args, kwargs), batch)):
-            with _quietly(host.model, state, modes, None):
-                copied = _copied(inputs)
-                host.model(*copied[0], **copied[1])
+            with quietly(host.model, state, modes, None):
+                given, named = copied(inputs)
+                host.model(*given, **named)
                 seen.append(dict(capture.skips))
     except Exception:
         # Not every model takes two images where it was shown one: its skips are taken as they usually lie.
@@ -751,13 +460,13 @@ def verify_detached(host: Host, *, enabled: bool) -> Iterator[None]:
     call = state.inputs if state is not None else None
     before = None
     if enabled and state is not None and call is not None and _can_run(host.model, call):
-        modes = _modes(host.model, False)
+        modes = modes_of(host.model, False)
         with suppress(Exception):
-            before = _run(host.model, state, call, modes, {})
+            before = observed_run(host.model, state, call, modes, {})
     yield
     if before is None or state is None or call is None:
         return
-    after = _run(host.model, state, call, _modes(host.model, False), {})
+    after = observed_run(host.model, state, call, modes_of(host.model, False), {})
     same = len(after.readings) == len(before.readings) and all(
         torch.equal(a.nan_to_num(), b.nan_to_num())
         for a, b in zip([*after.readings, *after.outputs], [*before.readings, *before.outputs], strict=True)
@@ -776,13 +485,13 @@ def function_of(
     state = attached(host.model)
     assert state is not None
     weights = {layer.weight.data_ptr() for layer in without if isinstance(layer.weight, Tensor)}
-    observer = _Observer(_Changes(), results_without=weights)
-    result = _run(host.model, state, call, _modes(host.model, False), factors, observer=observer)
+    observer = Observer(Changes(), results_without=weights)
+    result = observed_run(host.model, state, call, modes_of(host.model, False), factors, observer=observer)
     return result.outputs, result.readings
 
 
 def is_same_function(one: tuple[list[Tensor], list[Tensor]], other: tuple[list[Tensor], list[Tensor]]) -> bool:
-    return all(_first_difference(found, wanted) is None for found, wanted in zip(other, one, strict=True))
+    return all(first_difference(found, wanted) is None for found, wanted in zip(other, one, strict=True))
 
 
 def can_verify(host: Host, call: Call | None) -> bool:
@@ -794,17 +503,17 @@ def can_verify(host: Host, call: Call | None) -> bool:
 
 def verifying() -> bool:
     """Whether the forward that runs in this thread is one of ours."""
-    return getattr(_BUSY, "on", False)
+    return getattr(BUSY, "on", False)
 
 
 def changing_operand(merge: Merge, operand: int, change: Change) -> TorchDispatchMode:
     """A mode in which one operand of a recorded merge is changed, whatever module or function takes it."""
     name, number, position = _operation(merge, operand)
-    changes = _Changes()
+    changes = Changes()
     changes.operations[name, number].append((position, change))
-    return _Observer(changes)
+    return Observer(changes)
 
 
 def difference(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float | None:
     """How far apart they are, relative to the largest value; None if that is rounding."""
-    return _first_difference(found, wanted)
+    return first_difference(found, wanted)

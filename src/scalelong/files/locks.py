@@ -1,0 +1,91 @@
+"""Locks: one process at a time.
+
+filelock takes the kernel's locks, on Windows as well: they end with their holder, so none goes stale, and a forked data
+worker that outlives its parent does not keep one.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import (
+    CannotReadError,
+    RunLockedError,
+)
+from .access import StrPath, make_folder, writing
+from .readers import read_text
+
+if TYPE_CHECKING:
+    pass
+
+_TURN = threading.RLock()
+
+
+@contextmanager
+def exclusive(folder: StrPath) -> Iterator[None]:
+    """Changes of a folder's files that take moments, one process after the other. No lock file is left behind.
+
+    The kernel locks the folder itself. Where it cannot (Windows, some network file systems) only the threads of this
+    process take turns.
+    """
+    with _TURN, ExitStack() as stack:
+        with suppress(ImportError, OSError):
+            import fcntl
+
+            descriptor = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
+    """The lock of a folder. A second process waits (for a cache: it then finds what the first one computed), or is
+    refused with RunLockedError (for a run folder)."""
+    from filelock import FileLock, Timeout
+
+    make_folder(folder)
+    lock = FileLock(folder.resolve() / ".lock", timeout=-1 if wait else GRACE)
+    holder = folder / ".lock-holder"  # beside the lock: on Windows nobody else can read a locked file
+    try:
+        with writing(folder):
+            lock.acquire()
+    except Timeout as error:
+        try:
+            name = read_text(holder, 1000)
+        except CannotReadError:
+            name = "another process"
+        name = "this process" if name == _this_process() else name
+        raise RunLockedError(
+            f"{folder} is in use by {name}; wait for it, stop it, or choose another folder with --out"
+        ) from error
+    try:
+        if not wait:
+            with writing(holder):
+                holder.write_text(_this_process(), encoding="utf-8")
+        yield
+    finally:
+        with suppress(OSError):
+            holder.unlink(missing_ok=True)
+        lock.release()
+
+
+GRACE = 1.0
+"""Seconds. A worker that was forked a moment ago gives the lock of its dead parent back when it first runs."""
+
+
+def forget_lock(folder: Path) -> None:
+    """Remove the files of a lock, by its holder: the folder turned out not to be ours."""
+    for name in (".lock", ".lock-holder"):
+        with suppress(OSError):
+            (folder / name).unlink()
+
+
+def _this_process() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()}"
