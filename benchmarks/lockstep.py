@@ -49,7 +49,7 @@ class Lockstep:
     ) -> None:
         self.steps, self.clock = dict(steps), clock
         self.on_cut: Cut | None = None
-        """What `cut` does outside of a round."""
+        """What `cut` does outside a round."""
         self._random = random.Random(seed)
         self._ring: list[_Runner] = []
         self._running: _Runner | None = None

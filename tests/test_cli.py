@@ -219,7 +219,7 @@ def test_the_quick_help_of_train_has_all_flags(capsys):
     for arguments in (["--help"], ["--recipe", "digits-tiny", "--help"]):
         with pytest.raises(SystemExit):
             main(["train", *arguments])
-    # The second one is tyro's, of the configuration itself; it folds long lines inside of boxes.
+    # The second one is tyro's, of the configuration itself; it folds long lines inside boxes.
     quick, whole = capsys.readouterr().out.split("usage: scalelong train")[1:]
     mentioned = {"--debug"}
     assert flags(quick) - mentioned == flags(whole) - {"--help"} - mentioned

@@ -47,7 +47,7 @@ def retype(value: Any, draw: random.Random) -> Any:
 
 
 def entries(value: Any) -> list[tuple[Any, Any]]:
-    """(holder, key) of everything inside of a value."""
+    """(holder, key) of everything inside a value."""
     found: list[tuple[Any, Any]] = []
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, part in list(inner):

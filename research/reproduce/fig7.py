@@ -81,7 +81,7 @@ def slope(record: RunRecord) -> float:
 
 
 def outside(record: RunRecord) -> float:
-    """How far the worst coefficient lies outside of the band."""
+    """How far the worst coefficient lies outside the band."""
     low, high = BAND
     return max(max(low**i - value, value - high**i, 0.0) for i, value in enumerate(kappas(record)))
 

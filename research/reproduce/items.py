@@ -202,7 +202,7 @@ def table2_claims(results: StudyResults) -> list[Claim]:
 
 TABLE2 = Study(
     name="table2",
-    title="Table 2: the network inside of LS",
+    title="Table 2: the network inside LS",
     paper="Ratio and activation of the SE module hardly matter, IE does nearly as well, plain learnable scalars do "
     "clearly worse, and one module per skip in place of a shared one costs nothing.",
     here=f"Held-out loss and Fréchet distance, as in Table 1. “Hardly” is {100 * MARGIN:.0f} %, the paper's own "

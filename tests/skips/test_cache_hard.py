@@ -436,7 +436,7 @@ INNER = {
     "HunyuanDiT2DModel": r"blocks\.[1234]",
     "MONAI DiffusionModelUNet": r"down_blocks|middle_block|up_blocks\.0|up_blocks\.1\.(resnets|attentions)\.0",
 }
-"""What lies inside of the outermost long skip, as the architectures have it."""
+"""What lies inside the outermost long skip, as the architectures have it."""
 
 
 @pytest.mark.parametrize("name", INNER)

@@ -335,7 +335,7 @@ def test_folding_names_layers_with_adapters_and_changes_nothing(verify):
 
 
 def test_an_adapter_is_scaled_as_one_with_its_layer():
-    """A hook on the layer inside of an adapter would leave the adapter's own input unscaled."""
+    """A hook on the layer inside an adapter would leave the adapter's own input unscaled."""
     adapted = with_lora(scaled("cs:0.5"), r"up\..*")
     merged = copy.deepcopy(adapted).merge_and_unload()
     torch.testing.assert_close(adapted(X), merged(X))

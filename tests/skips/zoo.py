@@ -853,7 +853,7 @@ class BottleneckInception(nn.Module):
 
 
 class NestedFunction(nn.Module):
-    """The merge stands in a function inside of the forward."""
+    """The merge stands in a function inside the forward."""
 
     def __init__(self, c: int = 4) -> None:
         super().__init__()
@@ -1165,7 +1165,7 @@ class Inception(nn.Module):
 
 
 class SuperResolution(nn.Module):
-    """EDSR: residual blocks inside of one global residual."""
+    """EDSR: residual blocks inside one global residual."""
 
     def __init__(self, c: int = 4) -> None:
         super().__init__()

@@ -27,7 +27,7 @@ def parser() -> argparse.ArgumentParser:
         "--cache",
         default="",
         metavar="every=3,depth=1",
-        help="run what lies inside of long skip `depth` at every third step only: faster, and not the same images; "
+        help="run what lies inside long skip `depth` at every third step only: faster, and not the same images; "
         "with centre=10,power=1.4 the full steps are closer around step 10",
     )
     made.add_argument("--out", type=Path, help="folder for the images (default: a name that says how, in the run)")

@@ -37,7 +37,7 @@ class Curve:
         return len(self.steps)
 
     def at(self, step: int) -> float | None:
-        """The value at a step, interpolated; None outside of what was recorded."""
+        """The value at a step, interpolated; None outside what was recorded."""
         if not self.steps or not self.steps[0] <= step <= self.steps[-1]:
             return None
         for (left, low), (right, high) in zip(self.points, self.points[1:], strict=False):

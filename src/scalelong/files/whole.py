@@ -247,7 +247,7 @@ def write_json_lines(path: StrPath, rows: Iterable[Mapping[str, Any]]) -> None:
 def read_json_lines(path: StrPath) -> list[dict[str, Any]]:
     """The objects of a file. A line that a kill cut off, or that is no object, is left out."""
     found = []
-    # At line ends alone: `splitlines` would also cut at those that may stand inside of a text.
+    # At line ends alone: `splitlines` would also cut at those that may stand inside a text.
     for line in read_bytes(path).split(b"\n"):
         with suppress(ValueError):
             value = parse_json(line)

@@ -47,7 +47,7 @@ LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT
 
 
 def check_launcher() -> None:
-    """What torchrun and others tell a process must make sense: a number that is none would end deep inside of torch."""
+    """What torchrun and others tell a process must make sense: a number that is none would end deep inside torch."""
     given = {name: os.environ[name] for name in LAUNCHER if name in os.environ}
     for name, value in given.items():
         if value != "-1" and (not (value.isascii() and value.isdecimal()) or int(value[:9]) > 65535):

@@ -1,4 +1,21 @@
-"""Where: the long skips of a model, and scaling them."""
+"""Where: the long skips of a model, and what can be done with them. In the order in which they are used:
+
+plan, draw             the plan as data and as a picture
+examples               example inputs of known families
+candidates, nest       which merges of a recorded forward are the U
+reach, behind          where a skip can be scaled, and what lies behind its merge
+find                   find_skips
+actions, attach        one class per kind of attachment
+edits, invocations,    scaling inside a function: its syntax tree changed, what the new code calls, and the code
+source                 exchanged
+host                   one protocol for models that scale their skips themselves and for all others
+record, saving         the scaling in state dicts and in files
+reruns, verify         forwards compared: is it right?
+fold, start            constants in the weights, after training or before
+api                    scale, unscale, coefficients
+sequence, cache        the inner part at some sampling steps only
+tune                   coefficients after training
+"""
 
 from .api import (
     ScalingSummary as ScalingSummary,

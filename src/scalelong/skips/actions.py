@@ -19,7 +19,7 @@ AGAIN = (
 
 
 def running_backward() -> int:
-    """The backward that is running, or -1: what is called inside of it computes again what a forward has computed."""
+    """The backward that is running, or -1: what is called inside it computes again what a forward has computed."""
     return torch._C._current_graph_task_id()
 
 

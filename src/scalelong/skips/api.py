@@ -141,7 +141,7 @@ class Coefficients(list[float]):
 
 
 def is_scaled(model: nn.Module) -> bool:
-    """Whether the long skips of the model, or of a network inside of it, are scaled."""
+    """Whether the long skips of the model, or of a network inside it, are scaled."""
     try:
         return is_scaled_host(scaled_host_of(model))
     except AmbiguousSkipsError:

@@ -4,8 +4,8 @@
         images = pipeline(...).images
     print(cache)
 
-At a full step everything runs, and the results of the modules inside of long skip `depth` are kept. At the steps in
-between only the shell runs: what lies outside of that skip. Its merge takes the main path of the last full step
+At a full step everything runs, and the results of the modules inside long skip `depth` are kept. At the steps in
+between only the shell runs: what lies outside that skip. Its merge takes the main path of the last full step
 (DeepCache, arXiv 2312.00858). Which modules lie inside follows from one recorded forward: those whose results reach
 the output through the main path of that merge alone. They return what was kept, so that none of their layers runs.
 
@@ -142,7 +142,7 @@ def _is_compiled(module: nn.Module) -> bool:
 def _refuse_compiled(host: nn.Module, what: str) -> NoReturn:
     raise CacheError(
         f"{type(host).__name__} is compiled ({what}), and compiled code does not ask whether a module should run: "
-        f"use the model as it is without torch.compile, or compile blocks that lie whole inside or outside of the skip"
+        f"use the model as it is without torch.compile, or compile blocks that lie whole inside or outside the skip"
     )
 
 
@@ -181,7 +181,7 @@ class Inner:
     calls: frozenset[tuple[str, int]]
     """The outermost module calls in it, by name and number."""
     counts: dict[str, int]
-    """How often these modules are called in a forward, inside and outside of it."""
+    """How often these modules are called in a forward, inside and outside it."""
     layers: int
     """Layers that do not run."""
     all_layers: int
@@ -343,7 +343,7 @@ class Cached:
             if running > (thread == threading.get_ident()):
                 raise CacheError(
                     f"a forward of this {type(self.host).__name__} began while another one runs, in another thread or "
-                    f"inside of itself: a cache is for one loop of sampling at a time"
+                    f"inside itself: a cache is for one loop of sampling at a time"
                 )
         self._finish()
         self._steps.drop()
@@ -553,11 +553,11 @@ def _inner(host: nn.Module, trace: Trace, depth: int, patterns: tuple[Patterns, 
     inner = [call for call in trace.calls if _is_inner(call, needed, main)]
     outermost = [call for call in inner if not any(other is not call and other in inner for other in call.stack())]
     if not outermost:
-        raise CacheError(f"no module of {type(host).__name__} lies inside of long skip {depth}")
+        raise CacheError(f"no module of {type(host).__name__} lies inside long skip {depth}")
     fresh = _fresh(trace, needed, main, outermost)
     if fresh is not None:
         raise CacheError(
-            f"the main path that enters the merge of long skip {depth} is computed from {fresh} outside of any module, "
+            f"the main path that enters the merge of long skip {depth} is computed from {fresh} outside any module, "
             f"so that it cannot be kept: put that computation into a module, or take another depth"
         )
     layers = [node.index for node in trace.nodes if node.is_layer]

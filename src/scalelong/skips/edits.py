@@ -34,7 +34,7 @@ def insert_first(function: Any, statement: ast.stmt) -> None:
 
 
 class Editor(ast.NodeTransformer):
-    """Changes the sites, and what a compiler inside of a class body would do to private names."""
+    """Changes the sites, and what a compiler inside a class body would do to private names."""
 
     def __init__(self, tree: ast.FunctionDef, sites: list[EditSite], class_name: str) -> None:
         self.tree, self.sites, self.class_name = copy.copy(tree), sites, class_name

@@ -273,7 +273,7 @@ def host_of(model: Any) -> Host:
 
 
 def scaled_host_of(model: Any) -> Host:
-    """The host that is scaled, wherever it lies inside of the model."""
+    """The host that is scaled, wherever it lies inside the model."""
     host = host_of(model)
     if is_scaled_host(host) or not isinstance(host.model, nn.Module):
         return host

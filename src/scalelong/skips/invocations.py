@@ -85,7 +85,7 @@ class Invocation:
         return value
 
     def function(self) -> "InnerFunction":
-        """For a function that is defined inside of this one."""
+        """For a function that is defined inside this one."""
         return InnerFunction(self)
 
     def _is_foreign(self, site: int) -> bool:
@@ -107,7 +107,7 @@ class Invocation:
 
 
 class InnerFunction:
-    """A function inside of a rewritten one. Activation checkpointing calls it again in the backward, in any order."""
+    """A function inside a rewritten one. Activation checkpointing calls it again in the backward, in any order."""
 
     def __init__(self, outer: Invocation) -> None:
         self.outer = outer
@@ -119,7 +119,7 @@ class InnerFunction:
         again = not torch.compiler.is_compiling() and running_backward() != self.defined_in and bool(self.calls)
         if again and len(self.calls) > 1:
             raise SkipMismatchError(
-                "a function inside of a method runs for several long skips, and activation checkpointing computes it "
+                "a function inside a method runs for several long skips, and activation checkpointing computes it "
                 "again: which of them it is cannot be told. Define it anew for each skip, or make it a module"
             )
         call = InnerInvocation(self.outer, self.calls[0] if again else None)
@@ -129,7 +129,7 @@ class InnerFunction:
 
 
 class InnerInvocation(Invocation):
-    """One run of a function inside of a rewritten one. It counts with that one, or repeats an earlier run."""
+    """One run of a function inside a rewritten one. It counts with that one, or repeats an earlier run."""
 
     def __init__(self, outer: Invocation, repeated: "InnerInvocation | None") -> None:
         super().__init__(outer.actions)

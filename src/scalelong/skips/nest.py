@@ -92,7 +92,7 @@ def _nest_of_cats(trace: Trace, cats: list[Candidate]) -> list[Candidate]:
 
 
 def _is_alone_in_its_block(trace: Trace, candidate: Candidate, chain: list[Candidate]) -> bool:
-    """Whether it takes place in a function of its own, inside of the U, at a place of the source of its own."""
+    """Whether it takes place in a function of its own, inside the U, at a place of the source of its own."""
     others = [c for c in chain if c is not candidate]
     if not others:
         return False

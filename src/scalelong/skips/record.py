@@ -146,7 +146,7 @@ class SaveHook:
         description = {"class": class_name(host), **self.source.description()}
         state_dict[prefix + KEY] = encode(description)
         for layer, part in _adapter_parts(host):
-            # PEFT writes what lies inside of its layers, and nothing else.
+            # PEFT writes what lies inside its layers, and nothing else.
             _reserve(host.get_submodule(f"{layer}.{part}"))
             state_dict[f"{prefix}{layer}.{part}.{KEY}"] = encode({**description, "layer": layer})
 

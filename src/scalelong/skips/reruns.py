@@ -207,7 +207,7 @@ def modes_of(host: nn.Module, training: bool) -> list[bool]:
 def quietly(host: nn.Module, state: Attached, modes: list[bool], factors: dict[int, float] | None) -> Iterator[None]:
     before = getattr(BUSY, "on", False)
     BUSY.on = True
-    follow_structure(host, state)  # outside of `untouched`, which would undo it
+    follow_structure(host, state)  # outside `untouched`, which would undo it
     try:
         with (
             untouched(host),

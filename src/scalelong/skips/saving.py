@@ -160,7 +160,7 @@ def _in_tensors(names: list[str], read: Callable[[str], Tensor]) -> Iterator[Sav
         before, key, behind = name.rpartition(KEY)
         if key and before[-1:] in ("", ".") and not behind:
             description = decode(read(name), name)
-            # In the file of an adapter of PEFT it stands inside of a layer.
+            # In the file of an adapter of PEFT it stands inside a layer.
             found.setdefault(
                 before.rpartition(description["layer"])[0] if "layer" in description else before, description
             )

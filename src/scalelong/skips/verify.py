@@ -303,7 +303,7 @@ def _changes(places: list[_Place], by_slot: dict[int, Change]) -> Changes:
 def _on_channels(place: _Place, change: Change) -> Change:
     def changed(tensor: Tensor) -> Tensor:
         if tensor.dim() < 2 or tensor.shape[1] != place.channels:
-            return tensor  # an adapter runs layers of its own inside of the layer
+            return tensor  # an adapter runs layers of its own inside the layer
         # A copy has the layout in memory of the tensor, which a concatenation may not have: dropout behind the layer
         # draws its numbers in the order of the memory.
         result = tensor.clone()

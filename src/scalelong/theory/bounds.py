@@ -58,7 +58,7 @@ def linear_bound(weight: Tensor) -> float:
 def convolution_bound(layer: Convolution, input_size: Sequence[int]) -> float:
     """An upper bound of the spectral norm of a convolution on images of `input_size` (height and width, or alike).
 
-    A zero-padded convolution is a cyclic one on a torus of size + padding, fed with zeros outside of the image and read
+    A zero-padded convolution is a cyclic one on a torus of size + padding, fed with zeros outside the image and read
     at some of its places, and neither can increase the norm. (Outputs that would share a place of the torus are zero.)
     The cyclic convolution is block-diagonal in frequency: one matrix (out, in) per frequency, and its norm is the
     largest of theirs. With more circular padding than the kernel needs, places are read repeatedly, which is counted.

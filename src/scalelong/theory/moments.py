@@ -94,7 +94,7 @@ def fast_statistics(images: Tensor, schedule: Any = "ddpm") -> InputStatistics:
 
 # Theorem 3.1: how large the hidden features of Eq. (3) are at the start.
 #
-# What it tells a user: every skip adds κ_j² to the features outside of it; smaller κ_j, smaller features.
+# What it tells a user: every skip adds κ_j² to the features outside it; smaller κ_j, smaller features.
 
 # Weights of about this many numbers are drawn at a time.
 CHUNK = 32_000_000

@@ -2,7 +2,7 @@
 
 trace         the record: operations, module calls, merges, what follows from what
 identity      which operation a tensor came from, through views, aliases and writes in place
-containers    tensors inside of lists, dictionaries and objects
+containers    tensors inside lists, dictionaries and objects
 merges        one class per kind of merge
 callsites     where in the source an operation was called
 untouched     run a model and leave no trace on it

@@ -87,7 +87,7 @@ class CallSite:
 
     @property
     def method(self) -> Frame | None:
-        """The method in whose text the expression stands, perhaps inside of a nested function or comprehension."""
+        """The method in whose text the expression stands, perhaps inside a nested function or comprehension."""
         owner = self.frames[-1]
         return owner if self.frames[0].code in _nested(owner.code) else None
 

@@ -16,7 +16,7 @@ from .containers import TreePath
 from .merges import OTHER, MergeKind
 
 Leaf = tuple[TreePath | None, int]
-"""A node among the arguments or results of a call. Without a path, it is inside of an object that cannot be copied."""
+"""A node among the arguments or results of a call. Without a path, it is inside an object that cannot be copied."""
 
 
 @dataclass(slots=True)

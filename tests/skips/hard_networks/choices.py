@@ -91,7 +91,7 @@ class Twin(Dial):
 
 
 class TaskDecoders(Blocks):
-    """Two additive decoders of blocks, merged inside of the blocks, the second of which is meant."""
+    """Two additive decoders of blocks, merged inside the blocks, the second of which is meant."""
 
     kind = "8"
     judge = "number"

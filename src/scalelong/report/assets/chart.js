@@ -52,7 +52,7 @@ function meanOf(lines) {
   return { x, y: x.map((step) => lookups.reduce((sum, lookup) => sum + lookup.get(step), 0) / lookups.length) };
 }
 
-// Room inside of a box, so that a chart fills it and its text is as large as the page's.
+// Room inside a box, so that a chart fills it and its text is as large as the page's.
 function roomIn(box) {
   const style = getComputedStyle(box);
   return Math.max(240, box.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight));
