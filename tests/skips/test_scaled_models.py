@@ -13,6 +13,7 @@ from torch import nn
 import scalelong as sl
 from scalelong.errors import (
     CancelledScalingWarning,
+    CannotReadError,
     ScalingMismatchError,
     SkipMismatchError,
     UnreachableSkipError,
@@ -144,9 +145,10 @@ def test_a_plan_of_another_model_is_refused(tmp_path):
             sl.load_scaling_(other, tmp_path / "s.safetensors")
         assert not sl.is_scaled(other)
     (tmp_path / "junk").write_bytes(b"junk")
-    for junk in ("junk", "absent"):
-        with pytest.raises(ScalingMismatchError, match="not written by save_scaling"):
-            sl.load_scaling_(hand_written(), tmp_path / junk)
+    with pytest.raises(ScalingMismatchError, match="not written by save_scaling"):
+        sl.load_scaling_(hand_written(), tmp_path / "junk")
+    with pytest.raises(CannotReadError, match="does not exist"):
+        sl.load_scaling_(hand_written(), tmp_path / "absent")
 
 
 def test_wrappers_are_seen_through():

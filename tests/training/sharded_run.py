@@ -44,4 +44,5 @@ train(config, folder / "straight")
 train(replace(config, steps=3), folder / "twice")
 train(config, folder / "twice")
 # As the command line does: a process that ends without it may be aborted by its communication threads.
+torch.distributed.barrier()
 torch.distributed.destroy_process_group()

@@ -232,7 +232,7 @@ def test_a_full_disk_in_the_middle_leaves_a_run_that_continues(tiny, final_state
 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint_module, "_write_files", fills_up)
-        with pytest.raises(checkpoint_module.CheckpointError, match=r"No space left.*step-00000004 is intact"):
+        with pytest.raises(checkpoint_module.CheckpointError, match=r"no space is left.*step-00000004 is intact"):
             train(tiny, tmp_path / "b")
     train(tiny, tmp_path / "b")
     same(final_state(tmp_path / "a"), final_state(tmp_path / "b"))

@@ -199,7 +199,8 @@ class Block(nn.Module):
         self, x: Tensor, skip: Tensor | None = None, factors: Constants = UNSCALED, gate: Tensor | None = None
     ) -> Tensor:
         merge = None if skip is None else self._modules.get("merge")
-        fused = self._fused() if is_ordinary(x) else None
+        # Another class than this (FSDP2 makes one of its own) may look at what goes in and comes out.
+        fused = self._fused() if type(self) is Block and is_ordinary(x) else None
         if (
             merge is not None
             and fused is not None
