@@ -282,7 +282,7 @@ def test_what_the_system_refuses_is_named(code, reason, operation, tmp_path, mon
     def refuse(*_: object, **__: object) -> None:
         raise OSError(getattr(errno, code), os.strerror(getattr(errno, code)))
 
-    monkeypatch.setattr(*((files, "open") if operation == "open" else (os, operation)), refuse, raising=False)
+    monkeypatch.setattr(*((files.whole, "open") if operation == "open" else (os, operation)), refuse, raising=False)
     with pytest.raises(CannotWriteError, match=reason) as refused:
         write_text(path, "new")
     assert refused.value.errno == getattr(errno, code)
@@ -319,7 +319,7 @@ def test_places_are_refused_before_any_work(tmp_path):
 
 def test_a_pipe_that_nobody_reads_or_fills_does_not_block(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "pipe")
-    monkeypatch.setattr(files, "PIPE_SECONDS", 0.1)
+    monkeypatch.setattr(files.whole, "PIPE_SECONDS", 0.1)
     with pytest.raises(CannotWriteError, match="nobody serves"):
         write_text(tmp_path / "pipe", "x")
     assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
