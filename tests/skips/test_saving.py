@@ -2,6 +2,9 @@
 
 import copy
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -433,3 +436,18 @@ def test_methods_are_known_as_the_paper_writes_them():
     assert sl.as_scaling({"method": "LS"}) == sl.LearnableScaling()
     with pytest.raises(sl.InvalidConfigError, match="unknown scaling method 'XS'"):
         sl.as_scaling("XS")
+
+
+def test_keys_are_those_of_the_plain_model_where_that_is_asked_for():
+    model = sl.UViT(image_size=8, patch_size=4, dim=16, depth=4, heads=2)
+    plain = list(model.state_dict())
+    sl.scale_skips_(model, "cs")
+    assert list(model.state_dict()) == [*plain, KEY]
+    with sl.without_records():
+        assert list(model.state_dict()) == plain
+        sl.UViT(image_size=8, patch_size=4, dim=16, depth=4, heads=2).load_state_dict(model.state_dict())
+    code = (
+        "import scalelong as sl; make = lambda: sl.UViT(image_size=8, patch_size=4, dim=16, depth=4, heads=2); "
+        "assert list(sl.scale_skips_(make(), 'cs').state_dict()) == list(make().state_dict())"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "SCALELONG_RECORDS": "0"})

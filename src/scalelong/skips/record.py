@@ -13,6 +13,7 @@ precision and averages of weights, and need no type that some file format or opt
 
 import functools
 import json
+import os
 import threading
 import warnings
 import zlib
@@ -51,8 +52,12 @@ def class_name(host: nn.Module) -> str:
     return next(cls for cls in type(host).__mro__ if not cls.__module__.startswith("torch.distributed.")).__name__
 
 
+_ROUND = 512
+
+
 def encode(description: dict[str, Any]) -> Tensor:
     content = zlib.compress(_text(description).encode(), 9)
+    content += bytes(-len(content) % _ROUND)  # so that the tensors of two scalings of one network mostly have one shape
     return torch.tensor([list(content)], dtype=torch.float32, device="cpu")  # PEFT takes vectors for damaged
 
 
@@ -65,7 +70,8 @@ def decode(tensor: Tensor, name: str = KEY) -> dict[str, Any]:
     """The description, or a ScalingMismatchError that names the tensor."""
     try:
         values = gathered(tensor).detach().cpu().double().round().clamp(0, 255)
-        description = json.loads(zlib.decompress(bytes(int(value) for value in values.flatten().tolist())))
+        content = bytes(int(value) for value in values.flatten().tolist())
+        description = json.loads(zlib.decompressobj().decompress(content))  # which knows where the text ends
     except (ValueError, TypeError, RuntimeError, zlib.error) as error:
         raise ScalingMismatchError(
             f"{name} does not hold a scaling ({in_words(error)}; was it averaged with that of another "
@@ -119,12 +125,16 @@ def erase_record_(host: nn.Module) -> None:
 
 
 _SILENT = threading.local()
+_NO_RECORDS = os.environ.get("SCALELONG_RECORDS") == "0"
 
 
 @contextmanager
 def without_records() -> Iterator[None]:
-    """State dicts without the tensor, and no warning where it is missing: the scaling is kept elsewhere."""
-    before = getattr(_SILENT, "on", False)
+    """State dicts without the tensor, and no warning where it is missing: the scaling is kept elsewhere.
+
+    SCALELONG_RECORDS=0 in the environment does the same for a whole process.
+    """
+    before = getattr(_SILENT, "on", _NO_RECORDS)
     _SILENT.on = True
     try:
         yield
@@ -141,7 +151,7 @@ class SaveHook:
     def __call__(self, host: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: Any) -> None:  # noqa: ARG002
         # Loaders that fill a model on meta look for a parameter to each entry, and find none to this one.
         first = next(host.parameters(), None)
-        if getattr(_SILENT, "on", False) or (first is not None and first.is_meta):
+        if getattr(_SILENT, "on", _NO_RECORDS) or (first is not None and first.is_meta):
             return
         description = {"class": class_name(host), **self.source.description()}
         state_dict[prefix + KEY] = encode(description)
@@ -179,7 +189,7 @@ class LoadHook:
 def _is_missed() -> bool:
     """Whether to warn. Where the weights are sent from the first process to the others, they have no tensor to see."""
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return not getattr(_SILENT, "on", False) and not (distributed and torch.distributed.get_rank() > 0)
+    return not getattr(_SILENT, "on", _NO_RECORDS) and not (distributed and torch.distributed.get_rank() > 0)
 
 
 def _reserve(module: nn.Module) -> None:
