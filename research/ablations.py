@@ -122,6 +122,8 @@ STUDIES: dict[str, Study] = {
     "depth64": study("Depth 64, at 6e-3", PAIR, (6e-3,), depth=64),
 }
 """In the order in which they are run: if time runs out, the last ones are not done."""
+FAMILIES = (("depth16", "depth40", "batch4"), ("bf16", "batch32", "width128", "depth64"))
+"""Borders that the plan counts as one study each: Holm's correction goes over all of them that were run."""
 FIRST = (
     ("changes", ("inner half at a tenth of the rate",)),
     ("starts", PAIR),
@@ -413,6 +415,22 @@ def alive(found: Cell) -> int:
     return sum(record["survived"] for record in found.values())
 
 
+def corrected_tests(
+    names: Sequence[str], baseline: str, tests: dict[str, float], records: Sequence[dict[str, Any]]
+) -> dict[str, float]:
+    """Holm's correction over the arms of these studies, and over those of all borders that belong to one of them."""
+    others = next((group for group in FAMILIES if names[0] in group), ())
+    together = {("", arm): p for arm, p in tests.items()}
+    for other in others:
+        base = cell(other, STUDIES[other].baseline, records)
+        for arm in STUDIES[other].arms:
+            found = cell(other, arm, records)
+            if other != names[0] and arm != STUDIES[other].baseline and found and base:
+                together[other, arm] = fisher(alive(found), len(found), alive(base), len(base))
+    corrected = holm({f"{study}/{arm}": p for (study, arm), p in together.items()})
+    return {arm: corrected[f"/{arm}"] for arm in tests if arm != baseline}
+
+
 def family(names: Sequence[str], baseline: str, records: Sequence[dict[str, Any]]) -> str:
     """Survivors, interval, test and losses of the arms of some studies, against one baseline."""
     base = cell(names[0], baseline, records)
@@ -423,7 +441,7 @@ def family(names: Sequence[str], baseline: str, records: Sequence[dict[str, Any]
         for arm, found in cells.items()
         if arm != baseline and base
     }
-    corrected = holm(tests)
+    corrected = corrected_tests(names, baseline, tests, records)
     lines = [
         "| arm | survivors | 95 % | p, Fisher | p, Holm | collapsed seeds (step) | median best loss | best losses |",
         "|---|---|---|---|---|---|---|---|",
