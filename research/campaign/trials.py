@@ -21,17 +21,19 @@ import re
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from scalelong.console import text_table
 
-from .forks import ERRORS, Command, Fault, Outcome, operations, preload, preloaded, run, run_together, warm_up
+from .forks import ERRORS, ROOT, Command, Fault, Outcome, operations, preload, preloaded, run, run_together, warm_up
 from .mutations import mutate_data, mutate_environment, mutate_file, mutate_words
 from .world import (
     COMPARE,
@@ -540,6 +542,7 @@ def fight(options: argparse.Namespace) -> int:
 def record_of(options: argparse.Namespace, done: Sequence[Trial], began: float) -> dict[str, Any]:
     return {
         "seed": options.seed,
+        "commit": commit(),
         "kinds": options.kinds,
         "fresh": options.fresh,
         "rows": rows(done),
@@ -549,8 +552,26 @@ def record_of(options: argparse.Namespace, done: Sequence[Trial], began: float) 
     }
 
 
+@cache
+def commit() -> str:
+    """Of the code that is tried; "changed" if its files are not those of the commit."""
+    try:
+        told = [["rev-parse", "--short=10", "HEAD"], ["status", "--porcelain", "--untracked-files=no"]]
+        name, changes = (subprocess.check_output(["git", "-C", str(ROOT), *words], text=True).strip() for words in told)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return f"{name}, changed" if changes else name
+
+
 def write_record(options: argparse.Namespace, done: Sequence[Trial], began: float) -> None:
-    options.json.write_text(json.dumps(record_of(options, done, began), indent=1))
+    """One line per row and per failure."""
+    record = record_of(options, done, began)
+    lists = {
+        name: "[\n" + ",\n".join(f"  {json.dumps(entry, ensure_ascii=False)}" for entry in record[name]) + "\n ]"
+        for name in ("rows", "failures")
+    }
+    fields = [f' "{name}": {lists.get(name) or json.dumps(value)}' for name, value in record.items()]
+    options.json.write_text("{\n" + ",\n".join(fields) + "\n}\n", encoding="utf-8", errors="backslashreplace")
 
 
 def show(records: Sequence[dict[str, Any]]) -> None:
