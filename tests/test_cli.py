@@ -348,9 +348,10 @@ def test_a_mistyped_command_is_answered_with_the_nearest(capsys):
 PRINTS = """
 import argparse, sys
 from scalelong import cli
+from scalelong.console import show_table
 class Fake:
     def parser(self): return argparse.ArgumentParser()
-    def run(self, options): print("Fréchet κ × \\udcff")
+    def run(self, options): print("Fréchet κ × \\udcff"); show_table([])
 cli._module = lambda _: Fake()
 sys.exit(cli.main(["models"]))
 """
@@ -359,7 +360,7 @@ sys.exit(cli.main(["models"]))
 def test_a_terminal_that_knows_ascii_only():
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run([sys.executable, "-c", PRINTS], capture_output=True, text=True, env=environment, check=True)
-    assert done.stdout == "Frechet kappa x \\udcff\n"
+    assert done.stdout == "Frechet kappa x \\udcff\n(nothing)\n"
 
 
 def test_output_to_a_full_disk_or_to_nowhere():

@@ -508,3 +508,14 @@ def test_what_a_kill_left_beside_a_file_is_removed_by_the_next_process(tmp_path)
     assert [path.suffix for path in tmp_path.iterdir()] == [".part"]
     write_text(tmp_path / "a.json", "y")
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "null", "5", "- steps", "just words"])
+def test_a_file_that_should_hold_fields(tmp_path, text):
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(CannotReadError, match="fields such as 'steps: 1000'") as raised:
+        files.read_fields(path)
+    assert "NoneType" not in str(raised.value)
+    path.write_text("steps: 3\n")
+    assert files.read_fields(path) == {"steps": 3}

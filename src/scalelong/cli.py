@@ -24,7 +24,7 @@ from typing import Any
 from ._version import __version__
 from .commands import COMMANDS, command_module as _module
 from .console import hushed
-from .errors import NotEnoughMemoryError, RunFailedError, ScaleLongError
+from .errors import NotEnoughMemoryError, RunFailedError, ScaleLongError, lacks_memory
 from .files import refusal, writing
 
 DEBUG = "SCALELONG_DEBUG"
@@ -56,12 +56,12 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = [argument for argument in arguments if argument != "--debug"]
     command = f"scalelong {arguments[0]}" if arguments and arguments[0] in COMMANDS else "scalelong"
     before = _handle_sigterm()
+    _open_closed_outputs()
     _accept_every_letter()
     try:
         code = _answer(arguments)
-        if sys.stdout is not None:
-            with writing("the standard output"):
-                sys.stdout.flush()
+        with writing("the standard output"):
+            sys.stdout.flush()
         return code
     except KeyboardInterrupt:
         _complain(f"{command}: interrupted")
@@ -124,8 +124,7 @@ def _named(error: Exception) -> ScaleLongError | None:
         return error
     if isinstance(error, OSError):
         return refusal(error)
-    # torch says RuntimeError on a CPU and OutOfMemoryError, which is one too, on an accelerator.
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _is_about_memory(str(error))):
+    if lacks_memory(error):
         return NotEnoughMemoryError(
             "the memory of the machine does not suffice for this: take smaller images (--size), smaller batches "
             "(--batch-size) or a smaller network"
@@ -143,10 +142,6 @@ def _is_about_processes(error: RuntimeError) -> bool:
     alone = os.environ.get("WORLD_SIZE", "1") == "1"
     known = ("gloo", "NCCL", "TCPStore", "ProcessGroup", "Connection closed by peer", "Connection reset by peer")
     return not alone and (type(error).__name__.startswith("Dist") or any(word in str(error) for word in known))
-
-
-def _is_about_memory(text: str) -> bool:
-    return "can't allocate memory" in text or "out of memory" in text or "storage size" in text
 
 
 def _line(error: Exception) -> str:
@@ -168,6 +163,13 @@ def _unforeseen(error: Exception) -> str:
 
 
 # Output
+
+
+def _open_closed_outputs() -> None:
+    """After `>&-` Python has no output at all, and the next file that is opened would take its number."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
 
 
 def _accept_every_letter() -> None:
@@ -205,8 +207,6 @@ def _complain(text: str) -> None:
 
 def _silence_output() -> None:
     """At exit Python would flush once more, into a pipe that is closed or a disk that is full."""
-    if sys.stdout is None:
-        return
     try:
         sys.stdout.flush()
     except OSError:

@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any, BinaryIO
 
 from ..errors import CannotReadError, InvalidConfigError
-from ..files import parse_json, read_json as read_json_file, read_yaml, write_text
+from ..files import parse_json, read_fields, read_json as read_json_file, write_text
 from ..stability.alarms import Oscillation, oscillation
 
 BASELINE = "none"
@@ -423,10 +423,10 @@ def _config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
     if not path.exists():
         return {}
-    values = read_yaml(path)
-    if not isinstance(values, dict):
-        raise InvalidConfigError(f"{path} must hold fields such as 'steps: 1000', got {type(values).__name__}")
-    return _flat(values)
+    try:
+        return _flat(read_fields(path))
+    except CannotReadError as error:
+        raise InvalidConfigError(str(error)) from error
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

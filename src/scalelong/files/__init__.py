@@ -37,6 +37,7 @@ from .readers import (
     fitting as fitting,
     parse_json as parse_json,
     read_bytes as read_bytes,
+    read_fields as read_fields,
     read_json as read_json,
     read_text as read_text,
     read_yaml as read_yaml,

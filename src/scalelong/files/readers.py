@@ -165,6 +165,16 @@ def read_yaml(path: StrPath) -> Any:
         raise CannotReadError(f"{path} is not valid YAML ({said}): correct it") from error
 
 
+def read_fields(path: StrPath) -> dict[str, Any]:
+    """A YAML file of named values, such as config.yaml."""
+    values = read_yaml(path)
+    if values is None:
+        raise CannotReadError(f"{path} is empty: write fields such as 'steps: 1000' into it, or restore it from a copy")
+    if not isinstance(values, dict):
+        raise CannotReadError(f"{path} must hold fields such as 'steps: 1000', and it holds {str(values)[:60]!r}")
+    return values
+
+
 def _require_shallow(yaml: Any, loader: Any, text: str) -> None:
     """Before a loader written in C recurses until its stack ends, and the process with it."""
     depth = 0
