@@ -519,3 +519,24 @@ def test_a_file_that_should_hold_fields(tmp_path, text):
     assert "NoneType" not in str(raised.value)
     path.write_text("steps: 3\n")
     assert files.read_fields(path) == {"steps": 3}
+
+
+@pytest.mark.parametrize(
+    ("said", "number", "path"),
+    [
+        (
+            "unable to open file <run/x.safetensors> in read-only mode: Permission denied (13)",
+            errno.EACCES,
+            "run/x.safetensors",
+        ),
+        ("unable to mmap 100 bytes from file <a/b>: Cannot allocate memory (12)", errno.ENOMEM, "a/b"),
+        ("Error while serializing: I/O error: No space left on device (os error 28)", errno.ENOSPC, None),
+        ("mat1 and mat2 shapes cannot be multiplied (13)", None, None),
+    ],
+)
+def test_refusals_of_the_system_that_came_through_another_language(said, number, path):
+    found = files.of_the_system(RuntimeError(said))
+    assert (found and (found.errno, found.filename)) == (number and (number, path))
+    if found is not None:
+        assert "(" not in files.in_words(RuntimeError(said))
+        assert str(files.refusal(found)).startswith(f"{path or 'a file or the output'} cannot be used: ")

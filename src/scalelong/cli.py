@@ -25,7 +25,7 @@ from ._version import __version__
 from .commands import COMMANDS, command_module as _module
 from .console import hushed
 from .errors import NotEnoughMemoryError, RunFailedError, ScaleLongError, lacks_memory
-from .files import refusal, writing
+from .files import of_the_system, refusal, writing
 
 DEBUG = "SCALELONG_DEBUG"
 
@@ -122,8 +122,9 @@ def _named(error: Exception) -> ScaleLongError | None:
     """The error as one of ours: what the system or torch refuses has reasons that can be told. None for a bug."""
     if isinstance(error, ScaleLongError):
         return error
-    if isinstance(error, OSError):
-        return refusal(error)
+    refused = of_the_system(error)
+    if refused is not None:
+        return refusal(refused)
     if lacks_memory(error):
         return NotEnoughMemoryError(
             "the memory of the machine does not suffice for this: take smaller images (--size), smaller batches "

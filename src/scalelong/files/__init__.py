@@ -10,6 +10,7 @@ disk_cache    results of pure functions
 from .access import (
     in_words as in_words,
     make_folder as make_folder,
+    of_the_system as of_the_system,
     refusal as refusal,
     require_file_place as require_file_place,
     require_folder_place as require_folder_place,
