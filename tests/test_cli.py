@@ -469,8 +469,12 @@ def test_what_a_launcher_says_must_make_sense(name, value, monkeypatch):
     monkeypatch.setenv(name, value)
     with pytest.raises(InvalidConfigError, match=f"{name} must be a whole number"):
         check_launcher()
-    monkeypatch.setenv("RANK", "5")
     monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.delenv("RANK")
+    with pytest.raises(InvalidConfigError, match="WORLD_SIZE is 2 and RANK is not set: start all"):
+        check_launcher()
+    monkeypatch.setenv("RANK", "5")
     monkeypatch.setenv("LOCAL_RANK", "1")
     with pytest.raises(InvalidConfigError, match="torchrun"):
         check_launcher()

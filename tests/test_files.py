@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pytest
 
 from scalelong import files
-from scalelong.errors import CannotReadError, CannotWriteError
+from scalelong.errors import CannotReadError, CannotWriteError, FolderInUseError
 from scalelong.files import (
     append_json_line,
     at_home,
@@ -109,6 +109,19 @@ def test_standard_output_is_written_to_also_if_it_is_a_file(tmp_path):
         subprocess.run([sys.executable, "-c", code], stdout=out, check=True)
     assert "b" in (tmp_path / "out").read_text()
     assert os.path.lexists("/dev/stdout")
+
+
+def test_the_current_folder_as_a_new_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    for place in (".", "/"):
+        with pytest.raises(FolderInUseError, match="not an empty folder"), new_folder(place):
+            pass
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    with new_folder(".") as folder:
+        (folder / "made").touch()
+    assert (tmp_path / "empty" / "made").exists()
 
 
 def test_a_folder_is_complete_or_not_there(tmp_path):

@@ -48,8 +48,9 @@ def require_regular(path: StrPath, most: int | None = None) -> int:
 
 def read_bytes(path: StrPath, most: int | None = None) -> bytes:
     """A regular file of at most `most` bytes, or what the shell hands over as /dev/stdin or /dev/fd/N."""
-    if not str(path).startswith(("/dev/stdin", "/dev/fd/", "/proc/self/fd/")):
-        require_regular(path, most)
+    handed = str(path).startswith(("/dev/stdin", "/dev/fd/", "/proc/self/fd/"))
+    if not handed and require_regular(path, most) == 0:  # some files of /proc say 0, and block whoever reads them
+        return b""
     with reading(path), open(path, "rb") as file:
         return file.read() if most is None else file.read(most)
 

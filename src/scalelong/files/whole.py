@@ -111,12 +111,14 @@ def new_folder(target: StrPath) -> Iterator[Path]:
     An empty folder may be there already; folders above it are made.
     """
     target = Path(target)
-    temporary = part_beside(target)
+    if not target.name:  # ".", which has no name that a folder beside it could take
+        target = target.absolute()
     with writing(target):
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise FolderInUseError(
                 f"{target} exists already and is not an empty folder: choose another place, or move it away"
             )
+        temporary = part_beside(target)
         target.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(target.parent)
         temporary.mkdir()
