@@ -457,6 +457,21 @@ def test_a_process_that_lost_the_others_says_so(alone, monkeypatch, capsys):
     assert ("RunFailedError: another process of this command has ended" in said) == (not alone)
 
 
+def test_a_process_that_got_half_a_message_from_another_says_so(monkeypatch, capsys):
+    """broadcast_object_list unpickles whatever has arrived when the other process ends."""
+    import torch.distributed
+
+    def lost(_: list[str]) -> int:
+        sizes = torch.distributed.distributed_c10d._tensor_to_object
+        sizes(torch.zeros(3, dtype=torch.uint8), 3, None)
+        return 0
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(cli, "_answer", lost)
+    assert cli.main(["models"]) == 1
+    assert "RunFailedError: another process of this command has ended" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("name", "value"), [("RANK", "x"), ("WORLD_SIZE", "2.5"), ("LOCAL_RANK", ""), ("RANK", "9" * 30)]
 )

@@ -531,7 +531,7 @@ def settings() -> argparse.ArgumentParser:
     parser.add_argument("--trial", metavar="[SEED/]KIND:NUMBER", action="append", help="one trial again; repeatable")
     parser.add_argument("--fresh", action="store_true", help="each command in a new Python instead of a fork")
     parser.add_argument("--world", type=Path, help="keep the world of the trials here, for the next campaign")
-    parser.add_argument("--table", type=Path, nargs="+", help="try nothing; add up what --json wrote")
+    parser.add_argument("--table", type=Path, nargs="+", help="try nothing; add up what --json wrote, list what failed")
     parser.add_argument("--verbose", action="store_true", help="print every trial, with its seconds")
     parser.add_argument("--json", type=Path, help="also write the table and the trials to this file")
     return parser
@@ -540,7 +540,14 @@ def settings() -> argparse.ArgumentParser:
 def main() -> int:
     options = settings().parse_args()
     if options.table:
-        show([json.loads(path.read_text()) for path in options.table])
+        records = [json.loads(path.read_text()) for path in options.table]
+        show(records)
+        for record in records:
+            for failed in record["failures"]:
+                name = f"{failed.get('seed', record['seed'])}/{failed['kind']}:{failed['number']}"
+                print(
+                    f"{name} at {record.get('commit', 'an unknown commit')}: {failed['fault']}\n    {failed['story']}"
+                )
         return 0
     os.environ |= {
         "OMP_NUM_THREADS": "1",

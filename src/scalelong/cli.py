@@ -130,7 +130,7 @@ def _named(error: Exception) -> ScaleLongError | None:
             "the memory of the machine does not suffice for this: take smaller images (--size), smaller batches "
             "(--batch-size) or a smaller network"
         )
-    if isinstance(error, RuntimeError) and _is_about_processes(error):
+    if _is_about_processes(error):
         return RunFailedError(
             "another process of this command has ended, and its own message says why: mend that, then start all "
             "processes with the same command again"
@@ -138,11 +138,17 @@ def _named(error: Exception) -> ScaleLongError | None:
     return None
 
 
-def _is_about_processes(error: RuntimeError) -> bool:
-    """Whether torch lost the other processes that torchrun started. It says so in the words of each transport."""
-    alone = os.environ.get("WORLD_SIZE", "1") == "1"
+def _is_about_processes(error: Exception) -> bool:
+    """Whether torch lost the other processes that torchrun started. It says so in the words of each transport, or it
+    cannot read the half of a message that came."""
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        return False
     known = ("gloo", "NCCL", "TCPStore", "ProcessGroup", "Connection closed by peer", "Connection reset by peer")
-    return not alone and (type(error).__name__.startswith("Dist") or any(word in str(error) for word in known))
+    torchs = isinstance(error, RuntimeError) and any(word in str(error) for word in known)
+    modules = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    last = max((place for place, module in enumerate(modules) if module.startswith(f"{__package__}.")), default=-1)
+    exchanging = any(module.startswith("torch.distributed.distributed_c10d") for module in modules[last + 1 :])
+    return torchs or exchanging or type(error).__name__.startswith("Dist")
 
 
 def _line(error: Exception) -> str:

@@ -8,6 +8,7 @@ disk_cache    results of pure functions
 """
 
 from .access import (
+    NOT_THE_FILE as NOT_THE_FILE,
     in_words as in_words,
     make_folder as make_folder,
     of_the_system as of_the_system,

@@ -58,6 +58,9 @@ _REASONS = {
 }
 
 
+NOT_THE_FILE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.ETIMEDOUT, errno.ENOSPC, errno.EDQUOT}
+"""What the machine lacks is no damage of a file: to go on without it would be silent and wrong."""
+
 _VERBS: dict[type[FileAccessError], str] = {CannotReadError: "read", CannotWriteError: "written"}
 
 
