@@ -553,3 +553,19 @@ def test_refusals_of_the_system_that_came_through_another_language(said, number,
     if found is not None:
         assert "(" not in files.in_words(RuntimeError(said))
         assert str(files.refusal(found)).startswith(f"{path or 'a file or the output'} cannot be used: ")
+
+
+def test_a_line_without_an_end_does_not_fill_the_memory(tmp_path, monkeypatch):
+    """A sparse file, or a disk that lost a part: 60 GB of zeros."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "loss": 2.0}\n')
+    with path.open("ab") as file:
+        file.truncate(60 * 1024**3)
+    with pytest.raises(CannotReadError, match="a line of more than 16 MB"):
+        files.read_json_lines(path)
+    with path.open("rb") as file, pytest.raises(CannotReadError, match="a line of more than 16 MB"):
+        next(files.lines_from_the_end(file))
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(CannotReadError, match="is a device"):
+        files.read_json_lines(path)

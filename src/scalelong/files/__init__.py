@@ -46,10 +46,12 @@ from .readers import (
     require_regular as require_regular,
 )
 from .whole import (
+    MOST_LINE as MOST_LINE,
     append_json_line as append_json_line,
     lines_from_the_end as lines_from_the_end,
     new_folder as new_folder,
     read_json_lines as read_json_lines,
+    refuse_line as refuse_line,
     remove_leftovers as remove_leftovers,
     sync as sync,
     write_bytes as write_bytes,
