@@ -340,6 +340,11 @@ def test_the_environment_asks_for_tracebacks_too(monkeypatch):
         main(["models"])
 
 
+def test_an_argument_with_a_zero_byte(capsys):
+    assert main(["report", "run", "--out", "a\0b"]) == 1
+    assert "InvalidConfigError: an argument holds a zero byte" in capsys.readouterr().err
+
+
 def test_a_mistyped_command_is_answered_with_the_nearest(capsys):
     assert main(["repport"]) == 2
     assert "did you mean report?" in capsys.readouterr().err

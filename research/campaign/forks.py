@@ -554,7 +554,7 @@ IMPORTS = (
 )
 IMPORTS += "diffusers.models.unets.unet_2d diffusers.schedulers.scheduling_ddpm peft filelock encodings.cp437 "
 IMPORTS += "encodings.utf_8_sig torch.distributed.fsdp torch.utils.tensorboard numpy.ctypeslib"
-COMMANDS = "train compare sample eval export report stats find diagnose kappa models range completion"
+COMMANDS = "train compare sample eval export report stats find diagnose kappa models range completion ema tune"
 ROOMS = "training experiments.compare report export kappa stability.range runs.load evaluation.judge"
 
 

@@ -50,6 +50,7 @@ from .forks import (
 )
 from .mutations import mutate_data, mutate_environment, mutate_file, mutate_words
 from .world import (
+    AVERAGED,
     COMPARE,
     DATA,
     RANGE,
@@ -57,6 +58,7 @@ from .world import (
     SIZED,
     SMALL,
     TRAIN,
+    TUNE,
     WORDY,
     contents,
     copy_world,
@@ -83,6 +85,12 @@ JOBS = {
     "train": Job([*TRAIN, "--steps", "4", "--out", "new"], ("new/checkpoints/step-00000004/*.safetensors",)),
     "resume": Job([*TRAIN, "--steps", "4", "--out", "run"], ("run/checkpoints/step-00000004/*.safetensors",)),
     "wordy": Job([*WORDY, "--steps", "4", "--out", "wordy"], ("wordy/checkpoints/step-00000004/*.safetensors",)),
+    "averaged": Job(
+        [*AVERAGED, "--steps", "5", "--out", "averaged"],
+        ("averaged/checkpoints/step-00000005/*.safetensors",),
+    ),
+    "ema": Job(["ema", "averaged", "--length", "10%", "--out", "ema.safetensors"], ("ema.safetensors",)),
+    "tune": Job([*TUNE, "--out", "new"], ("new/*.json",)),
     "sample": Job(["sample", "run", "-n", "3", *SAMPLER, "--out", "images"], ("images/*.png",)),
     "eval": Job(["eval", "run", "-n", "12", *SAMPLER], ("run/images/*/*.png",)),
     "stats": Job(["stats", "data/folder", "--out", "stats.npz"], ("stats.npz",)),
@@ -131,6 +139,24 @@ READ: list[tuple[str, list[list[str]]]] = [
             ["export", "wordy", "--out", "elsewhere"],
             ["report", "wordy"],
             [*WORDY, "--steps", "4", "--out", "wordy"],
+        ],
+    ),
+    (
+        "averaged",
+        [
+            ["ema", "averaged"],
+            ["ema", "averaged", "--length", "7%", "--out", "ema.safetensors"],
+            ["sample", "averaged", "-n", "2", *SAMPLER, "--weights", "ema:8%", "--out", "images"],
+            ["sample", "averaged", "-n", "2", *SAMPLER, "--checkpoint", "best", "--out", "images"],
+            [*AVERAGED, "--steps", "5", "--out", "averaged"],
+            [*TRAIN, "--from", "averaged", "--steps", "3", "--out", "new"],
+        ],
+    ),
+    (
+        "tuned",
+        [
+            ["sample", "run", "-n", "2", *SAMPLER, "--tuned", "tuned/linear-ddim2.json", "--out", "images"],
+            [*TUNE, "--out", "tuned"],
         ],
     ),
     ("scored", [["report", "scored"], ["eval", "scored", "-n", "12", *SAMPLER], ["@scores", "scored"]]),
@@ -200,6 +226,9 @@ SPOKEN = [
     ["find", "net.py", "--input", "1,1,8,8", "--input", "1:long", "--json"],
     ["eval", "made", "--data", "digits", "--size", "8", "-n", "4"],
     ["report", "run", "wordy", "--out", "both.html"],
+    ["ema", "averaged", "--lengths", "5%,10%", "--json"],
+    [*TRAIN, "--from", "run", "--lora", "2", "--steps", "2", "--out", "new"],
+    ["sample", "run", "-n", "2", *SAMPLER, "--tuned", "tuned/linear-ddim2.json", "--out", "images"],
     ["completion", "bash"],
 ]
 

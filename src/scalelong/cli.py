@@ -24,7 +24,7 @@ from typing import Any
 from ._version import __version__
 from .commands import COMMANDS, command_module as _module
 from .console import hushed
-from .errors import NotEnoughMemoryError, RunFailedError, ScaleLongError, lacks_memory
+from .errors import InvalidConfigError, NotEnoughMemoryError, RunFailedError, ScaleLongError, lacks_memory
 from .files import of_the_system, refusal, writing
 
 DEBUG = "SCALELONG_DEBUG"
@@ -93,6 +93,8 @@ def _answer(arguments: list[str]) -> int:
     if arguments[0] == "--version":
         print(f"scalelong {__version__}")
         return 0
+    if any("\0" in argument for argument in arguments):  # from another program: no shell can write it
+        raise InvalidConfigError("an argument holds a zero byte, which no name of a file can have: remove it")
     command, *rest = arguments
     if command not in COMMANDS:
         near = get_close_matches(command, COMMANDS, n=1)

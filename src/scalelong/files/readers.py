@@ -162,7 +162,9 @@ def read_yaml(path: StrPath) -> Any:
         finally:
             loader.dispose()
     except (yaml.YAMLError, ValueError) as error:
-        said = " ".join(str(error).split())
+        said = " ".join(str(error).split()).replace(
+            "found unhashable key", "a list or a mapping stands where a name must"
+        )
         raise CannotReadError(f"{path} is not valid YAML ({said}): correct it") from error
 
 
