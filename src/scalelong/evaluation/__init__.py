@@ -5,8 +5,10 @@ features     random convolutions, a classifier, Inception, your own extractor; s
 anchors      what real images and noise score with the same features, and which features can be trusted
 judge        from a run, a folder or a model in training to scores
 linear_classifiers   ridge and logistic regression over a grid of penalties
+parts        labelled images in three parts: to fit, to choose on, to test
 probe        linear probes over layers and noise levels, with their baselines; ddae: the published protocol
 probe_result what a probe found, as table, picture and JSON
+probe_run    the probe of a run
 """
 
 from ..errors import (
@@ -53,6 +55,9 @@ from .probe import (
 from .probe_result import (
     LinearProbe as LinearProbe,
     draw_probe as draw_probe,
+)
+from .probe_run import (
+    probe_run as probe_run,
 )
 from .scores import (
     SCORES as SCORES,

@@ -18,6 +18,7 @@ import copy
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ from ..errors import (
     InvalidConfigError,
     ScaleLongError,
 )
-from ..models.call import Denoiser, call_arguments, evaluating, first_tensor
+from ..models.call import CONTEXT_ARGUMENTS, LABEL_ARGUMENTS, Denoiser, call_arguments, evaluating, first_tensor
 from ..noise import NoiseProcess, alpha_bars, mix
 from ..randomness import derived_seed, noise
 from ..skips import is_scaled, scale_skips_, scaling_of
@@ -88,7 +89,8 @@ def linear_probe(
     condition: the null condition of a conditional network, one for all images. A label would be the answer.
     protocol: "ridge", "logistic", or "ddae": as published, which chooses on the test images.
     pool: "mean" over positions (of tokens: the patches), or "none": all of them, in a row.
-    layers: names of modules; left out: the blocks at both ends of each long skip, the middle, and the last norm.
+    layers: names of modules, or patterns such as "decoder.*"; left out: the blocks at both ends of each long skip, the
+        middle, and the last norm.
     untrained: the network before training, or a function that makes it; left out, it is built anew where that can be
         done (U-ViT, diffusers, modules with `reset_parameters`).
     images: fit at most so many, and choose and test on at most so many.
@@ -202,15 +204,16 @@ class Reader:
         self._try(x)
         self.example = call_arguments(model, x, torch.full((len(x),), 500.0, device=device), self._given(len(x)))
         self.axes: dict[str, int] = {}
-        self.names = tuple(layers) if layers is not None else ()
-        if layers is None:
+        known = [name for name, _ in model.named_modules() if name]
+        if layers is not None and all(name in known for name in layers):
+            self.names = tuple(dict.fromkeys(layers))
+        else:
             plan = plan_for(model, example_inputs or self.example)
             blocks = block_names(model, plan)
-            axis = plan.sites[0].channel_axis
             last = self._last_norm(x, blocks)
-            self.names = (*blocks, *([last] if last else []))
-            self.axes = dict.fromkeys(self.names, axis)
-        self._require_layers()
+            usual = (*blocks, *([last] if last else []))
+            self.names = usual if layers is None else _matching(layers, usual, known, type(model).__name__)
+            self.axes = dict.fromkeys(usual, plan.sites[0].channel_axis)
 
     def read(self, x: Tensor, t: float) -> dict[str, Tensor]:
         """Of all images, batch by batch."""
@@ -274,7 +277,8 @@ class Reader:
         except (TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
             said = " ".join(str(error).split())[:200]
             conditional = self.network.label_argument or self.network.context_argument
-            if self.condition is None and conditional:
+            about = (*LABEL_ARGUMENTS[1:], *CONTEXT_ARGUMENTS, "condition", "label", "NoneType")
+            if self.condition is None and conditional and any(word in said for word in about):
                 raise ConditionError(
                     f"this {type(self.model).__name__} is conditional ({conditional}), and a probe needs its null "
                     f"condition, one for all images: condition=torch.tensor(NULL_LABEL); a label would be the answer. "
@@ -304,14 +308,19 @@ class Reader:
                 handle.remove()
         return order[-1] if order and order[-1] in outside else None
 
-    def _require_layers(self) -> None:
-        known = dict(self.model.named_modules())
-        missing = [name for name in self.names if name not in known or not name]
-        if missing or not self.names:
+
+def _matching(patterns: Sequence[str], usual: Sequence[str], known: Sequence[str], model: str) -> tuple[str, ...]:
+    """Names of modules as they are; * stands for anything, among the layers that are probed by themselves."""
+    found: dict[str, None] = {}
+    for pattern in patterns:
+        fitting = [name for name in usual if fnmatchcase(name, pattern)] or [name for name in known if name == pattern]
+        if not fitting:
             raise InvalidConfigError(
-                f"{type(self.model).__name__} has no layer {', '.join(missing) or 'to probe'}; --layers takes names of "
-                f"modules, such as {', '.join([name for name in known if name][:6])}"
+                f"{model} has no layer {pattern}; --layers takes names of modules, or patterns for these: "
+                f"{', '.join(usual)}"
             )
+        found |= dict.fromkeys(fitting)
+    return tuple(found)
 
 
 def _one_condition(condition: Tensor) -> Tensor:

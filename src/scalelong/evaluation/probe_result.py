@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from ..console import html_lines, html_table, text_table
 from ..errors import CannotReadError, EvaluationError
-from ..files import in_words, parse_json, read_text, write_text
+from ..files import in_words, parse_json, read_text, write_bytes, write_text
 from ..optional import needs
 from .scores import Score, Z
 
@@ -139,6 +141,12 @@ class LinearProbe:
     def plot(self) -> Figure:
         """A figure of matplotlib: network and untrained network as heat maps in one scale, pixels as their last row."""
         return draw_probe(self)
+
+    def save_plot(self, path: str | PathLike[str]) -> None:
+        """Write the picture whole, or not at all. The suffix of the file is its format."""
+        content = io.BytesIO()
+        self.plot().savefig(content, format=Path(path).suffix.removeprefix(".") or "png")
+        write_bytes(path, content.getvalue())
 
     def to_dict(self) -> dict[str, Any]:
         return {"format": FORMAT, **asdict(self)}
