@@ -34,7 +34,6 @@ from ..errors import (
 from ..models.call import CONTEXT_ARGUMENTS, LABEL_ARGUMENTS, Denoiser, call_arguments, evaluating, first_tensor
 from ..noise import NoiseProcess, alpha_bars, mix
 from ..randomness import derived_seed, noise
-from ..skips import is_scaled, scale_skips_, scaling_of
 from ..skips.examples import ExampleInputs
 from ..skips.host import unwrap
 from ..stability.features import block_names, plan_for
@@ -92,7 +91,7 @@ def linear_probe(
     layers: names of modules, or patterns such as "decoder.*"; left out: the blocks at both ends of each long skip, the
         middle, and the last norm.
     untrained: the network before training, or a function that makes it; left out, it is built anew where that can be
-        done (U-ViT, diffusers, modules with `reset_parameters`).
+        done (U-ViT, and networks whose layers have `reset_parameters`, as torch's do).
     images: fit at most so many, and choose and test on at most so many.
     augment: flips and crops, in the protocol "ddae".
     extra_tokens: leading tokens that are no patches; left out, the model's own `extra_tokens`, or none.
@@ -110,7 +109,7 @@ def linear_probe(
     host = unwrap(model).to(device)
     reader = Reader(host, condition, noiser, layers, pool, extra_tokens, example_inputs, batch_size, device)
     start = Reader(
-        _untrained(host, untrained, example_inputs or reader.example, seed).to(device),
+        _untrained(host, untrained, seed).to(device),
         condition,
         noiser,
         reader.names,
@@ -342,7 +341,7 @@ def _eager() -> Any:
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
-def _untrained(host: nn.Module, given: Any, example: ExampleInputs, seed: int) -> nn.Module:
+def _untrained(host: nn.Module, given: Any, seed: int) -> nn.Module:
     """The same network with weights that nothing was learned into."""
     if isinstance(given, nn.Module):
         return unwrap(given)
@@ -352,10 +351,7 @@ def _untrained(host: nn.Module, given: Any, example: ExampleInputs, seed: int) -
             return unwrap(given())
         if callable(getattr(host, "arguments", None)):
             return type(host)(**host.arguments()).eval()  # pyright: ignore[reportCallIssue]
-        if callable(getattr(type(host), "from_config", None)) and hasattr(host, "config"):
-            fresh = type(host).from_config(host.config).eval()  # pyright: ignore[reportAttributeAccessIssue]
-            return scale_skips_(fresh, scaling_of(host).config, example) if is_scaled(host) else fresh
-        return _reset(copy.deepcopy(host))
+        return _reset(copy.deepcopy(host))  # scaled as the model is
 
 
 def _reset(model: nn.Module) -> nn.Module:
