@@ -205,7 +205,9 @@ class TunedSkips:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "TunedSkips":
         if not isinstance(values, dict) or values.get("format") != FORMAT or "tuned" not in values:
-            raise InvalidConfigError(f"not a file of tuned long skips in format {FORMAT}, as `scalelong tune` writes")
+            raise InvalidConfigError(
+                f"not a file of tuned long skips in format {FORMAT}: give --tuned a file that `scalelong tune` wrote"
+            )
         known = {name: values[name] for name in cls.__dataclass_fields__ if name in values}
         try:
             trials = tuple(Trial(tuple(trial["values"]), _read(trial["score"])) for trial in values["trials"])
@@ -228,7 +230,9 @@ class TunedSkips:
         except ValueError as error:
             if isinstance(error, InvalidConfigError):
                 raise
-            raise InvalidConfigError(f"{path} is not JSON: {error}") from error
+            raise InvalidConfigError(
+                f"{path} is not JSON ({error}): restore it, or run `scalelong tune` again"
+            ) from error
 
 
 def _written(value: Any) -> Any:
