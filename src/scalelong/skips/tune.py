@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from ..console import html_lines, html_table, text_table
 from ..errors import CancelledScalingWarning, CannotReadError, InvalidConfigError
-from ..files import parse_json, read_text, write_text
+from ..files import in_words, parse_json, read_text, write_text
 from ..scaling.base import Scaling, as_scaling
 from ..scaling.constant import CustomScaling, FixedScaling, NoScaling
 from ..scaling.freeu import FreeUScaling
@@ -215,7 +215,9 @@ class TunedSkips:
             scalings = {name: as_scaling(values[name]).to_dict() for name in ("base", "tuned")}
             found = cls(**{**known, **scalings, "names": tuple(values["names"]), "trials": trials, "test": pairs})
         except (KeyError, TypeError, ValueError) as error:
-            raise InvalidConfigError(f"the file of tuned long skips is damaged: {error!r}") from error
+            raise InvalidConfigError(
+                f"the file of tuned long skips is damaged ({in_words(error)}): restore it, or run `scalelong tune` anew"
+            ) from error
         return found
 
     def save(self, path: str | PathLike[str]) -> None:
