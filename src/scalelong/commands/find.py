@@ -114,6 +114,9 @@ def _from_folder(folder: Path, changes: dict[str, Any]) -> Any:
     cls: Any = getattr(needs("diffusers", "train", f"reading {folder}"), name, None)
     if not isinstance(cls, type) or not hasattr(cls, "from_config") or not hasattr(cls, "forward"):
         raise InvalidConfigError(f"diffusers has no network {name!r}, which {file} asks for: correct its '_class_name'")
+    from ..models.pretrained import require_buildable
+
+    require_buildable({**config, **changes}, str(file))
     try:
         return cls.from_config({**config, **changes})
     except Exception as error:

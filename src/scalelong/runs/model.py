@@ -36,10 +36,11 @@ from ..diffusion.conditions import (
 from ..diffusion.inputs import InputMaker, NoisyInputs
 from ..diffusion.latents import Autoencoder, encode_data
 from ..errors import CannotReadError, InvalidConfigError, ScaleLongError, UntrustedCodeError
-from ..files import in_words, read_json
+from ..files import in_words, misfit, read_json
 from ..models import UViT, unet
 from ..models.call import call_arguments, require_condition_used
 from ..models.presets import preset_arguments
+from ..models.pretrained import require_buildable
 from ..noise import NoiseProcess
 from ..optional import load_object
 from ..randomness import seed_global
@@ -149,7 +150,7 @@ def _build(config: TrainConfig, shape: DataShape) -> nn.Module:
     size = shape.height if shape.height == shape.width else (shape.height, shape.width)
     kind, _, preset = config.model.partition("/")
     options = dict(config.model_options)
-    _require_buildable(options)
+    require_buildable(options, "--model-options")
     if _from_diffusers(config):
         options.pop("merge_start", None)
     try:
@@ -180,24 +181,12 @@ def _build(config: TrainConfig, shape: DataShape) -> nn.Module:
     except Exception as error:
         given = f" with --model-options {options}" if options else ""
         raise InvalidConfigError(
-            f"the model {config.model!r} does not take these options: it cannot be built{given} "
-            f"({type(error).__name__}: {error}); change them, or take another --model"
+            f"the model {config.model!r} does not take these options: it cannot be built{given}, its code raises "
+            f"{type(error).__name__}: {error}; change them, or take another --model"
         ) from error
     if not isinstance(model, nn.Module):
         raise InvalidConfigError(f"{config.model} must return a torch.nn.Module, got {type(model).__name__}")
     return model
-
-
-MOST_DEPTH, MOST_WIDTH = 1000, 1_000_000
-
-
-def _require_buildable(options: dict[str, Any]) -> None:
-    """Refuse what would be built block by block until the memory is full."""
-    for name, value in options.items():
-        most = MOST_DEPTH if name in ("depth", "layers_per_block") else MOST_WIDTH
-        for number in value if isinstance(value, list | tuple) else [value]:
-            if isinstance(number, int) and abs(number) > most:
-                raise InvalidConfigError(f"--model-options {name} may be at most {most}, got {str(number)[:40]}")
 
 
 def _require_condition(model: nn.Module, config: TrainConfig, shape: DataShape) -> None:
@@ -300,7 +289,14 @@ def _from_diffusers_json(path: Path, values: dict[str, Any]) -> nn.Module:
         raise InvalidConfigError(
             f"{path} names the class {described.get('_class_name')!r}, which is no network of diffusers: correct it"
         )
-    return kind.from_config({**described, **values})  # pyright: ignore[reportAttributeAccessIssue]
+    require_buildable(described, str(path))
+    try:
+        return kind.from_config({**described, **values})  # pyright: ignore[reportAttributeAccessIssue]
+    except Exception as error:
+        wrong = misfit(kind.__init__, described)
+        if wrong is None:
+            raise
+        raise InvalidConfigError(f"{path} does not describe a {kind.__name__}: {wrong}; correct it") from error
 
 
 def _scale(model: nn.Module, config: TrainConfig, shape: DataShape) -> None:
