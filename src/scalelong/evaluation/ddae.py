@@ -122,7 +122,7 @@ class _Heads:
         x = self.noiser.mixed(x0, torch.randn(x0.shape, generator=self.source), self.t)
         found = {("pixels", self.noiser.input_name): x.flatten(1)}
         for contender, reader in self.readers.items():
-            seen = reader.run(x.to(reader.device), self.t)
+            seen = reader.run(x, self.t)
             found |= {(contender, layer): seen[layer] for layer in self.layers}
         return found
 
