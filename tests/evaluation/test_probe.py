@@ -272,6 +272,13 @@ def test_the_choice_is_made_on_validation_images_and_the_test_is_of_others(pair)
     assert clean.gain.value == pytest.approx(result.chosen.test.value - 1)
 
 
+def test_features_that_do_not_fit_into_memory_are_refused(pair, monkeypatch):
+    monkeypatch.setattr("scalelong.evaluation.probe.MOST_NUMBERS", 600 * 16 * 4 - 1)
+    with pytest.raises(EvaluationError, match="4 layers of 16 features for 600 images"):
+        sl.linear_probe(tiny(), pair, times=[1])
+    assert sl.linear_probe(tiny(), pair, times=[1], layers=["dec*"], batch_size=599).network.layers == ("decoder.0",)
+
+
 def test_half_precision(pair):
     found = sl.linear_probe(tiny().to(torch.bfloat16), pair, times=[1], layers=["middle"])
     assert found.chosen.test.value > 0.4

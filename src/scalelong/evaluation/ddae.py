@@ -45,7 +45,7 @@ def published_probe(
     told: dict[str, Any],
     progress: Advance | None,
 ) -> LinearProbe:
-    decoder = tuple(name for name in reader.names if _is_up(name, reader.names))
+    decoder = reader.decoder
     fitted = torch.cat([parts.fit, parts.validation])
     scores: dict[tuple[str, str, float], Tensor] = {}
     total, done = draws * len(times), 0
@@ -90,11 +90,6 @@ def published_probe(
         chosen_on="test",
         **{**told, "images": images},
     )
-
-
-def _is_up(name: str, names: Sequence[str]) -> bool:
-    """Whether a block merges a skip: those behind the middle of the list, or all if they were named by hand."""
-    return "decoder" in name or "up_blocks" in name or not any("decoder" in n or "up_blocks" in n for n in names)
 
 
 class _Heads:

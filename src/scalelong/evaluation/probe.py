@@ -218,7 +218,7 @@ class Reader:
         self.axes: dict[str, int] = {}
         known = [name for name, _ in model.named_modules() if name]
         if layers is not None and all(name in known for name in layers):
-            self.names = tuple(dict.fromkeys(layers))
+            self.names = self.decoder = tuple(dict.fromkeys(layers))
         else:
             plan = plan_for(model, example_inputs or self.example)
             blocks = block_names(model, plan)
@@ -226,23 +226,29 @@ class Reader:
             usual = (*blocks, *([last] if last else []))
             self.names = usual if layers is None else _matching(layers, usual, known, type(model).__name__)
             self.axes = dict.fromkeys(usual, plan.sites[0].channel_axis)
+            merging = {skip.consumer for skip in plan}
+            self.decoder = tuple(name for name in self.names if name in merging) or self.names
 
     def read(self, x: Tensor, t: float) -> dict[str, Tensor]:
         """Of all images, batch by batch."""
         found: dict[str, list[Tensor]] = {name: [] for name in self.names}
         for part in x.split(self.batch_size):
             for name, features in self.run(part, t).items():
+                if not found[name]:
+                    self._require_memory(features.shape[1], len(x))
                 found[name].append(features)
-            held = sum(each.numel() for parts in found.values() for each in parts[:1]) * len(x) / len(part)
-            if held > MOST_NUMBERS:
-                raise EvaluationError(
-                    f"the features of {len(x)} images are {held * 4 / 2**30:.0f} GiB: probe fewer --images or "
-                    f"--layers, or pool them (--pool mean)"
-                )
         for name, parts in found.items():
             if not parts:
                 raise FeatureError(f"the layer {name} of {type(self.model).__name__} does not run: leave it out")
         return {name: torch.cat(parts) for name, parts in found.items()}
+
+    def _require_memory(self, width: int, count: int) -> None:
+        held = width * count * len(self.names)
+        if held > MOST_NUMBERS:
+            raise EvaluationError(
+                f"{len(self.names)} layers of {width} features for {count} images are {held * 4 / 2**30:.0f} GiB: "
+                f"probe fewer --images or --layers, or pool them (--pool mean)"
+            )
 
     def run(self, x: Tensor, t: float) -> dict[str, Tensor]:
         """Of one batch, pooled, on the CPU."""
