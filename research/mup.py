@@ -1,0 +1,250 @@
+"""Does the best learning rate stay when a U-ViT becomes wider? Rates × widths × seeds, standard and μP.
+
+    python -m research.mup run digits         # what is missing of one data set (garments: the other)
+    python -m research.mup coords             # the coordinate checks
+    python -m research.mup redraw             # page of results and figures, from the raw results alone
+
+Nothing has to be downloaded: digits and garments come with the package. Settings and rules were committed before the
+runs: docs/evidence/mup/plan.md. Interrupt at any time.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import nn
+
+import scalelong as sl
+from scalelong.console import text_table
+from scalelong.experiments.rates import RecipeTask
+from scalelong.experiments.runs import exit_code
+from scalelong.files import read_json_lines, write_text
+from scalelong.models.call import Denoiser
+from scalelong.noise import losses
+from scalelong.randomness import generator, seed_global
+from scalelong.runs.config import DiffusionConfig, ImagesConfig, TrainConfig
+
+FOLDER = Path("docs/evidence/mup")
+BASE, HEAD, DEPTH = 64, 16, 4
+STEPS, WARMUP, BATCH, DECAY, BETAS = 300, 30, 16, 0.03, (0.9, 0.99)
+SEEDS = (100, 101, 102)
+DRAWS = 4
+"""Of noise and time for each held-out image."""
+DATA = {"digits": (8, 2, 297), "garments": (16, 4, 400)}
+"""Size of images and patches, and images held out."""
+PARAMETRISATIONS = ("standard", "strict", "unit")
+NARROW = (2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2)
+WIDE = {
+    "standard": (1e-3, 2e-3, 4e-3, 8e-3),
+    "strict": (4e-3, 8e-3, 1.6e-2),
+    "unit": (4e-3, 8e-3, 1.6e-2, 3.2e-2),
+}
+WIDEST = {"strict": (8e-3,), "standard": (1e-3,), "unit": (1.6e-2,)}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run before it is trained."""
+
+    data: str
+    width: int
+    parametrisation: str
+    rate: float
+    seed: int
+
+
+@dataclass(frozen=True)
+class Trained(Cell):
+    loss: float
+    curve: tuple[float, ...]
+    """Means of the training loss over tenths of the run."""
+    seconds: float
+    """Processor time."""
+
+
+def planned(data: str) -> Iterator[Cell]:
+    for seed in SEEDS:
+        yield from (Cell(data, BASE, "all", rate, seed) for rate in NARROW)
+    for seed in SEEDS:
+        yield from (Cell(data, 256, name, rate, seed) for name, rates in WIDE.items() for rate in rates)
+    if data == "digits":
+        yield from (Cell(data, 512, name, rate, SEEDS[0]) for name, rates in WIDEST.items() for rate in rates)
+
+
+# A run
+
+
+@lru_cache(maxsize=2)
+def task_of(data: str) -> RecipeTask:
+    size, _, held_out = DATA[data]
+    config = TrainConfig(
+        data=data,
+        batch_size=BATCH,
+        images=ImagesConfig(size=size, channels=1, held_out=held_out),
+        diffusion=DiffusionConfig(prediction="v"),
+    )
+    return RecipeTask(config)
+
+
+def network(data: str, width: int, **options: Any) -> sl.UViT:
+    size, patch, _ = DATA[data]
+    sizes: dict[str, Any] = {"image_size": size, "patch_size": patch, "channels": 1, "dim": width}
+    return sl.UViT(**{**sizes, "depth": DEPTH, "heads": width // HEAD, **options})
+
+
+def train(cell: Cell) -> Trained:
+    began = time.process_time()
+    task = task_of(cell.data)
+    with torch.random.fork_rng():
+        seed_global(cell.seed, "weights")
+        model = network(cell.data, cell.width)
+    groups: Any = model.parameters()
+    if cell.parametrisation in ("strict", "unit"):
+        sl.mup.start_(model, base=BASE, output_start=cell.parametrisation)
+        groups = sl.mup.parameter_groups(model, base=BASE, lr=cell.rate, weight_decay=DECAY)
+    optimizer = torch.optim.AdamW(groups, lr=cell.rate, betas=BETAS, weight_decay=DECAY, fused=True)
+    full = [group["lr"] for group in optimizer.param_groups]
+    seen: list[float] = []
+    for step in range(STEPS):
+        share = min(1.0, (step + 1) / WARMUP) * (1 - max(0, step - WARMUP) / (STEPS - WARMUP))
+        for group, lr in zip(optimizer.param_groups, full, strict=True):
+            group["lr"] = lr * share
+        optimizer.zero_grad()
+        loss = task.loss(Denoiser(model).given, generator(cell.seed, "mup", step))
+        loss.backward()
+        optimizer.step()
+        seen.append(float(loss.detach()))
+    tenth = STEPS // 10
+    curve = tuple(round(fmean(seen[i : i + tenth]), 5) for i in range(0, STEPS, tenth))
+    seconds = time.process_time() - began
+    return Trained(**asdict(cell), loss=held_out(model, task), curve=curve, seconds=round(seconds, 1))
+
+
+@torch.no_grad()
+def held_out(model: nn.Module, task: RecipeTask) -> float:
+    assert task.source.held_out is not None
+    network, prediction = Denoiser(model.eval()), task.config.diffusion.prediction
+    found = []
+    for draw in range(DRAWS):
+        for x0, noise, t, condition in replace(task.inputs, seed=draw).held_out(task.source.held_out):
+            found.append(losses(network.given(condition), task.process, prediction, x0, noise, t))
+    return float(torch.cat(found).double().mean())
+
+
+def results(data: str | None = None) -> list[Trained]:
+    found: list[Trained] = []
+    for name in [data] if data else list(DATA):
+        path = FOLDER / f"{name}.jsonl"
+        rows = read_json_lines(path) if path.exists() else []
+        found += [Trained(**{**row, "curve": tuple(row["curve"])}) for row in rows]
+    return found
+
+
+def run(data: str) -> int:
+    done = {Cell(**{name: getattr(each, name) for name in Cell.__dataclass_fields__}) for each in results(data)}
+    path = FOLDER / f"{data}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for cell in planned(data):
+        if cell in done:
+            continue
+        found = train(cell)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(found)) + "\n")
+        print(
+            f"{data} {cell.width} {cell.parametrisation} {cell.rate:g} seed {cell.seed}: {found.loss:.4f}", flush=True
+        )
+    return 0
+
+
+# The coordinate checks
+
+
+def coords(which: Sequence[str]) -> int:
+    made: dict[str, Any] = {
+        "uvit": lambda: check((64, 128, 256, 512), 3, "U-ViT of depth 4, digits"),
+        "uvit-wide": lambda: check((128, 256, 512, 1024), 1, "U-ViT of depth 4, digits, to width 1024"),
+        "unet": unet_check,
+        "ls-token": lambda: check((64, 128, 256), 3, "U-ViT with LS, token gates", scaling="ls:gate=token"),
+        "ls-channel": lambda: check((64, 128, 256), 3, "U-ViT with LS, channel gates", scaling="ls:gate=channel"),
+    }
+    for name in which or made:
+        found = made[name]()
+        write_text(FOLDER / f"coords-{name}.json", found.to_json() + "\n")
+        print(f"{found}\n", flush=True)
+    return 0
+
+
+def check(widths: Sequence[int], seeds: int, title: str, **options: Any) -> sl.mup.Coordinates:
+    task = task_of("digits")
+
+    def loss(model: nn.Module, i: int) -> torch.Tensor:
+        return task.loss(Denoiser(model).given, generator(0, "coords", i))
+
+    return sl.mup.coordinates(
+        lambda width: network("digits", width, **options),
+        widths,
+        base=min(widths),
+        lr=2e-3,
+        steps=5,
+        seeds=seeds,
+        parametrisations=("standard", "mup", "mup:unit") if not options else ("standard", "mup"),
+        loss=loss,
+        title=title,
+    )
+
+
+def unet_check() -> sl.mup.Coordinates:
+    from diffusers.models.unets.unet_2d import UNet2DModel
+
+    def make(width: int) -> nn.Module:
+        return UNet2DModel(
+            sample_size=16,
+            in_channels=1,
+            out_channels=1,
+            block_out_channels=(width, 2 * width),
+            down_block_types=("DownBlock2D", "AttnDownBlock2D"),
+            up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+            layers_per_block=1,
+            norm_num_groups=8,
+        )
+
+    return sl.mup.coordinates(
+        make,
+        (32, 64, 128),
+        lr=1e-3,
+        seeds=2,
+        parametrisations=("standard", "mup", "mup:unit"),
+        title="UNet2DModel of diffusers",
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m research.mup", description="Best learning rates over widths, standard and μP."
+    )
+    parser.add_argument("what", choices=("run", "coords", "redraw"))
+    parser.add_argument("names", nargs="*", help="data sets of run, checks of coords")
+    given = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    if given.what == "run":
+        for data in given.names or DATA:
+            run(data)
+        return 0
+    return coords(given.names) if given.what == "coords" else redraw()
+
+
+def redraw() -> int:
+    print(text_table([{"runs": len(results())}]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main))
