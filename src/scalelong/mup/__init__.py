@@ -17,10 +17,13 @@ from .groups import (
     parameter_groups as parameter_groups,
     require_output_start as require_output_start,
     start_ as start_,
+    start_kinds_ as start_kinds_,
 )
 from .parameters import (
     Kind as Kind,
     Kinds as Kinds,
     kinds as kinds,
+    unet_at as unet_at,
+    uvit_at as uvit_at,
     width_of as width_of,
 )

@@ -520,10 +520,11 @@ _QUERIES = {"to_q": 1, "q_proj": 1, "query": 1, "qkv": 3, "to_qkv": 3, "in_proj"
 def head_sizes(model: nn.Module) -> Iterator[tuple[str, int]]:
     """The size of an attention head, by the name of the attention, where it can be told."""
     for name, module in model.named_modules():
-        heads = next((getattr(module, each) for each in _HEADS if _is_count(getattr(module, each, None))), None)
+        own = vars(module)  # diffusers' models warn if they are asked for a field of their configuration
+        heads = next((own[each] for each in _HEADS if _is_count(own.get(each))), None)
         if heads is None:
             continue
-        size = next((getattr(module, each) for each in _SIZES if _is_count(getattr(module, each, None))), None)
+        size = next((own[each] for each in _SIZES if _is_count(own.get(each))), None)
         for child, parts in _QUERIES.items():
             weight = getattr(getattr(module, child, None), "weight", None)
             if size is None and isinstance(weight, torch.Tensor) and weight.dim() >= 2:
