@@ -26,4 +26,5 @@ from .parameters import (
     unet_at as unet_at,
     uvit_at as uvit_at,
     width_of as width_of,
+    width_options as width_options,
 )

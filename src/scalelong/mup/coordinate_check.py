@@ -149,9 +149,7 @@ class Coordinates:
             said = ", ".join(f"{slope:+.2f} ({row}) after {k}" for k, row, slope in found)
             holds = "every block moves alike" if self.holds(parametrisation) else "blocks do not move alike"
             lines.append(f"{parametrisation}: {holds}; steepest slope {said} (limit ±{LIMIT:g})")
-        lines.append(
-            "the output's rows are not judged: their first steps unlearn the start, whose size depends on the width"
-        )
+        lines.append("the output's rows are not judged: their first steps unlearn the start (docs/mup.md)")
         if self.seeds < 3:
             lines.append(f"{self.seeds} seed(s): slopes of single networks scatter by ±0.1, take at least 3")
         if self.batches == "fresh":
@@ -418,8 +416,11 @@ def _watched(model: nn.Module, found: Kinds | None, rows: Sequence[str] | None, 
 def _block_names(model: nn.Module) -> list[str]:
     """Children of the model, elements of lists at any place, and the merges of U-ViT, as far as they have weights."""
     found = []
+    within_heads = tuple(f"{name}." for name, _ in head_sizes(model) if name)
     for name, module in model.named_modules():
         parent, _, leaf = name.rpartition(".")
+        if name.startswith(within_heads):  # diffusers' to_out is a list
+            continue
         if not name or next(module.parameters(), None) is None or name.partition(".")[0] == "skip_scaling":
             continue
         if isinstance(module, nn.ModuleList | nn.ModuleDict):
@@ -438,9 +439,11 @@ def _block_names(model: nn.Module) -> list[str]:
 def _role(name: str, found: Kinds | None, model: nn.Module) -> Role:
     """Modules without hidden weights are inputs; those with an output weight, or without anything that grows, belong
     to the output."""
-    if found is None:
-        own = dict(model.get_submodule(name).named_parameters())
-        return "output" if name in ("to_patches", "final_conv", "conv_out") else ("block" if len(own) > 2 else "input")
+    if found is None:  # along depth
+        own = list(model.get_submodule(name).parameters())
+        if name in ("to_patches", "final_conv", "conv_out"):
+            return "output"
+        return "input" if "." not in name and len(own) <= 2 else "block"
     kinds = {kind.kind for each, kind in found.items() if each.startswith(f"{name}.")}
     if "output" in kinds or kinds <= {"finite"}:
         return "output"

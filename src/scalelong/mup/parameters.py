@@ -18,6 +18,7 @@ m is the fan-in divided by that of the base. What cannot be told raises UnclearP
 """
 
 import copy
+import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -244,6 +245,30 @@ def unet_at(kind: str, values: Mapping[str, Any], width: int) -> dict[str, Any]:
     if kind != "UNet2DModel":
         made |= {name: times(values[name], name) for name in _HEAD_COUNTS if values.get(name) is not None}
     return made
+
+
+WIDTHS = ("dim", "width", "hidden_size", "embed_dim", "model_channels", "base_channels")
+COUNTS = ("heads", "num_heads", "num_attention_heads")
+"""Names under which networks take their width and their number of heads."""
+
+
+def width_options(factory: Callable[..., Any], options: Mapping[str, Any], width: int) -> dict[str, Any]:
+    """The arguments of anyone's factory at another width: heads keep their size where there are any."""
+    if "block_out_channels" in options:
+        return unet_at(getattr(factory, "__name__", ""), options, width)
+    parameters = inspect.signature(factory).parameters
+    known = {name: each.default for name, each in parameters.items() if _is_count(each.default)} | dict(options)
+    named = next((name for name in WIDTHS if _is_count(known.get(name))), None)
+    if named is None:
+        what = getattr(factory, "__name__", str(factory))
+        raise InvalidConfigError(
+            f"the width of {what} is not known: give it among its options as one of {', '.join(WIDTHS)} or "
+            f"block_out_channels"
+        )
+    heads = next((name for name in COUNTS if _is_count(known.get(name))), None)
+    if heads is None:
+        return {**options, named: width}
+    return {**options, named: width, heads: uvit_at({"dim": known[named], "heads": known[heads]}, width)["heads"]}
 
 
 def _is_diffusers(model: nn.Module) -> bool:

@@ -46,7 +46,7 @@ from ..files import in_words, read_json
 from ..models import UViT, unet
 from ..models.call import call_arguments, require_condition_used
 from ..models.presets import UNET_PRESETS, preset_arguments
-from ..mup import Kinds, kinds, require_output_start, start_kinds_, unet_at, uvit_at
+from ..mup import Kinds, kinds, require_output_start, start_kinds_, unet_at, uvit_at, width_options
 from ..noise import NoiseProcess
 from ..optional import load_object
 from ..randomness import seed_global
@@ -127,10 +127,6 @@ def build_model(config: TrainConfig, shape: DataShape, adapters: bool = True) ->
 
 # Widths: the base of μP, and sweeps
 
-WIDTHS = ("dim", "width", "hidden_size", "embed_dim", "model_channels", "base_channels")
-HEADS = ("heads", "num_heads", "num_attention_heads")
-"""Names under which factories take their width and their number of heads."""
-
 
 def mup_kinds(model: nn.Module, config: TrainConfig, shape: DataShape) -> Kinds | None:
     """What each parameter is to μP, by comparison with the network at the base width; None without a base width."""
@@ -171,7 +167,7 @@ def with_width(config: TrainConfig, width: int) -> TrainConfig:
         made = unet_at(kind, values | options, width)
         names = [name for name in made if made[name] != (values | options)[name] or name == "block_out_channels"]
         return replace(config, model_options=options | {name: _plain(made[name]) for name in names})
-    return replace(config, model_options=_factory_options(config, options, width))
+    return replace(config, model_options=width_options(_import(config.model), options, width))
 
 
 def _plain(value: Any) -> Any:
@@ -186,22 +182,6 @@ def _diffusers_values(config: TrainConfig) -> tuple[str, dict[str, Any]]:
     if name not in UNET_PRESETS:
         raise InvalidConfigError(f"unknown UNet preset {name!r}; known: {', '.join(UNET_PRESETS)}")
     return UNET_PRESETS[name].kind, dict(UNET_PRESETS[name].arguments)
-
-
-def _factory_options(config: TrainConfig, options: dict[str, Any], width: int) -> dict[str, Any]:
-    parameters = inspect.signature(_import(config.model)).parameters
-    values = {name: each.default for name, each in parameters.items() if isinstance(each.default, int)} | options
-    named = next((name for name in WIDTHS if isinstance(values.get(name), int)), None)
-    if named is None:
-        raise InvalidConfigError(
-            f"the width of {config.model} is not known: give it as --model-options {WIDTHS[0]}=... (or "
-            f"{', '.join(WIDTHS[1:])})"
-        )
-    heads = next((name for name in HEADS if isinstance(values.get(name), int)), None)
-    if heads is None:
-        return options | {named: width}
-    made = uvit_at({"dim": values[named], "heads": values[heads]}, width)
-    return options | {named: width, heads: made["heads"]}
 
 
 def uses_channels_last(config: TrainConfig, model: nn.Module) -> bool:
