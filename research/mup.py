@@ -2,6 +2,7 @@
 
     python -m research.mup run digits         # what is missing of one data set (garments: the other)
     python -m research.mup coords             # the coordinate checks
+    python -m research.mup kappa              # CS in the forward pass against other starts and rates of the skip half
     python -m research.mup redraw             # page of results and figures, from the raw results alone
 
 Nothing has to be downloaded: digits and garments come with the package. Settings and rules were committed before the
@@ -28,25 +29,38 @@ from scalelong.experiments.rates import RecipeTask
 from scalelong.experiments.runs import exit_code
 from scalelong.files import read_json_lines, write_text
 from scalelong.models.call import Denoiser
-from scalelong.noise import losses
+from scalelong.models.uvit import SkipMerge
+from scalelong.noise import losses, target
 from scalelong.randomness import generator, seed_global
 from scalelong.runs.config import DiffusionConfig, ImagesConfig, TrainConfig
 
 FOLDER = Path("docs/evidence/mup")
-BASE, HEAD, DEPTH = 64, 16, 4
+HEAD, DEPTH = 16, 4
 STEPS, WARMUP, BATCH, DECAY, BETAS = 300, 30, 16, 0.03, (0.9, 0.99)
 SEEDS = (100, 101, 102)
 DRAWS = 4
 """Of noise and time for each held-out image."""
 DATA = {"digits": (8, 2, 297), "garments": (16, 4, 400)}
 """Size of images and patches, and images held out."""
-PARAMETRISATIONS = ("standard", "strict", "unit")
 NARROW = (2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2)
-WIDE = {
-    "standard": (1e-3, 2e-3, 4e-3, 8e-3),
-    "strict": (4e-3, 8e-3, 1.6e-2),
-    "unit": (4e-3, 8e-3, 1.6e-2, 3.2e-2),
+"""Rates at the base, where all parametrisations are one."""
+WIDE: dict[int, dict[int, dict[str, tuple[float, ...]]]] = {
+    32: {
+        128: {
+            "standard": (2e-3, 4e-3, 8e-3, 1.6e-2),
+            "strict": (4e-3, 8e-3, 1.6e-2, 3.2e-2),
+            "unit": (8e-3, 1.6e-2, 3.2e-2),
+        }
+    },
+    64: {
+        256: {
+            "standard": (1e-3, 2e-3, 4e-3, 8e-3),
+            "strict": (4e-3, 8e-3, 1.6e-2),
+            "unit": (4e-3, 8e-3, 1.6e-2, 3.2e-2),
+        }
+    },
 }
+"""By base and width."""
 WIDEST = {"strict": (8e-3,), "standard": (1e-3,), "unit": (1.6e-2,)}
 
 
@@ -55,6 +69,7 @@ class Cell:
     """One run before it is trained."""
 
     data: str
+    base: int
     width: int
     parametrisation: str
     rate: float
@@ -71,12 +86,13 @@ class Trained(Cell):
 
 
 def planned(data: str) -> Iterator[Cell]:
-    for seed in SEEDS:
-        yield from (Cell(data, BASE, "all", rate, seed) for rate in NARROW)
-    for seed in SEEDS:
-        yield from (Cell(data, 256, name, rate, seed) for name, rates in WIDE.items() for rate in rates)
+    for base, targets in WIDE.items():
+        for seed in SEEDS:
+            yield from (Cell(data, base, base, "all", rate, seed) for rate in NARROW)
+            for width, rows in targets.items():
+                yield from (Cell(data, base, width, name, rate, seed) for name, rates in rows.items() for rate in rates)
     if data == "digits":
-        yield from (Cell(data, 512, name, rate, SEEDS[0]) for name, rates in WIDEST.items() for rate in rates)
+        yield from (Cell(data, 64, 512, name, rate, SEEDS[0]) for name, rates in WIDEST.items() for rate in rates)
 
 
 # A run
@@ -108,8 +124,8 @@ def train(cell: Cell) -> Trained:
         model = network(cell.data, cell.width)
     groups: Any = model.parameters()
     if cell.parametrisation in ("strict", "unit"):
-        sl.mup.start_(model, base=BASE, output_start=cell.parametrisation)
-        groups = sl.mup.parameter_groups(model, base=BASE, lr=cell.rate, weight_decay=DECAY)
+        sl.mup.start_(model, base=cell.base, output_start=cell.parametrisation)
+        groups = sl.mup.parameter_groups(model, base=cell.base, lr=cell.rate, weight_decay=DECAY)
     optimizer = torch.optim.AdamW(groups, lr=cell.rate, betas=BETAS, weight_decay=DECAY, fused=True)
     full = [group["lr"] for group in optimizer.param_groups]
     seen: list[float] = []
@@ -226,11 +242,79 @@ def unet_check() -> sl.mup.Coordinates:
     )
 
 
+# κ in the forward pass, as another start, rate, decay and ε of the skip half of each merge
+
+KAPPA_STEPS, KAPPA_RATE = 100, 1e-3
+ALL = ("start", "rate", "decay", "eps")
+VARIANTS: dict[str, tuple[tuple[str, ...], float | None]] = {
+    "start × κ, rate × κ, decay / κ, ε / κ": (ALL, None),
+    "the same with one ε for all": (ALL[:3], None),
+    "the same with one decay for all": (("start", "rate", "eps"), None),
+    "all four, gradients clipped to a norm of 0.1": (ALL, 0.1),
+    "folded before training: start × κ alone": (ALL[:1], None),
+}
+
+
+class SplitMerge(SkipMerge):
+    """Main and skip half are parameters of their own, so that they can be in different groups."""
+
+    @property
+    def weight(self) -> torch.Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return torch.cat([self.main, self.skip], dim=1)  # pyright: ignore[reportArgumentType]
+
+
+def kappa_run(scaled: tuple[str, ...] | None, clip: float | None) -> list[torch.Tensor]:
+    """Losses, then the output: with CS(0.7) attached (None), or without it and what `scaled` names."""
+    torch.manual_seed(0)
+    model: Any = network("digits", 32, depth=6, scaling="none" if scaled is not None else "cs:0.7").double()
+    factors: dict[str, float] = {}
+    for position, block in enumerate(model.decoder):
+        merge: Any = block.merge
+        main, skip = merge.weight.detach().split(merge.dim, dim=1)
+        del merge.weight
+        merge.__class__ = SplitMerge
+        merge.main, merge.skip = nn.Parameter(main.clone()), nn.Parameter(skip.clone())
+        factors[f"decoder.{position}.merge.skip"] = 0.7 ** (len(model.decoder) - 1 - position)
+    groups = []
+    for name, parameter in model.named_parameters():
+        a = {part: factors.get(name, 1.0) if part in (scaled or ()) else 1.0 for part in ALL}
+        with torch.no_grad():
+            parameter *= a["start"]
+        values = {"lr": KAPPA_RATE * a["rate"], "weight_decay": DECAY / a["decay"], "eps": 1e-8 / a["eps"]}
+        groups.append({"params": [parameter], **values})
+    optimizer = torch.optim.AdamW(groups, betas=BETAS)
+    task, found = task_of("digits"), []
+    assert task.source.held_out is not None
+    x0, noise, t, _ = next(iter(task.inputs.held_out(task.source.held_out)))
+    x_t = task.process.add_noise(x0, noise, t)[:8].double()
+    wanted, t = target(task.process, "v", x0, noise, t)[:8].double(), t[:8]
+    for _ in range(KAPPA_STEPS):
+        optimizer.zero_grad()
+        loss = (model(x_t, t) - wanted).square().mean()
+        loss.backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        found.append(loss.detach())
+    return [*found, model(x_t, t).detach()]
+
+
+def kappa() -> int:
+    rows = []
+    for name, (scaled, clip) in VARIANTS.items():
+        first, second = kappa_run(None, clip), kappa_run(scaled, clip)
+        apart = max(float((a - b).abs()) for a, b in zip(first[:-1], second[:-1], strict=True))
+        outputs = float((first[-1] - second[-1]).norm() / second[-1].norm())
+        rows.append({"without CS": name, "losses": f"{apart:.0e}", "outputs, relative": f"{outputs:.0e}"})
+    print(text_table(rows, left=("without CS",)))
+    return 0
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m research.mup", description="Best learning rates over widths, standard and μP."
     )
-    parser.add_argument("what", choices=("run", "coords", "redraw"))
+    parser.add_argument("what", choices=("run", "coords", "kappa", "redraw"))
     parser.add_argument("names", nargs="*", help="data sets of run, checks of coords")
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
@@ -238,6 +322,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for data in given.names or DATA:
             run(data)
         return 0
+    if given.what == "kappa":
+        return kappa()
     return coords(given.names) if given.what == "coords" else redraw()
 
 
