@@ -25,6 +25,7 @@ from torch import nn
 
 import scalelong as sl
 from scalelong.console import text_table
+from scalelong.experiments.figures import colour_of, legend, panels, save
 from scalelong.experiments.rates import RecipeTask
 from scalelong.experiments.runs import exit_code
 from scalelong.files import read_json_lines, write_text
@@ -327,9 +328,179 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return coords(given.names) if given.what == "coords" else redraw()
 
 
+# The page of results
+
+
+@dataclass(frozen=True)
+class Row:
+    """One width and parametrisation of one data set: losses by rate and seed."""
+
+    data: str
+    base: int
+    width: int
+    parametrisation: str
+    losses: dict[float, dict[int, float]]
+
+    def mean(self, rate: float) -> float:
+        return fmean(self.losses[rate].values())
+
+    @property
+    def rates(self) -> list[float]:
+        """Those that all seeds of the row have."""
+        most = max(len(found) for found in self.losses.values())
+        return sorted(rate for rate, found in self.losses.items() if len(found) == most)
+
+    @property
+    def best(self) -> float:
+        return min(self.rates, key=self.mean)
+
+    @property
+    def bracketed(self) -> bool:
+        return self.best not in (self.rates[0], self.rates[-1])
+
+    def regret(self, narrow: "Row") -> float | None:
+        """Of the best rate of the base; None if it was not run here."""
+        taken = narrow.best
+        return self.mean(taken) / self.mean(self.best) - 1 if taken in self.rates else None
+
+
+def rows_of(found: Sequence[Trained]) -> list[Row]:
+    cells: dict[tuple[str, int, int, str], dict[float, dict[int, float]]] = {}
+    for each in found:
+        key = (each.data, each.base, each.width, each.parametrisation)
+        cells.setdefault(key, {}).setdefault(each.rate, {})[each.seed] = each.loss
+    return [Row(*key, losses) for key, losses in sorted(cells.items())]
+
+
+def table_of(rows: Sequence[Row], narrow: Row) -> list[dict[str, str]]:
+    shown = []
+    for row in rows:
+        regret = row.regret(narrow)
+        end = "" if row.bracketed else f" (the {'largest' if row.best == row.rates[-1] else 'smallest'} tried)"
+        losses = " ".join(f"{loss:.4f}" for _, loss in sorted(row.losses[row.best].items()))
+        shown.append(
+            {
+                "width": str(row.width),
+                "parametrisation": row.parametrisation,
+                "rates": " ".join(f"{rate:g}" for rate in row.rates),
+                "mean loss": " ".join(f"{row.mean(rate):.4f}" for rate in row.rates),
+                "best rate": f"{row.best:g}{end}",
+                "all seeds there": losses,
+                "regret": "not run" if regret is None else f"{regret:.1%}",
+            }
+        )
+    return shown
+
+
+def verdicts(rows: Sequence[Row], base: int, width: int) -> list[str]:
+    """By the rules of plan.md."""
+    found: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        if row.base == base and row.width in (base, width):
+            found.setdefault(row.data, {})[row.parametrisation] = row
+    complete = {data: each for data, each in found.items() if {"all", "standard", "strict", "unit"} <= set(each)}
+    if not complete:
+        return [f"{base} to {width}: not run"]
+    said = []
+    missing = [data for data in DATA if data not in complete]
+    if missing:
+        said.append(f"{base} to {width}: {', '.join(missing)} not run, so nothing is decided by rule; what was seen:")
+    for data, each in complete.items():
+        narrow = each["all"]
+        moved = narrow.best / each["standard"].best
+        lines = [f"{data}: standard's best rate falls by {moved:g}"]
+        for name in ("standard", "strict", "unit"):
+            regret = each[name].regret(narrow)
+            lines.append(f"{name}'s regret {'not known' if regret is None else f'{regret:.1%}'}")
+        said.append(", ".join(lines))
+        best = {name: each[name].mean(each[name].best) for name in ("standard", "strict", "unit")}
+        pairs = [
+            each["strict"].losses[rate][seed] < each["unit"].losses[rate][seed]
+            for rate in each["strict"].losses
+            for seed in each["strict"].losses[rate]
+            if seed in each["unit"].losses.get(rate, {})
+        ]
+        ends = ", ".join(f"{name} {loss:.4f}" for name, loss in best.items())
+        said.append(f"{data}: best against best {ends}; strict is below unit in {sum(pairs)} of {len(pairs)} pairs")
+    if missing:
+        return said
+    falls = [each["all"].best / each["standard"].best >= 2 for each in complete.values()]
+    said.append(f"standard moves: {_decided(falls)}")
+    for name in ("strict", "unit"):
+        regrets = [each[name].regret(each["all"]) for each in complete.values()]
+        said.append(f"{name} holds the rate: {_decided([each is not None and each <= 0.01 for each in regrets])}")
+    better = [
+        each["strict"].mean(each["strict"].best) < each["unit"].mean(each["unit"].best) for each in complete.values()
+    ]
+    said.append(
+        f"strict as the default: {'confirmed' if all(better) else 'refuted' if not any(better) else 'undecided'}"
+    )
+    return said
+
+
+def _decided(each: Sequence[bool]) -> str:
+    return "yes" if all(each) else "no" if not any(each) else "undecided (one data set each way)"
+
+
+def saving(found: Sequence[Trained], base: int, width: int) -> list[str]:
+    """Processor time of a search at the base and one run, against the search at the target with one run."""
+    lines = []
+    for data in DATA:
+        narrow = [each.seconds for each in found if (each.data, each.base, each.width) == (data, base, base)]
+        wide = [each for each in found if (each.data, each.base, each.width) == (data, base, width)]
+        standard = [each.seconds for each in wide if each.parametrisation == "standard"]
+        if not narrow or not standard:
+            continue
+        one = fmean(each.seconds for each in wide)
+        searched, again = sum(narrow) + one, sum(standard) + one
+        lines.append(
+            f"{data}, {base} to {width}: search at {base} and one run {searched:.0f} s, search at {width} and one run "
+            f"{again:.0f} s ({again / searched:.1f} times as much)"
+        )
+    return lines
+
+
 def redraw() -> int:
-    print(text_table([{"runs": len(results())}]))
+    found, page = results(), ["# μP for U-ViT: results", "", "Made by `python -m research.mup redraw`.", ""]
+    rows = rows_of(found)
+    for base, targets in WIDE.items():
+        for width in targets:
+            page += [f"## Base {base}, width {width}", ""]
+            for data in DATA:
+                mine = [row for row in rows if (row.data, row.base) == (data, base)]
+                narrow = next((row for row in mine if row.width == base), None)
+                if narrow is not None and mine:
+                    page += [f"{data}:", "", "```text", text_table(table_of(mine, narrow)), "```", ""]
+            page += [f"- {line}" for line in [*verdicts(rows, base, width), *saving(found, base, width)]] + [""]
+            draw([row for row in rows if row.base == base], FOLDER / f"grid-{base}.png")
+    for path in sorted(FOLDER.glob("coords-*.json")):
+        table = sl.mup.Coordinates.from_json(path.read_text(encoding="utf-8"))
+        table.plot(path.with_suffix(".png"))
+        page += [f"## Coordinates: {path.stem.removeprefix('coords-')}", "", "```text", str(table), "```", ""]
+    write_text(FOLDER / "results.md", "\n".join(page))
     return 0
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """A panel per data set: loss over rate, a line per width and parametrisation, every seed as a dot."""
+    if not rows:
+        return
+    names = list(dict.fromkeys(row.data for row in rows))
+    figure, axes = panels(len(names), height=3.2, width=4.2)
+    lines = list(dict.fromkeys((row.width, row.parametrisation) for row in rows))
+    for place, data in zip(axes, names, strict=True):
+        for row in rows:
+            if row.data != data:
+                continue
+            color = colour_of(lines.index((row.width, row.parametrisation)))
+            for rate, seen in row.losses.items():
+                place.plot([rate] * len(seen), list(seen.values()), ".", color=color, alpha=0.5, markersize=4)
+            label = f"{row.width}" if row.parametrisation == "all" else f"{row.width}, {row.parametrisation}"
+            place.plot(row.rates, [row.mean(rate) for rate in row.rates], color=color, label=label)
+            place.plot([row.best], [row.mean(row.best)], "o", color=color, markersize=7)
+        place.set(xscale="log", xlabel="learning rate at the base", title=data, ylabel="held-out loss")
+        legend(place)
+    save(figure, path)
 
 
 if __name__ == "__main__":

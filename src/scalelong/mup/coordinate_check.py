@@ -109,7 +109,7 @@ class Coordinates:
             mine = [record for record in found if record.seed == seed]
             sizes = [record.start if k == 0 else record.changes[k - 1] for record in mine]
             slopes.append(log_slope([record.at for record in mine], sizes))
-        return Slope(fmean(slopes), min(slopes), max(slopes))
+        return Slope(*(round(value, 4) for value in (fmean(slopes), min(slopes), max(slopes))))
 
     def worst(self, parametrisation: str, k: int | None = None) -> tuple[str, float]:
         """The block whose mean slope is the largest in magnitude."""
@@ -176,7 +176,9 @@ class Coordinates:
         }
         verdict = {name: self.holds(name) for name in self.parametrisations}
         records = [asdict(record) for record in self.records]
-        return json.dumps({**values, "holds": verdict, "slopes": slopes, "records": records}, indent=1)
+        # A line for each record: there are many.
+        head = json.dumps({**values, "holds": verdict, "slopes": slopes})
+        return f'{head[:-1]}, "records": [\n' + ",\n".join(map(json.dumps, records)) + "\n]}"
 
     @classmethod
     def from_json(cls, text: str) -> "Coordinates":
@@ -373,7 +375,8 @@ def _measure(
 
 
 def _rms(values: Tensor) -> float:
-    return float(values.double().square().mean().sqrt())
+    """To six digits, which is what float32 has."""
+    return float(f"{float(values.double().square().mean().sqrt()):.6g}")
 
 
 # Which rows

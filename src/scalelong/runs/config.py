@@ -518,6 +518,10 @@ def _update(base: Any, values: dict[str, Any], prefix: str) -> Any:
     return dataclasses.replace(base, **changes)
 
 
+NUMBERS_TOO = ("optimizer.output_start",)
+"""Texts that may be a number, which YAML reads as one."""
+
+
 def _convert(value: Any, hint: Any, name: str) -> Any:
     """The value as the type that the field asks for; YAML knows no tuples and reads 1e-4 as a string."""
     origin, options = get_origin(hint), get_args(hint)
@@ -544,6 +548,8 @@ def _convert(value: Any, hint: Any, name: str) -> Any:
             pass
     elif hint in (int, bool, str) and type(value) is hint:
         return value
+    elif name in NUMBERS_TOO and isinstance(value, int | float) and not isinstance(value, bool):
+        return f"{value:g}"
     wanted = " or ".join(map(repr, options)) if origin is Literal else getattr(hint, "__name__", str(hint))
     raise InvalidConfigError(f"{name} must be {wanted}, got {value!r}")
 

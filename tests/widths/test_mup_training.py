@@ -20,7 +20,7 @@ from scalelong.experiments.results import Results
 from scalelong.experiments.runs import plan_runs
 from scalelong.files import read_json_lines
 from scalelong.runs import TrainConfig, recipe
-from scalelong.runs.config import OptimizerConfig
+from scalelong.runs.config import OptimizerConfig, from_dict
 from scalelong.runs.model import DataShape, build_model, mup_kinds, with_width
 from scalelong.runs.recipes import default_folder
 from scalelong.training import train
@@ -123,6 +123,13 @@ def test_a_run_without_a_base_keeps_the_name_of_its_folder():
 def test_what_is_refused(changes, message):
     with pytest.raises(InvalidConfigError, match=message):
         OptimizerConfig(**{"base_width": 64, **changes})
+
+
+def test_an_output_multiplier_may_be_written_as_a_number():
+    written = from_dict({"optimizer": {"base_width": 16, "output_start": 0.5}}, small())
+    assert written.optimizer.output_start == "0.5"
+    with pytest.raises(InvalidConfigError, match="output_start must be"):
+        from_dict({"optimizer": {"output_start": True}})
 
 
 def test_more_refusals():
