@@ -2,18 +2,18 @@
 
 import argparse
 import shlex
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import InvalidConfigError
 from .options import (
-    INTERRUPTED,
-    add_job_options,
+    add_engine_options,
     add_quiet_option,
     add_run_options,
     add_seed_options,
+    engine_of,
+    left_to_do,
     listed,
     progress_aside,
     run_config,
@@ -22,12 +22,14 @@ from .options import (
 )
 
 if TYPE_CHECKING:
+    from ..experiments.runs import PlannedRun
     from ..runs.config import TrainConfig
 
 
 def run(options: argparse.Namespace) -> int:
     from ..console import show_table
     from ..experiments.compare import best_rate_rows, compare, control_text, noise_rows, sweep, sweep_rows
+    from ..experiments.cost import cost_of, parse_step_time
     from ..files import require_folder_place
 
     config = configuration(options)
@@ -37,41 +39,47 @@ def run(options: argparse.Namespace) -> int:
     noise = listed(options.noise, float, "--noise") if options.noise else []
     out = options.out or default_out(options, config)
     require_folder_place(out)
-    pace = {"every": options.every, "jobs": options.jobs, "on_start": lambda: remember(options.arguments, out)}
-    axes = (
-        ("depth", "--depths", options.depths),
-        ("width", "--widths", options.widths),
-        ("batch", "--batch-sizes", options.batch_sizes),
-    )
-    for axis, flag, text in axes:
-        if text:
-            with progress_aside(options.quiet):
-                found = sweep(config, methods, seeds, out, axis, listed(text, int, flag), **pace)
-            if found is None:
-                return interrupted()
-            print()
-            show_table(sweep_rows(axis, found))
-            print()
-    if options.rates:
+    engine, step_time = engine_of(options), parse_step_time(options.step_time)
+
+    def on_start(runs: "list[PlannedRun]") -> None:
+        remember(options.arguments, out)
+        if not all(run.finished for run in runs):
+            print(cost_of(runs, engine, step_time), flush=True)
+
+    pace = {"every": options.every, "engine": engine, "runs_per_job": options.runs_per_job or 1, "on_start": on_start}
+    axes = [
+        (axis, listed(text, kind, flag))
+        for axis, kind, flag, text in (
+            ("depth", int, "--depths", options.depths),
+            ("width", int, "--widths", options.widths),
+            ("batch", int, "--batch-sizes", options.batch_sizes),
+            ("rate", float, "--rates", options.rates),
+        )
+        if text
+    ]
+    for axis, values in axes:
         with progress_aside(options.quiet):
-            rates = sweep(config, methods, seeds, out, "rate", listed(options.rates, float, "--rates"), **pace)
-        if rates is None:
-            return interrupted()
+            found = sweep(config, methods, seeds, out, axis, values, **pace)
+        if found is None:
+            if engine.detach:  # the jobs of the other axes are submitted as well
+                continue
+            return left_to_do(engine, out, ["compare", *options.arguments])
         print()
-        show_table(sweep_rows("rate", rates))
+        show_table(sweep_rows(axis, found))
         print()
-        show_table(best_rate_rows(rates))
-        print()
-    if options.rates or any(text for _, _, text in axes):
-        return 0
+        if axis == "rate":
+            show_table(best_rate_rows(found))
+            print()
+    if axes:
+        return left_to_do(engine, out, ["compare", *options.arguments]) if engine.detach else 0
     with progress_aside(options.quiet):
         comparison = compare(config, methods, seeds, out, **pace)
     if comparison is None:
-        return interrupted()
+        return left_to_do(engine, out, ["compare", *options.arguments])
     print(f"\n{comparison}\n")
     if options.control:
         with progress_aside(options.quiet):
-            control = control_text(config, out, options.every, options.jobs)
+            control = control_text(config, out, options.every, engine=engine)
         print(control)
     if options.noise:
         print()
@@ -151,7 +159,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--every", type=whole_number, help="steps between readings of features (default: about 250 per run)"
     )
-    add_job_options(made)
     made.add_argument("--depths", help="compare at several depths of the network, for example 4,8,12")
     made.add_argument("--widths", help="compare at several widths of a U-ViT, for example 64,128")
     made.add_argument("--batch-sizes", help="compare at several batch sizes, for example 8,64")
@@ -163,6 +170,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--control", action="store_true", help="add a run with a rate of zero: its features must stand still"
     )
+    add_engine_options(made)
     add_quiet_option(made)
     return made
 
@@ -182,8 +190,3 @@ def configuration(options: argparse.Namespace) -> "TrainConfig":
     if options.scores:
         logging = replace(logging, scores_every=steps, scores_images=options.scores)
     return replace(config, steps=steps, logging=logging)
-
-
-def interrupted() -> int:
-    print("interrupted; the same command continues the comparison", file=sys.stderr)
-    return INTERRUPTED

@@ -17,6 +17,7 @@ from ..runs.config import TrainConfig
 from ..runs.load import load_run
 from ..stability import oscillation
 from ..theory import noise_gain
+from .engines import Engine
 from .figures import draw_comparison
 from .records import CONTROL, DIAGNOSIS, read_curves, steps_ratio
 from .results import MethodSummary, Results, baseline_of, level_rows, ratio_text, spread, table_rows
@@ -28,9 +29,9 @@ from .runs import (
     noisy_probe,
     plan_runs,
     require_same,
-    run_all,
     write_diagnosis,
 )
+from .sweeps import run_all
 
 COMMANDS = "commands.txt"
 """The command lines that made the runs of a folder."""
@@ -64,30 +65,57 @@ def compare(
     *,
     every: int | None = None,
     jobs: int | None = None,
-    on_start: Callable[[], None] | None = None,
+    engine: Engine | None = None,
+    runs_per_job: int = 1,
+    on_start: Callable[[list[PlannedRun]], None] | None = None,
 ) -> Comparison | None:
-    """Train every method with every seed; runs that are finished are not repeated. None if it was interrupted.
+    """Train every method with every seed; runs that are finished are not repeated. None if not all are finished now:
+    it was interrupted, or its jobs are only submitted.
 
     A method is a scaling, or a variant such as "fast: scaling=cs:0.7 lr=2e-3". The baseline is the one named "none", or
     else the first.
 
-    `every` is the number of steps between two readings of features and coefficients, `jobs` how many runs go at once.
-    `on_start` is called when nothing can be refused any more.
+    `every` is the number of steps between two readings of features and coefficients, `jobs` how many runs go at once,
+    `engine` where they are carried out (`make_engine`), `runs_per_job` how many one after the other in one job.
+    `on_start` is called with the runs when nothing can be refused any more.
     """
+    runs = _planned(config, methods, seeds, Path(out))
+    _prepare([runs], engine, on_start)
+    if not run_all(runs, _pace(every), jobs, checked=True, engine=engine, runs_per_job=runs_per_job):
+        return None
+    return summarise(runs, Path(out))
+
+
+def _planned(
+    config: TrainConfig, methods: Sequence[str | Variant], seeds: Sequence[int], out: Path
+) -> list[PlannedRun]:
     if not config.images.held_out:
         raise InvalidConfigError(
             "a comparison needs held-out images, and this configuration has none: give --config a YAML file that has "
             "`images: {held_out: 500}`, or a recipe that holds images out"
         )
-    runs = plan_runs(config, methods, seeds, Path(out))
-    require_same(runs)
-    if not (Path(out) / DIAGNOSIS).exists():
-        write_diagnosis(diagnose_config(runs[0].config), Path(out))
+    return plan_runs(config, methods, seeds, out)
+
+
+def _prepare(
+    comparisons: Sequence[list[PlannedRun]],
+    engine: Engine | None,
+    on_start: Callable[[list[PlannedRun]], None] | None,
+) -> None:
+    """Refuse what must be refused, of all comparisons before any work; then look at the networks as they start."""
+    if engine is not None:
+        engine.check()
+    for runs in comparisons:
+        require_same(runs)
+    for runs in comparisons:
+        if not (runs[0].folder.parent / DIAGNOSIS).exists():
+            write_diagnosis(diagnose_config(runs[0].config), runs[0].folder.parent)
     if on_start is not None:
-        on_start()
-    if not run_all(runs, every or max(1, config.steps // RECORDS), jobs, checked=True):
-        return None
-    return summarise(runs, Path(out))
+        on_start([run for runs in comparisons for run in runs])
+
+
+def _pace(every: int | None) -> Callable[[PlannedRun], int]:
+    return lambda run: every or max(1, run.config.steps // RECORDS)
 
 
 def summarise(runs: list[PlannedRun], out: Path) -> Comparison:
@@ -175,24 +203,27 @@ def sweep(
     *,
     every: int | None = None,
     jobs: int | None = None,
-    on_start: Callable[[], None] | None = None,
+    engine: Engine | None = None,
+    runs_per_job: int = 1,
+    on_start: Callable[[list[PlannedRun]], None] | None = None,
 ) -> dict[Value, Comparison] | None:
-    """One comparison per value, each in a folder of its own. None if it was interrupted."""
+    """One comparison per value, each in a folder of its own; their runs are carried out together. None if not all
+    are finished now."""
     for variant in map(as_variant, methods):
         if AXES.get(axis) in variant.changes:
             raise InvalidConfigError(
                 f"{variant.name} has a {axis} of its own, so that a sweep of it changes nothing: leave one "
                 f"of the two out"
             )
-    found: dict[Value, Comparison] = {}
-    for value in values:
-        print(f"{axis} {value:g}", flush=True)
-        folder = out / f"{axis}-{value:g}"
-        comparison = compare(at(config, axis, value), methods, seeds, folder, every=every, jobs=jobs, on_start=on_start)
-        if comparison is None:
-            return None
-        found[value] = comparison
-    return found
+    folders = {value: out / f"{axis}-{value:g}" for value in values}
+    planned = {value: _planned(at(config, axis, value), methods, seeds, folders[value]) for value in values}
+    _prepare(list(planned.values()), engine, on_start)
+    together = [run for runs in planned.values() for run in runs]
+    run_all(together, _pace(every), jobs, out, checked=True, engine=engine, runs_per_job=runs_per_job)
+    found = {
+        value: summarise(runs, folders[value]) for value, runs in planned.items() if all(run.finished for run in runs)
+    }
+    return found if len(found) == len(planned) else None
 
 
 def sweep_rows(axis: str, found: dict[Value, Comparison]) -> list[dict[str, str]]:
@@ -233,7 +264,9 @@ def noise_rows(runs: Sequence[PlannedRun], sigmas: Sequence[float]) -> list[dict
 # The control of the instrument: with a rate of zero nothing learns, so features on a fixed batch must stand still.
 
 
-def control_text(config: TrainConfig, out: Path, every: int | None = None, jobs: int | None = None) -> str:
+def control_text(
+    config: TrainConfig, out: Path, every: int | None = None, jobs: int | None = None, engine: Engine | None = None
+) -> str:
     """One run with lr = 0, long enough for two windows of readings; its scores in words."""
     steps = 102 * (every or 1)
     still = replace(
@@ -243,7 +276,7 @@ def control_text(config: TrainConfig, out: Path, every: int | None = None, jobs:
         logging=replace(config.logging, samples_every=0, held_out_every=steps),
     )
     run = PlannedRun("none", config.seed, out / CONTROL, replace(still, scaling="none"))
-    if not run_all([run], every or 1, jobs):
+    if not run_all([run], every or 1, jobs, engine=engine):
         return "the control was interrupted"
     curves = read_curves(run.folder)
     scores = [oscillation(curve.values) for name, curve in curves.items() if name.startswith("probe_block_rms/")]
