@@ -98,7 +98,7 @@ def leg(name: str, out: Path) -> dict[str, str]:
     resumed = [line.partition("continuing after step ")[2].strip() for line in log.splitlines() if "continuing" in line]
     return {
         "stopped at step": str(step),
-        "went on with": f"{1 if name == 'elastic' else 2} hosts after step {', '.join(resumed) or '?'}",
+        "went on with": f"{'1 host' if name == 'elastic' else '2 hosts'} after step {', '.join(resumed) or '?'}",
         "restarts": str(len(resumed)),
     }
 
