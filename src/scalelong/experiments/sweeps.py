@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from ..console import is_terminal
 from ..errors import InvalidConfigError, RunFailedError
 from ..runs.config import to_dict
 from ..runs.folder import COMMAND_VARIABLE, this_command
@@ -215,7 +216,7 @@ class Drive:
         """Units that a process of an earlier command works on."""
         self.logs: dict[str, Path] = {}
         self.failures: list[str] = []
-        self.live = sys.stdout.isatty()
+        self.live = is_terminal(sys.stdout)
         self.started = self.printed = time.monotonic()
 
     def carry_out(self, waiting: Sequence[Unit], done: Done, describe: Callable[[Unit], str]) -> Iterator[Unit]:
