@@ -180,3 +180,12 @@ def test_every_picture_of_the_gallery_is_there_with_its_command():
         assert re.search(r"^    (scalelong|python -m research\.\w+)|^```python", section, re.MULTILINE), title
         module = re.search(r"python -m (research\.\w+)", section)
         assert module is None or (ROOT / f"{module[1].replace('.', '/')}.py").is_file(), module
+
+
+def test_docstrings_say_each_argument_in_a_line_of_a_list():
+    from website.docstrings import with_lists
+
+    text = "What it does.\n\n`depth`: the skip\nthat runs.\na, b: two more.\n\nIn words: not a list"
+    assert with_lists(text) == (
+        "What it does.\n\n- **depth**: the skip\n    that runs.\n- **a, b**: two more.\n\nIn words: not a list"
+    )

@@ -53,8 +53,8 @@ def _reference_index() -> str:
         "",
     ]
     for package, title in PACKAGES.items():
-        first = [name for name in root_names() if name.package == package]
-        rest = package_names(package)
+        first = sorted((name for name in root_names() if name.package == package), key=lambda n: _is_class(n.path))
+        rest = sorted(package_names(package), key=lambda n: _is_class(n.path))
         lines += [f"## [{title}]({package}.md)", ""]
         if first:
             lines += [" · ".join(f"[`{name.name}`][{name.path}]" for name in first), ""]
