@@ -37,6 +37,8 @@ FENCE = re.compile(rf"^{REASON}```(?P<language>\w*)[^\n]*\n(?P<code>.*?)^```", r
 
 RUN_ELSEWHERE = {"docs/data.md": "tests/data/test_data_access.py", "docs/export.md": "tests/export/test_model.py"}
 """Pages whose examples need what another test has at hand."""
+EXCERPTS = "docs/integrations/"
+"""The pages in this folder show parts of examples/integrations, which tests/integrations runs whole."""
 
 
 def python_blocks(page: str) -> list[str]:
@@ -49,7 +51,9 @@ def text_of(page: str) -> str:
     return (ROOT / page).read_text()
 
 
-WITH_PYTHON = [page for page in PAGES if python_blocks(page) and page not in RUN_ELSEWHERE]
+WITH_PYTHON = [
+    page for page in PAGES if python_blocks(page) and page not in RUN_ELSEWHERE and not page.startswith(EXCERPTS)
+]
 
 SHOWN = re.compile(r"  # ([\[(]?-?\d[^a-zA-Zκ]*)$")
 
@@ -119,6 +123,8 @@ def test_no_page_is_forgotten():
     """Blocks that run elsewhere are run there, and a reason for not running is a sentence."""
     for page, test in RUN_ELSEWHERE.items():
         assert Path(page).name in (ROOT / test).read_text()
+    if any(page.startswith(EXCERPTS) for page in PAGES):
+        assert (ROOT / "tests" / "integrations" / "test_examples.py").is_file()
     for page in PAGES:
         for found in FENCE.finditer(text_of(page)):
             assert found["reason"] is None or len(found["reason"]) > 10, f"{page}: {found['reason']!r} is no reason"

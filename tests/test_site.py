@@ -31,6 +31,7 @@ def test_every_public_name_of_the_root_is_in_the_reference():
 def test_every_package_has_a_page_or_serves_the_others():
     packages = {path.parent.name for path in names.SOURCE.glob("*/__init__.py")}
     assert packages | {"errors"} == set(names.PACKAGES) | names.INSIDE
+    assert all(title and len(title) < 60 for title in names.PACKAGES.values())
 
 
 def test_the_names_of_the_reference_are_real():

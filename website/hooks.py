@@ -28,7 +28,10 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
             *({title.partition(":")[0]: f"reference/{package}.md"} for package, title in PACKAGES.items()),
         ],
     }
-    config.nav = _filled({"": config.nav}, made)[""]
+    nav: list[Any] = _filled({"": config.nav}, made)[""]
+    guides = next(entry["Guides"] for entry in nav if "Guides" in entry)
+    guides += [uri for uri in _all_written() if uri not in str(nav)]  # a new page is not forgotten
+    config.nav = nav
     return config
 
 
@@ -50,8 +53,12 @@ def _written(folder: str) -> list[str]:
     return [f"{folder}/{path.name}" for path in found]
 
 
+def _all_written() -> list[str]:
+    return sorted(path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md"))
+
+
 def _evidence() -> list[Any]:
-    folders = sorted(path.parent for path in (ROOT / "docs/evidence").glob("*/README.md"))
+    folders = sorted({path.parent for path in (ROOT / "docs/evidence").glob("*/*.md")})
     entries: list[Any] = ["evidence/README.md"]
     for folder in folders:
         inside = _written(f"evidence/{folder.name}")

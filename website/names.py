@@ -4,6 +4,7 @@ They are read, not imported, so that the site is built without torch.
 """
 
 import ast
+import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "scalelong"
 
-PACKAGES = {
+_TITLES = {
     "skips": "Long skips: find, scale, start, fold, cache, tune",
     "scaling": "Scaling methods",
     "models": "Networks",
@@ -27,10 +28,22 @@ PACKAGES = {
     "export": "Export",
     "errors": "Errors and warnings",
 }
-"""The packages with names for users, in the order of the reference, and the titles of their pages."""
+"""The packages with names for users, in the order of the reference, and the titles of their pages. A package that is
+not here is listed behind these, by the first words of its docstring."""
 
 INSIDE = {"commands", "experiments", "files", "tracing"}
 """Packages without names for users: they serve the others."""
+
+
+def _packages() -> dict[str, str]:
+    """All packages of the reference with their titles."""
+    there = [path.parent.name for path in sorted(SOURCE.glob("*/__init__.py"))]
+    others = [name for name in there if name not in _TITLES and name not in INSIDE]
+    docstrings = {name: ast.get_docstring(ast.parse((SOURCE / name / "__init__.py").read_text())) for name in others}
+    return {**_TITLES, **{name: re.split(r"[.:;,\n]", docstrings[name] or name)[0] for name in others}}
+
+
+PACKAGES = _packages()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -93,8 +93,9 @@ def _help(command: str) -> str:
 def example_pages() -> dict[str, str]:
     """Each example as a page: its docstring as text, then its code."""
     pages = {}
-    for path in sorted(EXAMPLES.glob("*.py")):
-        pages[f"examples/{path.stem}.md"] = f"# {path.name}\n\n```python\n{path.read_text().rstrip()}\n```\n"
+    for path in sorted(EXAMPLES.rglob("*.py")):
+        inside = path.relative_to(EXAMPLES).with_suffix(".md").as_posix()
+        pages[f"examples/{inside}"] = f"# {path.name}\n\n```python\n{path.read_text().rstrip()}\n```\n"
     return pages
 
 
@@ -109,7 +110,7 @@ def repository_pages() -> dict[str, str]:
 
 
 MOVED = {
-    r"\.\./examples/(\w+)\.py": r"examples/\1.md",
+    r"\.\./examples/([\w/]+)\.py": r"examples/\1.md",
     r"\.\./src/scalelong/data/(digits|garments)\.md": r"data-\1.md",
     r"(?:\.\./)+CHANGELOG\.md": "changelog.md",
     r"(?:\.\./)+CONTRIBUTING\.md": "contributing.md",
