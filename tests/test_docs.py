@@ -6,6 +6,8 @@ beside a line that is an expression, shows as a list or a number (`# [1.0, 0.7]`
 
     <!-- not run: takes an hour -->
 
+A text block below a comment `<!-- printed -->` is what the block above it prints.
+
 Every `scalelong ...` command of every block is parsed by the command's own parser, so that a flag which is gone fails.
 """
 
@@ -34,6 +36,8 @@ PAGES = [
 PYTHON = ("python", "py", "pycon")
 REASON = r"(?:<!-- not run: (?P<reason>[^\n]*?) -->\n+)?"
 FENCE = re.compile(rf"^{REASON}```(?P<language>\w*)[^\n]*\n(?P<code>.*?)^```", re.MULTILINE | re.DOTALL)
+
+PRINTED = re.compile(r"```\n+<!-- printed -->\n```text\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 RUN_ELSEWHERE = {"docs/data.md": "tests/data/test_data_access.py", "docs/export.md": "tests/export/test_model.py"}
 """Pages whose examples need what another test has at hand."""
@@ -112,7 +116,11 @@ def test_examples_run(page, tmp_path, monkeypatch, request):
     try:
         with warnings.catch_warnings():  # an example may change the filters
             for block in python_blocks(page):
-                run(block, page, namespace)
+                printed = io.StringIO()
+                with contextlib.redirect_stdout(printed):
+                    run(block, page, namespace)
+                shown = PRINTED.match(text_of(page), text_of(page).index(block) + len(block))
+                assert shown is None or shown[1].strip() == printed.getvalue().strip()
     finally:
         METHODS.clear()
         METHODS.update(before)
