@@ -18,6 +18,7 @@ _TITLES = {
     "models": "Networks",
     "stability": "Stability: monitor, guard, diagnosis, range",
     "kappa": "Choosing κ",
+    "mup": "Maximal update parametrisation (μP)",
     "theory": "Theory",
     "data": "Data",
     "diffusion": "Diffusion: conditions, inputs, samplers",

@@ -133,6 +133,10 @@ class AdaptedLayersError(ScaleLongError, RuntimeError):
     """Layers that would have to be changed carry adapters (LoRA and others)."""
 
 
+class UnclearParameterError(ScaleLongError, ValueError):
+    """What a parameter is to μP (input, hidden, output, vector, finite) cannot be told from its module and shape."""
+
+
 class FrozenGatesWarning(UserWarning):
     """Learned gates of the long skips are not trained."""
 
