@@ -63,12 +63,12 @@ class PublicName:
 
 @cache
 def root_names() -> tuple[PublicName, ...]:
-    """The names of `import scalelong`, from its stub."""
+    """The names of `import scalelong`, from its stub. Whole packages (`sl.mup`) have a page of their own."""
     homes = _imports(SOURCE / "__init__.pyi")
     return tuple(
         PublicName(path=f"scalelong.{name}", package=home.split(".")[0])
         for name, home in homes.items()
-        if not name.startswith("_")
+        if home and not name.startswith("_")
     )
 
 
