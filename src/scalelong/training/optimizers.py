@@ -75,7 +75,7 @@ def optimizer_class(config: OptimizerConfig) -> Any:
     if config.optimizer in OPTIMIZERS:
         return getattr(torch.optim, OPTIMIZERS[config.optimizer])
     if config.optimizer == "schedule-free":
-        return needs("schedulefree", "train", "--optimizer schedule-free").AdamWScheduleFree
+        return needs("schedulefree", None, "--optimizer schedule-free").AdamWScheduleFree
     return load_object(config.optimizer, "optimizer")
 
 
