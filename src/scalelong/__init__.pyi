@@ -26,6 +26,10 @@ from .errors import (
     UnsupportedModelError as UnsupportedModelError,
     VerificationError as VerificationError,
 )
+from .evaluation import (
+    LinearProbe as LinearProbe,
+    linear_probe as linear_probe,
+)
 from .export import (
     export_model as export_model,
 )

@@ -59,6 +59,14 @@ class NotEnoughMemoryError(ScaleLongError, MemoryError):
     """The machine has not enough memory for what was asked."""
 
 
+def lacks_memory(error: BaseException) -> bool:
+    """Whether an error says that memory does not suffice. torch raises RuntimeError for it on a CPU."""
+    known = ("can't allocate memory", "out of memory", "storage size")
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(words in str(error) for words in known)
+    )
+
+
 class FolderInUseError(ScaleLongError, FileExistsError):
     """A new folder was to be made where there is something already."""
 

@@ -65,6 +65,22 @@ def test_step_zero_computes_what_the_run_computed(source, scaling):
     assert same(outputs(model), outputs(load_run(source).model))
 
 
+@pytest.mark.parametrize("kind", ["middle", "time"])
+def test_self_conditioning_can_be_added_and_not_taken_away(source, kind, tmp_path, caplog):
+    options = {"self_conditioning": kind, "self_conditioning_rank": 4}
+    with caplog.at_level("INFO"):
+        model, config, _ = begun(source, model_options=options)
+    assert "self-conditioning is new" in caplog.text
+    assert config.model_options == {**CLASSES.model_options, **options}
+    assert same(outputs(model), outputs(load_run(source).model))
+    train(replace(config, steps=2), tmp_path / "conditioned", quiet=True)
+    again, adopted, _ = begun(tmp_path / "conditioned")
+    assert adopted.model_options["self_conditioning"] == kind
+    assert same(outputs(again), outputs(load_run(tmp_path / "conditioned").model))
+    with pytest.raises(InvalidConfigError, match="self_conditioning=none does not go with the weights"):
+        begun(tmp_path / "conditioned", model_options={"self_conditioning": "none"})
+
+
 def test_gates_that_look_at_the_data_are_refused(source):
     with pytest.raises(InvalidConfigError, match=r"--scaling ls:start=paper would change"):
         begun(source, scaling="ls:start=paper")

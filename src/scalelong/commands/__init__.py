@@ -27,6 +27,7 @@ COMMANDS = {
     "sample": "make images with a trained model",
     "tune": "after training: coefficients of the long skips for few steps, and caches, with a test",
     "eval": "score a run or a folder of images: Fréchet distance, precision, recall, with intervals",
+    "probe": "what the layers of a trained network know about classes, by linear classifiers",
     "stats": "compute and keep the reference statistics of a data set",
     "ema": "choose the length of the moving average after training",
     "export": "write a trained model as a diffusers folder or as safetensors",

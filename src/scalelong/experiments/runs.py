@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..console import is_terminal
 from ..diffusion.inputs import NoisyInputs
 from ..errors import (
     InvalidConfigError,
@@ -364,7 +365,7 @@ class Pool:
     def __init__(self, runs: Sequence[PlannedRun], every: int, jobs: int, logs: Path) -> None:
         self.runs, self.every, self.jobs, self.logs = runs, every, jobs, logs
         self.active: dict[subprocess.Popen[str], PlannedRun] = {}
-        self.live = sys.stdout.isatty()
+        self.live = is_terminal(sys.stdout)
         self.started = self.printed = time.monotonic()
 
     def work(self, waiting: list[PlannedRun]) -> bool:

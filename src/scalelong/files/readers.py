@@ -48,8 +48,9 @@ def require_regular(path: StrPath, most: int | None = None) -> int:
 
 def read_bytes(path: StrPath, most: int | None = None) -> bytes:
     """A regular file of at most `most` bytes, or what the shell hands over as /dev/stdin or /dev/fd/N."""
-    if not str(path).startswith(("/dev/stdin", "/dev/fd/", "/proc/self/fd/")):
-        require_regular(path, most)
+    handed = str(path).startswith(("/dev/stdin", "/dev/fd/", "/proc/self/fd/"))
+    if not handed and require_regular(path, most) == 0:  # some files of /proc say 0, and block whoever reads them
+        return b""
     with reading(path), open(path, "rb") as file:
         return file.read() if most is None else file.read(most)
 
@@ -161,8 +162,20 @@ def read_yaml(path: StrPath) -> Any:
         finally:
             loader.dispose()
     except (yaml.YAMLError, ValueError) as error:
-        said = " ".join(str(error).split())
+        said = " ".join(str(error).split()).replace(
+            "found unhashable key", "a list or a mapping stands where a name must"
+        )
         raise CannotReadError(f"{path} is not valid YAML ({said}): correct it") from error
+
+
+def read_fields(path: StrPath) -> dict[str, Any]:
+    """A YAML file of named values, such as config.yaml."""
+    values = read_yaml(path)
+    if values is None:
+        raise CannotReadError(f"{path} is empty: write fields such as 'steps: 1000' into it, or restore it from a copy")
+    if not isinstance(values, dict):
+        raise CannotReadError(f"{path} must hold fields such as 'steps: 1000', and it holds {str(values)[:60]!r}")
+    return values
 
 
 def _require_shallow(yaml: Any, loader: Any, text: str) -> None:

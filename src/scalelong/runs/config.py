@@ -11,7 +11,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ..diffusion.solvers import SAMPLERS, require_sampler
 from ..errors import CannotReadError, InvalidConfigError
-from ..files import read_yaml
+from ..files import read_fields
 from ..mup import require_output_start
 from ..noise import NoiseProcess, Prediction, Schedule, Weighting, require_prediction
 from ..optional import needs
@@ -468,11 +468,9 @@ def load_config(path: str | PathLike[str], base: TrainConfig | None = None) -> T
     if not str(path) or not Path(path).exists():
         raise InvalidConfigError(f"there is no configuration file {str(path)!r}: give --config the path of a YAML file")
     try:
-        values = read_yaml(path)
+        values = read_fields(path)
     except CannotReadError as error:
         raise InvalidConfigError(str(error)) from error
-    if not isinstance(values, dict):
-        raise InvalidConfigError(f"{path} must hold fields such as 'steps: 1000', got {type(values).__name__}")
     try:
         return from_dict(values, base)
     except InvalidConfigError as error:

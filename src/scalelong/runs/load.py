@@ -243,7 +243,7 @@ def _read_weights(run: RunFolder, step: int | None, file: str, log: Log) -> tupl
             if file == AVERAGES and AVERAGES not in manifest["files"]:
                 return {}, manifest
             return load_file(checkpoint / file), manifest
-        except (OSError, SafetensorError, CheckpointError) as error:
+        except (OSError, RuntimeError, SafetensorError) as error:  # torch's C++ opens it once more
             if checkpoint.exists():
                 raise (
                     error

@@ -41,6 +41,8 @@ from .folder import CONFIG, RunFolder
 from .load import load_run
 from .model import DataShape, Log, example_forward, logger, require_trust
 
+CONDITIONING = "modulation."
+"""What the weights of U-ViT's self-conditioning begin with."""
 TOLERANCE = 1e-5
 """Largest change of the outputs, relative to their size, that attaching a scaling may cause."""
 
@@ -279,6 +281,7 @@ def load_start_(model: nn.Module, config: TrainConfig, shape: DataShape, log: Lo
         weights, wanted = dict(network.state_dict()), model.state_dict()
     remarks = _fit_classes(weights, wanted, config, origin.shape.classes, shape.classes)
     remarks += _fit_positions(weights, network, model)
+    remarks += _fit_conditioning(weights, wanted)
     wrong = [name for name in wanted if name not in weights or weights[name].shape != wanted[name].shape]
     surplus = [name for name in weights if name not in wanted]
     if wrong or surplus:
@@ -403,3 +406,12 @@ def _fit_positions(weights: dict[str, Tensor], network: nn.Module, model: nn.Mod
     with torch.no_grad():
         weights["position_embedding.weight"] = own(grid)
     return [f"positions resized from {own.grid[0]}x{own.grid[1]} to {grid[0]}x{grid[1]} patches"]
+
+
+def _fit_conditioning(weights: dict[str, Tensor], wanted: Mapping[str, Tensor]) -> list[str]:
+    """U-ViT's self-conditioning begins at zero: it can be added to weights that were trained without it."""
+    own = {name: value for name, value in wanted.items() if name.startswith(CONDITIONING)}
+    if not own or any(name.startswith(CONDITIONING) for name in weights):
+        return []
+    weights.update(own)
+    return ["self-conditioning is new, and begins as the network without it"]
