@@ -59,6 +59,14 @@ class NotEnoughMemoryError(ScaleLongError, MemoryError):
     """The machine has not enough memory for what was asked."""
 
 
+def lacks_memory(error: BaseException) -> bool:
+    """Whether an error says that memory does not suffice. torch raises RuntimeError for it on a CPU."""
+    known = ("can't allocate memory", "out of memory", "storage size")
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(words in str(error) for words in known)
+    )
+
+
 class FolderInUseError(ScaleLongError, FileExistsError):
     """A new folder was to be made where there is something already."""
 
@@ -124,6 +132,10 @@ class NotFreshError(ScaleLongError, RuntimeError):
 
 class AdaptedLayersError(ScaleLongError, RuntimeError):
     """Layers that would have to be changed carry adapters (LoRA and others)."""
+
+
+class UnclearParameterError(ScaleLongError, ValueError):
+    """What a parameter is to μP (input, hidden, output, vector, finite) cannot be told from its module and shape."""
 
 
 class FrozenGatesWarning(UserWarning):

@@ -27,7 +27,16 @@ if TYPE_CHECKING:
 
 def run(options: argparse.Namespace) -> int:
     from ..console import show_table
-    from ..experiments.compare import best_rate_rows, compare, control_text, noise_rows, sweep, sweep_rows
+    from ..experiments.compare import (
+        best_rate_rows,
+        compare,
+        control_text,
+        default_hold,
+        noise_rows,
+        sweep,
+        sweep_rows,
+    )
+    from ..experiments.grid import rate_grid
     from ..files import require_folder_place
 
     config = configuration(options)
@@ -38,6 +47,19 @@ def run(options: argparse.Namespace) -> int:
     out = options.out or default_out(options, config)
     require_folder_place(out)
     pace = {"every": options.every, "jobs": options.jobs, "on_start": lambda: remember(options.arguments, out)}
+    hold = options.hold or default_hold(config, methods)
+    if hold != "head-size" and default_hold(config, methods) == "head-size":
+        raise InvalidConfigError("μP holds the size of attention heads over the widths: leave out --hold heads")
+    if options.widths and options.rates:
+        widths, rates = listed(options.widths, int, "--widths"), listed(options.rates, float, "--rates")
+        with progress_aside(options.quiet):
+            grid = rate_grid(config, methods, seeds, out, widths, rates, hold=hold, **pace)
+        if grid is None:
+            return interrupted()
+        print(f"\n{grid}\n\ntable, figure and runs: {out}")
+        options.widths = options.rates = None
+        if not (options.depths or options.batch_sizes):
+            return 0
     axes = (
         ("depth", "--depths", options.depths),
         ("width", "--widths", options.widths),
@@ -46,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
     for axis, flag, text in axes:
         if text:
             with progress_aside(options.quiet):
-                found = sweep(config, methods, seeds, out, axis, listed(text, int, flag), **pace)
+                found = sweep(config, methods, seeds, out, axis, listed(text, int, flag), hold=hold, **pace)
             if found is None:
                 return interrupted()
             print()
@@ -153,9 +175,23 @@ def parser() -> argparse.ArgumentParser:
     )
     add_job_options(made)
     made.add_argument("--depths", help="compare at several depths of the network, for example 4,8,12")
-    made.add_argument("--widths", help="compare at several widths of a U-ViT, for example 64,128")
+    made.add_argument(
+        "--widths", help="compare at several widths, for example 64,128; with --rates, every rate at every width"
+    )
+    made.add_argument(
+        "--hold",
+        choices=("head-size", "heads"),
+        help="what attention keeps over --widths: the size of a head (default with a base width, for μP) or the number "
+        "of heads (default otherwise)",
+    )
     made.add_argument("--batch-sizes", help="compare at several batch sizes, for example 8,64")
     made.add_argument("--rates", help="compare at several learning rates, and best rate with best rate: 2e-3,4e-3,8e-3")
+    made.add_argument(
+        "--base-width",
+        type=whole_number,
+        help="train by μP: the rate was tuned at this width (docs/mup.md); the variant 'standard: base_width=null' "
+        "is the standard parametrisation beside it",
+    )
     made.add_argument(
         "--scores", type=whole_number, default=500, help="samples for the Fréchet distance at the end; 0 for none"
     )
@@ -170,6 +206,8 @@ def parser() -> argparse.ArgumentParser:
 def configuration(options: argparse.Namespace) -> "TrainConfig":
     config = run_config(options)
     seed_count(options)
+    if options.base_width is not None:
+        config = replace(config, optimizer=replace(config.optimizer, base_width=options.base_width))
     # Curves need more points than a long run's log, and every method is judged at the same steps.
     steps = options.steps or config.steps
     looks = max(1, steps // 30)

@@ -92,6 +92,10 @@ def config_range(
             "a range is measured in float32 and on images: give precision 'no' and no autoencoder, or call "
             "scalelong.rate_range with a step function of your own"
         )
+    if config.optimizer.base_width is not None:
+        raise InvalidConfigError(
+            "a range is counted with one rate for all parameters, and μP has several: leave base_width out"
+        )
     listed = [_method(method, config) for method in methods]
     task = RecipeTask(config)
     example = example_forward(task.build(0), config, task.shape)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..console import is_terminal
 from ..diffusion.inputs import NoisyInputs
 from ..errors import (
     InvalidConfigError,
@@ -252,7 +253,8 @@ def _folder_names(names: Sequence[str]) -> dict[str, str]:
     for name in names:
         short = slug(name)
         taken = short.lower() in map(str.lower, found.values())
-        found[name] = short if not taken and _is_told(name, short) else f"{short[:100]}-{digest(name.encode())[:6]}"
+        whole = not taken and len(short) <= 200 and _is_told(name, short)
+        found[name] = short if whole else f"{short[:100]}-{digest(name.encode())[:6]}"
     return found
 
 
@@ -364,7 +366,7 @@ class Pool:
     def __init__(self, runs: Sequence[PlannedRun], every: int, jobs: int, logs: Path) -> None:
         self.runs, self.every, self.jobs, self.logs = runs, every, jobs, logs
         self.active: dict[subprocess.Popen[str], PlannedRun] = {}
-        self.live = sys.stdout.isatty()
+        self.live = is_terminal(sys.stdout)
         self.started = self.printed = time.monotonic()
 
     def work(self, waiting: list[PlannedRun]) -> bool:

@@ -389,6 +389,7 @@ class UViT(nn.Module):
         self.mlp_ratio, self.qkv_bias, self.time_mlp = mlp_ratio, qkv_bias, time_mlp
         self.residual_scaling, self.qk_norm, self.merge_norm = residual_scaling, qk_norm, merge_norm
         self.self_conditioning, self.self_conditioning_rank = self_conditioning, self_conditioning_rank
+        self.init_std = init_std
         norms = {"qk_norm": qk_norm, "merge_norm": merge_norm}
 
         def blocks(count: int, merges: bool) -> nn.ModuleList:
