@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CannotReadError, InvalidConfigError, ScalingMismatchError
-from ..files import require_regular
+from ..files import NOT_THE_FILE, refusal, require_regular
 from ..skips.record import without_records
 
 if TYPE_CHECKING:
@@ -182,7 +182,11 @@ def read_weights(path: str | PathLike[str]) -> dict[str, Tensor]:
         require_regular(path)
         safe = str(path).endswith(".safetensors")
         found = load_file(path) if safe else torch.load(path, map_location="cpu", weights_only=True)
-    except (*damage, IndexError, AssertionError, SafetensorError) as error:
+    except (*damage, IndexError, AssertionError, SafetensorError, OSError) as error:
+        if isinstance(error, CannotReadError):
+            raise
+        if isinstance(error, OSError) and error.errno in NOT_THE_FILE:
+            raise refusal(error, path, CannotReadError) or error from error
         raise CannotReadError(
             f"{path} is no file of weights, or holds more than weights only, which may be code and is not "
             f"read: download it again"
