@@ -58,9 +58,7 @@ class Study:
 
 
 ALL_TIMES = (1.0, 25.0, 50.0, 100.0, 250.0, 500.0)
-CIFAR = Arm(
-    data="cifar10", depth=4, steps=1000, rate=2e-3, looks=(250, 500, 1000), probes=(250, 1000), times=(25.0, 100.0)
-)
+CIFAR = Arm(data="cifar10", depth=4, steps=400, rate=2e-3, looks=(200, 400), probes=(400,), times=(25.0, 100.0))
 STUDIES: dict[str, Study] = {
     "digits": Study({"plain": Arm(times=ALL_TIMES)}),
     "conditioning": Study({kind: Arm(conditioning=kind) for kind in ("middle", "time")}),

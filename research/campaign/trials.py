@@ -116,6 +116,7 @@ MADE_BEFORE = {"export": "exported", "safetensors": "weights"}
 SAME_CONTENT = {"report", "page", "range"}
 """Commands whose files tell times: they must be there, and need not be the same."""
 
+FROM = ["train", "digits", "--batch-size", "4", "--held-out", "4", "--steps", "2", "--out", "new", "--from"]
 READ: list[tuple[str, list[list[str]]]] = [
     (
         "run",
@@ -149,7 +150,7 @@ READ: list[tuple[str, list[list[str]]]] = [
             ["sample", "averaged", "-n", "2", *SAMPLER, "--weights", "ema:8%", "--out", "images"],
             ["sample", "averaged", "-n", "2", *SAMPLER, "--checkpoint", "best", "--out", "images"],
             [*AVERAGED, "--steps", "5", "--out", "averaged"],
-            [*TRAIN, "--from", "averaged", "--steps", "3", "--out", "new"],
+            [*FROM, "averaged"],
         ],
     ),
     (
@@ -171,13 +172,23 @@ READ: list[tuple[str, list[list[str]]]] = [
             ["@rates", "ranged/range.json"],
         ],
     ),
-    ("exported", [["find", "exported/unet"], ["@pretrained", "exported"], ["export", "run", "--out", "exported"]]),
+    (
+        "exported",
+        [
+            ["find", "exported/unet"],
+            ["@pretrained", "exported"],
+            ["export", "run", "--out", "exported"],
+            [*FROM, "exported"],
+        ],
+    ),
     (
         "pretrained",
         [
             ["find", "pretrained"],
             ["@pretrained", "pretrained"],
             ["@scaling", "pretrained"],
+            [*FROM, "pretrained"],
+            [*FROM, "pretrained", "--lora", "2"],
             ["diagnose", "--model", "pretrained/config.json", "--data", "digits"],
             ["train", "digits", "--model", "pretrained/config.json", "--batch-size", "4", "--dry-run", "--steps", "2"],
         ],
@@ -195,7 +206,7 @@ FILES: list[tuple[str, list[list[str]]]] = [
     ("plan.json", [["@plan", "plan.json"]]),
     ("scaling.safetensors", [["@scaling", "scaling.safetensors"]]),
     ("method.json", [["@method", "method.json"]]),
-    ("nnet_ema.pth", [["@official", "nnet_ema.pth"]]),
+    ("nnet_ema.pth", [["@official", "nnet_ema.pth"], [*FROM, "nnet_ema.pth"]]),
     ("options.json", [["find", "diffusers:UNet2DModel", "--config", "options.json"]]),
     ("net.py", [["find", "net.py"], ["diagnose", "--model", "net.py", "--data", "digits"]]),
     (

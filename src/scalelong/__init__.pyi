@@ -1,5 +1,6 @@
 """The public names, each written once: type checkers read this file, and `__init__.py` reads it too."""
 
+from . import mup as mup
 from ._version import __version__ as __version__
 from .errors import (
     AdaptedLayersError as AdaptedLayersError,
@@ -19,6 +20,7 @@ from .errors import (
     ScaleLongError as ScaleLongError,
     ScalingMismatchError as ScalingMismatchError,
     SkipMismatchError as SkipMismatchError,
+    UnclearParameterError as UnclearParameterError,
     UnreachableSkipError as UnreachableSkipError,
     UnscaledWeightsWarning as UnscaledWeightsWarning,
     UnsupportedModelError as UnsupportedModelError,

@@ -26,14 +26,13 @@ class InvalidInputError(ScaleLongError, ValueError):
 
 
 class MissingDependencyError(ScaleLongError, ImportError):
-    """An optional package is needed; the message names the extra to install."""
+    """An optional package is needed; the message names the extra to install, or the package, if no extra has it."""
 
-    def __init__(self, package: str, extra: str, purpose: str, reason: str | None = None) -> None:
+    def __init__(self, package: str, extra: str | None, purpose: str, reason: str | None = None) -> None:
         # A package that is there and cannot be imported is not mended by installing it: say what it said.
         state = "is not installed" if reason is None else f"cannot be imported ({reason})"
-        super().__init__(
-            f"{purpose} needs the package {package!r}, which {state}. Install it with: pip install 'scalelong[{extra}]'"
-        )
+        what = package if extra is None else f"'scalelong[{extra}]'"
+        super().__init__(f"{purpose} needs the package {package!r}, which {state}. Install it with: pip install {what}")
 
 
 class CheckoutNeededError(ScaleLongError, ImportError):
@@ -132,6 +131,10 @@ class NotFreshError(ScaleLongError, RuntimeError):
 
 class AdaptedLayersError(ScaleLongError, RuntimeError):
     """Layers that would have to be changed carry adapters (LoRA and others)."""
+
+
+class UnclearParameterError(ScaleLongError, ValueError):
+    """What a parameter is to μP (input, hidden, output, vector, finite) cannot be told from its module and shape."""
 
 
 class FrozenGatesWarning(UserWarning):

@@ -156,7 +156,7 @@ def test_features_are_means_over_the_patches_of_each_block(pair):
     model = tiny(classes=11)
     x0 = to_float(pair[0][:20])
     noiser = Noiser("vp", x0, 3)
-    reader = Reader(model, torch.tensor(10), noiser, None, "mean", None, None, 8, "cpu")
+    reader = Reader(model, torch.tensor(10), noiser, None, "mean", None, None, 8)
     assert reader.names == ("encoder.0", "middle", "decoder.0", "norm")
     x, seen = noiser.at(100, 0), {}
     handle = model.middle.register_forward_hook(lambda *call: seen.update(middle=call[2]))
@@ -164,7 +164,7 @@ def test_features_are_means_over_the_patches_of_each_block(pair):
         model(x, torch.full((20,), 100.0), torch.full((20,), 10))
     handle.remove()
     torch.testing.assert_close(reader.read(x, 100)["middle"], seen["middle"][:, 2:].mean(1))
-    whole = Reader(model, torch.tensor(10), noiser, ["middle"], "none", None, None, 8, "cpu")
+    whole = Reader(model, torch.tensor(10), noiser, ["middle"], "none", None, None, 8)
     torch.testing.assert_close(whole.read(x, 100)["middle"], seen["middle"][:, 2:].flatten(1))
     assert torch.equal(noiser.at(100, 0), x), "the noise is fixed"
     assert not torch.equal(noiser.at(100, 1), x)
@@ -272,6 +272,18 @@ def test_the_choice_is_made_on_validation_images_and_the_test_is_of_others(pair)
     assert clean.gain.value == pytest.approx(result.chosen.test.value - 1)
 
 
+def test_features_that_do_not_fit_into_memory_are_refused(pair, monkeypatch):
+    monkeypatch.setattr("scalelong.evaluation.probe.MOST_NUMBERS", 600 * 16 * 4 - 1)
+    with pytest.raises(EvaluationError, match="4 layers of 16 features for 600 images"):
+        sl.linear_probe(tiny(), pair, times=[1])
+    assert sl.linear_probe(tiny(), pair, times=[1], layers=["dec*"], batch_size=599).network.layers == ("decoder.0",)
+
+
+def test_half_precision(pair):
+    found = sl.linear_probe(tiny().to(torch.bfloat16), pair, times=[1], layers=["middle"])
+    assert found.chosen.test.value > 0.4
+
+
 def test_draws_are_averaged_and_their_spread_told(pair):
     one = [sl.linear_probe(tiny(), pair, times=[100], layers=["middle"], penalties=[1e-2]).network.accuracy[0][0]]
     three = sl.linear_probe(tiny(), pair, times=[100], layers=["middle"], penalties=[1e-2], draws=3)
@@ -308,6 +320,7 @@ def test_it_is_printed_drawn_and_kept(found, tmp_path):
         ({"draws": 0}, "draws must be"),
         ({"penalties": [0.0]}, "above 0"),
         ({"layers": ["midle"]}, "has no layer midle"),
+        ({"device": "abacus"}, "--device abacus cannot be used"),
     ],
 )
 def test_settings_that_are_refused(pair, changes, words):

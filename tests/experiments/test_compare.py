@@ -332,6 +332,8 @@ def test_names_that_differ_in_a_space_have_folders_of_their_own(tmp_path):
     assert len(set(folders)) == 6
     assert folders[0] == "cs-0.7-seed0"
     assert "a-b-seed0" in folders
+    (long,) = plan_runs(small(), [f"{'v' * 400}: lr=1e-3"], [0], tmp_path)
+    assert len(long.folder.name) < 150
 
 
 def test_a_refused_comparison_leaves_nothing(tmp_path):

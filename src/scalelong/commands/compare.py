@@ -28,8 +28,17 @@ if TYPE_CHECKING:
 
 def run(options: argparse.Namespace) -> int:
     from ..console import show_table
-    from ..experiments.compare import best_rate_rows, compare, control_text, noise_rows, sweep, sweep_rows
+    from ..experiments.compare import (
+        best_rate_rows,
+        compare,
+        control_text,
+        default_hold,
+        noise_rows,
+        sweep,
+        sweep_rows,
+    )
     from ..experiments.cost import cost_of, parse_step_time
+    from ..experiments.grid import rate_grid
     from ..files import require_folder_place
 
     config = configuration(options)
@@ -40,15 +49,21 @@ def run(options: argparse.Namespace) -> int:
     out = options.out or default_out(options, config)
     require_folder_place(out)
     engine, step_time = engine_of(options), parse_step_time(options.step_time)
+    hold = options.hold or default_hold(config, methods)
+    if hold != "head-size" and default_hold(config, methods) == "head-size":
+        raise InvalidConfigError("μP holds the size of attention heads over the widths: leave out --hold heads")
 
     def on_start(runs: "list[PlannedRun]") -> None:
         remember(options.arguments, out)
         if not all(run.finished for run in runs):
             print(cost_of(runs, engine, step_time), flush=True)
 
+    def unfinished() -> int:
+        return left_to_do(engine, out, ["compare", *options.arguments])
+
     pace = {"every": options.every, "engine": engine, "runs_per_job": options.runs_per_job or 1, "on_start": on_start}
-    axes = [
-        (axis, listed(text, kind, flag))
+    given = {
+        axis: listed(text, kind, flag)
         for axis, kind, flag, text in (
             ("depth", int, "--depths", options.depths),
             ("width", int, "--widths", options.widths),
@@ -56,26 +71,35 @@ def run(options: argparse.Namespace) -> int:
             ("rate", float, "--rates", options.rates),
         )
         if text
-    ]
-    for axis, values in axes:
+    }
+    swept = bool(given)
+    if "width" in given and "rate" in given:
+        widths, rates = [int(width) for width in given.pop("width")], given.pop("rate")
         with progress_aside(options.quiet):
-            found = sweep(config, methods, seeds, out, axis, values, **pace)
+            grid = rate_grid(config, methods, seeds, out, widths, rates, hold=hold, **pace)
+        if grid is not None:
+            print(f"\n{grid}\n\ntable, figure and runs: {out}")
+        elif not engine.detach:
+            return unfinished()
+    for axis, values in given.items():
+        with progress_aside(options.quiet):
+            found = sweep(config, methods, seeds, out, axis, values, hold=hold, **pace)
         if found is None:
             if engine.detach:  # the jobs of the other axes are submitted as well
                 continue
-            return left_to_do(engine, out, ["compare", *options.arguments])
+            return unfinished()
         print()
         show_table(sweep_rows(axis, found))
         print()
         if axis == "rate":
             show_table(best_rate_rows(found))
             print()
-    if axes:
-        return left_to_do(engine, out, ["compare", *options.arguments]) if engine.detach else 0
+    if swept:
+        return unfinished() if engine.detach else 0
     with progress_aside(options.quiet):
         comparison = compare(config, methods, seeds, out, **pace)
     if comparison is None:
-        return left_to_do(engine, out, ["compare", *options.arguments])
+        return unfinished()
     print(f"\n{comparison}\n")
     if options.control:
         with progress_aside(options.quiet):
@@ -160,9 +184,23 @@ def parser() -> argparse.ArgumentParser:
         "--every", type=whole_number, help="steps between readings of features (default: about 250 per run)"
     )
     made.add_argument("--depths", help="compare at several depths of the network, for example 4,8,12")
-    made.add_argument("--widths", help="compare at several widths of a U-ViT, for example 64,128")
+    made.add_argument(
+        "--widths", help="compare at several widths, for example 64,128; with --rates, every rate at every width"
+    )
+    made.add_argument(
+        "--hold",
+        choices=("head-size", "heads"),
+        help="what attention keeps over --widths: the size of a head (default with a base width, for μP) or the number "
+        "of heads (default otherwise)",
+    )
     made.add_argument("--batch-sizes", help="compare at several batch sizes, for example 8,64")
     made.add_argument("--rates", help="compare at several learning rates, and best rate with best rate: 2e-3,4e-3,8e-3")
+    made.add_argument(
+        "--base-width",
+        type=whole_number,
+        help="train by μP: the rate was tuned at this width (docs/mup.md); the variant 'standard: base_width=null' "
+        "is the standard parametrisation beside it",
+    )
     made.add_argument(
         "--scores", type=whole_number, default=500, help="samples for the Fréchet distance at the end; 0 for none"
     )
@@ -178,6 +216,8 @@ def parser() -> argparse.ArgumentParser:
 def configuration(options: argparse.Namespace) -> "TrainConfig":
     config = run_config(options)
     seed_count(options)
+    if options.base_width is not None:
+        config = replace(config, optimizer=replace(config.optimizer, base_width=options.base_width))
     # Curves need more points than a long run's log, and every method is judged at the same steps.
     steps = options.steps or config.steps
     looks = max(1, steps // 30)

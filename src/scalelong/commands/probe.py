@@ -52,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seed", type=seed_number, default=0, help="of parts and noise (default: %(default)s)")
     add_checkpoint_options(made)
     made.add_argument("--batch-size", type=whole_number, default=256, help="default: %(default)s")
-    made.add_argument("--device", default="cpu", help="default: %(default)s")
+    made.add_argument("--device", help="default: an accelerator if there is one")
     made.add_argument("--out", type=Path, help="folder of the results (default: probe in the run)")
     add_output_options(made, "the result")
     return made
@@ -63,6 +63,7 @@ def run(options: argparse.Namespace) -> int:
     from ..evaluation import probe_run
     from ..files import make_folder
     from ..optional import needs
+    from ..runs.samples import processes
 
     trained = trained_run(options.run, options)
     needs("matplotlib.figure", "report", "drawing a probe")  # before the work, not after it
@@ -80,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
             augment=not options.no_augment,
             seed=options.seed,
             batch_size=options.batch_size,
-            device=options.device,
+            device=options.device or processes().device,
             progress=progress,
             say=speaker(options),
         )

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from ..data import ImageData, to_float
 from ..errors import AutoencoderError
-from ..files import at_home, cached_array, file_digest, in_words
+from ..files import at_home, cached_array, file_digest, in_words, read_json
 from ..models.call import foreign_failure
+from ..models.pretrained import require_buildable
 from ..optional import needs
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ class Autoencoder:
     @cached_property
     def model(self) -> Any:
         autoencoders = needs("diffusers.models.autoencoders.autoencoder_kl", "train", "encoding images")
+        described = read_json(self._model_folder / "config.json")
+        require_buildable(described if isinstance(described, dict) else {}, str(self._model_folder / "config.json"))
         try:
             model = autoencoders.AutoencoderKL.from_pretrained(
                 self._model_folder, local_files_only=True, use_safetensors=True

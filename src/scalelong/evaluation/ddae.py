@@ -45,7 +45,7 @@ def published_probe(
     told: dict[str, Any],
     progress: Advance | None,
 ) -> LinearProbe:
-    decoder = tuple(name for name in reader.names if _is_up(name, reader.names))
+    decoder = reader.decoder
     fitted = torch.cat([parts.fit, parts.validation])
     scores: dict[tuple[str, str, float], Tensor] = {}
     total, done = draws * len(times), 0
@@ -92,11 +92,6 @@ def published_probe(
     )
 
 
-def _is_up(name: str, names: Sequence[str]) -> bool:
-    """Whether a block merges a skip: those behind the middle of the list, or all if they were named by hand."""
-    return "decoder" in name or "up_blocks" in name or not any("decoder" in n or "up_blocks" in n for n in names)
-
-
 class _Heads:
     """One linear layer for each layer of the network, trained at once on the same passes."""
 
@@ -122,7 +117,7 @@ class _Heads:
         x = self.noiser.mixed(x0, torch.randn(x0.shape, generator=self.source), self.t)
         found = {("pixels", self.noiser.input_name): x.flatten(1)}
         for contender, reader in self.readers.items():
-            seen = reader.run(x.to(reader.device), self.t)
+            seen = reader.run(x, self.t)
             found |= {(contender, layer): seen[layer] for layer in self.layers}
         return found
 

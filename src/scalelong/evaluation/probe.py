@@ -74,7 +74,7 @@ def linear_probe(
     example_inputs: ExampleInputs = None,
     seed: int = 0,
     batch_size: int = 256,
-    device: torch.device | str = "cpu",
+    device: torch.device | str | None = None,
     about: dict[str, Any] | None = None,
     progress: Advance | None = None,
 ) -> LinearProbe:
@@ -95,6 +95,7 @@ def linear_probe(
     images: fit at most so many, and choose and test on at most so many.
     augment: flips and crops, in the protocol "ddae".
     extra_tokens: leading tokens that are no patches; left out, the model's own `extra_tokens`, or none.
+    device: where to run it; left out, where the model is.
     """
     chosen_times = _checked_times(times, protocol)
     _require_choice("protocol", protocol, PROTOCOLS)
@@ -105,20 +106,7 @@ def linear_probe(
     if not penalties or any(not penalty > 0 for penalty in penalties):
         raise InvalidConfigError(f"penalties must be numbers above 0, got {list(penalties)}")
     parts = split(labelled(data), None if held_out is None else labelled(held_out), images, seed)
-    noiser = Noiser(schedule, parts.x0, seed)
-    host = unwrap(model).to(device)
-    reader = Reader(host, condition, noiser, layers, pool, extra_tokens, example_inputs, batch_size, device)
-    start = Reader(
-        _untrained(host, untrained, seed).to(device),
-        condition,
-        noiser,
-        reader.names,
-        pool,
-        reader.extra,
-        example_inputs,
-        batch_size,
-        device,
-    )
+    noiser, host = Noiser(schedule, parts.x0, seed), unwrap(model)
     told = {
         "model": type(host).__name__,
         "data": parts.name,
@@ -131,21 +119,45 @@ def linear_probe(
         "seen": not parts.apart,
         "about": about or {},
     }
-    if protocol == "ddae":
-        return published_probe(reader, start, noiser, parts, chosen_times, draws, augment, told, progress)
-    bench = Bench(parts, CLASSIFIERS[protocol], penalties, noiser.clean_name)
-    total = draws * len(chosen_times)
-    for draw in range(draws):
-        for number, t in enumerate(chosen_times):
-            x = noiser.at(t, draw)
-            bench.add("pixels", noiser.input_name, t, x.flatten(1))
-            for contender, each in (("network", reader), ("untrained", start)):
-                for layer, features in each.read(x, t).items():
-                    bench.add(contender, layer, t, features)
-            if progress is not None:
-                progress(draw * len(chosen_times) + number + 1, total, f"t = {t:g}")
+    with _moved(host, device) as place:
+        reader = Reader(host, condition, noiser, layers, pool, extra_tokens, example_inputs, batch_size)
+        fresh = _untrained(host, untrained, seed).to(place)
+        start = Reader(fresh, condition, noiser, reader.names, pool, reader.extra, example_inputs, batch_size)
+        start.axes = reader.axes
+        if protocol == "ddae":
+            return published_probe(reader, start, noiser, parts, chosen_times, draws, augment, told, progress)
+        bench = Bench(parts, CLASSIFIERS[protocol], penalties, noiser.clean_name)
+        total = draws * len(chosen_times)
+        for draw in range(draws):
+            for number, t in enumerate(chosen_times):
+                x = noiser.at(t, draw)
+                bench.add("pixels", noiser.input_name, t, x.flatten(1))
+                for contender, each in (("network", reader), ("untrained", start)):
+                    for layer, features in each.read(x, t).items():
+                        bench.add(contender, layer, t, features)
+                if progress is not None:
+                    progress(draw * len(chosen_times) + number + 1, total, f"t = {t:g}")
     bench.add("clean", noiser.clean_name, None, parts.x0.flatten(1))
     return bench.result(reader.names, chosen_times, told)
+
+
+@contextmanager
+def _moved(model: nn.Module, device: torch.device | str | None) -> Iterator[torch.device]:
+    """The model on this device, and back where it was afterwards."""
+    home = next((value.device for value in model.parameters()), torch.device("cpu"))
+    try:
+        place = home if device is None else torch.device(device)
+        model.to(place)
+    except (RuntimeError, AssertionError) as error:
+        model.to(home)
+        said = str(error).splitlines()[0][:200]
+        raise InvalidConfigError(
+            f"--device {device} cannot be used ({said}): give cpu, or one that is there"
+        ) from error
+    try:
+        yield place
+    finally:
+        model.to(home)
 
 
 # Noise
@@ -193,19 +205,20 @@ class Reader:
         extra_tokens: int | None,
         example_inputs: ExampleInputs,
         batch_size: int,
-        device: torch.device | str,
     ) -> None:
-        self.model, self.pool, self.batch_size, self.device = model, pool, batch_size, device
-        self.condition = None if condition is None else _one_condition(condition).to(device)
+        self.model, self.pool, self.batch_size = model, pool, batch_size
+        weight = next((value for value in model.parameters() if value.is_floating_point()), torch.zeros(()))
+        self.device, self.dtype = weight.device, weight.dtype
+        self.condition = None if condition is None else self._placed(_one_condition(condition))
         self.network = Denoiser(model)
         self.extra = int(getattr(model, "extra_tokens", 0)) if extra_tokens is None else extra_tokens
-        x = noiser.at(500.0, 0)[:2].to(device)
+        x = self._placed(noiser.at(500.0, 0)[:2])
         self._try(x)
-        self.example = call_arguments(model, x, torch.full((len(x),), 500.0, device=device), self._given(len(x)))
+        self.example = call_arguments(model, x, self._time(x, 500.0), self._given(len(x)))
         self.axes: dict[str, int] = {}
         known = [name for name, _ in model.named_modules() if name]
         if layers is not None and all(name in known for name in layers):
-            self.names = tuple(dict.fromkeys(layers))
+            self.names = self.decoder = tuple(dict.fromkeys(layers))
         else:
             plan = plan_for(model, example_inputs or self.example)
             blocks = block_names(model, plan)
@@ -213,29 +226,36 @@ class Reader:
             usual = (*blocks, *([last] if last else []))
             self.names = usual if layers is None else _matching(layers, usual, known, type(model).__name__)
             self.axes = dict.fromkeys(usual, plan.sites[0].channel_axis)
+            merging = {skip.consumer for skip in plan}
+            self.decoder = tuple(name for name in self.names if name in merging) or self.names
 
     def read(self, x: Tensor, t: float) -> dict[str, Tensor]:
         """Of all images, batch by batch."""
         found: dict[str, list[Tensor]] = {name: [] for name in self.names}
         for part in x.split(self.batch_size):
-            for name, features in self.run(part.to(self.device), t).items():
+            for name, features in self.run(part, t).items():
+                if not found[name]:
+                    self._require_memory(features.shape[1], len(x))
                 found[name].append(features)
-            held = sum(each.numel() for parts in found.values() for each in parts[:1]) * len(x) / len(part)
-            if held > MOST_NUMBERS:
-                raise EvaluationError(
-                    f"the features of {len(x)} images are {held * 4 / 2**30:.0f} GiB: probe fewer --images or "
-                    f"--layers, or pool them (--pool mean)"
-                )
         for name, parts in found.items():
             if not parts:
                 raise FeatureError(f"the layer {name} of {type(self.model).__name__} does not run: leave it out")
         return {name: torch.cat(parts) for name, parts in found.items()}
 
+    def _require_memory(self, width: int, count: int) -> None:
+        held = width * count * len(self.names)
+        if held > MOST_NUMBERS:
+            raise EvaluationError(
+                f"{len(self.names)} layers of {width} features for {count} images are {held * 4 / 2**30:.0f} GiB: "
+                f"probe fewer --images or --layers, or pool them (--pool mean)"
+            )
+
     def run(self, x: Tensor, t: float) -> dict[str, Tensor]:
         """Of one batch, pooled, on the CPU."""
         seen: dict[str, Tensor] = {}
+        x = self._placed(x)
         with self._watching(seen), evaluating(self.model), torch.no_grad(), _eager():
-            self.network(x, torch.full((len(x),), float(t), device=x.device), self._given(len(x)))
+            self.network(x, self._time(x, t), self._given(len(x)))
         return {name: self._pooled(name, seen[name]).cpu() for name in self.names if name in seen}
 
     @contextmanager
@@ -265,6 +285,13 @@ class Reader:
         axis = self.axes.get(name, -1 if features.dim() == 3 else 1) % features.dim()
         return features.mean(dim=[at for at in range(1, features.dim()) if at != axis])
 
+    def _placed(self, value: Tensor) -> Tensor:
+        """On the network's device and, if it is no label, in its precision."""
+        return value.to(self.device, self.dtype if value.is_floating_point() else value.dtype)
+
+    def _time(self, x: Tensor, t: float) -> Tensor:
+        return torch.full((len(x),), float(t), device=self.device)
+
     def _given(self, count: int) -> Tensor | None:
         return None if self.condition is None else self.condition.expand(count, *self.condition.shape[1:])
 
@@ -272,7 +299,7 @@ class Reader:
         """A conditional network that got no condition says so in its own words, of which there are many."""
         try:
             with evaluating(self.model), torch.no_grad():
-                self.network(x, torch.full((len(x),), 500.0, device=x.device), self._given(len(x)))
+                self.network(x, self._time(x, 500.0), self._given(len(x)))
         except (TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
             said = " ".join(str(error).split())[:200]
             conditional = self.network.label_argument or self.network.context_argument
@@ -301,7 +328,7 @@ class Reader:
         ]
         try:
             with evaluating(self.model), torch.no_grad(), _eager():
-                self.network(x, torch.full((len(x),), 500.0, device=x.device), self._given(len(x)))
+                self.network(x, self._time(x, 500.0), self._given(len(x)))
         finally:
             for handle in handles:
                 handle.remove()

@@ -33,7 +33,7 @@ def probe_run(
     augment: bool = True,
     seed: int = 0,
     batch_size: int = 256,
-    device: Any = "cpu",
+    device: Any = None,
     progress: Advance | None = None,
     say: Callable[[str], None] = print,
 ) -> LinearProbe:

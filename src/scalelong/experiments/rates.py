@@ -140,6 +140,10 @@ def _recipe_task(config: TrainConfig, methods: Sequence[str | Variant | Method])
             "a range is measured in float32 and on images: give precision 'no' and no autoencoder, or call "
             "scalelong.rate_range with a step function of your own"
         )
+    if config.optimizer.base_width is not None:
+        raise InvalidConfigError(
+            "a range is counted with one rate for all parameters, and μP has several: leave base_width out"
+        )
     listed = [_method(method, config) for method in methods]
     task = RecipeTask(config)
     return task, {

@@ -244,7 +244,8 @@ def _folder_names(names: Sequence[str]) -> dict[str, str]:
     for name in names:
         short = slug(name)
         taken = short.lower() in map(str.lower, found.values())
-        found[name] = short if not taken and _is_told(name, short) else f"{short[:100]}-{digest(name.encode())[:6]}"
+        whole = not taken and len(short) <= 200 and _is_told(name, short)
+        found[name] = short if whole else f"{short[:100]}-{digest(name.encode())[:6]}"
     return found
 
 

@@ -37,6 +37,7 @@ from .readers import (
     digest as digest,
     file_digest as file_digest,
     fitting as fitting,
+    misfit as misfit,
     parse_json as parse_json,
     read_bytes as read_bytes,
     read_fields as read_fields,

@@ -10,6 +10,8 @@ import os
 import stat
 import types
 import typing
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast, get_args, get_origin, get_type_hints
 
@@ -101,6 +103,32 @@ def fitting(kind: type[Made], values: Any) -> Made:
         elif not _fits(values[name], hints[name]):
             raise ValueError(f"its entry {name!r} cannot be {str(values[name])[:60]!r}")
     return kind(**values)
+
+
+def misfit(function: Any, values: Mapping[str, Any]) -> str | None:
+    """Of arguments from a file, the first whose type is not what a function asks for, in words; None if all fit.
+
+    Libraries are not exact about types. This explains why something failed, and must not refuse what works.
+    """
+    try:
+        hints = get_type_hints(function)
+    except (NameError, TypeError, AttributeError):
+        return None
+    for name, value in values.items():
+        with suppress(TypeError):  # a hint that is not for looking at values
+            if name in hints and not _fits(value, _any_length(hints[name])):
+                return f"its entry {name!r} cannot be {str(value)[:60]!r}"
+    return None
+
+
+def _any_length(hint: Any) -> Any:
+    """Others write tuple[int] for a tuple of any length."""
+    inner = get_args(hint)
+    if get_origin(hint) is tuple and Ellipsis not in inner:
+        return tuple[inner[0], ...] if len(set(inner)) == 1 else hint
+    if get_origin(hint) in (typing.Union, types.UnionType):
+        return typing.Union[tuple(_any_length(part) for part in inner)]  # noqa: UP007
+    return hint
 
 
 def _fits(value: Any, hint: Any) -> bool:

@@ -388,6 +388,7 @@ class UViT(nn.Module):
         self.interpolate_positions, self.checkpointing = interpolate_positions, checkpointing
         self.mlp_ratio, self.qkv_bias, self.time_mlp = mlp_ratio, qkv_bias, time_mlp
         self.residual_scaling, self.qk_norm, self.merge_norm = residual_scaling, qk_norm, merge_norm
+        self.init_std = init_std
         self.self_conditioning, self.self_conditioning_rank = self_conditioning, self_conditioning_rank
         norms = {"qk_norm": qk_norm, "merge_norm": merge_norm}
 
