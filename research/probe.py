@@ -336,7 +336,8 @@ def conditioning_part(folder: Path) -> str:
             "validation images.",
             "\n".join(rows),
             "Loss at the end if each image is given the z of another one, minus the loss, in 1e-4: middle "
-            f"{worth['middle'].text(1e4, 0)} zero; time {worth['time'].text(1e4, 0)} zero.",
+            f"{worth['middle'].text(1e4, 0)} zero; time {worth['time'].text(1e4, 0)} zero. The other image has another "
+            "noise level as well, so for the middle this is more than the content alone is worth.",
         ]
     )
 
