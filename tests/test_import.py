@@ -16,7 +16,7 @@ PACKAGE = Path(scalelong.__file__).parent
 
 # Everything optional that is installed beside the package.
 HEAVY = ["accelerate", "datasets", "diffusers", "matplotlib", "monai", "pandas", "PIL", "rich", "safetensors"]
-HEAVY += ["scipy", "tensorboard", "transformers", "tyro", "yaml"]
+HEAVY += ["ray", "scipy", "submitit", "tensorboard", "transformers", "tyro", "yaml"]
 
 PROBE = """
 import json, sys

@@ -256,6 +256,14 @@ class RunFailedError(ScaleLongError, RuntimeError):
     """A run of a comparison, or another process of this one, ended with an error; its log says which."""
 
 
+class UnfinishedError(ScaleLongError, RuntimeError):
+    """A sweep was interrupted or only submitted: not all of its runs are finished. The same command goes on."""
+
+
+class EngineError(ScaleLongError, RuntimeError):
+    """The engine of a sweep (SLURM, Ray) cannot be reached, or refuses what was asked for."""
+
+
 # Scores, reports and exports
 
 

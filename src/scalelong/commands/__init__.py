@@ -21,6 +21,7 @@ COMMANDS = {
     "compare": "train several methods with equal seeds and compare them",
     "range": "the learning rates at which your network survives, with and without scaling",
     "coords": "how far each block moves in a few steps, over widths: the check of μP",
+    "progress": "how far the runs of a sweep are, wherever they are carried out",
     "reproduce": "the figures and tables of the paper again, with a verdict on each",
     "diagnose": "one page about the long skips of a model, before training",
     "report": "write one HTML file about runs, to look at offline",

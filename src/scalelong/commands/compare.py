@@ -2,18 +2,18 @@
 
 import argparse
 import shlex
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import InvalidConfigError
 from .options import (
-    INTERRUPTED,
-    add_job_options,
+    add_engine_options,
     add_quiet_option,
     add_run_options,
     add_seed_options,
+    engine_of,
+    left_to_do,
     listed,
     progress_aside,
     run_config,
@@ -22,6 +22,7 @@ from .options import (
 )
 
 if TYPE_CHECKING:
+    from ..experiments.runs import PlannedRun
     from ..runs.config import TrainConfig
 
 
@@ -36,6 +37,7 @@ def run(options: argparse.Namespace) -> int:
         sweep,
         sweep_rows,
     )
+    from ..experiments.cost import cost_of, parse_step_time
     from ..experiments.grid import rate_grid
     from ..files import require_folder_place
 
@@ -46,54 +48,62 @@ def run(options: argparse.Namespace) -> int:
     noise = listed(options.noise, float, "--noise") if options.noise else []
     out = options.out or default_out(options, config)
     require_folder_place(out)
-    pace = {"every": options.every, "jobs": options.jobs, "on_start": lambda: remember(options.arguments, out)}
+    engine, step_time = engine_of(options), parse_step_time(options.step_time)
     hold = options.hold or default_hold(config, methods)
     if hold != "head-size" and default_hold(config, methods) == "head-size":
         raise InvalidConfigError("μP holds the size of attention heads over the widths: leave out --hold heads")
-    if options.widths and options.rates:
-        widths, rates = listed(options.widths, int, "--widths"), listed(options.rates, float, "--rates")
+
+    def on_start(runs: "list[PlannedRun]") -> None:
+        remember(options.arguments, out)
+        if not all(run.finished for run in runs):
+            print(cost_of(runs, engine, step_time), flush=True)
+
+    def unfinished() -> int:
+        return left_to_do(engine, out, ["compare", *options.arguments])
+
+    pace = {"every": options.every, "engine": engine, "runs_per_job": options.runs_per_job or 1, "on_start": on_start}
+    given = {
+        axis: listed(text, kind, flag)
+        for axis, kind, flag, text in (
+            ("depth", int, "--depths", options.depths),
+            ("width", int, "--widths", options.widths),
+            ("batch", int, "--batch-sizes", options.batch_sizes),
+            ("rate", float, "--rates", options.rates),
+        )
+        if text
+    }
+    swept = bool(given)
+    if "width" in given and "rate" in given:
+        widths, rates = [int(width) for width in given.pop("width")], given.pop("rate")
         with progress_aside(options.quiet):
             grid = rate_grid(config, methods, seeds, out, widths, rates, hold=hold, **pace)
-        if grid is None:
-            return interrupted()
-        print(f"\n{grid}\n\ntable, figure and runs: {out}")
-        options.widths = options.rates = None
-        if not (options.depths or options.batch_sizes):
-            return 0
-    axes = (
-        ("depth", "--depths", options.depths),
-        ("width", "--widths", options.widths),
-        ("batch", "--batch-sizes", options.batch_sizes),
-    )
-    for axis, flag, text in axes:
-        if text:
-            with progress_aside(options.quiet):
-                found = sweep(config, methods, seeds, out, axis, listed(text, int, flag), hold=hold, **pace)
-            if found is None:
-                return interrupted()
-            print()
-            show_table(sweep_rows(axis, found))
-            print()
-    if options.rates:
+        if grid is not None:
+            print(f"\n{grid}\n\ntable, figure and runs: {out}")
+        elif not engine.detach:
+            return unfinished()
+    for axis, values in given.items():
         with progress_aside(options.quiet):
-            rates = sweep(config, methods, seeds, out, "rate", listed(options.rates, float, "--rates"), **pace)
-        if rates is None:
-            return interrupted()
+            found = sweep(config, methods, seeds, out, axis, values, hold=hold, **pace)
+        if found is None:
+            if engine.detach:  # the jobs of the other axes are submitted as well
+                continue
+            return unfinished()
         print()
-        show_table(sweep_rows("rate", rates))
+        show_table(sweep_rows(axis, found))
         print()
-        show_table(best_rate_rows(rates))
-        print()
-    if options.rates or any(text for _, _, text in axes):
-        return 0
+        if axis == "rate":
+            show_table(best_rate_rows(found))
+            print()
+    if swept:
+        return unfinished() if engine.detach else 0
     with progress_aside(options.quiet):
         comparison = compare(config, methods, seeds, out, **pace)
     if comparison is None:
-        return interrupted()
+        return unfinished()
     print(f"\n{comparison}\n")
     if options.control:
         with progress_aside(options.quiet):
-            control = control_text(config, out, options.every, options.jobs)
+            control = control_text(config, out, options.every, engine=engine)
         print(control)
     if options.noise:
         print()
@@ -173,7 +183,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--every", type=whole_number, help="steps between readings of features (default: about 250 per run)"
     )
-    add_job_options(made)
     made.add_argument("--depths", help="compare at several depths of the network, for example 4,8,12")
     made.add_argument(
         "--widths", help="compare at several widths, for example 64,128; with --rates, every rate at every width"
@@ -199,6 +208,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--control", action="store_true", help="add a run with a rate of zero: its features must stand still"
     )
+    add_engine_options(made)
     add_quiet_option(made)
     return made
 
@@ -220,8 +230,3 @@ def configuration(options: argparse.Namespace) -> "TrainConfig":
     if options.scores:
         logging = replace(logging, scores_every=steps, scores_images=options.scores)
     return replace(config, steps=steps, logging=logging)
-
-
-def interrupted() -> int:
-    print("interrupted; the same command continues the comparison", file=sys.stderr)
-    return INTERRUPTED

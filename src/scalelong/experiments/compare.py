@@ -8,7 +8,7 @@ from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from statistics import fmean
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from ..console import text_table
 from ..errors import InvalidConfigError
@@ -18,6 +18,7 @@ from ..runs.load import load_run
 from ..runs.model import is_uvit, with_width
 from ..stability import oscillation
 from ..theory import noise_gain
+from .engines import Engine
 from .figures import draw_comparison
 from .records import CONTROL, DIAGNOSIS, read_curves, steps_ratio
 from .results import MethodSummary, Results, baseline_of, level_rows, ratio_text, spread, table_rows
@@ -29,9 +30,9 @@ from .runs import (
     noisy_probe,
     plan_runs,
     require_same,
-    run_all,
     write_diagnosis,
 )
+from .sweeps import run_all
 
 COMMANDS = "commands.txt"
 """The command lines that made the runs of a folder."""
@@ -65,30 +66,57 @@ def compare(
     *,
     every: int | None = None,
     jobs: int | None = None,
-    on_start: Callable[[], None] | None = None,
+    engine: Engine | None = None,
+    runs_per_job: int = 1,
+    on_start: Callable[[list[PlannedRun]], None] | None = None,
 ) -> Comparison | None:
-    """Train every method with every seed; runs that are finished are not repeated. None if it was interrupted.
+    """Train every method with every seed; runs that are finished are not repeated. None if not all are finished now:
+    it was interrupted, or its jobs are only submitted.
 
     A method is a scaling, or a variant such as "fast: scaling=cs:0.7 lr=2e-3". The baseline is the one named "none", or
     else the first.
 
-    `every` is the number of steps between two readings of features and coefficients, `jobs` how many runs go at once.
-    `on_start` is called when nothing can be refused any more.
+    `every` is the number of steps between two readings of features and coefficients, `jobs` how many runs go at once,
+    `engine` where they are carried out (`make_engine`), `runs_per_job` how many one after the other in one job.
+    `on_start` is called with the runs when nothing can be refused any more.
     """
+    runs = _planned(config, methods, seeds, Path(out))
+    _prepare([runs], engine, on_start)
+    if not run_all(runs, _pace(every), jobs, checked=True, engine=engine, runs_per_job=runs_per_job):
+        return None
+    return summarise(runs, Path(out))
+
+
+def _planned(
+    config: TrainConfig, methods: Sequence[str | Variant], seeds: Sequence[int], out: Path
+) -> list[PlannedRun]:
     if not config.images.held_out:
         raise InvalidConfigError(
             "a comparison needs held-out images, and this configuration has none: give --config a YAML file that has "
             "`images: {held_out: 500}`, or a recipe that holds images out"
         )
-    runs = plan_runs(config, methods, seeds, Path(out))
-    require_same(runs)
-    if not (Path(out) / DIAGNOSIS).exists():
-        write_diagnosis(diagnose_config(runs[0].config), Path(out))
+    return plan_runs(config, methods, seeds, out)
+
+
+def _prepare(
+    comparisons: Sequence[list[PlannedRun]],
+    engine: Engine | None,
+    on_start: Callable[[list[PlannedRun]], None] | None,
+) -> None:
+    """Refuse what must be refused, of all comparisons before any work; then look at the networks as they start."""
+    if engine is not None:
+        engine.check()
+    for runs in comparisons:
+        require_same(runs)
+    for runs in comparisons:
+        if not (runs[0].folder.parent / DIAGNOSIS).exists():
+            write_diagnosis(diagnose_config(runs[0].config), runs[0].folder.parent)
     if on_start is not None:
-        on_start()
-    if not run_all(runs, every or max(1, config.steps // RECORDS), jobs, checked=True):
-        return None
-    return summarise(runs, Path(out))
+        on_start([run for runs in comparisons for run in runs])
+
+
+def _pace(every: int | None) -> Callable[[PlannedRun], int]:
+    return lambda run: every or max(1, run.config.steps // RECORDS)
 
 
 def summarise(runs: list[PlannedRun], out: Path) -> Comparison:
@@ -153,6 +181,7 @@ def all_well(comparison: Comparison, method: str) -> bool:
 # Comparisons along an axis: depth, width, batch size, rate, and noise on the input of the trained networks.
 
 Value = TypeVar("Value", int, float)
+Cell = TypeVar("Cell")
 
 Hold = Literal["head-size", "heads"]
 
@@ -181,24 +210,37 @@ def sweep(
     axis: str,
     values: Sequence[Value],
     *,
+    hold: Hold = "heads",
+    **pace: Any,
+) -> dict[Value, Comparison] | None:
+    """One comparison per value, each in a folder of its own. None if not all are finished now."""
+    require_free_axis(methods, axis)
+    cells = {value: (at(config, axis, value, hold), out / f"{axis}-{value:g}") for value in values}
+    return compare_cells(cells, methods, seeds, out, **pace)
+
+
+def compare_cells(
+    cells: dict[Cell, tuple[TrainConfig, Path]],
+    methods: Sequence[str | Variant],
+    seeds: Sequence[int],
+    out: Path,
+    *,
     every: int | None = None,
     jobs: int | None = None,
-    on_start: Callable[[], None] | None = None,
-    hold: Hold = "heads",
-) -> dict[Value, Comparison] | None:
-    """One comparison per value, each in a folder of its own. None if it was interrupted."""
-    require_free_axis(methods, axis)
-    found: dict[Value, Comparison] = {}
-    for value in values:
-        print(f"{axis} {value:g}", flush=True)
-        folder = out / f"{axis}-{value:g}"
-        comparison = compare(
-            at(config, axis, value, hold), methods, seeds, folder, every=every, jobs=jobs, on_start=on_start
-        )
-        if comparison is None:
-            return None
-        found[value] = comparison
-    return found
+    engine: Engine | None = None,
+    runs_per_job: int = 1,
+    on_start: Callable[[list[PlannedRun]], None] | None = None,
+) -> dict[Cell, Comparison] | None:
+    """A comparison of each configuration in its folder; their runs are carried out together. None if not all are
+    finished now."""
+    planned = {cell: _planned(config, methods, seeds, folder) for cell, (config, folder) in cells.items()}
+    _prepare(list(planned.values()), engine, on_start)
+    together = [run for runs in planned.values() for run in runs]
+    run_all(together, _pace(every), jobs, out, checked=True, engine=engine, runs_per_job=runs_per_job)
+    found = {
+        cell: summarise(runs, cells[cell][1]) for cell, runs in planned.items() if all(run.finished for run in runs)
+    }
+    return found if len(found) == len(planned) else None
 
 
 def require_free_axis(methods: Sequence[str | Variant], axis: str) -> None:
@@ -254,7 +296,9 @@ def noise_rows(runs: Sequence[PlannedRun], sigmas: Sequence[float]) -> list[dict
 # The control of the instrument: with a rate of zero nothing learns, so features on a fixed batch must stand still.
 
 
-def control_text(config: TrainConfig, out: Path, every: int | None = None, jobs: int | None = None) -> str:
+def control_text(
+    config: TrainConfig, out: Path, every: int | None = None, jobs: int | None = None, engine: Engine | None = None
+) -> str:
     """One run with lr = 0, long enough for two windows of readings; its scores in words."""
     steps = 102 * (every or 1)
     still = replace(
@@ -264,7 +308,7 @@ def control_text(config: TrainConfig, out: Path, every: int | None = None, jobs:
         logging=replace(config.logging, samples_every=0, held_out_every=steps),
     )
     run = PlannedRun("none", config.seed, out / CONTROL, replace(still, scaling="none"))
-    if not run_all([run], every or 1, jobs):
+    if not run_all([run], every or 1, jobs, engine=engine):
         return "the control was interrupted"
     curves = read_curves(run.folder)
     scores = [oscillation(curve.values) for name, curve in curves.items() if name.startswith("probe_block_rms/")]

@@ -8,16 +8,17 @@ rate that was best at the smallest width: with it the price of not searching aga
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from ..console import text_table
 from ..errors import InvalidConfigError
 from ..files import write_text
 from ..runs.config import TrainConfig
-from .compare import Comparison, Hold, all_well, at, compare, mean_loss, named_rate, require_free_axis
+from .compare import Comparison, Hold, all_well, at, compare_cells, mean_loss, named_rate, require_free_axis
 from .figures import colour_of, legend, log_scale, panels, save
 from .results import spread
 from .runs import Variant
@@ -143,25 +144,25 @@ def rate_grid(
     rates: Sequence[float],
     *,
     hold: Hold = "head-size",
-    every: int | None = None,
-    jobs: int | None = None,
-    on_start: Callable[[], None] | None = None,
+    **pace: Any,
 ) -> RateGrid | None:
-    """One comparison per width and rate, each in a folder of its own. None if it was interrupted."""
+    """One comparison per width and rate, each in a folder of its own. None if not all are finished now."""
     for name, values in (("--widths", widths), ("--rates", rates)):
         if len(set(values)) != len(values) or not values:
             raise InvalidConfigError(f"{name} must name different values, got {', '.join(f'{v:g}' for v in values)}")
     for axis in ("width", "rate"):
         require_free_axis(methods, axis)
-    settings = {(width, rate): at(at(config, "width", width, hold), "rate", rate) for width in widths for rate in rates}
-    found: dict[tuple[int, float], Comparison] = {}
-    for (width, rate), setting in settings.items():
-        print(f"width {width:g}, rate {rate:g}", flush=True)
-        folder = out / f"width-{width:g}" / f"rate-{rate:g}"
-        comparison = compare(setting, methods, seeds, folder, every=every, jobs=jobs, on_start=on_start)
-        if comparison is None:
-            return None
-        found[width, rate] = comparison
+    cells = {
+        (width, rate): (
+            at(at(config, "width", width, hold), "rate", rate),
+            out / f"width-{width:g}" / f"rate-{rate:g}",
+        )
+        for width in widths
+        for rate in rates
+    }
+    found = compare_cells(cells, methods, seeds, out, **pace)
+    if found is None:
+        return None
     grid = RateGrid(found, hold)
     grid.save(out)
     return grid
