@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: setup demo test bench check format clean
+.PHONY: setup demo test bench check format docs serve notebooks wheel clean
 
 setup: $(INSTALLED)
 
@@ -33,6 +33,24 @@ check: $(INSTALLED)
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The site, in build/site: strict, so that a broken link or an unknown name fails, and without a network.
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "build/site/index.html is there; make serve shows it"
+
+serve: docs
+	$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site 8000
+
+# Runs the notebooks and keeps what they print and draw, for the site.
+notebooks: $(INSTALLED)
+	$(BIN)/python -m website.notebooks
+
+# Wheel and sdist, in dist/, and the wheel tried in an empty environment with torch alone.
+wheel: $(INSTALLED)
+	rm -rf dist
+	$(BIN)/python -m hatchling build -d dist
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -m slow tests/test_packaging.py
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache build dist

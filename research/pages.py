@@ -180,7 +180,8 @@ def index(out: Path, items: Iterable[Study]) -> str:
         "scalelong reproduce all --scale paper --dry-run     # the plan for GPUs\n```",
     ]
     if (out / "kappa").is_dir():
-        parts.append("Also here: [kappa](kappa), how well κ can be chosen, told in [theory.md](../theory.md).")
+        raw = "[the raw results](kappa/validation.json) of kappa"
+        parts.append(f"Also here: {raw}, how well κ can be chosen, told in [theory.md](../theory.md).")
     return document(parts)
 
 

@@ -21,7 +21,7 @@ LAYERS = [
     ["scaling", "tracing"],
     ["skips"],
     ["models"],
-    ["theory"],
+    ["theory", "mup"],
     ["kappa"],
     ["stability"],
     ["data"],

@@ -340,6 +340,11 @@ def test_the_environment_asks_for_tracebacks_too(monkeypatch):
         main(["models"])
 
 
+def test_an_argument_with_a_zero_byte(capsys):
+    assert main(["report", "run", "--out", "a\0b"]) == 1
+    assert "InvalidConfigError: an argument holds a zero byte" in capsys.readouterr().err
+
+
 def test_a_mistyped_command_is_answered_with_the_nearest(capsys):
     assert main(["repport"]) == 2
     assert "did you mean report?" in capsys.readouterr().err
@@ -348,9 +353,10 @@ def test_a_mistyped_command_is_answered_with_the_nearest(capsys):
 PRINTS = """
 import argparse, sys
 from scalelong import cli
+from scalelong.console import show_table
 class Fake:
     def parser(self): return argparse.ArgumentParser()
-    def run(self, options): print("Fréchet κ × \\udcff")
+    def run(self, options): print("Fréchet κ × \\udcff"); show_table([])
 cli._module = lambda _: Fake()
 sys.exit(cli.main(["models"]))
 """
@@ -359,7 +365,7 @@ sys.exit(cli.main(["models"]))
 def test_a_terminal_that_knows_ascii_only():
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run([sys.executable, "-c", PRINTS], capture_output=True, text=True, env=environment, check=True)
-    assert done.stdout == "Frechet kappa x \\udcff\n"
+    assert done.stdout == "Frechet kappa x \\udcff\n(nothing)\n"
 
 
 def test_output_to_a_full_disk_or_to_nowhere():
@@ -456,6 +462,21 @@ def test_a_process_that_lost_the_others_says_so(alone, monkeypatch, capsys):
     assert ("RunFailedError: another process of this command has ended" in said) == (not alone)
 
 
+def test_a_process_that_got_half_a_message_from_another_says_so(monkeypatch, capsys):
+    """broadcast_object_list unpickles whatever has arrived when the other process ends."""
+    import torch.distributed
+
+    def lost(_: list[str]) -> int:
+        sizes = torch.distributed.distributed_c10d._tensor_to_object
+        sizes(torch.zeros(3, dtype=torch.uint8), 3, None)
+        return 0
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(cli, "_answer", lost)
+    assert cli.main(["models"]) == 1
+    assert "RunFailedError: another process of this command has ended" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("name", "value"), [("RANK", "x"), ("WORLD_SIZE", "2.5"), ("LOCAL_RANK", ""), ("RANK", "9" * 30)]
 )
@@ -468,8 +489,12 @@ def test_what_a_launcher_says_must_make_sense(name, value, monkeypatch):
     monkeypatch.setenv(name, value)
     with pytest.raises(InvalidConfigError, match=f"{name} must be a whole number"):
         check_launcher()
-    monkeypatch.setenv("RANK", "5")
     monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.delenv("RANK")
+    with pytest.raises(InvalidConfigError, match="WORLD_SIZE is 2 and RANK is not set: start all"):
+        check_launcher()
+    monkeypatch.setenv("RANK", "5")
     monkeypatch.setenv("LOCAL_RANK", "1")
     with pytest.raises(InvalidConfigError, match="torchrun"):
         check_launcher()

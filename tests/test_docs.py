@@ -1,25 +1,65 @@
-"""The Python examples of the documentation run, in order, as one session each, and show what is printed.
+"""The examples of README and docs run, and show what is printed; their commands have flags that exist.
 
-What a comment beside `print(...)`, or beside a line that is an expression, shows as a list or a number (`# [1.0, 0.7]`)
-is compared with what is printed; "..." stands for the rest of it.
+The Python blocks of a page run in order, as one session, in an empty folder. What a comment beside `print(...)`, or
+beside a line that is an expression, shows as a list or a number (`# [1.0, 0.7]`) is compared with what is printed;
+"..." stands for the rest of it. A block that does not run says why, in a comment right above it:
+
+    <!-- not run: takes an hour -->
+
+A text block below a comment `<!-- printed -->` is what the block above it prints.
+
+Every `scalelong ...` command of every block is parsed by the command's own parser, so that a flag which is gone fails.
 """
 
+import argparse
 import ast
 import contextlib
+import importlib.util
 import io
 import re
+import shlex
+import shutil
+import warnings
 from pathlib import Path
 
 import pytest
+import torch
 
+from scalelong.commands import COMMANDS, command_module
 from scalelong.scaling import METHODS
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCS = ("methods", "theory", "stability", "compare", "range", "caching", "tuning")
-PAGES = ["README.md", *(f"docs/{name}.md" for name in DOCS)]
+PAGES = [
+    path.relative_to(ROOT).as_posix()
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
+]
+PYTHON = ("python", "py", "pycon")
+REASON = r"(?:<!-- not run: (?P<reason>[^\n]*?) -->\n+)?"
+FENCE = re.compile(rf"^{REASON}```(?P<language>\w*)[^\n]*\n(?P<code>.*?)^```", re.MULTILINE | re.DOTALL)
+
+PRINTED = re.compile(r"```\n+<!-- printed -->\n```text\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+RUN_ELSEWHERE = {"docs/data.md": "tests/data/test_data_access.py", "docs/export.md": "tests/export/test_model.py"}
+"""Pages whose examples need what another test has at hand."""
+EXCERPTS = "docs/integrations/"
+"""The pages in this folder show parts of examples/integrations, which tests/integrations runs whole."""
 
 
-SHOWN = re.compile(r"  # (\[?-?\d[^a-zA-Zκ]*)$")
+def python_blocks(page: str) -> list[str]:
+    """The blocks that run. The others have a reason."""
+    found = FENCE.finditer(text_of(page))
+    return [block["code"] for block in found if block["language"] in PYTHON and not block["reason"]]
+
+
+def text_of(page: str) -> str:
+    return (ROOT / page).read_text()
+
+
+WITH_PYTHON = [
+    page for page in PAGES if python_blocks(page) and page not in RUN_ELSEWHERE and not page.startswith(EXCERPTS)
+]
+
+SHOWN = re.compile(r"  # ([\[(]?-?\d[^a-zA-Zκ]*)$")
 
 
 def run(block: str, page: str, namespace: dict[str, object]) -> None:
@@ -48,16 +88,137 @@ def test_what_is_shown_is_compared():
             run(wrong, "page", {})
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_examples_run(page, monkeypatch):
-    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
-    assert blocks
+@pytest.fixture(scope="module")
+def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `runs/digits` of the pages stands for, in a minute less."""
+    from scalelong.training import LoggingConfig, TrainConfig, train
+
+    small = {"dim": 16, "depth": 2, "heads": 2, "patch_size": 4}
+    quiet = LoggingConfig(samples_every=0, monitor_every=0, trackers=())
+    folder = tmp_path_factory.mktemp("runs") / "digits"
+    train(TrainConfig(data="digits", steps=1, batch_size=4, model_options=small, logging=quiet), folder)
+    return folder
+
+
+@pytest.mark.parametrize("page", WITH_PYTHON)
+def test_examples_run(page, tmp_path, monkeypatch, request):
+    missing = [
+        name for name in re.findall(r"<!-- needs: (\w+) -->", text_of(page)) if not importlib.util.find_spec(name)
+    ]
+    if missing:
+        pytest.skip(f"needs {', '.join(missing)}")
+    if "runs/digits" in "".join(python_blocks(page)):
+        shutil.copytree(request.getfixturevalue("digits_run"), tmp_path / "runs" / "digits", symlinks=True)
+    monkeypatch.chdir(tmp_path)
     before = dict(METHODS)
     # Classes defined in the examples need a module to belong to.
     namespace: dict[str, object] = {"__name__": "__main__"}
     try:
-        for block in blocks:
-            run(block, page, namespace)
+        with warnings.catch_warnings():  # an example may change the filters
+            for block in python_blocks(page):
+                printed = io.StringIO()
+                with contextlib.redirect_stdout(printed):
+                    run(block, page, namespace)
+                shown = PRINTED.match(text_of(page), text_of(page).index(block) + len(block))
+                assert shown is None or shown[1].strip() == printed.getvalue().strip()
     finally:
         METHODS.clear()
         METHODS.update(before)
+        torch.set_grad_enabled(True)
+
+
+def test_no_page_is_forgotten():
+    """Blocks that run elsewhere are run there, and a reason for not running is a sentence."""
+    for page, test in RUN_ELSEWHERE.items():
+        assert Path(page).name in (ROOT / test).read_text()
+    if any(page.startswith(EXCERPTS) for page in PAGES):
+        assert (ROOT / "tests" / "integrations" / "test_examples.py").is_file()
+    for page in PAGES:
+        for found in FENCE.finditer(text_of(page)):
+            assert found["reason"] is None or len(found["reason"]) > 10, f"{page}: {found['reason']!r} is no reason"
+    assert len(WITH_PYTHON) > 10
+
+
+# Commands
+
+
+def commands_in(text: str) -> list[str]:
+    """The command lines of a page: in fences and in indented blocks, with `$ ` or without, continued by a backslash."""
+    blocks = [found["code"] for found in FENCE.finditer(text) if found["language"] not in PYTHON]
+    blocks += re.findall(r"(?:^ {4}.*\n)+", FENCE.sub("", text), re.MULTILINE)
+    lines = [line.strip().removeprefix("$ ") for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    return [line for line in lines if re.match(r"scalelong [a-z]+( |$)", line) and is_whole(line)]
+
+
+def is_whole(command: str) -> bool:
+    """Not `scalelong diagnose ...`, which stands for any."""
+    return not re.search(r"(?<![\w.,])\.\.\.(?![\w.])", command.partition("  #")[0])
+
+
+def mentioned_in(text: str) -> list[str]:
+    """`scalelong tune RUN --cache` within a sentence. It may leave arguments out, so only its flags are looked at."""
+    return re.findall(r"`(scalelong [a-z]+ [^`\n]+)`", FENCE.sub("", text))
+
+
+def split(command: str) -> tuple[str, list[str]]:
+    """The name and the arguments; what the shell does with the output is its own."""
+    name, *arguments = shlex.split(command, comments=True)[1:]
+    ends = [index for index, argument in enumerate(arguments) if argument in ("|", ">", "&&", "&")]
+    ends += [index + 1 for index, argument in enumerate(arguments) if argument.endswith(";")]
+    return name, [argument.removesuffix(";") for argument in arguments[: min(ends, default=None)]]
+
+
+def parser_of(name: str) -> argparse.ArgumentParser:
+    if name not in COMMANDS:
+        raise ValueError(f"there is no command {name!r}")
+    made = command_module(name).parser()
+    # That of `train` is tyro's, and reads files; for flags it has one of argparse's.
+    return made.as_argparse() if hasattr(made, "as_argparse") else made
+
+
+def require_flags(command: str) -> None:
+    """Raises ValueError for a command or a flag that does not exist."""
+    name, arguments = split(command)
+    known = {*parser_of(name)._option_string_actions, "--debug", *(("--from",) if name == "train" else ())}
+    given = {argument.partition("=")[0] for argument in arguments if re.match(r"--[a-z]", argument)}
+    if given - known:
+        raise ValueError(f"{command}: there is no {', '.join(sorted(given - known))}")
+
+
+def require_arguments(command: str) -> None:
+    """Raises ValueError for arguments that the command refuses."""
+    name, arguments = split(command)
+    if name == "train":
+        return
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+        try:
+            parser_of(name).parse_args(["1" if argument == "N" else argument for argument in arguments])
+        except SystemExit as end:
+            if end.code not in (0, None):
+                raise ValueError(f"{command}: {said.getvalue().strip().splitlines()[-1]}") from end
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "scalelong " in text_of(page)])
+def test_commands_have_arguments_that_exist(page):
+    text, wrong = text_of(page), []
+    for command in [*commands_in(text), *mentioned_in(text)]:
+        try:
+            require_flags(command)
+            if command in commands_in(text):
+                require_arguments(command)
+        except ValueError as error:
+            wrong.append(f"{command}: {error}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_an_argument_that_does_not_exist_is_noticed():
+    require_flags("scalelong sample runs/x --seed 3 | head --lines 3  # a comment --sede")
+    for wrong in ("scalelong smaple runs/x", "scalelong sample runs/x --sede 3", "scalelong train --lrr 3"):
+        with pytest.raises(ValueError, match="there is no"):
+            require_flags(wrong)
+    with pytest.raises(ValueError, match="whole number"):
+        require_arguments("scalelong demo --seed x")
+    page = "```\n$ scalelong find a.py \\\n  --json\n```\n\n    scalelong theory\n    scalelong diagnose ...\n"
+    assert commands_in(page) == ["scalelong find a.py    --json", "scalelong theory"]
+    assert mentioned_in("see `scalelong tune RUN --cache`") == ["scalelong tune RUN --cache"]

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pytest
 
 from scalelong import files
-from scalelong.errors import CannotReadError, CannotWriteError
+from scalelong.errors import CannotReadError, CannotWriteError, FolderInUseError
 from scalelong.files import (
     append_json_line,
     at_home,
@@ -109,6 +109,19 @@ def test_standard_output_is_written_to_also_if_it_is_a_file(tmp_path):
         subprocess.run([sys.executable, "-c", code], stdout=out, check=True)
     assert "b" in (tmp_path / "out").read_text()
     assert os.path.lexists("/dev/stdout")
+
+
+def test_the_current_folder_as_a_new_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    for place in (".", "/"):
+        with pytest.raises(FolderInUseError, match="not an empty folder"), new_folder(place):
+            pass
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    with new_folder(".") as folder:
+        (folder / "made").touch()
+    assert (tmp_path / "empty" / "made").exists()
 
 
 def test_a_folder_is_complete_or_not_there(tmp_path):
@@ -353,7 +366,7 @@ def test_a_sparse_file_is_not_read(tmp_path):
         ("a: [", "not valid YAML"),
         ("a: !!python/object/apply:os.system [true]", "could not determine a constructor"),
         ("a: " + "1" * 5000, "4300 digits"),
-        ("? [1]\n: 2", "unhashable"),
+        ("? [1]\n: 2", "a list or a mapping stands where a name must"),
     ],
 )
 def test_hostile_yaml_is_refused_by_name(text, reason, tmp_path):
@@ -508,3 +521,51 @@ def test_what_a_kill_left_beside_a_file_is_removed_by_the_next_process(tmp_path)
     assert [path.suffix for path in tmp_path.iterdir()] == [".part"]
     write_text(tmp_path / "a.json", "y")
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "null", "5", "- steps", "just words"])
+def test_a_file_that_should_hold_fields(tmp_path, text):
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(CannotReadError, match="fields such as 'steps: 1000'") as raised:
+        files.read_fields(path)
+    assert "NoneType" not in str(raised.value)
+    path.write_text("steps: 3\n")
+    assert files.read_fields(path) == {"steps": 3}
+
+
+@pytest.mark.parametrize(
+    ("said", "number", "path"),
+    [
+        (
+            "unable to open file <run/x.safetensors> in read-only mode: Permission denied (13)",
+            errno.EACCES,
+            "run/x.safetensors",
+        ),
+        ("unable to mmap 100 bytes from file <a/b>: Cannot allocate memory (12)", errno.ENOMEM, "a/b"),
+        ("Error while serializing: I/O error: No space left on device (os error 28)", errno.ENOSPC, None),
+        ("mat1 and mat2 shapes cannot be multiplied (13)", None, None),
+    ],
+)
+def test_refusals_of_the_system_that_came_through_another_language(said, number, path):
+    found = files.of_the_system(RuntimeError(said))
+    assert (found and (found.errno, found.filename)) == (number and (number, path))
+    if found is not None:
+        assert "(" not in files.in_words(RuntimeError(said))
+        assert str(files.refusal(found)).startswith(f"{path or 'a file or the output'} cannot be used: ")
+
+
+def test_a_line_without_an_end_does_not_fill_the_memory(tmp_path, monkeypatch):
+    """A sparse file, or a disk that lost a part: 60 GB of zeros."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "loss": 2.0}\n')
+    with path.open("ab") as file:
+        file.truncate(60 * 1024**3)
+    with pytest.raises(CannotReadError, match="a line of more than 16 MB"):
+        files.read_json_lines(path)
+    with path.open("rb") as file, pytest.raises(CannotReadError, match="a line of more than 16 MB"):
+        next(files.lines_from_the_end(file))
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(CannotReadError, match="is a device"):
+        files.read_json_lines(path)

@@ -16,7 +16,7 @@ PACKAGE = Path(scalelong.__file__).parent
 
 # Everything optional that is installed beside the package.
 HEAVY = ["accelerate", "datasets", "diffusers", "matplotlib", "monai", "pandas", "PIL", "rich", "safetensors"]
-HEAVY += ["scipy", "tensorboard", "transformers", "tyro", "yaml"]
+HEAVY += ["ray", "scipy", "submitit", "tensorboard", "transformers", "tyro", "yaml"]
 
 PROBE = """
 import json, sys
@@ -51,7 +51,10 @@ def stub_names() -> dict[str, str | None]:
 def test_every_public_name_is_real():
     assert set(dir(scalelong)) == set(stub_names())
     for name, home in stub_names().items():
-        assert getattr(scalelong, name) is getattr(importlib.import_module(f"scalelong.{home}"), name)
+        if home is None:  # a package as a whole
+            assert getattr(scalelong, name) is importlib.import_module(f"scalelong.{name}")
+        else:
+            assert getattr(scalelong, name) is getattr(importlib.import_module(f"scalelong.{home}"), name)
     namespace: dict[str, object] = {}
     exec("from scalelong import *", namespace)
     assert set(dir(scalelong)) <= set(namespace)

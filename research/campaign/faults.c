@@ -64,7 +64,7 @@ static int step(int kind) {
     long now = counts[mask];
     if (now != nth && !(sticky && now > nth)) return 0;
     if (is_signal) {
-        if (now == nth) kill(getpid(), number);
+        if (now == nth) kill(number > 0 ? getpid() : getppid(), number > 0 ? number : -number);
         errno = before;
         return 0;
     }

@@ -14,6 +14,7 @@ import errno
 import gc
 import io
 import json
+import math
 import mmap
 import os
 import re
@@ -28,7 +29,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -55,7 +56,7 @@ class Fault:
 
     nth: int
     code: str
-    """ENOSPC, ..., KILL or TERM."""
+    """ENOSPC, ..., KILL or TERM; GROUP is SIGTERM to torchrun, which passes it on."""
     layer: str = "python"
     """Or "libc"."""
     sticky: bool = False
@@ -194,6 +195,73 @@ def run_together(commands: Sequence[Command], fresh: bool = False) -> list[Outco
         return [found[place] for place in places]
 
 
+def run_under_torchrun(commands: Sequence[Command]) -> list[Outcome]:
+    """The same by torchrun's own agent, which starts the processes, watches and ends them. They are forks of this one;
+    the agent is what `torchrun` runs."""
+    with tempfile.TemporaryDirectory() as folder:
+        places = [Path(folder) / str(number) for number in range(len(commands))]
+        for place in places:
+            place.mkdir()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        agent = os.fork()
+        if agent == 0:
+            _be_agent(commands, Path(folder))
+        until, hung = time.monotonic() + 300.0, ""
+        while not os.wait4(agent, os.WNOHANG)[0]:
+            if time.monotonic() > until:
+                hung = "torchrun does not end"
+                os.killpg(agent, signal.SIGKILL)
+                until = math.inf
+            time.sleep(0.05)
+        found = []
+        for place in places:
+            ended = place / "ended"
+            with suppress(OSError, ValueError):  # a rank that is left behind
+                os.killpg(int((place / "pid").read_text()), signal.SIGKILL)
+                hung = hung or "torchrun has ended, and left a process behind"
+            code = int(ended.read_text()) if ended.exists() else -signal.SIGKILL
+            found.append(replace(_outcome(place, 0, hung, 0, None), code=code))
+        return found
+
+
+def _be_agent(commands: Sequence[Command], folder: Path) -> None:
+    code = 1
+    try:
+        os.setsid()
+        _streams("file", folder)
+        from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+        config = LaunchConfig(
+            *(1, 1, len(commands)),
+            run_id=folder.name,
+            rdzv_backend="c10d",
+            rdzv_endpoint="127.0.0.1:0",
+            local_addr="127.0.0.1",
+            start_method="fork",
+            max_restarts=0,
+            monitor_interval=0.05,
+        )
+        elastic_launch(config, _be_rank)(list(commands), folder)
+        code = 0
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _be_rank(commands: Sequence[Command], folder: Path) -> None:
+    """A process that the agent started. One that leaves no note of its exit code was killed."""
+    rank = int(os.environ["RANK"])
+    place = folder / str(rank)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    (place / "pid").write_text(str(os.getpid()))
+    _become(commands[rank], place, None, place / "ended")
+
+
 def start(command: Command, folder: Path, fresh: bool) -> tuple[int, "Counters | None"]:
     """Begin a command; its process id, and its counters if it counts."""
     counters = Counters() if command.count else None
@@ -262,8 +330,9 @@ def _changes(command: Command) -> dict[str, str | None]:
     return {"SCALELONG_CACHE": str(Path(command.world) / "cache"), **command.environment}
 
 
-def _become(command: Command, folder: Path, counters: "Counters | None") -> None:
-    """The child: runs the command and ends, whatever happens."""
+def _become(command: Command, folder: Path, counters: "Counters | None", note: Path | None = None) -> None:
+    """The child: runs the command and ends, whatever happens. With `note`, a file for its exit code, it
+    returns after a success: torchrun's agent waits for that."""
     code = 1
     try:
         with suppress(PermissionError):  # a new process leads its session already
@@ -288,7 +357,14 @@ def _become(command: Command, folder: Path, counters: "Counters | None") -> None
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError, AttributeError):
                 stream.flush()
-        os._exit(code)
+        if note is not None:
+            descriptor = os.open(note, os.O_WRONLY | os.O_CREAT)
+            os.write(descriptor, str(code).encode())
+            os.close(descriptor)
+            with suppress(OSError):
+                os.unlink(folder / "pid")
+        if note is None or code:
+            os._exit(code)
 
 
 def _answer(words: list[str]) -> int:
@@ -345,6 +421,7 @@ class Counters:
         return tuple(self.values)
 
 
+SIGNALS = {"KILL": signal.SIGKILL, "TERM": signal.SIGTERM, "GROUP": -signal.SIGTERM}
 WRITES, OPENS, READS, REMOVES = 1, 2, 4, 8
 CLASSES = {
     **dict.fromkeys(("ENOSPC", "EDQUOT"), WRITES),
@@ -352,7 +429,7 @@ CLASSES = {
     "EACCES": WRITES | OPENS | REMOVES,
     "EIO": WRITES | OPENS | READS | REMOVES,
     "EMFILE": OPENS,
-    **dict.fromkeys(("KILL", "TERM"), WRITES | OPENS | REMOVES),
+    **dict.fromkeys(SIGNALS, WRITES | OPENS | REMOVES),
 }
 """Operations that can meet an error: a full disk can be read."""
 
@@ -393,8 +470,8 @@ def arm(world: Path, fault: Fault | None, counters: Counters | None) -> None:
     counters = counters or Counters()
     _HELD.append(counters)
     wanted = fault or Fault(0, "EIO")
-    by_signal = wanted.code in ("KILL", "TERM")
-    number = getattr(signal, f"SIG{wanted.code}") if by_signal else getattr(errno, wanted.code)
+    by_signal = wanted.code in SIGNALS
+    number = SIGNALS[wanted.code] if by_signal else getattr(errno, wanted.code)
     library = preloaded()
     if library is not None and (fault is None or fault.layer == "libc"):
         address = ctypes.addressof(counters.values)
@@ -430,7 +507,8 @@ class PythonFaults:
         if not self.by_signal:
             raise OSError(self.number, os.strerror(self.number))
         if self.count == self.nth:
-            os.kill(os.getpid(), self.number)
+            # Below 0: to whoever started this process.
+            os.kill(os.getpid() if self.number > 0 else os.getppid(), abs(self.number))
 
     def _inside(self, path: Any) -> bool:
         try:
@@ -476,7 +554,7 @@ IMPORTS = (
 )
 IMPORTS += "diffusers.models.unets.unet_2d diffusers.schedulers.scheduling_ddpm peft filelock encodings.cp437 "
 IMPORTS += "encodings.utf_8_sig torch.distributed.fsdp torch.utils.tensorboard numpy.ctypeslib"
-COMMANDS = "train compare sample eval export report stats find diagnose kappa models range completion"
+COMMANDS = "train compare sample eval export report stats find diagnose kappa models range completion ema tune"
 ROOMS = "training experiments.compare report export kappa stability.range runs.load evaluation.judge"
 
 

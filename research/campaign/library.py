@@ -6,7 +6,6 @@ on the command line; any other is a traceback.
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 SMALL = {"sample_size": 8, "in_channels": 1, "out_channels": 1, "layers_per_block": 1, "block_out_channels": (8, 8)}
@@ -40,14 +39,16 @@ def scaling(path: str) -> None:
 
 def method(path: str) -> None:
     import scalelong as sl
+    from scalelong.files import read_text
 
-    sl.Scaling.from_json(Path(path).read_text(encoding="utf-8", errors="replace"))
+    sl.Scaling.from_json(read_text(path))
 
 
 def rates(path: str) -> None:
     import scalelong as sl
+    from scalelong.files import read_text
 
-    found = sl.RateRange.from_json(Path(path).read_text(encoding="utf-8", errors="replace"))
+    found = sl.RateRange.from_json(read_text(path))
     print(found)
 
 

@@ -6,6 +6,7 @@
     words        changed command lines
     environment  changed variables, closed or full outputs, limits, a current folder that is gone
     ranks        two processes that train together, one of which is killed or meets a fault
+    torchrun     the same under torchrun's own agent; also SIGTERM to torchrun, and a disk that is read-only for one
 
 A trial holds if the command ends with 0 or with one line that names the error and says what to do (1, or 2 for its
 arguments), without a traceback, a crash, a hang or memory beyond measure; if the files that were there before are
@@ -21,19 +22,35 @@ import re
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from scalelong.console import text_table
 
-from .forks import ERRORS, Command, Fault, Outcome, operations, preload, preloaded, run, run_together, warm_up
+from .forks import (
+    ERRORS,
+    ROOT,
+    Command,
+    Fault,
+    Outcome,
+    operations,
+    preload,
+    preloaded,
+    run,
+    run_together,
+    run_under_torchrun,
+    warm_up,
+)
 from .mutations import mutate_data, mutate_environment, mutate_file, mutate_words
 from .world import (
+    AVERAGED,
     COMPARE,
     DATA,
     RANGE,
@@ -41,6 +58,7 @@ from .world import (
     SIZED,
     SMALL,
     TRAIN,
+    TUNE,
     WORDY,
     contents,
     copy_world,
@@ -49,7 +67,7 @@ from .world import (
     require_success,
 )
 
-KINDS = ("kills", "faults", "inputs", "words", "environment", "ranks")
+KINDS = ("kills", "faults", "inputs", "words", "environment", "ranks", "torchrun")
 SHARES = {"kills": 5, "faults": 5, "inputs": 7, "words": 6, "environment": 2}
 """Of 25 trials. Pairs of processes are for --kinds ranks: they cost as much as ten others."""
 
@@ -67,6 +85,12 @@ JOBS = {
     "train": Job([*TRAIN, "--steps", "4", "--out", "new"], ("new/checkpoints/step-00000004/*.safetensors",)),
     "resume": Job([*TRAIN, "--steps", "4", "--out", "run"], ("run/checkpoints/step-00000004/*.safetensors",)),
     "wordy": Job([*WORDY, "--steps", "4", "--out", "wordy"], ("wordy/checkpoints/step-00000004/*.safetensors",)),
+    "averaged": Job(
+        [*AVERAGED, "--steps", "5", "--out", "averaged"],
+        ("averaged/checkpoints/step-00000005/*.safetensors",),
+    ),
+    "ema": Job(["ema", "averaged", "--length", "10%", "--out", "ema.safetensors"], ("ema.safetensors",)),
+    "tune": Job([*TUNE, "--out", "new"], ("new/*.json",)),
     "sample": Job(["sample", "run", "-n", "3", *SAMPLER, "--out", "images"], ("images/*.png",)),
     "eval": Job(["eval", "run", "-n", "12", *SAMPLER], ("run/images/*/*.png",)),
     "stats": Job(["stats", "data/folder", "--out", "stats.npz"], ("stats.npz",)),
@@ -92,6 +116,7 @@ MADE_BEFORE = {"export": "exported", "safetensors": "weights"}
 SAME_CONTENT = {"report", "page", "range"}
 """Commands whose files tell times: they must be there, and need not be the same."""
 
+FROM = ["train", "digits", "--batch-size", "4", "--held-out", "4", "--steps", "2", "--out", "new", "--from"]
 READ: list[tuple[str, list[list[str]]]] = [
     (
         "run",
@@ -117,6 +142,24 @@ READ: list[tuple[str, list[list[str]]]] = [
             [*WORDY, "--steps", "4", "--out", "wordy"],
         ],
     ),
+    (
+        "averaged",
+        [
+            ["ema", "averaged"],
+            ["ema", "averaged", "--length", "7%", "--out", "ema.safetensors"],
+            ["sample", "averaged", "-n", "2", *SAMPLER, "--weights", "ema:8%", "--out", "images"],
+            ["sample", "averaged", "-n", "2", *SAMPLER, "--checkpoint", "best", "--out", "images"],
+            [*AVERAGED, "--steps", "5", "--out", "averaged"],
+            [*FROM, "averaged"],
+        ],
+    ),
+    (
+        "tuned",
+        [
+            ["sample", "run", "-n", "2", *SAMPLER, "--tuned", "tuned/linear-ddim2.json", "--out", "images"],
+            [*TUNE, "--out", "tuned"],
+        ],
+    ),
     ("scored", [["report", "scored"], ["eval", "scored", "-n", "12", *SAMPLER], ["@scores", "scored"]]),
     ("made", [["eval", "made", "--data", "digits"], ["sample", "run", "-n", "4", *SAMPLER, "--out", "made"]]),
     ("compared", [["report", "compared"], [*COMPARE, "--out", "compared"], ["report", "compared/none-seed0"]]),
@@ -129,13 +172,23 @@ READ: list[tuple[str, list[list[str]]]] = [
             ["@rates", "ranged/range.json"],
         ],
     ),
-    ("exported", [["find", "exported/unet"], ["@pretrained", "exported"], ["export", "run", "--out", "exported"]]),
+    (
+        "exported",
+        [
+            ["find", "exported/unet"],
+            ["@pretrained", "exported"],
+            ["export", "run", "--out", "exported"],
+            [*FROM, "exported"],
+        ],
+    ),
     (
         "pretrained",
         [
             ["find", "pretrained"],
             ["@pretrained", "pretrained"],
             ["@scaling", "pretrained"],
+            [*FROM, "pretrained"],
+            [*FROM, "pretrained", "--lora", "2"],
             ["diagnose", "--model", "pretrained/config.json", "--data", "digits"],
             ["train", "digits", "--model", "pretrained/config.json", "--batch-size", "4", "--dry-run", "--steps", "2"],
         ],
@@ -153,7 +206,7 @@ FILES: list[tuple[str, list[list[str]]]] = [
     ("plan.json", [["@plan", "plan.json"]]),
     ("scaling.safetensors", [["@scaling", "scaling.safetensors"]]),
     ("method.json", [["@method", "method.json"]]),
-    ("nnet_ema.pth", [["@official", "nnet_ema.pth"]]),
+    ("nnet_ema.pth", [["@official", "nnet_ema.pth"], [*FROM, "nnet_ema.pth"]]),
     ("options.json", [["find", "diffusers:UNet2DModel", "--config", "options.json"]]),
     ("net.py", [["find", "net.py"], ["diagnose", "--model", "net.py", "--data", "digits"]]),
     (
@@ -184,6 +237,9 @@ SPOKEN = [
     ["find", "net.py", "--input", "1,1,8,8", "--input", "1:long", "--json"],
     ["eval", "made", "--data", "digits", "--size", "8", "-n", "4"],
     ["report", "run", "wordy", "--out", "both.html"],
+    ["ema", "averaged", "--lengths", "5%,10%", "--json"],
+    [*TRAIN, "--from", "run", "--lora", "2", "--steps", "2", "--out", "new"],
+    ["sample", "run", "-n", "2", *SAMPLER, "--tuned", "tuned/linear-ddim2.json", "--out", "images"],
     ["completion", "bash"],
 ]
 
@@ -224,6 +280,7 @@ class Campaign:
         self.world = world or scratch / "world"
         make_world(self.world)
         self.plain: dict[str, tuple[tuple[int, ...], dict[str, str]]] = {}
+        self.pairs: dict[str, dict[str, str]] = {}
 
     def trial(self, kind: str, number: int, seed: int | None = None) -> Trial:
         draw = random.Random(f"{self.seed if seed is None else seed}/{kind}/{number}")
@@ -270,12 +327,9 @@ class Campaign:
             for file, digest in expected.items()
             if (digest if name not in SAME_CONTENT else after.get(file, "")) != after.get(file)
         )
-        left = [file for file in after if file.endswith(".part") and not file.startswith("cache/")]
-        steps = [file for file in after if re.search(r"checkpoints/step-\d+/manifest", file)]
         if gone or different:
             found = found or f"lost: {gone[:5]}; other results: {different[:5]}"
-        if left or (name in ("train", "resume", "wordy") and len(steps) > 1):
-            found = found or f"left behind: {left[:3]} {steps}"
+        found = found or _left_behind(name, after)
         how = f"{code}{' for good' if fault.sticky else ''} at operation {fault.nth} in {layer}"
         return Trial(kind, number, name, f"{how} of `scalelong {' '.join(job.words)}`", found, outcome.tail())
 
@@ -381,36 +435,66 @@ class Campaign:
         return Trial("environment", number, kind, story, fault, outcome.tail())
 
     def _ranks(self, number: int, draw: random.Random, world: Path) -> Trial:
-        """Two processes, as torchrun starts them."""
+        """Two processes, started and ended as torchrun does."""
+        return self._two("ranks", draw.choice(["KILL", "TERM", *ERRORS]), number, draw, world)
+
+    def _torchrun(self, number: int, draw: random.Random, world: Path) -> Trial:
+        """Two processes under torchrun's own agent."""
+        return self._two(
+            "torchrun", draw.choice(["KILL", "KILL", "GROUP", "ENOSPC", "EROFS", "EIO"]), number, draw, world
+        )
+
+    def _two(self, kind: str, code: str, number: int, draw: random.Random, world: Path) -> Trial:
         name = draw.choice(["train", "resume", "sample", "eval", "wordy"])
         job, (counts, _) = JOBS[name], self._undisturbed(name)
+        expected = self._undisturbed_pair(name)
         copy_world(self.world, world, job.words)
         before = contents(world)
-        code, layer = draw.choice(["KILL", "TERM", *ERRORS]), draw.choice(["python", "libc"])
-        layer = layer if preloaded() is not None else "python"
+        layer = draw.choice(["python", "libc"]) if preloaded() is not None else "python"
         victim = draw.choice([0, 0, 1])
         nth = draw.randrange(1, max(2, operations(counts, code, layer) // (1 if victim == 0 else 3)) + 1)
-        fault = Fault(nth, code, layer, draw.random() < 0.3 and code in ERRORS)
-        outcomes = run_together(_pair(job.words, world, {victim: fault}), self.fresh)
+        # A disk that is read-only is so from the start and for good.
+        sticky = code == "EROFS" or (draw.random() < 0.3 and code in ERRORS)
+        fault = Fault(nth, code, layer, sticky)
+        outcomes = self._pair(kind, job.words, world, {victim: fault})
         found = None
         for rank, outcome in enumerate(outcomes):
             ended = -outcome.code if outcome.code < 0 else 0
-            expected = ended == signal.SIGKILL and code == "KILL" and rank == victim
+            killed = ended == signal.SIGKILL and code == "KILL" and rank == victim
             # The other one loses its partner in the middle of a sum; torchrun ends it.
-            if not expected and (outcome.hung or not _lost_partner(outcome, outcomes[1 - rank])):
+            if outcome.hung or (not killed and not _lost_partner(outcome, outcomes[1 - rank], code)):
                 problem = outcome.fault()
                 found = found or (f"rank {rank}: {problem}" if problem else None)
-        again = run_together(_pair(job.words, world, {}), self.fresh)
+        again = self._pair(kind, job.words, world, {})
         if any(outcome.code for outcome in again):
             found = found or f"then the plain command fails: {[outcome.tail() for outcome in again]}"
         after = contents(world)
         gone = lost(before, after)
-        missing = [pattern for pattern in job.makes if not _matching(world, pattern)]
-        if gone or missing:
-            found = found or f"lost: {gone[:5]}; not made: {missing}"
-        story = f"{code} at operation {nth} in {layer} of rank {victim} of `scalelong {' '.join(job.words)}`"
+        different = sorted(file for file, digest in expected.items() if after.get(file) != digest)
+        if gone or different:
+            found = found or f"lost: {gone[:5]}; other results: {different[:5]}"
+        found = found or _left_behind(name, after)
+        how = f"{code}{' for good' if fault.sticky else ''} at operation {nth} in {layer} of rank {victim}"
         said = " | ".join(f"{outcome.code} {outcome.tail()}" for outcome in outcomes)
-        return Trial("ranks", number, name, story, found, said)
+        return Trial(kind, number, name, f"{how} of `scalelong {' '.join(job.words)}`", found, said)
+
+    def _pair(self, kind: str, words: list[str], world: Path, faults: dict[int, Fault]) -> list[Outcome]:
+        if kind == "torchrun":
+            return run_under_torchrun([Command(words, str(world), faults.get(rank)) for rank in (0, 1)])
+        return run_together(_pair(words, world, faults), self.fresh)
+
+    def _undisturbed_pair(self, name: str) -> dict[str, str]:
+        """What two processes make together: sums in another order than one makes them."""
+        if name not in self.pairs:
+            world = self.scratch / "pairs" / name / "world"
+            copy_world(self.world, world, JOBS[name].words)
+            for outcome in self._pair("ranks", JOBS[name].words, world, {}):
+                require_success(outcome)
+            found = contents(world)
+            made = {str(file) for pattern in JOBS[name].makes for file in _matching(world, pattern)}
+            self.pairs[name] = {file: found[file] for file in made}
+            shutil.rmtree(world.parent)
+        return self.pairs[name]
 
 
 def _pair(words: list[str], world: Path, faults: dict[int, Fault]) -> list[Command]:
@@ -430,9 +514,19 @@ def _pair(words: list[str], world: Path, faults: dict[int, Fault]) -> list[Comma
     ]
 
 
-def _lost_partner(outcome: Outcome, other: Outcome) -> bool:
+def _left_behind(name: str, after: dict[str, str]) -> str | None:
+    """Temporary files, and checkpoints beyond --keep-last 1."""
+    left = [file for file in after if file.endswith(".part") and not file.startswith("cache/")]
+    steps = [file for file in after if re.search(r"checkpoints/step-\d+/manifest", file)]
+    surplus = name in ("train", "resume", "wordy") and len(steps) > 1
+    return f"left behind: {left[:3]} {steps}" if left or surplus else None
+
+
+def _lost_partner(outcome: Outcome, other: Outcome, code: str) -> bool:
     """Whether this process ended because the other one did: by torchrun's SIGTERM, or, where it waits for the other in
-    torch's C++ and cannot hear that, by the SIGKILL that follows."""
+    torch's C++ and cannot hear that, by the SIGKILL that follows. After SIGTERM to all, nobody is to be killed."""
+    if code == "GROUP":
+        return outcome.code in (-signal.SIGTERM, 143)
     return other.code != 0 and outcome.code in (-signal.SIGTERM, -signal.SIGKILL, 143, 130)
 
 
@@ -477,7 +571,7 @@ def settings() -> argparse.ArgumentParser:
     parser.add_argument("--trial", metavar="[SEED/]KIND:NUMBER", action="append", help="one trial again; repeatable")
     parser.add_argument("--fresh", action="store_true", help="each command in a new Python instead of a fork")
     parser.add_argument("--world", type=Path, help="keep the world of the trials here, for the next campaign")
-    parser.add_argument("--table", type=Path, nargs="+", help="try nothing; add up what --json wrote")
+    parser.add_argument("--table", type=Path, nargs="+", help="try nothing; add up what --json wrote, list what failed")
     parser.add_argument("--verbose", action="store_true", help="print every trial, with its seconds")
     parser.add_argument("--json", type=Path, help="also write the table and the trials to this file")
     return parser
@@ -486,7 +580,14 @@ def settings() -> argparse.ArgumentParser:
 def main() -> int:
     options = settings().parse_args()
     if options.table:
-        show([json.loads(path.read_text()) for path in options.table])
+        records = [json.loads(path.read_text()) for path in options.table]
+        show(records)
+        for record in records:
+            for failed in record["failures"]:
+                name = f"{failed.get('seed', record['seed'])}/{failed['kind']}:{failed['number']}"
+                print(
+                    f"{name} at {record.get('commit', 'an unknown commit')}: {failed['fault']}\n    {failed['story']}"
+                )
         return 0
     os.environ |= {
         "OMP_NUM_THREADS": "1",
@@ -540,6 +641,7 @@ def fight(options: argparse.Namespace) -> int:
 def record_of(options: argparse.Namespace, done: Sequence[Trial], began: float) -> dict[str, Any]:
     return {
         "seed": options.seed,
+        "commit": commit(),
         "kinds": options.kinds,
         "fresh": options.fresh,
         "rows": rows(done),
@@ -549,8 +651,26 @@ def record_of(options: argparse.Namespace, done: Sequence[Trial], began: float) 
     }
 
 
+@cache
+def commit() -> str:
+    """Of the code that is tried; "changed" if its files are not those of the commit."""
+    try:
+        told = [["rev-parse", "--short=10", "HEAD"], ["status", "--porcelain", "--untracked-files=no"]]
+        name, changes = (subprocess.check_output(["git", "-C", str(ROOT), *words], text=True).strip() for words in told)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return f"{name}, changed" if changes else name
+
+
 def write_record(options: argparse.Namespace, done: Sequence[Trial], began: float) -> None:
-    options.json.write_text(json.dumps(record_of(options, done, began), indent=1))
+    """One line per row and per failure."""
+    record = record_of(options, done, began)
+    lists = {
+        name: "[\n" + ",\n".join(f"  {json.dumps(entry, ensure_ascii=False)}" for entry in record[name]) + "\n ]"
+        for name in ("rows", "failures")
+    }
+    fields = [f' "{name}": {lists.get(name) or json.dumps(value)}' for name, value in record.items()]
+    options.json.write_text("{\n" + ",\n".join(fields) + "\n}\n", encoding="utf-8", errors="backslashreplace")
 
 
 def show(records: Sequence[dict[str, Any]]) -> None:

@@ -41,7 +41,10 @@ RANGE = [
     "1",
 ]
 RANGE += ["--steps", "4"]
+AVERAGED = [*TRAIN, "--ema-lengths", "5%", "10%", "--keep-best", "held-out", "--held-out-every", "1"]
+"""Keeps averages of several lengths, and the best checkpoint beside the newest."""
 SAMPLER = ["--sampler", "ddim", "--steps", "2"]
+TUNE = ["tune", "run", "-n", "16", "--trials", "2", *SAMPLER, "--features", "pixels"]
 NET = """\
 import torch
 from diffusers import UNet2DModel
@@ -78,6 +81,8 @@ def make_world(place: Path) -> None:
     shutil.copy(place / "run" / "config.yaml", place / "tiny.yaml")
     must(["sample", "run", "-n", "4", *SAMPLER, "--out", "made"])
     must([*WORDY, "--steps", "3", "--out", "wordy"])
+    must([*AVERAGED, "--steps", "3", "--out", "averaged"])
+    must([*TUNE, "--out", "tuned"])
     must(["stats", "data/folder", "--out", "stats.npz"])  # these two fill the cache
     must(["eval", "run", "-n", "12", *SAMPLER])
     shutil.copytree(place / "run", place / "scored")

@@ -1,8 +1,11 @@
 """`scalelong reproduce`: the paper's figures and tables again, with a verdict on each."""
 
 import argparse
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
+from scalelong.commands.options import add_engine_options, engine_of, left_to_do
 from scalelong.errors import InvalidConfigError
 
 OUT = Path("reproduced")
@@ -16,9 +19,11 @@ def main(arguments: list[str]) -> int:
     options = parser().parse_args(arguments)
 
     # Only here, since these import torch, and --help does not wait for it.
+    from scalelong.experiments.cost import parse_step_time
+
     from ..pages import summary
     from .items import ITEMS
-    from .run import describe, redraw, reproduce
+    from .run import cost, describe, redraw, reproduce
 
     if options.redraw:
         names = redraw(options.redraw)
@@ -28,14 +33,21 @@ def main(arguments: list[str]) -> int:
         raise InvalidConfigError(f"say what to reproduce: {', '.join(ITEM_NAMES)} or all; or --redraw FOLDER")
     if options.seeds < 1:
         raise InvalidConfigError(f"--seeds must be at least 1, got {options.seeds}")
+    per_job = {"runs_per_job": options.runs_per_job or 1}
     names = list(ITEM_NAMES) if options.item == "all" else [options.item]
+    engine, step_time = engine_of(options), parse_step_time(options.step_time)
     if options.dry_run:
-        print(describe(names, options.scale, options.seeds, options.out))
+        print(describe(names, options.scale, options.seeds, options.out, engine, step_time))
         return 0
-    found = reproduce(names, options.scale, options.seeds, options.out, options.jobs)
+    engine.check()
+    print(cost(names, options.scale, options.seeds, options.out, engine, step_time), file=sys.stderr, flush=True)
+    if options.print_commands:
+        with redirect_stdout(sys.stderr):  # the commands alone have the output
+            found = reproduce(names, options.scale, options.seeds, options.out, engine=engine, **per_job)
+    else:
+        found = reproduce(names, options.scale, options.seeds, options.out, engine=engine, **per_job)
     if found is None:
-        print("interrupted; the same command continues")
-        return 130
+        return left_to_do(engine, options.out, ["reproduce", *arguments])
     for results in found:
         print(summary(ITEMS[results.item], results))
     print(f"pages: {options.out / 'README.md'}")
@@ -58,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--seeds", type=int, default=3, help="number of seeds: 0, 1, ... (default: %(default)s)")
     made.add_argument("--out", type=Path, default=OUT, help="folder of pages and runs (default: %(default)s)")
-    made.add_argument("--jobs", type=int, help="runs at a time (default: one per core, or one on an accelerator)")
     made.add_argument("--dry-run", action="store_true", help="print the plan and stop")
     made.add_argument("--redraw", type=Path, metavar="FOLDER", help="make figures and pages from raw results alone")
+    add_engine_options(made)
     return made

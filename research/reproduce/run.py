@@ -7,7 +7,10 @@ import torch
 
 from scalelong._version import __version__
 from scalelong.errors import InvalidConfigError
-from scalelong.experiments.runs import PlannedRun, run_all
+from scalelong.experiments.cost import StepTime, cost_of
+from scalelong.experiments.engines import Engine
+from scalelong.experiments.runs import PlannedRun
+from scalelong.experiments.sweeps import make_engine, run_all
 from scalelong.runs.config import TrainConfig, differences
 
 from ..pages import write_index, write_item
@@ -20,13 +23,31 @@ READINGS = 75
 
 
 def reproduce(
-    names: Sequence[str], scale: Scale, seeds: int, out: Path, jobs: int | None = None
+    names: Sequence[str],
+    scale: Scale,
+    seeds: int,
+    out: Path,
+    jobs: int | None = None,
+    *,
+    engine: Engine | None = None,
+    runs_per_job: int = 1,
 ) -> list[StudyResults] | None:
-    """Results and pages of the items in `out`, one after the other; their runs in `out/runs`. None if interrupted."""
+    """Results and pages of the items in `out`, one after the other; their runs in `out/runs`. None if not all runs are
+    finished now: interrupted, or only submitted.
+
+    On this machine the runs of an item come before those of the next one. A cluster gets all of them at once.
+    """
+    items = [_item(name) for name in names]
+    engine = make_engine("local", jobs=jobs) if engine is None else engine
+    if engine.name != "local":
+        engine.check()
+        arms = [arm for item in items for arm in item.arms(scale)]
+        if not train_all(planned(arms, seeds, out / "runs"), scale, out, engine, runs_per_job):
+            return None
     found = []
-    for item in [_item(name) for name in names]:
+    for item in items:
         print(item.title, flush=True)
-        if not train_all(planned(item.arms(scale), seeds, out / "runs"), scale, out, jobs):
+        if not train_all(planned(item.arms(scale), seeds, out / "runs"), scale, out, engine, runs_per_job):
             return None
         results = collect(item, scale, seeds, out)
         results.write(out / item.name)
@@ -36,7 +57,7 @@ def reproduce(
     return found
 
 
-def train_all(runs: Sequence[PlannedRun], scale: Scale, out: Path, jobs: int | None) -> bool:
+def train_all(runs: Sequence[PlannedRun], scale: Scale, out: Path, engine: Engine, runs_per_job: int = 1) -> bool:
     """Train what is not finished. Figure 1 needs dense readings; of other runs one reading at the end says enough.
 
     Which of the two a run gets is a matter of the run, not of who asks for it first: items share runs.
@@ -44,11 +65,11 @@ def train_all(runs: Sequence[PlannedRun], scale: Scale, out: Path, jobs: int | N
     watched = {
         run.folder for run in planned(ITEMS["fig1"].arms(scale), max(run.seed for run in runs) + 1, out / "runs")
     }
-    groups: dict[int, list[PlannedRun]] = {}
-    for run in runs:
-        every = max(1, run.config.steps // READINGS) if run.folder in watched else run.config.steps
-        groups.setdefault(every, []).append(run)
-    return all(run_all(group, every, jobs) for every, group in groups.items())
+
+    def every(run: PlannedRun) -> int:
+        return max(1, run.config.steps // READINGS) if run.folder in watched else run.config.steps
+
+    return run_all(runs, every, engine=engine, runs_per_job=runs_per_job)
 
 
 def collect(item: Study, scale: Scale, seeds: int, out: Path) -> StudyResults:
@@ -84,8 +105,15 @@ def redraw(folder: Path) -> list[str]:
     return [item.name for item in found]
 
 
-def describe(names: Sequence[str], scale: Scale, seeds: int, out: Path) -> str:
-    """What `reproduce` would do."""
+def describe(
+    names: Sequence[str],
+    scale: Scale,
+    seeds: int,
+    out: Path,
+    engine: Engine | None = None,
+    step_time: StepTime = None,
+) -> str:
+    """What `reproduce` would do, and what it would cost where the time of a step is given or measured."""
     lines, everything = [], []
     for name in names:
         item = _item(name)
@@ -103,7 +131,15 @@ def describe(names: Sequence[str], scale: Scale, seeds: int, out: Path) -> str:
     done = sum(run.finished for run in runs)
     steps = sum(run.config.steps for run in runs if not run.finished)
     lines.append(f"{len(runs)} different runs, {done} of them finished; {steps} steps to go; in {out / 'runs'}")
+    if engine is not None and step_time is not None:
+        lines.append(str(cost_of(runs, engine, step_time)))
     return "\n".join(lines)
+
+
+def cost(names: Sequence[str], scale: Scale, seeds: int, out: Path, engine: Engine, step_time: StepTime) -> str:
+    """Of all runs that are not finished."""
+    runs = planned([arm for name in names for arm in _item(name).arms(scale)], seeds, out / "runs")
+    return "all runs are finished" if all(run.finished for run in runs) else str(cost_of(runs, engine, step_time))
 
 
 def _item(name: str) -> Study:

@@ -1,5 +1,6 @@
 """The public names, each written once: type checkers read this file, and `__init__.py` reads it too."""
 
+from . import mup as mup
 from ._version import __version__ as __version__
 from .errors import (
     AdaptedLayersError as AdaptedLayersError,
@@ -19,10 +20,15 @@ from .errors import (
     ScaleLongError as ScaleLongError,
     ScalingMismatchError as ScalingMismatchError,
     SkipMismatchError as SkipMismatchError,
+    UnclearParameterError as UnclearParameterError,
     UnreachableSkipError as UnreachableSkipError,
     UnscaledWeightsWarning as UnscaledWeightsWarning,
     UnsupportedModelError as UnsupportedModelError,
     VerificationError as VerificationError,
+)
+from .evaluation import (
+    LinearProbe as LinearProbe,
+    linear_probe as linear_probe,
 )
 from .export import (
     export_model as export_model,

@@ -24,8 +24,8 @@ from typing import Any
 from ._version import __version__
 from .commands import COMMANDS, command_module as _module
 from .console import hushed
-from .errors import NotEnoughMemoryError, RunFailedError, ScaleLongError
-from .files import refusal, writing
+from .errors import InvalidConfigError, NotEnoughMemoryError, RunFailedError, ScaleLongError, lacks_memory
+from .files import of_the_system, refusal, writing
 
 DEBUG = "SCALELONG_DEBUG"
 
@@ -56,12 +56,12 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = [argument for argument in arguments if argument != "--debug"]
     command = f"scalelong {arguments[0]}" if arguments and arguments[0] in COMMANDS else "scalelong"
     before = _handle_sigterm()
+    _open_closed_outputs()
     _accept_every_letter()
     try:
         code = _answer(arguments)
-        if sys.stdout is not None:
-            with writing("the standard output"):
-                sys.stdout.flush()
+        with writing("the standard output"):
+            sys.stdout.flush()
         return code
     except KeyboardInterrupt:
         _complain(f"{command}: interrupted")
@@ -93,6 +93,8 @@ def _answer(arguments: list[str]) -> int:
     if arguments[0] == "--version":
         print(f"scalelong {__version__}")
         return 0
+    if any("\0" in argument for argument in arguments):  # from another program: no shell can write it
+        raise InvalidConfigError("an argument holds a zero byte, which no name of a file can have: remove it")
     command, *rest = arguments
     if command not in COMMANDS:
         near = get_close_matches(command, COMMANDS, n=1)
@@ -122,15 +124,15 @@ def _named(error: Exception) -> ScaleLongError | None:
     """The error as one of ours: what the system or torch refuses has reasons that can be told. None for a bug."""
     if isinstance(error, ScaleLongError):
         return error
-    if isinstance(error, OSError):
-        return refusal(error)
-    # torch says RuntimeError on a CPU and OutOfMemoryError, which is one too, on an accelerator.
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _is_about_memory(str(error))):
+    refused = of_the_system(error)
+    if refused is not None:
+        return refusal(refused)
+    if lacks_memory(error):
         return NotEnoughMemoryError(
             "the memory of the machine does not suffice for this: take smaller images (--size), smaller batches "
             "(--batch-size) or a smaller network"
         )
-    if isinstance(error, RuntimeError) and _is_about_processes(error):
+    if _is_about_processes(error):
         return RunFailedError(
             "another process of this command has ended, and its own message says why: mend that, then start all "
             "processes with the same command again"
@@ -138,15 +140,17 @@ def _named(error: Exception) -> ScaleLongError | None:
     return None
 
 
-def _is_about_processes(error: RuntimeError) -> bool:
-    """Whether torch lost the other processes that torchrun started. It says so in the words of each transport."""
-    alone = os.environ.get("WORLD_SIZE", "1") == "1"
+def _is_about_processes(error: Exception) -> bool:
+    """Whether torch lost the other processes that torchrun started. It says so in the words of each transport, or it
+    cannot read the half of a message that came."""
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        return False
     known = ("gloo", "NCCL", "TCPStore", "ProcessGroup", "Connection closed by peer", "Connection reset by peer")
-    return not alone and (type(error).__name__.startswith("Dist") or any(word in str(error) for word in known))
-
-
-def _is_about_memory(text: str) -> bool:
-    return "can't allocate memory" in text or "out of memory" in text or "storage size" in text
+    torchs = isinstance(error, RuntimeError) and any(word in str(error) for word in known)
+    modules = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    last = max((place for place, module in enumerate(modules) if module.startswith(f"{__package__}.")), default=-1)
+    exchanging = any(module.startswith("torch.distributed.distributed_c10d") for module in modules[last + 1 :])
+    return torchs or exchanging or type(error).__name__.startswith("Dist")
 
 
 def _line(error: Exception) -> str:
@@ -168,6 +172,13 @@ def _unforeseen(error: Exception) -> str:
 
 
 # Output
+
+
+def _open_closed_outputs() -> None:
+    """After `>&-` Python has no output at all, and the next file that is opened would take its number."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
 
 
 def _accept_every_letter() -> None:
@@ -205,8 +216,6 @@ def _complain(text: str) -> None:
 
 def _silence_output() -> None:
     """At exit Python would flush once more, into a pipe that is closed or a disk that is full."""
-    if sys.stdout is None:
-        return
     try:
         sys.stdout.flush()
     except OSError:

@@ -98,12 +98,12 @@ def _is_left(column: str, left: bool | Collection[str]) -> bool:
 # Where the output goes
 
 
-def is_terminal(stream: TextIO) -> bool:
-    """Whether a person reads the stream now, at a terminal that can move its cursor."""
-    return stream.isatty() and os.environ.get("TERM") != "dumb"
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether a person reads the stream now, at a terminal that can move its cursor. A closed one is None (`>&-`)."""
+    return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def _rich(stream: TextIO) -> Any:
+def _rich(stream: TextIO | None) -> Any:
     """A console of rich, or None where the output is to be plain."""
     if not is_terminal(stream) or os.environ.get("NO_COLOR"):
         return None

@@ -25,6 +25,8 @@ def door(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], l
 
     def load(name: str) -> Any:
         if name in homes:
+            if homes[name] is None:  # `from . import mup`: a package as a whole
+                return import_module(f".{name}", package)
             return getattr(import_module(f".{homes[name]}", package), name)
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 

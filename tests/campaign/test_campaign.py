@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +39,24 @@ def test_what_is_tried_holds(tmp_path):
     assert not found["failures"], done.stdout
     assert sum(row["tried"] for row in found["rows"] if row["what"] == "all") == len(trials)
     assert {row["kind"] for row in found["rows"]} == {"kills", "faults", "inputs", "words", "environment"}
+
+
+def test_every_defect_has_its_test():
+    page = (ROOT / "docs" / "evidence" / "reliability" / "README.md").read_text()
+    rows = [
+        line
+        for line in page.partition("## Every defect")[2].partition("\n## ")[0].splitlines()
+        if line.startswith("|") and "::" in line
+    ]
+    numbers = {int(found[1]) for row in rows if (found := re.match(r"\| (\d+)\. ", row))}
+    assert numbers == set(range(1, 35))
+    for row in rows:
+        file = ""
+        named = re.findall(r"`([\w/]*(?:\.py)?)::(\w+)`", row)
+        assert named, row
+        for path, name in named:
+            file = path or file
+            assert f"def {name}(" in (ROOT / "tests" / file).read_text(), f"tests/{file}::{name}"
 
 
 def test_the_campaign_notices_what_does_not_hold():

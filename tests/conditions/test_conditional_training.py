@@ -1,5 +1,7 @@
 """Training on classes, texts and latents, for U-ViT and for diffusers' UNets, from the configuration to images."""
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from scalelong.console import silent
 from scalelong.data import load_data, to_float
 from scalelong.diffusion import Autoencoder, encode_data
 from scalelong.diffusion.conditions import ConditionError
@@ -164,6 +167,45 @@ def test_latents_are_what_the_autoencoder_says_and_are_made_once(vae: Path) -> N
     assert len(left) == 15
     assert torch.equal(right.fetch([0]).images, latents.fetch(torch.as_tensor([_row(latents, right)])).images)
     assert latents.fingerprint() != data.fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"scaling_factor": "x"}, "scaling_factor in .* must be a finite number above 0, got 'x': correct it"),
+        ({"shift_factor": float("nan")}, "shift_factor in .* must be a finite number, got 'nan'"),
+        ({"act_fn": 5}, "cannot be loaded"),
+        ({"force_upcast": [], "norm_num_groups": 4, "use_quant_conv": False}, None),
+        (
+            "a tensor is missing",
+            r"lack 1 tensors of .*, such as decoder.conv_out.bias: check --autoencoder",
+        ),
+    ],
+)
+def test_a_damaged_autoencoder_is_refused_by_name(vae: Path, tmp_path: Path, change: Any, said: str | None) -> None:
+    folder = tmp_path / "vae"
+    shutil.copytree(vae, folder)
+    if isinstance(change, dict):
+        known = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(known | change))
+    else:
+        from safetensors.torch import load_file, save_file
+
+        file = folder / "diffusion_pytorch_model.safetensors"
+        save_file({name: value for name, value in load_file(file).items() if name != "decoder.conv_out.bias"}, file)
+    data = load_data("shapes", size=16, limit=4)
+    if said is None:  # what does no harm is taken
+        encode_data(data, Autoencoder(folder), silent)
+        return
+    with pytest.raises(AutoencoderError, match=said):
+        encode_data(data, Autoencoder(folder), silent)
+
+
+def test_an_autoencoder_that_loads_and_cannot_run_is_refused_by_name(vae: Path) -> None:
+    broken = Autoencoder(vae)
+    broken.model.encoder.conv_in = torch.nn.Conv2d(5, 8, 3)  # as a configuration makes it that fits no image
+    with pytest.raises(AutoencoderError, match=r"cannot run on a batch of .* line \d+ of .* --autoencoder"):
+        encode_data(load_data("shapes", size=16, limit=5), broken, silent)
 
 
 def _row(whole, part) -> int:

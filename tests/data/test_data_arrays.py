@@ -209,6 +209,12 @@ def test_npz_that_is_too_large_or_no_archive(tmp_path):
         load_data(str(tmp_path / "set.npz"))
 
 
+def test_images_without_a_side_are_no_images(tmp_path):
+    np.savez(tmp_path / "x.npz", images=np.zeros((3, 0, 8), np.uint8))
+    with pytest.raises(NoImagesError, match="empty"):
+        load_data(tmp_path / "x.npz", size=8)
+
+
 def test_npz_never_runs_pickles(tmp_path):
     evil = np.empty(1, dtype=object)
     evil[0] = Evil(tmp_path / "owned")
@@ -300,8 +306,10 @@ def test_cifar_pickles_are_never_executed(tmp_path):
     [
         (b"\x80\x02garbage", "is damaged"),
         (b"", "is damaged"),
-        (pickle.dumps([1], 2), "holds a list"),
-        (pickle.dumps({b"data": [1, 2], b"labels": []}, 2), "found list"),
+        (pickle.dumps([1], 2), "holds a list, not the dictionary"),
+        (pickle.dumps(None, 2), "holds nothing, not the dictionary"),
+        (b"\x80\x02" + b"(" * 5000 + b"t" * 5000 + b".", "holds a tuple, not the dictionary"),
+        (pickle.dumps({b"data": [1, 2], b"labels": []}, 2), "found a list"),
         (pickle.dumps({b"data": np.zeros((4, 100), np.uint8), b"labels": [0] * 4}, 2), r"\(4, 100\)"),
         (pickle.dumps({b"data": np.zeros((4, 3072), np.uint8), b"labels": [0] * 3}, 2), "needs 4 'labels', found 3"),
         (pickle.dumps({b"data": np.zeros((4, 3072), np.uint8), b"labels": [0, 1, 2, 77]}, 2), "label 77 has no name"),

@@ -57,6 +57,20 @@ def test_what_is_no_file_among_the_images_is_skipped_without_being_opened(kind, 
         load_data(folder, max_broken=0)
 
 
+def test_a_file_that_says_it_is_empty_is_not_opened(folder, monkeypatch):
+    """/proc/kmsg is a regular file of no size, and whoever reads it waits."""
+    (folder / "x.png").touch()
+    plain = open
+
+    def watched(path, *rest, **keywords):
+        assert "x.png" not in str(path)
+        return plain(path, *rest, **keywords)
+
+    monkeypatch.setattr("builtins.open", watched)
+    monkeypatch.setattr("io.open", watched)
+    assert [broken.name for broken in load_data(folder).broken] == ["x.png"]
+
+
 def test_a_pipe_in_place_of_metadata(folder):
     os.mkfifo(folder / "metadata.jsonl")
     with pytest.raises(ScaleLongError, match="is a pipe"):

@@ -17,8 +17,9 @@ from scalelong.errors import InvalidConfigError, RunFolderError, RunLockedError
 from scalelong.experiments import runs as runs_module
 from scalelong.experiments.compare import at, compare, noise_rows, summarise, sweep
 from scalelong.experiments.runs import PlannedRun, plan_runs, wait_until_free
+from scalelong.experiments.sweeps import description, unit_of
 from scalelong.report import collect
-from scalelong.runs import TrainConfig, recipe, saved_steps, to_dict
+from scalelong.runs import TrainConfig, recipe, saved_steps
 from scalelong.training import TrainState, train
 
 METHODS = ("none", "cs:0.7", "ls")
@@ -170,7 +171,8 @@ def test_run_folders_name_the_variant_and_the_command_that_continues_them(tmp_pa
 
 
 def test_a_run_that_fails_is_named_with_its_log(tmp_path):
-    from scalelong.experiments.runs import RunFailedError, run_all
+    from scalelong.errors import RunFailedError
+    from scalelong.experiments.sweeps import run_all
 
     config = replace(small(), data=str(tmp_path / "missing"))
     with pytest.raises(RunFailedError, match="a ended with code 1"):
@@ -330,6 +332,8 @@ def test_names_that_differ_in_a_space_have_folders_of_their_own(tmp_path):
     assert len(set(folders)) == 6
     assert folders[0] == "cs-0.7-seed0"
     assert "a-b-seed0" in folders
+    (long,) = plan_runs(small(), [f"{'v' * 400}: lr=1e-3"], [0], tmp_path)
+    assert len(long.folder.name) < 150
 
 
 def test_a_refused_comparison_leaves_nothing(tmp_path):
@@ -341,16 +345,11 @@ def test_a_refused_comparison_leaves_nothing(tmp_path):
 def test_runs_end_with_the_comparison_that_started_them(tmp_path):
     """The pipe to a run closes when the comparison is killed: the run saves what it has, and ends."""
     config = replace(small(100_000), logging=replace(small().logging, log_every=1, samples_every=0))
-    given = {
-        "method": "none",
-        "changes": {},
-        "folder": str(tmp_path / "run"),
-        "every": 100,
-        "config": to_dict(config),
-        "command": ["scalelong"],
-    }
+    run = PlannedRun("none", 0, tmp_path / "run", config)
+    unit = unit_of(run, tmp_path)
+    unit.write(description(run, tmp_path, 100))
     child = subprocess.Popen(
-        [sys.executable, "-m", "scalelong.experiments.runs"],
+        [sys.executable, "-m", "scalelong.experiments.worker", str(unit.job), "--tied"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -358,8 +357,6 @@ def test_runs_end_with_the_comparison_that_started_them(tmp_path):
     )
     assert child.stdin is not None
     assert child.stdout is not None
-    child.stdin.write(json.dumps(given) + "\n")
-    child.stdin.flush()
     assert any(line.startswith("step 3/") for line in child.stdout)
     with pytest.raises(RunLockedError, match=f"in use by process {child.pid} on"), monkey_seconds(0.0):
         wait_until_free(tmp_path / "run")

@@ -32,6 +32,7 @@ from research.reproduce.run import describe, redraw, reproduce
 from research.reproduce.settings import CS, LS, NONE, SCALES, planned, run_name, tiny_uvit
 from scalelong.cli import main
 from scalelong.errors import InvalidConfigError
+from scalelong.experiments.engines import PrintedCommands
 from scalelong.experiments.records import Curve, RunRecord
 from scalelong.runs import RECIPES, DataShape, TrainConfig, build_model, recipe
 from scalelong.skips import is_scaled
@@ -288,14 +289,26 @@ def test_a_table_from_runs_to_page_and_back(in_small, tmp_path, capsys):
     # The same command finds everything done, and the pages can be made again of the JSON alone.
     assert main(command) == 0
     out = capsys.readouterr().out
-    assert "4 of 4 runs are finished already" in out
-    assert "2 of 2 runs are finished already" in out
+    assert "6 of 6 runs are finished already" in out
     for path in (tmp_path / "table4" / "README.md", tmp_path / "table4" / "curves.png", tmp_path / "README.md"):
         path.unlink()
     assert main(["reproduce", "--redraw", str(tmp_path)]) == 0
     assert (tmp_path / "table4" / "README.md").read_text() == text
     assert (tmp_path / "table4" / "curves.png").exists()
     assert (tmp_path / "README.md").read_text() == first
+
+
+def test_all_runs_of_several_items_are_handed_out_at_once(in_small, tmp_path, capsys):
+    """A cluster does not wait for one item before it begins with the next. Items share runs; none is printed twice."""
+    flags = ["--seeds", "1", "--out", str(tmp_path), "--print-commands", "--step-time", "36"]
+    assert main(["reproduce", "table4", *flags]) == 0
+    said = capsys.readouterr()
+    assert len(said.out.splitlines()) == 3
+    assert "3 runs, 12 steps to go; 36 s per step (given): 0.12 core hours" in said.err
+    engine = PrintedCommands()
+    assert reproduce(["table3", "table4"], "tiny", 1, tmp_path, engine=engine) is None
+    assert len(engine.lines) == len(set(engine.lines)) == 7
+    assert not list(tmp_path.glob("**/metrics.jsonl"))
 
 
 def readings_of(folder: Path) -> int:
@@ -305,9 +318,9 @@ def readings_of(folder: Path) -> int:
 def test_a_killed_command_continues(in_small, tmp_path, monkeypatch):
     real, done = reproduce.__globals__["run_all"], []
 
-    def killed(runs, *rest):
+    def killed(runs, *rest, **more):
         done.extend(runs[:2])
-        assert real(runs[:2], *rest)
+        assert real(runs[:2], *rest, **more)
         return False
 
     monkeypatch.setitem(reproduce.__globals__, "run_all", killed)

@@ -54,6 +54,33 @@ def test_an_output_without_a_tensor_is_named():
         Denoiser(Returns(lambda x: None))(X, T)
 
 
+def test_a_network_that_is_built_and_cannot_run_is_named_with_its_line():
+    """diffusers takes any value for most options, and fails when the network runs."""
+    from diffusers.models.unets.unet_2d import UNet2DModel
+
+    model = UNet2DModel(**{"sample_size": 8, **PLAIN, "freq_shift": {"value": 0}})
+    with pytest.raises(
+        InvalidConfigError, match=r"UNet2DModel was built, .* line \d+ of \w+\.py raises TypeError: .*--model"
+    ):
+        Denoiser(model)(X, T)
+
+
+def test_failures_of_other_kinds_keep_their_names():
+    def full(x):
+        raise MemoryError
+
+    def gone(x):
+        raise torch.distributed.DistBackendError("the other process is gone")
+
+    def ours(x):
+        call_arguments(Returns(lambda x: x), x, x, LABELS)
+
+    for make, kind in ((full, MemoryError), (gone, torch.distributed.DistBackendError), (ours, InvalidConfigError)):
+        with pytest.raises(kind) as raised:
+            Denoiser(Returns(make))(X, T)
+        assert "was built" not in str(raised.value)
+
+
 def test_arguments_have_the_model_s_own_names():
     model = UViT(image_size=8, patch_size=4, channels=3, dim=16, depth=2, heads=2, context_dim=6, context_length=4)
     arguments = call_arguments(model, X, T, TOKENS)

@@ -208,6 +208,19 @@ def test_a_long_run_is_reported_in_little_time_and_memory(tmp_path):
     assert int(megabytes) < 200
 
 
+@pytest.mark.parametrize("kind", ["sparse", "device"])
+def test_metrics_without_an_end_are_refused(tmp_path, kind, capsys):
+    run = make_run(tmp_path / "a", "none")
+    if kind == "sparse":
+        with open(run / "metrics.jsonl", "ab") as file:
+            file.truncate(60 * 1024**3)
+    else:
+        (run / "metrics.jsonl").unlink()
+        (run / "metrics.jsonl").symlink_to("/dev/zero")
+    assert main(["report", str(run)]) == 1
+    assert "metrics.jsonl" in capsys.readouterr().err
+
+
 def test_a_diverged_run_says_so(tmp_path):
     run = make_run(tmp_path / "a", "none")
     (run / "diverged.json").write_text(json.dumps({"message": "the loss of step 7 is not finite"}))

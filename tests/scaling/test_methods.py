@@ -118,6 +118,12 @@ def test_configurations_are_frozen():
         sl.ConstantScaling().kappa = 0.5  # pyright: ignore[reportAttributeAccessIssue]
 
 
+@pytest.mark.parametrize("spec", ["custom", "custom:", {"method": "custom"}])
+def test_a_method_that_needs_values_says_so(spec):
+    with pytest.raises(sl.InvalidConfigError, match="'custom' needs kappas: write for example"):
+        sl.as_scaling(spec)
+
+
 def test_a_custom_curve_must_have_one_number_per_skip():
     with pytest.raises(sl.InvalidConfigError, match="2 coefficients were given for 3"):
         sl.CustomScaling((1, 0.5)).build(sites(3))

@@ -92,6 +92,13 @@ def test_a_diffusers_config_file(tmp_path):
     path.write_text(json.dumps({"format": 1, "skips": []}))  # a plan, not a network
     with pytest.raises(InvalidConfigError, match="no network of diffusers"):
         build_model(TrainConfig(model=str(path)), SHAPE)
+    for name, value in {"block_out_channels": None, "norm_num_groups": [1, 2], "layers_per_block": 0.5}.items():
+        path.write_text(json.dumps({"_class_name": "UNet2DModel", **SMALL_UNET, name: value}))
+        with pytest.raises(InvalidConfigError, match=f"UNet2DModel: its entry '{name}' cannot be .*; correct it"):
+            build_model(TrainConfig(model=str(path)), SHAPE)
+    path.write_text(json.dumps({"_class_name": "UNet2DModel", **SMALL_UNET, "layers_per_block": 2**40}))
+    with pytest.raises(InvalidConfigError, match="layers_per_block may be at most 1000"):
+        build_model(TrainConfig(model=str(path)), SHAPE)
 
 
 def test_scaling_is_attached_to_networks_we_did_not_write():

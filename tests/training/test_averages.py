@@ -9,6 +9,7 @@ from torch import nn
 
 from scalelong.cli import main
 from scalelong.errors import CheckpointError, InvalidConfigError
+from scalelong.files import file_digest
 from scalelong.runs import OptimizerConfig, default_folder, load_run, read_checkpoint, saved_steps
 from scalelong.runs.averages import (
     FIRST,
@@ -181,6 +182,15 @@ def test_damage_and_other_runs_are_refused(trained, tmp_path):
     load_run(folder, weights="ema:7%")
     manifest.write_text(json.dumps({name: {**entry, "run": "other"} for name, entry in entries.items()}))
     with pytest.raises(CheckpointError, match="another run"):
+        load_run(folder, weights="ema:7%")
+    manifest.write_text(json.dumps(entries))
+    # Damaged with its checksum: what the manifest vouches for may still be none.
+    newest = sorted((folder / "checkpoints").glob("step-*"))[-1]
+    (newest / "ema.safetensors").write_bytes(bytes(8))
+    about = json.loads((newest / "manifest.json").read_text())
+    about["files"]["ema.safetensors"] |= {"bytes": 8, "sha256": file_digest(newest / "ema.safetensors")}
+    (newest / "manifest.json").write_text(json.dumps(about))
+    with pytest.raises(CheckpointError, match=r"cannot be read .* restore it from a copy"):
         load_run(folder, weights="ema:7%")
 
 

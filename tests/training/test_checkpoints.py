@@ -9,7 +9,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from scalelong.errors import CheckpointError
+from scalelong.console import silent
+from scalelong.errors import CannotReadError, CheckpointError
 from scalelong.files import file_digest, in_words
 from scalelong.runs import (
     CheckpointConfig,
@@ -190,3 +191,16 @@ def test_a_newer_format_is_named(tmp_path):
     (path / "manifest.json").write_text(json.dumps({"format": 99, "files": {}}))
     with pytest.raises(CheckpointError, match="format 99"):
         verify(step_folder(tmp_path, 1))
+
+
+def test_what_the_machine_lacks_is_no_damage(tmp_path, monkeypatch):
+    """To fall back to an older checkpoint because too many files are open would lose steps in silence."""
+    for step in (1, 2):
+        write_checkpoint(tmp_path, snapshot(step))
+
+    def fail(path, *_):
+        raise OSError(errno.EMFILE, "", str(path))
+
+    monkeypatch.setattr("scalelong.runs.checkpoint.require_regular", fail)
+    with pytest.raises(CannotReadError, match="too many files are open"):
+        newest_good(tmp_path, silent)

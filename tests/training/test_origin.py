@@ -1,8 +1,9 @@
 """Runs that begin with weights that exist: what they computed is what step 0 computes."""
 
+# pyright: reportAttributeAccessIssue=false, reportIndexIssue=false, reportCallIssue=false, reportArgumentType=false
+import json
 from dataclasses import replace
 
-# pyright: reportAttributeAccessIssue=false, reportIndexIssue=false, reportCallIssue=false, reportArgumentType=false
 import pytest
 import torch
 from torch import nn
@@ -63,6 +64,22 @@ def test_step_zero_computes_what_the_run_computed(source, scaling):
     assert config.model_options == CLASSES.model_options
     assert config.scaling == scaling
     assert same(outputs(model), outputs(load_run(source).model))
+
+
+@pytest.mark.parametrize("kind", ["middle", "time"])
+def test_self_conditioning_can_be_added_and_not_taken_away(source, kind, tmp_path, caplog):
+    options = {"self_conditioning": kind, "self_conditioning_rank": 4}
+    with caplog.at_level("INFO"):
+        model, config, _ = begun(source, model_options=options)
+    assert "self-conditioning is new" in caplog.text
+    assert config.model_options == {**CLASSES.model_options, **options}
+    assert same(outputs(model), outputs(load_run(source).model))
+    train(replace(config, steps=2), tmp_path / "conditioned", quiet=True)
+    again, adopted, _ = begun(tmp_path / "conditioned")
+    assert adopted.model_options["self_conditioning"] == kind
+    assert same(outputs(again), outputs(load_run(tmp_path / "conditioned").model))
+    with pytest.raises(InvalidConfigError, match="self_conditioning=none does not go with the weights"):
+        begun(tmp_path / "conditioned", model_options={"self_conditioning": "none"})
 
 
 def test_gates_that_look_at_the_data_are_refused(source):
@@ -223,3 +240,42 @@ def test_lora_trains_little_and_merges_into_the_weights(source, tmp_path, final_
     train(config, tmp_path / "b", quiet=True)
     first, second = final_state(tmp_path / "a"), final_state(tmp_path / "b")
     assert all(torch.equal(value, second.model[name]) for name, value in first.model.items())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"sample_size": "x"}, "sample_size in its config.json must be a whole number above 0, got 'x'"),
+        ({"num_class_embeds": -1}, "num_class_embeds in its config.json must be"),
+        ({"in_channels": [3]}, "in_channels in its config.json must be"),
+        ({"beta_start": "x"}, "a noise schedule or a prediction that is not one of ours"),
+        ({"num_train_timesteps": 10**12}, "a noise schedule or a prediction that is not one of ours"),
+        ({"prediction_type": ["epsilon"]}, "a noise schedule or a prediction that is not one of ours"),
+    ],
+)
+def test_edited_configurations_of_diffusers_are_refused_by_name(tmp_path, change, said):
+    known = {"_class_name": "UNet2DModel", "sample_size": 8, "in_channels": 1, "out_channels": 1}
+    scheduler = {"beta_start": 1e-4, "beta_end": 0.02, "num_train_timesteps": 1000}
+    for name, values in {"unet/config": known, "scheduler/scheduler_config": scheduler, "model_index": {}}.items():
+        path = tmp_path / f"{name}.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(values | change))  # what a file does not know, it leaves out
+    with pytest.raises(InvalidConfigError, match=said):
+        read_origin(tmp_path)
+
+
+def test_damaged_weights_are_refused_by_name(tmp_path):
+    """And without torch's own advice, which is how to run what is in the file."""
+    torch.save({"a": torch.zeros(20_000)}, tmp_path / "whole.pth")
+    cut = (tmp_path / "whole.pth").read_bytes()[:40_000]  # torch seeks before the beginning of such a file
+    for name, content in {"a.pth": b"hello", "b.safetensors": b"hello", "c.pth": b"", "d.pth": cut}.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(InvalidConfigError, match=r"without running code: .* download it again") as raised:
+            read_origin(tmp_path / name)
+        assert "weights_only=False" not in str(raised.value)
+    (tmp_path / "model").mkdir()
+    known = {"_class_name": "UNet2DModel", "sample_size": 8, "in_channels": 1, "out_channels": 1}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(known))
+    (tmp_path / "model" / "diffusion_pytorch_model.safetensors").write_bytes(b"hello")
+    with pytest.raises(InvalidConfigError, match=r"diffusers cannot load this UNet2DModel .*download it again"):
+        read_origin(tmp_path / "model").network()

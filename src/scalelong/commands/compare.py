@@ -2,18 +2,18 @@
 
 import argparse
 import shlex
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import InvalidConfigError
 from .options import (
-    INTERRUPTED,
-    add_job_options,
+    add_engine_options,
     add_quiet_option,
     add_run_options,
     add_seed_options,
+    engine_of,
+    left_to_do,
     listed,
     progress_aside,
     run_config,
@@ -22,12 +22,23 @@ from .options import (
 )
 
 if TYPE_CHECKING:
+    from ..experiments.runs import PlannedRun
     from ..runs.config import TrainConfig
 
 
 def run(options: argparse.Namespace) -> int:
     from ..console import show_table
-    from ..experiments.compare import best_rate_rows, compare, control_text, noise_rows, sweep, sweep_rows
+    from ..experiments.compare import (
+        best_rate_rows,
+        compare,
+        control_text,
+        default_hold,
+        noise_rows,
+        sweep,
+        sweep_rows,
+    )
+    from ..experiments.cost import cost_of, parse_step_time
+    from ..experiments.grid import rate_grid
     from ..files import require_folder_place
 
     config = configuration(options)
@@ -37,41 +48,62 @@ def run(options: argparse.Namespace) -> int:
     noise = listed(options.noise, float, "--noise") if options.noise else []
     out = options.out or default_out(options, config)
     require_folder_place(out)
-    pace = {"every": options.every, "jobs": options.jobs, "on_start": lambda: remember(options.arguments, out)}
-    axes = (
-        ("depth", "--depths", options.depths),
-        ("width", "--widths", options.widths),
-        ("batch", "--batch-sizes", options.batch_sizes),
-    )
-    for axis, flag, text in axes:
-        if text:
-            with progress_aside(options.quiet):
-                found = sweep(config, methods, seeds, out, axis, listed(text, int, flag), **pace)
-            if found is None:
-                return interrupted()
-            print()
-            show_table(sweep_rows(axis, found))
-            print()
-    if options.rates:
+    engine, step_time = engine_of(options), parse_step_time(options.step_time)
+    hold = options.hold or default_hold(config, methods)
+    if hold != "head-size" and default_hold(config, methods) == "head-size":
+        raise InvalidConfigError("μP holds the size of attention heads over the widths: leave out --hold heads")
+
+    def on_start(runs: "list[PlannedRun]") -> None:
+        remember(options.arguments, out)
+        if not all(run.finished for run in runs):
+            print(cost_of(runs, engine, step_time), flush=True)
+
+    def unfinished() -> int:
+        return left_to_do(engine, out, ["compare", *options.arguments])
+
+    pace = {"every": options.every, "engine": engine, "runs_per_job": options.runs_per_job or 1, "on_start": on_start}
+    given = {
+        axis: listed(text, kind, flag)
+        for axis, kind, flag, text in (
+            ("depth", int, "--depths", options.depths),
+            ("width", int, "--widths", options.widths),
+            ("batch", int, "--batch-sizes", options.batch_sizes),
+            ("rate", float, "--rates", options.rates),
+        )
+        if text
+    }
+    swept = bool(given)
+    if "width" in given and "rate" in given:
+        widths, rates = [int(width) for width in given.pop("width")], given.pop("rate")
         with progress_aside(options.quiet):
-            rates = sweep(config, methods, seeds, out, "rate", listed(options.rates, float, "--rates"), **pace)
-        if rates is None:
-            return interrupted()
+            grid = rate_grid(config, methods, seeds, out, widths, rates, hold=hold, **pace)
+        if grid is not None:
+            print(f"\n{grid}\n\ntable, figure and runs: {out}")
+        elif not engine.detach:
+            return unfinished()
+    for axis, values in given.items():
+        with progress_aside(options.quiet):
+            found = sweep(config, methods, seeds, out, axis, values, hold=hold, **pace)
+        if found is None:
+            if engine.detach:  # the jobs of the other axes are submitted as well
+                continue
+            return unfinished()
         print()
-        show_table(sweep_rows("rate", rates))
+        show_table(sweep_rows(axis, found))
         print()
-        show_table(best_rate_rows(rates))
-        print()
-    if options.rates or any(text for _, _, text in axes):
-        return 0
+        if axis == "rate":
+            show_table(best_rate_rows(found))
+            print()
+    if swept:
+        return unfinished() if engine.detach else 0
     with progress_aside(options.quiet):
         comparison = compare(config, methods, seeds, out, **pace)
     if comparison is None:
-        return interrupted()
+        return unfinished()
     print(f"\n{comparison}\n")
     if options.control:
         with progress_aside(options.quiet):
-            control = control_text(config, out, options.every, options.jobs)
+            control = control_text(config, out, options.every, engine=engine)
         print(control)
     if options.noise:
         print()
@@ -151,11 +183,24 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--every", type=whole_number, help="steps between readings of features (default: about 250 per run)"
     )
-    add_job_options(made)
     made.add_argument("--depths", help="compare at several depths of the network, for example 4,8,12")
-    made.add_argument("--widths", help="compare at several widths of a U-ViT, for example 64,128")
+    made.add_argument(
+        "--widths", help="compare at several widths, for example 64,128; with --rates, every rate at every width"
+    )
+    made.add_argument(
+        "--hold",
+        choices=("head-size", "heads"),
+        help="what attention keeps over --widths: the size of a head (default with a base width, for μP) or the number "
+        "of heads (default otherwise)",
+    )
     made.add_argument("--batch-sizes", help="compare at several batch sizes, for example 8,64")
     made.add_argument("--rates", help="compare at several learning rates, and best rate with best rate: 2e-3,4e-3,8e-3")
+    made.add_argument(
+        "--base-width",
+        type=whole_number,
+        help="train by μP: the rate was tuned at this width (docs/mup.md); the variant 'standard: base_width=null' "
+        "is the standard parametrisation beside it",
+    )
     made.add_argument(
         "--scores", type=whole_number, default=500, help="samples for the Fréchet distance at the end; 0 for none"
     )
@@ -163,6 +208,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--control", action="store_true", help="add a run with a rate of zero: its features must stand still"
     )
+    add_engine_options(made)
     add_quiet_option(made)
     return made
 
@@ -170,6 +216,8 @@ def parser() -> argparse.ArgumentParser:
 def configuration(options: argparse.Namespace) -> "TrainConfig":
     config = run_config(options)
     seed_count(options)
+    if options.base_width is not None:
+        config = replace(config, optimizer=replace(config.optimizer, base_width=options.base_width))
     # Curves need more points than a long run's log, and every method is judged at the same steps.
     steps = options.steps or config.steps
     looks = max(1, steps // 30)
@@ -182,8 +230,3 @@ def configuration(options: argparse.Namespace) -> "TrainConfig":
     if options.scores:
         logging = replace(logging, scores_every=steps, scores_images=options.scores)
     return replace(config, steps=steps, logging=logging)
-
-
-def interrupted() -> int:
-    print("interrupted; the same command continues the comparison", file=sys.stderr)
-    return INTERRUPTED

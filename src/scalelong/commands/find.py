@@ -114,6 +114,9 @@ def _from_folder(folder: Path, changes: dict[str, Any]) -> Any:
     cls: Any = getattr(needs("diffusers", "train", f"reading {folder}"), name, None)
     if not isinstance(cls, type) or not hasattr(cls, "from_config") or not hasattr(cls, "forward"):
         raise InvalidConfigError(f"diffusers has no network {name!r}, which {file} asks for: correct its '_class_name'")
+    from ..models.pretrained import require_buildable
+
+    require_buildable({**config, **changes}, str(file))
     try:
         return cls.from_config({**config, **changes})
     except Exception as error:
@@ -123,6 +126,14 @@ def _from_folder(folder: Path, changes: dict[str, Any]) -> Any:
 
 
 def _from_file(path: Path, config: dict[str, Any], name: str) -> tuple[Any, Any]:
+    module = module_of(path)
+    model = _build(getattr(module, name, None), f"{path}: {name}()", config)
+    inputs = getattr(module, "example_inputs", None)
+    return model, inputs() if callable(inputs) else inputs
+
+
+def module_of(path: Path) -> Any:
+    """The module of a Python file. Its code is run."""
     if not path.is_file():
         raise InvalidConfigError(f"there is no file {path}: check the path")
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -136,9 +147,7 @@ def _from_file(path: Path, config: dict[str, Any], name: str) -> tuple[Any, Any]
         spec.loader.exec_module(module)
     except Exception as error:
         raise InvalidConfigError(f"{path} cannot be run, its code raises {_raised(error)}: correct it") from error
-    model = _build(getattr(module, name, None), f"{path}: {name}()", config)
-    inputs = getattr(module, "example_inputs", None)
-    return model, inputs() if callable(inputs) else inputs
+    return module
 
 
 def _build(factory: Any, spec: str, config: dict[str, Any]) -> Any:

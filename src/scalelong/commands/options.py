@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..diffusion.solvers import SampleSettings
+    from ..experiments.engines import Engine
     from ..runs.config import TrainConfig
     from ..runs.load import Run
 
@@ -232,6 +233,108 @@ def add_job_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--jobs", type=whole_number, help="runs at a time (default: one per core, or one on an accelerator)"
     )
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """Where the runs of a sweep are carried out. `engine_of` makes the engine."""
+    group = parser.add_argument_group("where the runs are carried out (docs/sweeps.md)")
+    group.add_argument(
+        "--engine",
+        default="local",
+        choices=names_in("experiments.sweeps", "ENGINES"),
+        help="local: processes of this machine (default); submitit: its local executor; slurm: SLURM, through "
+        "submitit; ray: a Ray cluster. The same command with another engine continues the sweep there",
+    )
+    group.add_argument(
+        "--jobs",
+        type=whole_number,
+        help="runs at a time (default: one per core or per GPU here; as many as the cluster gives elsewhere)",
+    )
+    group.add_argument(
+        "--cpus-per-run", type=whole_number, help="cores, and threads, of each run (default: as the sweep began, or 1)"
+    )
+    group.add_argument(
+        "--gpus-per-run", type=whole_number, help="GPUs of each run; with several, torchrun starts a process for each"
+    )
+    group.add_argument(
+        "--runs-per-job", type=whole_number, help="runs that one job does in turn, where they are short (default: 1)"
+    )
+    group.add_argument("--partition", help="slurm: the partition")
+    group.add_argument(
+        "--time", help="slurm: the time limit of a job, as 4:00:00; a longer run goes on in the next one"
+    )
+    group.add_argument(
+        "--address", help="ray: the cluster, as HOST:PORT (default: RAY_ADDRESS, or one on this machine)"
+    )
+    group.add_argument(
+        "--engine-options",
+        nargs="+",
+        default=[],
+        metavar="NAME=VALUE",
+        help="slurm: options of sbatch, such as account=lab mem=16G; ray: resources, such as memory=8e9",
+    )
+    group.add_argument("--detach", action="store_true", help="slurm: submit and return; `scalelong progress` looks")
+    group.add_argument(
+        "--print-commands",
+        action="store_true",
+        help="carry out nothing: print a shell line for each job, for any engine",
+    )
+    group.add_argument(
+        "--step-time", help="for the estimate of the cost: seconds of a training step, or measure to time one here"
+    )
+
+
+def engine_of(options: argparse.Namespace) -> Engine:
+    """The engine that the flags ask for."""
+    from ..experiments.engines import PrintedCommands
+    from ..experiments.sweeps import make_engine
+
+    if options.runs_per_job is not None and options.runs_per_job < 1:
+        raise InvalidConfigError(f"--runs-per-job must be at least 1, got {options.runs_per_job}")
+    share: dict[str, Any] = {"jobs": options.jobs, "cpus": options.cpus_per_run, "gpus": options.gpus_per_run}
+    engine = make_engine(
+        options.engine,
+        **share,
+        partition=options.partition,
+        time=options.time,
+        address=options.address,
+        options=_named_values(options.engine_options),
+        detach=options.detach,
+    )
+    return PrintedCommands(**share) if options.print_commands else engine
+
+
+def _named_values(words: list[str]) -> dict[str, str]:
+    found = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not name or not equals:
+            raise InvalidConfigError(f"--engine-options are written NAME=VALUE, got {word!r}")
+        found[name] = value
+    return found
+
+
+def left_to_do(engine: Engine, out: Path, arguments: list[str]) -> int:
+    """What there is to say when not all runs are finished, and the exit code."""
+    import shlex
+
+    from ..experiments.engines import PrintedCommands
+
+    if isinstance(engine, PrintedCommands):
+        print("\n".join(engine.lines))
+        same = shlex.join(word for word in arguments if word != "--print-commands")
+        print(
+            f"{len(engine.lines)} jobs: each line is one, in any order and on any machine that sees this folder and "
+            f"{out}. A line that was killed is given again. `scalelong progress {shlex.quote(str(out))}` looks; the "
+            f"results are collected by: scalelong {same}",
+            file=sys.stderr,
+        )
+        return 0
+    if engine.detach:
+        print(f"submitted. To look: scalelong progress {shlex.quote(str(out))}; the same command collects the results")
+        return 0
+    print("interrupted; the same command continues", file=sys.stderr)
+    return INTERRUPTED
 
 
 def listed(text: str, kind: Callable[[str], Value], name: str) -> list[Value]:

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 from ..errors import InvalidConfigError
 from .compare import without_out_flag
 from .options import (
-    add_job_options,
+    add_engine_options,
     add_output_options,
     add_seed_options,
     add_trust_option,
     config_file,
     constant_in,
+    engine_of,
+    left_to_do,
     listed,
     names_in,
     progress_aside,
@@ -27,6 +29,10 @@ RATES = "1e-3,2e-3,4e-3,8e-3,16e-3"
 
 
 def run(options: argparse.Namespace) -> int:
+    from ..errors import UnfinishedError
+    from ..experiments.cost import parse_step_time, range_cost
+    from ..experiments.engines import ThisMachine
+    from ..experiments.progress import finished_rates
     from ..experiments.rates import config_range
     from ..files import make_folder, write_text
 
@@ -39,19 +45,34 @@ def run(options: argparse.Namespace) -> int:
         raise InvalidConfigError(f"--seeds must be at least 1 and --first-seed at least 0, got {options.seeds}")
     name = options.recipe or Path(config.data).name or "custom"
     out = options.out or Path("runs") / f"range-{name}"
+    engine, step_time = engine_of(options), parse_step_time(options.step_time)
+    engine.check()
     make_folder(out)
+    # Processes that are forked share the data and start at once, but cannot have a GPU each.
+    forked = engine.name == "local" and isinstance(engine, ThisMachine) and len(engine.devices) < 2
+    done = len(finished_rates(out))
     with progress_aside(options.quiet):
-        found = config_range(
-            config,
-            rates=rates,
-            methods=methods,
-            seeds=range(options.first_seed, options.first_seed + options.seeds),
-            steps=options.steps,
-            warmup=options.warmup,
-            jobs=options.jobs,
-            out=out,
-            title=f"{name}: {config.model}{_options(config)}, {options.steps} steps at constant rates",
-        )
+        waiting = max(0, len(rates) * len(methods) * options.seeds - done)
+        if waiting:
+            print(range_cost(config, waiting, options.steps, engine, step_time), flush=True)
+        try:
+            found = config_range(
+                config,
+                rates=rates,
+                methods=methods,
+                seeds=range(options.first_seed, options.first_seed + options.seeds),
+                steps=options.steps,
+                warmup=options.warmup,
+                jobs=options.jobs,
+                out=out,
+                title=f"{name}: {config.model}{_options(config)}, {options.steps} steps at constant rates",
+                engine=None if forked else engine,
+                runs_per_job=options.runs_per_job,
+            )
+        except UnfinishedError:
+            found = None
+    if found is None:
+        return left_to_do(engine, out, ["range", *options.arguments])
     write_text(out / "command.txt", f"scalelong range {shlex.join(without_out_flag(options.arguments))}\n")
     if options.json:
         print(found.to_json())
@@ -97,8 +118,8 @@ def parser() -> argparse.ArgumentParser:
         "--steps", type=whole_number, default=300, help="training steps of each run (default: %(default)s)"
     )
     made.add_argument("--warmup", type=whole_number, help="steps of linear warm-up (default: a sixth of the steps)")
-    add_job_options(made)
     made.add_argument("--out", type=Path, help="folder of the results (default: runs/range-NAME)")
+    add_engine_options(made)
     add_output_options(made, "the range")
     return made
 

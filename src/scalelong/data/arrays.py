@@ -41,7 +41,7 @@ CHUNK = 1024  # images converted at a time, to bound the memory
 
 def from_array(name: str, images: Tensor, annotations: Annotations, options: Options) -> ImageData:
     """A data set of uint8 images (N, C, H, W), converted now if the result fits in memory, or else when fetched."""
-    if len(images) == 0:
+    if 0 in images.shape:
         raise NoImagesError(
             f"{name} holds an array of images, but it is empty: {tuple(images.shape)}; give one with images"
         )
@@ -398,12 +398,17 @@ def load_cifar(name: str, folder: Path, options: Options) -> ImageData:
     return from_array(name, images, Annotations(*number_labels(labels, str(folder), names)), options)
 
 
+def _kind(value: Any) -> str:
+    """By its type alone: its text may be endless."""
+    return "nothing" if value is None else f"a {type(value).__name__}"
+
+
 def _pixels(batch: dict[str, Any], path: Path) -> torch.Tensor:
     np = needs("numpy", "train", "reading CIFAR-10")
     data: Any = batch.get("data")
     if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3072:
-        found = f"{data.dtype} {data.shape}" if isinstance(data, np.ndarray) else type(data).__name__
-        raise UnreadableDataError(f"{path}: 'data' must be uint8 (N, 3072), found {found}")
+        found = f"{data.dtype} {data.shape}" if isinstance(data, np.ndarray) else _kind(data)
+        raise UnreadableDataError(f"{path}: 'data' must be uint8 (N, 3072), found {found}: download it again")
     return torch.from_numpy(np.array(data))
 
 
@@ -434,7 +439,7 @@ def _read_batch(path: Path) -> dict[str, Any]:
         ) from error
     if not isinstance(content, dict):
         raise UnreadableDataError(
-            f"{path} holds a {type(content).__name__}, not the dictionary of a CIFAR-10 batch: download it again"
+            f"{path} holds {_kind(content)}, not the dictionary of a CIFAR-10 batch: download it again"
         )
     return {_text(key): value for key, value in content.items()}
 

@@ -161,7 +161,8 @@ class Folder(FileTree):
         return read_bytes(self.path / name, MAX_MEMBER)
 
     def head(self, name: str) -> bytes:
-        require_regular(self.path / name, MAX_MEMBER)
+        if require_regular(self.path / name, MAX_MEMBER) == 0:
+            return b""
         with (self.path / name).open("rb") as file:
             return file.read(HEAD)
 

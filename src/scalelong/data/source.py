@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 from abc import ABC, abstractmethod
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BrokenImagesError, CannotReadError, InvalidConfigError, MixedSizesError
-from ..files import in_words, refusal
+from ..files import NOT_THE_FILE, in_words, refusal
 from .dataset import Annotations, BrokenImage, ImageData, MemoryData, Options, Progress, Tally, log
 from .decode import Look, UndecodableError, decode, look, prepare
 
@@ -229,12 +228,8 @@ def _decode_into(image: np.ndarray, source: Source, row: int) -> Look | BrokenIm
     return seen
 
 
-NOT_THE_IMAGE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.ETIMEDOUT, errno.ENOSPC, errno.EDQUOT}
-"""What the machine lacks is no damage of an image: training on without it would be silent and wrong."""
-
-
 def _broken(source: Source, row: int, error: Exception) -> BrokenImage:
-    if isinstance(error, OSError) and error.errno in NOT_THE_IMAGE:
+    if isinstance(error, OSError) and error.errno in NOT_THE_FILE:
         raise refusal(error, source.name(row), CannotReadError) or error
     return BrokenImage(source.name(row), in_words(error))
 

@@ -37,8 +37,8 @@ def load_parquet(name: str, paths: list[Path], options: Options) -> ImageData:
 
 class TableSource(Source):
     def __init__(self, paths: list[Path], image: str) -> None:
-        parquet = needs("pyarrow.parquet", "train", "reading parquet files")
-        arrow = needs("pyarrow", "train", "reading parquet files")
+        parquet = needs("pyarrow.parquet", "hub", "reading parquet files")
+        arrow = needs("pyarrow", "hub", "reading parquet files")
         schema = _schema(paths)
         label, caption = first_of(LABELS, schema.names), first_of(CAPTIONS, schema.names)
         columns = [column for column in (image, label, caption) if column]
@@ -53,8 +53,8 @@ class TableSource(Source):
             ) from error
         self.paths = paths
         # Lists, not Arrow: an element of a chunked column costs as much as decoding a small image.
-        is_struct = needs("pyarrow.types", "train", "reading parquet files").is_struct(schema.field(image).type)
-        compute = needs("pyarrow.compute", "train", "reading parquet files")
+        is_struct = needs("pyarrow.types", "hub", "reading parquet files").is_struct(schema.field(image).type)
+        compute = needs("pyarrow.compute", "hub", "reading parquet files")
         fields = {field.name for field in schema.field(image).type} if is_struct else set()
         self.bytes = (compute.struct_field(table[image], "bytes") if is_struct else table[image]).to_pylist()
         self.inner = compute.struct_field(table[image], "path").to_pylist() if "path" in fields else None
@@ -115,8 +115,8 @@ def version(paths: list[Path]) -> str:
 def _schema(paths: list[Path]) -> pa.Schema:
     """The schema that all files share."""
     arrow, parquet = (
-        needs("pyarrow", "train", "reading parquet files"),
-        needs("pyarrow.parquet", "train", "reading parquet files"),
+        needs("pyarrow", "hub", "reading parquet files"),
+        needs("pyarrow.parquet", "hub", "reading parquet files"),
     )
     schemas = []
     for path in paths:
@@ -136,7 +136,7 @@ def _schema(paths: list[Path]) -> pa.Schema:
 
 
 def _holds_images(kind: pa.DataType) -> bool:
-    types = needs("pyarrow.types", "train", "reading parquet files")
+    types = needs("pyarrow.types", "hub", "reading parquet files")
     if types.is_struct(kind):
         return kind.get_field_index("bytes") >= 0
     return types.is_binary(kind) or types.is_large_binary(kind)
@@ -144,7 +144,7 @@ def _holds_images(kind: pa.DataType) -> bool:
 
 def _stored(path: Path, column: str) -> int:
     """Bytes of the column once unpacked."""
-    footer = needs("pyarrow.parquet", "train", "reading parquet files").read_metadata(path)
+    footer = needs("pyarrow.parquet", "hub", "reading parquet files").read_metadata(path)
     groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
     chunks = [group.column(index) for group in groups for index in range(group.num_columns)]
     return sum(c.total_uncompressed_size for c in chunks if c.path_in_schema.split(".")[0] == column)
@@ -182,7 +182,7 @@ def is_saved(folder: Path) -> bool:
 def load_hub(name: str, options: Options) -> ImageData:
     """`hf:NAME`, `hf:NAME:CONFIG` or `hf:FOLDER`."""
     place = name.removeprefix("hf:")
-    datasets = needs("datasets", "train", f"loading {name!r}")
+    datasets = needs("datasets", "hub", f"loading {name!r}")
     try:
         if Path(place).exists():
             found = load_saved(place) if is_saved(Path(place)) else datasets.load_dataset(place)
@@ -203,7 +203,7 @@ def load_hub(name: str, options: Options) -> ImageData:
 
 def load_saved(folder: str | Path) -> Any:
     """A folder of `save_to_disk`, after a look at all of it: Arrow believes what its files say, down to a crash."""
-    datasets = needs("datasets", "train", "reading a saved data set")
+    datasets = needs("datasets", "hub", "reading a saved data set")
     folder = Path(folder)
     for place in [folder / name for name in _saved_parts(folder)] or [folder]:
         _check_saved(place)
@@ -232,7 +232,7 @@ def _saved_parts(folder: Path) -> list[str]:
 
 def _check_saved(folder: Path) -> None:
     """Every table of the folder is whole, and none lies elsewhere."""
-    arrow = needs("pyarrow", "train", "reading a saved data set")
+    arrow = needs("pyarrow", "hub", "reading a saved data set")
     state = read_json(folder / "state.json")
     lists = (
         [state.get(name) or [] for name in ("_data_files", "_indices_data_files")] if isinstance(state, dict) else []
@@ -258,7 +258,7 @@ def _check_saved(folder: Path) -> None:
 
 def open_parquet(paths: list[Path], version: str) -> HubSource:
     """Parquet has no random access; `datasets` copies it once into a memory-mapped file in its cache."""
-    datasets = needs("datasets", "train", "streaming parquet files that do not fit in memory")
+    datasets = needs("datasets", "hub", "streaming parquet files that do not fit in memory")
     files = [str(path.resolve()) for path in paths]
     folder = paths[0].parent
     return HubSource(datasets.load_dataset("parquet", data_files=files, split="train"), str(folder), version, [folder])
@@ -270,7 +270,7 @@ class HubSource(Source):
     def __init__(
         self, dataset: Any, where: str, version: str | None = None, folders: Sequence[str | Path] | None = None
     ) -> None:
-        datasets = needs("datasets", "train", f"loading {where}")
+        datasets = needs("datasets", "hub", f"loading {where}")
         cache = [datasets.config.HF_DATASETS_CACHE, datasets.config.HF_CACHE_HOME]
         self.folders = [Path(folder) for folder in (cache if folders is None else folders)]
         try:
@@ -324,7 +324,7 @@ def _values(dataset: Any, column: str) -> list[Any]:
 
 
 def _feature_holds_images(feature: Any) -> bool:
-    datasets = needs("datasets", "train", "loading a data set")
+    datasets = needs("datasets", "hub", "loading a data set")
     if isinstance(feature, datasets.Value):
         return feature.dtype in ("binary", "large_binary")
     return isinstance(feature, datasets.Image) or (isinstance(feature, dict) and "bytes" in feature)

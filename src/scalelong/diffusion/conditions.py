@@ -298,7 +298,7 @@ class PretrainedTextEncoder:
     @cached_property
     def loaded(self) -> tuple[Any, Any]:
         """The tokenizer and the model, of transformers."""
-        transformers = needs("transformers", "train", "encoding texts")
+        transformers = needs("transformers", "text", "encoding texts")
         try:
             local = {"local_files_only": True, "trust_remote_code": False}
             kind = transformers.AutoConfig.from_pretrained(self._model_folder, **local).model_type

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +16,9 @@ from torch import Tensor
 
 from ..data import ImageData, to_float
 from ..errors import AutoencoderError
-from ..files import at_home, cached_array, file_digest, in_words
+from ..files import at_home, cached_array, file_digest, in_words, read_json
+from ..models.call import foreign_failure
+from ..models.pretrained import require_buildable
 from ..optional import needs
 
 if TYPE_CHECKING:
@@ -45,6 +49,8 @@ class Autoencoder:
     @cached_property
     def model(self) -> Any:
         autoencoders = needs("diffusers.models.autoencoders.autoencoder_kl", "train", "encoding images")
+        described = read_json(self._model_folder / "config.json")
+        require_buildable(described if isinstance(described, dict) else {}, str(self._model_folder / "config.json"))
         try:
             model = autoencoders.AutoencoderKL.from_pretrained(
                 self._model_folder, local_files_only=True, use_safetensors=True
@@ -54,6 +60,21 @@ class Autoencoder:
                 f"the autoencoder in {self.folder} cannot be loaded ({in_words(error)}): check "
                 f"--autoencoder, or download it again"
             ) from error
+        missing = [name for name, value in model.state_dict(keep_vars=True).items() if value.is_meta]
+        if missing:  # diffusers leaves what its file lacks without memory
+            raise AutoencoderError(
+                f"the weights in {self.folder} lack {len(missing)} tensors of its autoencoder, such as {missing[0]}: "
+                f"check --autoencoder, or download it again"
+            )
+        for name, least in (("scaling_factor", 0.0), ("shift_factor", -math.inf)):
+            value = getattr(model.config, name, None)
+            optional = value is None and name == "shift_factor"
+            if not optional and (not isinstance(value, int | float) or not least < value < math.inf):
+                above = " above 0" if least == 0 else ""
+                raise AutoencoderError(
+                    f"{name} in {self._model_folder / 'config.json'} must be a finite number{above}, "
+                    f"got {str(value)[:60]!r}: correct it, or download the autoencoder again"
+                )
         return model.eval()
 
     @property
@@ -71,7 +92,8 @@ class Autoencoder:
 
         The scale of the configuration brings the latents near unit variance, which the noise process is made for.
         """
-        distribution = self.model.encode(images).latent_dist
+        with self._running(images):
+            distribution = self.model.encode(images).latent_dist
         mean, scale = (distribution.mean - self._shift) * self._scale, distribution.std * self._scale
         return torch.cat([mean, scale], dim=1)
 
@@ -79,7 +101,21 @@ class Autoencoder:
     def decode(self, latents: Tensor) -> Tensor:
         """Images, about [-1, 1]."""
         self.model.to(latents.device)
-        return self.model.decode(latents / self._scale + self._shift).sample
+        with self._running(latents):
+            return self.model.decode(latents / self._scale + self._shift).sample
+
+    @contextmanager
+    def _running(self, given: Tensor) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            failure = foreign_failure(error)
+            if failure is None:
+                raise
+            raise AutoencoderError(
+                f"the autoencoder in {self.folder} cannot run on a batch of {tuple(given.shape)}: {failure}. Was its "
+                f"config.json edited? Check --autoencoder, or download it again"
+            ) from error
 
     @property
     def _scale(self) -> float:

@@ -175,7 +175,7 @@ def sample(
 
 CACHE_OPTIONS: dict[str, Callable[[str], float]] = {"every": int, "depth": int, "centre": float, "power": float}
 _CACHE_SPELLING = (
-    "a cache is written as every=3,depth=1, or every=3,depth=1,centre=10,power=1.4 for full steps that are closer "
+    "write a cache as every=3,depth=1, or as every=3,depth=1,centre=10,power=1.4 for full steps that are closer "
     "around step 10, got {!r}"
 )
 

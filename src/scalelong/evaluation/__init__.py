@@ -4,6 +4,11 @@ scores       what a score is (SCORES), how it is computed, and when two may be c
 features     random convolutions, a classifier, Inception, your own extractor; statistics of the real images
 anchors      what real images and noise score with the same features, and which features can be trusted
 judge        from a run, a folder or a model in training to scores
+linear_classifiers   ridge and logistic regression over a grid of penalties
+parts        labelled images in three parts: to fit, to choose on, to test
+probe        linear probes over layers and noise levels, with their baselines; ddae: the published protocol
+probe_result what a probe found, as table, picture and JSON
+probe_run    the probe of a run
 """
 
 from ..errors import (
@@ -38,6 +43,21 @@ from .judge import (
     shows_colour_and_shape as shows_colour_and_shape,
     store as store,
     stored_scores as stored_scores,
+)
+from .linear_classifiers import (
+    CLASSIFIERS as CLASSIFIERS,
+    PENALTIES as PENALTIES,
+)
+from .probe import (
+    TIMES as TIMES,
+    linear_probe as linear_probe,
+)
+from .probe_result import (
+    LinearProbe as LinearProbe,
+    draw_probe as draw_probe,
+)
+from .probe_run import (
+    probe_run as probe_run,
 )
 from .scores import (
     SCORES as SCORES,

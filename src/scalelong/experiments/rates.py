@@ -7,23 +7,31 @@ A method is a scaling ("cs:0.7"), a start ("start:cs:0.7"), or a variant of the 
 of a run is left aside: a range is measured at constant rates, in short runs.
 """
 
-from collections.abc import Callable, Sequence
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import InvalidConfigError
+from ..files import digest, fitting, read_json
 from ..models.call import Denoiser
 from ..noise import losses
 from ..randomness import generator
-from ..runs.config import TrainConfig, flatten, to_dict
+from ..runs.config import TrainConfig, flatten, from_dict, to_dict
 from ..runs.model import build_model, example_forward, load_run_data
 from ..stability import Method, RateRange, RateRun, rate_range
-from ..stability.range import METHODS
-from .runs import Variant, as_variant
+from ..stability.many import Key, Work, kept_random_state
+from ..stability.range import METHODS, CarryOut, Task, checked_task
+from .engines import Engine
+from .runs import Variant, as_variant, slug
+from .sweeps import Drive
+from .units import RATE, Unit
 
 LEFT_ASIDE = ("checkpoints", "logging", "guard", "steps", "seed", "scaling", "optimizer.lr", "optimizer.warmup")
 LEFT_ASIDE += ("optimizer.decay", "optimizer.ema", "images.workers", "hardware")
@@ -85,36 +93,130 @@ def config_range(
     title: str = "",
     after: Callable[[RecipeTask, nn.Module, RateRun], object] | None = None,
     say: Callable[[str], None] | None = print,
+    engine: Engine | None = None,
+    runs_per_job: int | None = None,
 ) -> RateRange:
-    """`rate_range` of a configuration. Its own learning rate is "your rate"."""
-    if config.hardware.precision != "no" or config.images.autoencoder is not None:
-        raise InvalidConfigError(
-            "a range is measured in float32 and on images: give precision 'no' and no autoencoder, or call "
-            "scalelong.rate_range with a step function of your own"
-        )
-    listed = [_method(method, config) for method in methods]
-    task = RecipeTask(config)
-    example = example_forward(task.build(0), config, task.shape)
+    """`rate_range` of a configuration. Its own learning rate is "your rate".
+
+    With an engine, every run is a unit of a sweep in the folder `out`; `runs_per_job` of them go one after the other in
+    one process (default: one of each method). UnfinishedError if they are submitted only, or interrupted.
+    """
+    task, arguments = _recipe_task(config, methods)
     values = flatten(to_dict(config))
+    if engine is not None:
+        if out is None or after is not None:
+            raise InvalidConfigError("a range on an engine needs a folder, out=, and nothing to be called after runs")
+        engine.check()
+        spec = {
+            "config": to_dict(config),
+            "methods": [_text(method) for method in methods],
+            "steps": steps,
+            "warmup": warmup,
+            "reference_loss": arguments["reference_loss"],
+        }
+        arguments["carry_out"] = on_engine(engine, Path(out), spec, runs_per_job or len(methods))
     return rate_range(
         task.build,
         task.step,
         rates=rates,
-        methods=listed,
         seeds=seeds,
         steps=steps,
         warmup=warmup,
         your_rate=config.optimizer.lr or None,
-        optimizer=task.optimizer,
-        clip=config.optimizer.clip,
-        reference_loss=task.zero_loss(),
-        example_inputs=example,
         jobs=jobs,
         out=out,
         title=title,
         about={name: value for name, value in values.items() if not name.startswith(LEFT_ASIDE)},
         after=None if after is None else lambda model, run: after(task, model, run),
         say=say,
+        **arguments,
+    )
+
+
+def _recipe_task(config: TrainConfig, methods: Sequence[str | Variant | Method]) -> tuple[RecipeTask, dict[str, Any]]:
+    """The task of a configuration, and what `rate_range` and a worker are told about it alike."""
+    if config.hardware.precision != "no" or config.images.autoencoder is not None:
+        raise InvalidConfigError(
+            "a range is measured in float32 and on images: give precision 'no' and no autoencoder, or call "
+            "scalelong.rate_range with a step function of your own"
+        )
+    if config.optimizer.base_width is not None:
+        raise InvalidConfigError(
+            "a range is counted with one rate for all parameters, and μP has several: leave base_width out"
+        )
+    listed = [_method(method, config) for method in methods]
+    task = RecipeTask(config)
+    return task, {
+        "methods": listed,
+        "optimizer": task.optimizer,
+        "clip": config.optimizer.clip,
+        "reference_loss": task.zero_loss(),
+        "example_inputs": example_forward(task.build(0), config, task.shape),
+    }
+
+
+# On an engine: every run is a unit, which a worker carries out from what its job file says
+
+
+def on_engine(engine: Engine, folder: Path, spec: dict[str, Any], runs_per_job: int) -> CarryOut:
+    def carry_out(_: Work, waiting: list[Key], __: int) -> Iterator[RateRun]:
+        units = {unit_of(folder, key).name: unit_of(folder, key) for key in waiting}
+        for (method, rate, seed), unit in zip(waiting, units.values(), strict=True):
+            job = {"kind": RATE, "method": method, "rate": rate, "seed": seed, "range": spec, "command": sys.argv}
+            # A result of other settings is none.
+            if unit.result.exists() and not (unit.job.exists() and _same(unit.read(), job)):
+                unit.result.unlink()
+            unit.write(job)
+        found = [unit for unit in units.values() if unit.result.exists()]
+        yield from map(_result, found)
+        left = [unit for unit in units.values() if unit not in found]
+        if not left:
+            return
+        drive = Drive(engine, folder, threads=1, total=len(left), runs_per_job=runs_per_job)
+        for unit in drive.carry_out(left, lambda unit: unit.result.exists(), lambda _: ""):
+            yield _result(unit)
+
+    return carry_out
+
+
+def unit_of(folder: Path, key: Key) -> Unit:
+    method, rate, seed = key
+    short = slug(method)
+    told = short if short == method else f"{short[:80]}-{digest(method.encode())[:6]}"
+    return Unit(folder, f"rate-{rate:g}/{told}-seed{seed}")
+
+
+def _same(before: dict[str, Any], now: dict[str, Any]) -> bool:
+    names = ("method", "rate", "seed", "range")
+    old, new = ({**{name: job.get(name) for name in names}} for job in (before, json.loads(json.dumps(now))))
+    # More methods change nothing for the others.
+    old["range"], new["range"] = ({**(job["range"] or {}), "methods": None} for job in (old, new))
+    return old == new
+
+
+def _result(unit: Unit) -> RateRun:
+    return fitting(RateRun, read_json(unit.result))
+
+
+def task_of(spec: dict[str, Any]) -> Task:
+    """In a worker: what the job file says, ready to carry out any of its runs."""
+    config = from_dict(spec["config"])
+    task, arguments = _recipe_task(config, spec["methods"])
+    del arguments["reference_loss"]
+    # Rates and seeds are those of the jobs; one of each is enough to prepare.
+    made = checked_task(
+        task.build, task.step, rates=[1.0], seeds=1, steps=spec["steps"], warmup=spec["warmup"], **arguments
+    )
+    with kept_random_state():
+        return made.prepared(None, spec["reference_loss"])[0]
+
+
+def _text(method: str | Variant | Method) -> str:
+    if isinstance(method, str):
+        return method
+    raise InvalidConfigError(
+        f"the method {method.name!r} is Python code, which cannot be sent to an engine: write it as text, such as "
+        f"'cs:0.7' or 'unit gain: model_options.init_std=unit'"
     )
 
 

@@ -11,7 +11,15 @@ from statistics import fmean
 from typing import Any, BinaryIO
 
 from ..errors import CannotReadError, InvalidConfigError
-from ..files import parse_json, read_json as read_json_file, read_yaml, write_text
+from ..files import (
+    MOST_LINE,
+    parse_json,
+    read_fields,
+    read_json as read_json_file,
+    refuse_line,
+    require_regular,
+    write_text,
+)
 from ..stability.alarms import Oscillation, oscillation
 
 BASELINE = "none"
@@ -162,6 +170,7 @@ def _kept_lines(path: Path) -> Iterator[bytes]:
     """
     if not path.exists():
         return
+    require_regular(path)
     kinds: dict[object, _Kind] = {}
     with open(path, "rb") as file:
         if path.stat().st_size > LARGE:
@@ -190,6 +199,8 @@ def _sort_blocks(file: BinaryIO, kinds: dict[object, _Kind]) -> None:
             rest = block[cut:]
         else:
             rest += block
+            if len(rest) > MOST_LINE:
+                refuse_line(file.name)
     if rest:  # cut off by a kill, or without its end
         _sort_block(rest + b"\n", kinds)
 
@@ -244,6 +255,7 @@ def last_line(folder: Path, name: str) -> dict[str, Any] | None:
     path = Path(folder) / METRICS
     if not path.exists():
         return None
+    require_regular(path)
     with open(path, "rb") as file:
         file.seek(max(0, path.stat().st_size - 200_000))
         lines = file.read().splitlines()
@@ -423,10 +435,10 @@ def _config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
     if not path.exists():
         return {}
-    values = read_yaml(path)
-    if not isinstance(values, dict):
-        raise InvalidConfigError(f"{path} must hold fields such as 'steps: 1000', got {type(values).__name__}")
-    return _flat(values)
+    try:
+        return _flat(read_fields(path))
+    except CannotReadError as error:
+        raise InvalidConfigError(str(error)) from error
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,42 +1,34 @@
-"""The runs of a comparison: variants, plans, the probe batch, the recording, and a pool of processes."""
+"""The runs of a comparison: variants, plans, the probe batch, one run from its first step to its last."""
 
 import json
-import os
 import re
-import signal
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from ..diffusion.inputs import NoisyInputs
 from ..errors import (
     InvalidConfigError,
     NonFiniteError,
-    RunFailedError,
     RunFolderError,
     RunLockedError,
     ScaleLongError,
 )
-from ..files import digest, locked, make_folder, parse_json, write_text, writing
+from ..files import digest, locked, parse_json, write_text
 from ..runs.checkpoint import saved_steps
 from ..runs.config import TrainConfig, differences, flatten, from_dict, load_config, to_dict
-from ..runs.folder import COMMAND_VARIABLE, CONFIG, fingerprints, require_same_data, this_command
+from ..runs.folder import CONFIG, fingerprints, require_same_data
 from ..runs.load import Run
 from ..runs.model import RunData, build_model, load_run_data
 from ..scaling import as_scaling
 from ..stability.diagnosis import Diagnosis, diagnose
 from ..training import TrainState, train
-from ..training.loop import Interrupt
-from .records import DIAGNOSIS, DIVERGED, RunRecord, last_line, read_run, write_variant
+from .records import DIAGNOSIS, DIVERGED, RunRecord, read_run, write_variant
 
 # Exit codes of `python -m` modules
 
@@ -252,7 +244,8 @@ def _folder_names(names: Sequence[str]) -> dict[str, str]:
     for name in names:
         short = slug(name)
         taken = short.lower() in map(str.lower, found.values())
-        found[name] = short if not taken and _is_told(name, short) else f"{short[:100]}-{digest(name.encode())[:6]}"
+        whole = not taken and len(short) <= 200 and _is_told(name, short)
+        found[name] = short if whole else f"{short[:100]}-{digest(name.encode())[:6]}"
     return found
 
 
@@ -301,45 +294,9 @@ def _require_same_data(run: PlannedRun, known: dict[str, dict[str, str]]) -> Non
     require_same_data(run.folder, config, known[key])
 
 
-# Many runs on one machine: as many at a time as there are cores, each with its share of the threads.
+# One process at a time
 
 POLL_SECONDS = 0.5
-LINE_SECONDS = 15.0
-"""Seconds between lines of progress where the output is not a terminal."""
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def default_jobs(runs: int) -> int:
-    """Small networks do not use several cores well, so each core gets a run; an accelerator is not shared."""
-    return 1 if torch.cuda.is_available() else max(1, min(cores(), runs))
-
-
-def run_all(
-    runs: Sequence[PlannedRun], every: int, jobs: int | None = None, logs: Path | None = None, *, checked: bool = False
-) -> bool:
-    """Train the runs that are not finished. False if they were interrupted; all that was done is kept.
-
-    `checked` says that `require_same` was called before.
-    """
-    if not checked:
-        require_same(runs)
-    waiting = [run for run in runs if not run.finished]
-    jobs = default_jobs(len(waiting)) if jobs is None else jobs
-    if len(waiting) < len(runs):
-        print(f"{len(runs) - len(waiting)} of {len(runs)} runs are finished already", flush=True)
-    if jobs > 1:
-        return Pool(runs, every, jobs, logs or runs[0].folder.parent / "logs").work(waiting)
-    for number, run in enumerate(waiting, start=1):
-        print(f"[{number}/{len(waiting)}] {run.name}", flush=True)
-        wait_until_free(run.folder)
-        if not run_one(run, every):
-            return False
-    return True
-
-
 ORPHAN_SECONDS = 60.0
 """How long to wait for the runs of a comparison whose process was killed: they save what they have, and end."""
 
@@ -358,138 +315,3 @@ def wait_until_free(folder: Path) -> None:
                 print(f"{error}; waiting up to {ORPHAN_SECONDS:.0f} s", flush=True)
             told = True
             time.sleep(POLL_SECONDS)
-
-
-class Pool:
-    def __init__(self, runs: Sequence[PlannedRun], every: int, jobs: int, logs: Path) -> None:
-        self.runs, self.every, self.jobs, self.logs = runs, every, jobs, logs
-        self.active: dict[subprocess.Popen[str], PlannedRun] = {}
-        self.live = sys.stdout.isatty()
-        self.started = self.printed = time.monotonic()
-
-    def work(self, waiting: list[PlannedRun]) -> bool:
-        queue, stopping = list(waiting), False
-        make_folder(self.logs)
-        with Interrupt() as interrupt:
-            try:
-                while self.active or (queue and not stopping):
-                    while queue and not stopping and len(self.active) < self.jobs:
-                        self._start(queue.pop(0))
-                    if interrupt.requested and not stopping:
-                        stopping = True
-                        self._stop()
-                    stopping |= self._collect()
-                    self._report()
-                    time.sleep(POLL_SECONDS)
-            finally:
-                self._stop()
-                for process in self.active:
-                    process.wait()
-                    _hang_up(process)
-        self._report(final=True)
-        return not stopping
-
-    def _start(self, run: PlannedRun) -> None:
-        wait_until_free(run.folder)
-        threads = str(max(1, cores() // self.jobs))
-        # The process keeps the log open after it is closed here.
-        with writing(self.log(run)), open(self.log(run), "a", encoding="utf-8") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "scalelong.experiments.runs"],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                text=True,
-                env={
-                    **os.environ,
-                    "OMP_NUM_THREADS": threads,
-                    "MKL_NUM_THREADS": threads,
-                    COMMAND_VARIABLE: this_command() or "",
-                },
-            )
-        self.active[process] = run
-        given: dict[str, Any] = {
-            "method": run.method,
-            "changes": run.changes,
-            "folder": str(run.folder),
-            "every": self.every,
-            "config": to_dict(run.config),
-            "command": sys.argv,
-        }
-        assert process.stdin is not None
-        # The pipe stays open: when it closes because this process was killed, the run saves what it has and ends.
-        with suppress(BrokenPipeError):  # it died at once, and its log says why
-            process.stdin.write(json.dumps(given) + "\n")
-            process.stdin.flush()
-
-    def log(self, run: PlannedRun) -> Path:
-        return self.logs / f"{run.name}.txt"
-
-    def _collect(self) -> bool:
-        """Take note of processes that ended; True if one was interrupted."""
-        interrupted = False
-        for process in [process for process in self.active if process.poll() is not None]:
-            run = self.active.pop(process)
-            _hang_up(process)
-            if process.returncode == INTERRUPTED:
-                interrupted = True
-            elif process.returncode != 0:
-                tail = "\n".join(self.log(run).read_text(encoding="utf-8", errors="replace").splitlines()[-5:])
-                raise RunFailedError(f"{run.name} ended with code {process.returncode}, see {self.log(run)}:\n{tail}")
-        return interrupted
-
-    def _stop(self) -> None:
-        """Each run saves what it has and ends."""
-        for process in self.active:
-            process.terminate()
-
-    def _report(self, final: bool = False) -> None:
-        now = time.monotonic()
-        if not final and not self.live and now - self.printed < LINE_SECONDS:
-            return
-        self.printed = now
-        done = sum(run.finished for run in self.runs)
-        parts = [f"{done}/{len(self.runs)} runs", *(_state(run) for run in self.active.values())]
-        line = f"{now - self.started:4.0f} s  " + "   ".join(parts)
-        print(f"\r\x1b[K{line}" if self.live else line, end="\n" if final or not self.live else "", flush=True)
-
-
-def _hang_up(process: subprocess.Popen[str]) -> None:
-    assert process.stdin is not None
-    with suppress(BrokenPipeError):
-        process.stdin.close()
-
-
-def _state(run: PlannedRun) -> str:
-    # Only lines of the trainer itself have a loss; those of hooks and held-out losses come in between.
-    line = last_line(run.folder, "loss")
-    if line is None:
-        return f"{run.name} starting"
-    return f"{run.name} {line['step']}/{run.config.steps} loss {line['loss']:.3f}"
-
-
-# One run in a process of its own: `python -m scalelong.experiments.runs`, described on the standard input.
-
-INTERRUPTED = 130
-
-
-def main() -> int:
-    given = json.loads(sys.stdin.readline())
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    config = from_dict(given["config"])
-    run = PlannedRun(given["method"], config.seed, Path(given["folder"]), config, given["changes"])
-    # The run folder says how to go on: by the command that started all runs, not by that of this process.
-    sys.argv[:] = given["command"]
-    return exit_code(lambda: 0 if run_one(run, given["every"]) else INTERRUPTED)
-
-
-def _end_with_parent() -> None:
-    """Stop as by SIGTERM when whoever holds the other end of the standard input is gone."""
-    # The descriptor itself: a thread that waits in sys.stdin would hold its lock when Python ends.
-    while os.read(0, 1):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -209,7 +209,7 @@ A small diffusion model, for trying things out: sampling, evaluation, export, tu
 
 def push_to_hub(folder: str | Path, repository: str, *, private: bool = True) -> str:
     """Uploads a folder; the address of the commit. Who you are is what `huggingface-cli login` has stored."""
-    hub = needs("huggingface_hub", "train", "pushing to the hub")
+    hub = needs("huggingface_hub", "hub", "pushing to the hub")
     api = hub.HfApi()
     try:
         api.create_repo(repository, private=private, exist_ok=True)

@@ -8,8 +8,10 @@ disk_cache    results of pure functions
 """
 
 from .access import (
+    NOT_THE_FILE as NOT_THE_FILE,
     in_words as in_words,
     make_folder as make_folder,
+    of_the_system as of_the_system,
     refusal as refusal,
     require_file_place as require_file_place,
     require_folder_place as require_folder_place,
@@ -35,18 +37,22 @@ from .readers import (
     digest as digest,
     file_digest as file_digest,
     fitting as fitting,
+    misfit as misfit,
     parse_json as parse_json,
     read_bytes as read_bytes,
+    read_fields as read_fields,
     read_json as read_json,
     read_text as read_text,
     read_yaml as read_yaml,
     require_regular as require_regular,
 )
 from .whole import (
+    MOST_LINE as MOST_LINE,
     append_json_line as append_json_line,
     lines_from_the_end as lines_from_the_end,
     new_folder as new_folder,
     read_json_lines as read_json_lines,
+    refuse_line as refuse_line,
     remove_leftovers as remove_leftovers,
     sync as sync,
     write_bytes as write_bytes,

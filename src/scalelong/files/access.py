@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,6 +58,9 @@ _REASONS = {
 }
 
 
+NOT_THE_FILE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.ETIMEDOUT, errno.ENOSPC, errno.EDQUOT}
+"""What the machine lacks is no damage of a file: to go on without it would be silent and wrong."""
+
 _VERBS: dict[type[FileAccessError], str] = {CannotReadError: "read", CannotWriteError: "written"}
 
 
@@ -76,8 +80,22 @@ def refusal(
     return named
 
 
+_OF_C = re.compile(r"(?:\bfile <(?P<path>[^>]*)>.*\(|\(os error )(?P<number>\d+)\)\s*$", re.DOTALL)
+
+
+def of_the_system(error: Exception) -> OSError | None:
+    """The system's refusal in an error of torch's C++ or safetensors' Rust, which put its number into their text."""
+    if isinstance(error, OSError):
+        return error
+    known = type(error).__name__ in ("RuntimeError", "SafetensorError", "AcceleratorError")
+    found = _OF_C.search(str(error)) if known else None
+    number = int(found["number"]) if found else 0
+    return OSError(number, os.strerror(number), found["path"]) if found and number in _REASONS else None
+
+
 def in_words(error: Exception) -> str:
     """What an error says about a file, for people. Python's own words are for those who wrote the program."""
+    error = of_the_system(error) or error
     match error:
         case OSError() if error.errno in _REASONS:
             return _REASONS[error.errno][0]

@@ -10,6 +10,8 @@ import os
 import stat
 import types
 import typing
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast, get_args, get_origin, get_type_hints
 
@@ -48,8 +50,9 @@ def require_regular(path: StrPath, most: int | None = None) -> int:
 
 def read_bytes(path: StrPath, most: int | None = None) -> bytes:
     """A regular file of at most `most` bytes, or what the shell hands over as /dev/stdin or /dev/fd/N."""
-    if not str(path).startswith(("/dev/stdin", "/dev/fd/", "/proc/self/fd/")):
-        require_regular(path, most)
+    handed = str(path).startswith(("/dev/stdin", "/dev/fd/", "/proc/self/fd/"))
+    if not handed and require_regular(path, most) == 0:  # some files of /proc say 0, and block whoever reads them
+        return b""
     with reading(path), open(path, "rb") as file:
         return file.read() if most is None else file.read(most)
 
@@ -100,6 +103,32 @@ def fitting(kind: type[Made], values: Any) -> Made:
         elif not _fits(values[name], hints[name]):
             raise ValueError(f"its entry {name!r} cannot be {str(values[name])[:60]!r}")
     return kind(**values)
+
+
+def misfit(function: Any, values: Mapping[str, Any]) -> str | None:
+    """Of arguments from a file, the first whose type is not what a function asks for, in words; None if all fit.
+
+    Libraries are not exact about types. This explains why something failed, and must not refuse what works.
+    """
+    try:
+        hints = get_type_hints(function)
+    except (NameError, TypeError, AttributeError):
+        return None
+    for name, value in values.items():
+        with suppress(TypeError):  # a hint that is not for looking at values
+            if name in hints and not _fits(value, _any_length(hints[name])):
+                return f"its entry {name!r} cannot be {str(value)[:60]!r}"
+    return None
+
+
+def _any_length(hint: Any) -> Any:
+    """Others write tuple[int] for a tuple of any length."""
+    inner = get_args(hint)
+    if get_origin(hint) is tuple and Ellipsis not in inner:
+        return tuple[inner[0], ...] if len(set(inner)) == 1 else hint
+    if get_origin(hint) in (typing.Union, types.UnionType):
+        return typing.Union[tuple(_any_length(part) for part in inner)]  # noqa: UP007
+    return hint
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -161,8 +190,20 @@ def read_yaml(path: StrPath) -> Any:
         finally:
             loader.dispose()
     except (yaml.YAMLError, ValueError) as error:
-        said = " ".join(str(error).split())
+        said = " ".join(str(error).split()).replace(
+            "found unhashable key", "a list or a mapping stands where a name must"
+        )
         raise CannotReadError(f"{path} is not valid YAML ({said}): correct it") from error
+
+
+def read_fields(path: StrPath) -> dict[str, Any]:
+    """A YAML file of named values, such as config.yaml."""
+    values = read_yaml(path)
+    if values is None:
+        raise CannotReadError(f"{path} is empty: write fields such as 'steps: 1000' into it, or restore it from a copy")
+    if not isinstance(values, dict):
+        raise CannotReadError(f"{path} must hold fields such as 'steps: 1000', and it holds {str(values)[:60]!r}")
+    return values
 
 
 def _require_shallow(yaml: Any, loader: Any, text: str) -> None:

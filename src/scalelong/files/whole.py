@@ -20,15 +20,16 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 from ..errors import (
+    CannotReadError,
     CannotWriteError,
     FolderInUseError,
 )
-from .access import StrPath, writing
+from .access import StrPath, reading, writing
 from .locks import exclusive
-from .readers import parse_json, read_bytes
+from .readers import parse_json, require_regular
 
 if TYPE_CHECKING:
     pass
@@ -111,12 +112,14 @@ def new_folder(target: StrPath) -> Iterator[Path]:
     An empty folder may be there already; folders above it are made.
     """
     target = Path(target)
-    temporary = part_beside(target)
+    if not target.name:  # ".", which has no name that a folder beside it could take
+        target = target.absolute()
     with writing(target):
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise FolderInUseError(
                 f"{target} exists already and is not an empty folder: choose another place, or move it away"
             )
+        temporary = part_beside(target)
         target.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(target.parent)
         temporary.mkdir()
@@ -217,6 +220,15 @@ def _is_stream(path: Path) -> bool:
 # JSON lines: one object per line
 
 BLOCK = 1 << 16
+MOST_LINE = 1 << 24
+"""Bytes of a line; ours have hundreds. One without an end (a sparse file, a damaged disk) would fill the memory."""
+
+
+def refuse_line(path: StrPath) -> NoReturn:
+    raise CannotReadError(
+        f"{path} has a line of more than {MOST_LINE >> 20} MB, which nothing here writes: restore it from a copy, or "
+        f"remove that line"
+    )
 
 
 def append_json_line(path: StrPath, value: Mapping[str, Any]) -> None:
@@ -247,11 +259,15 @@ def write_json_lines(path: StrPath, rows: Iterable[Mapping[str, Any]]) -> None:
 def read_json_lines(path: StrPath) -> list[dict[str, Any]]:
     """The objects of a file. A line that a kill cut off, or that is no object, is left out."""
     found = []
-    # At line ends alone: `splitlines` would also cut at those that may stand inside a text.
-    for line in read_bytes(path).split(b"\n"):
-        with suppress(ValueError):
-            value = parse_json(line)
-            found += [value] if isinstance(value, dict) else []
+    if require_regular(path) == 0:
+        return found
+    with reading(path), open(path, "rb") as file:
+        while line := file.readline(MOST_LINE + 1):
+            if len(line) > MOST_LINE:
+                refuse_line(path)
+            with suppress(ValueError):
+                value = parse_json(line)
+                found += [value] if isinstance(value, dict) else []
     return found
 
 
@@ -270,3 +286,5 @@ def lines_from_the_end(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
             yield end, line
             end -= len(line)
         rest = lines[0] if position > 0 else b""
+        if len(rest) > MOST_LINE:
+            refuse_line(file.name)

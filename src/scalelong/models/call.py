@@ -12,6 +12,8 @@ are the tokens of a text.
 """
 
 import inspect
+import os
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -20,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..errors import InvalidConfigError, InvalidInputError, ScaleLongError
+from ..errors import InvalidConfigError, InvalidInputError, ScaleLongError, lacks_memory
 
 LABEL_ARGUMENTS = ("y", "class_labels", "labels")
 """Names under which networks take labels."""
@@ -57,7 +59,17 @@ class Denoiser:
         return {name: condition}
 
     def __call__(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> Tensor:
-        output = first_tensor(self.call(x, t, **self.keywords(condition)))
+        keywords = self.keywords(condition)
+        try:
+            output = first_tensor(self.call(x, t, **keywords))
+        except Exception as error:
+            failure = foreign_failure(error)
+            if failure is None:
+                raise
+            raise InvalidConfigError(
+                f"{self.name} was built, and cannot run on images of {tuple(x.shape[1:])}: {failure}. Change its "
+                f"options (--model-options, or its config.json), or take another --model"
+            ) from error
         if output is None or output.shape != x.shape:
             found = "no tensor and no `.sample`" if output is None else tuple(output.shape)
             raise InvalidConfigError(
@@ -69,6 +81,26 @@ class Denoiser:
     def given(self, condition: Tensor | None) -> Callable[[Tensor, Tensor], Tensor]:
         """The network with its condition, as a function of x_t and t."""
         return lambda x, t: self(x, t, condition)
+
+
+def foreign_failure(error: Exception) -> str | None:
+    """The line of another's network that failed, and what it says; None for any other failure.
+
+    A network may be built from options that do not fit each other or the images, and fail when it runs. Our own faults,
+    memory that does not suffice, and other processes that are gone have other remedies.
+    """
+    if isinstance(error, ScaleLongError) or lacks_memory(error) or type(error).__name__.startswith("Dist"):
+        return None
+    stack = list(traceback.walk_tb(error.__traceback__))
+    owners = [str(frame.f_globals.get("__name__")).partition(".")[0] for frame, _ in stack]
+    ours = __name__.partition(".")[0]
+    # The innermost that is neither torch's nor ours wrote the call that failed.
+    place = max((i for i, owner in enumerate(owners) if owner not in ("torch", ours)), default=-1)
+    if place < 0 or ours in owners[place:]:
+        return None
+    frame, line = stack[place]
+    said = " ".join(str(error).split())[:300]
+    return f"line {line} of {os.path.basename(frame.f_code.co_filename)} raises {type(error).__name__}: {said}"
 
 
 def call_arguments(model: nn.Module, x: Tensor, t: Tensor, condition: Tensor | None = None) -> dict[str, Tensor]:

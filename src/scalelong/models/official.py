@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CannotReadError, InvalidConfigError, ScalingMismatchError
-from ..files import require_regular
+from ..files import NOT_THE_FILE, refusal, require_regular
 from ..skips.record import without_records
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def arguments_of(weights: Mapping[str, Tensor], heads: int | None = None) -> dic
     if missing:
         raise InvalidConfigError(
             f"these are no weights of the authors' U-ViT: {', '.join(missing)} is missing; found "
-            f"{', '.join(sorted(weights)[:4])} ..."
+            f"{', '.join(sorted(weights)[:4])} ... Give a checkpoint of theirs (nnet_ema.pth), or the folder of a run"
         )
     dim, channels, patch, _ = weights["patch_embed.proj.weight"].shape
     classes = len(weights["label_emb.weight"]) if "label_emb.weight" in weights else None
@@ -142,7 +142,7 @@ def official_scaling(weights: Mapping[str, Tensor]) -> str:
 
 def load_official_(model: "UViT", weights: Mapping[str, Tensor] | str | PathLike[str]) -> None:
     """Load the authors' weights. Every one must find its place, and none of ours may be left out."""
-    state: Mapping[str, Tensor] = weights if isinstance(weights, Mapping) else _read(weights)
+    state: Mapping[str, Tensor] = weights if isinstance(weights, Mapping) else read_weights(weights)
     translated = {official_name(name, model.depth // 2): value for name, value in state.items()}
     with without_records():
         expected = model.state_dict()
@@ -172,12 +172,21 @@ def load_official_(model: "UViT", weights: Mapping[str, Tensor] | str | PathLike
         model.load_state_dict(translated)
 
 
-def _read(path: str | PathLike[str]) -> dict[str, Tensor]:
-    """The state dict of a file, read without running code."""
+def read_weights(path: str | PathLike[str]) -> dict[str, Tensor]:
+    """The state dict of a file of torch or safetensors, read without running code."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    damage = (pickle.UnpicklingError, RuntimeError, ValueError, KeyError, TypeError, EOFError, AttributeError)
     try:
         require_regular(path)
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, ValueError, KeyError, TypeError, EOFError, AttributeError) as error:
+        safe = str(path).endswith(".safetensors")
+        found = load_file(path) if safe else torch.load(path, map_location="cpu", weights_only=True)
+    except (*damage, IndexError, AssertionError, SafetensorError, OSError) as error:
+        if isinstance(error, CannotReadError):
+            raise
+        if isinstance(error, OSError) and error.errno in NOT_THE_FILE:
+            raise refusal(error, path, CannotReadError) or error from error
         raise CannotReadError(
             f"{path} is no file of weights, or holds more than weights only, which may be code and is not "
             f"read: download it again"

@@ -7,7 +7,7 @@ diffusers reads the weights. The scaling is read from the tensor beside them (`s
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from ..errors import ScaleLongError, ScalingMismatchError, UnsupportedModelError
+from ..errors import InvalidConfigError, ScaleLongError, ScalingMismatchError, UnsupportedModelError
 from ..files import read_json
 from ..optional import needs
 from ..scaling import as_scaling
@@ -60,6 +60,7 @@ def from_pretrained(path: str | PathLike[str], **options: Any) -> Any:
     name = said.get("_class_name") if isinstance(said, dict) else None
     if name == UViT.__name__:
         return UViT.from_pretrained(inner)
+    require_buildable(said if isinstance(said, dict) else {}, str(inner / "config.json"))
     kind = getattr(_diffusers(), name, None) if isinstance(name, str) else None
     if kind is None:
         raise UnsupportedModelError(
@@ -69,6 +70,18 @@ def from_pretrained(path: str | PathLike[str], **options: Any) -> Any:
         model = kind.from_pretrained(folder, **options)
     _restore(model, inner)
     return model
+
+
+MOST_DEPTH, MOST_WIDTH = 1000, 1_000_000
+
+
+def require_buildable(options: Mapping[str, Any], source: str) -> None:
+    """Refuse what would be built block by block until the memory is full."""
+    for name, value in options.items():
+        most = MOST_DEPTH if name in ("depth", "layers_per_block", "transformer_layers_per_block") else MOST_WIDTH
+        for number in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(number, int) and abs(number) > most:
+                raise InvalidConfigError(f"{source}: {name} may be at most {most}, got {str(number)[:40]}")
 
 
 @contextmanager

@@ -11,7 +11,7 @@ stand, in this order: tokens, blocks and merges, starts, and the network.
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from os import PathLike
 from pathlib import Path
@@ -30,6 +30,7 @@ from ..skips.host import NativeHost
 from .cpu import fused_block, gated_addition, is_ordinary, is_small, is_untouched, merge_features
 from .official import load_official_, official_arguments
 from .presets import preset_arguments
+from .self_conditioning import SelfConditioning, modulated, require_self_conditioning, saved_kind
 
 # Tokens
 
@@ -91,6 +92,9 @@ def unpatchify(tokens: Tensor, grid: tuple[int, int], patch_size: int, channels:
 # Blocks, and the merge of a long skip into the main path
 
 
+Norm = Callable[[Tensor], Tensor]
+
+
 class Attention(nn.Module):
     def __init__(self, dim: int, heads: int, qkv_bias: bool, norm: bool = False) -> None:
         super().__init__()
@@ -100,7 +104,7 @@ class Attention(nn.Module):
         self.query_norm = nn.LayerNorm(dim // heads) if norm else None
         self.key_norm = nn.LayerNorm(dim // heads) if norm else None
 
-    def forward(self, x: Tensor, norm: nn.LayerNorm) -> Tensor:
+    def forward(self, x: Tensor, norm: Norm) -> Tensor:
         batch, length, dim = x.shape
         qkv = self.qkv(norm(x)).view(batch, length, 3, self.heads, dim // self.heads).permute(2, 0, 3, 1, 4)
         q, k, v = qkv.unbind(0)
@@ -116,7 +120,7 @@ class MLP(nn.Module):
         self.expand = nn.Linear(dim, hidden)
         self.reduce = nn.Linear(hidden, dim)
 
-    def forward(self, x: Tensor, norm: nn.LayerNorm) -> Tensor:
+    def forward(self, x: Tensor, norm: Norm) -> Tensor:
         return self.reduce(F.gelu(self.expand(norm(x))))
 
 
@@ -196,11 +200,18 @@ class Block(nn.Module):
         self.mlp_residual = ResidualBranch(residual_scaling)
 
     def forward(
-        self, x: Tensor, skip: Tensor | None = None, factors: Constants = UNSCALED, gate: Tensor | None = None
+        self,
+        x: Tensor,
+        skip: Tensor | None = None,
+        factors: Constants = UNSCALED,
+        gate: Tensor | None = None,
+        modulation: Tensor | None = None,
     ) -> Tensor:
+        """x and skip: (B, L, D); modulation: (B, 4D), scale and shift of both norms (`SelfConditioning`)."""
         merge = None if skip is None else self._modules.get("merge")
-        # Another class than this (FSDP2 makes one of its own) may look at what goes in and comes out.
-        fused = self._fused() if type(self) is Block and is_ordinary(x) else None
+        # Another class than this (FSDP2 makes one of its own) may look at what goes in and comes out. Fused blocks have
+        # one gain for all images, so a modulated one calls its layers.
+        fused = self._fused() if modulation is None and type(self) is Block and is_ordinary(x) else None
         if (
             merge is not None
             and fused is not None
@@ -213,8 +224,13 @@ class Block(nn.Module):
             x = merge(x, skip, factors, gate)
         if fused is not None:
             return fused_block(x, None, UNSCALED, {}, *fused)
-        x = self.attention_residual(x, self.attention(x, self.attention_norm))
-        return self.mlp_residual(x, self.mlp(x, self.mlp_norm))
+        first: Norm = self.attention_norm
+        second: Norm = self.mlp_norm
+        if modulation is not None:
+            scale, shift, mlp_scale, mlp_shift = modulation.chunk(4, dim=-1)
+            first, second = modulated(first, scale, shift), modulated(second, mlp_scale, mlp_shift)
+        x = self.attention_residual(x, self.attention(x, first))
+        return self.mlp_residual(x, self.mlp(x, second))
 
     def _fused(self) -> tuple[Any, ...] | None:
         """The arguments of `fused_block` for this block; None if anybody looks at a part of it, or exchanged one.
@@ -324,6 +340,9 @@ class UViT(nn.Module):
     `scaling` is any long-skip scaling (a configuration or a shorthand), `residual_scaling` one of Table 3's baselines.
     `qk_norm` puts LayerNorm on queries and keys, head by head; `merge_norm` on both inputs of every merge. Either is
     another network: weights that were trained without it do not load.
+    `self_conditioning="middle"` lets the middle's features modulate the decoder's norms, "time" is its control, which
+    sees the time alone (`SelfConditioning`). Either begins as the plain network and loads its weights.
+    `self_conditioning_rank` is the width of a bottleneck in front, for fewer parameters.
     """
 
     def __init__(
@@ -349,6 +368,8 @@ class UViT(nn.Module):
         residual_scaling: ResidualSpec = "none",
         qk_norm: bool = False,
         merge_norm: bool = False,
+        self_conditioning: str = "none",
+        self_conditioning_rank: int | None = None,
         interpolate_positions: bool = False,
         checkpointing: bool = False,
     ) -> None:
@@ -360,12 +381,15 @@ class UViT(nn.Module):
         require_merge_start(merge_start)
         require_final_start(final_start)
         _require_switches(qk_norm=qk_norm, merge_norm=merge_norm)
+        require_self_conditioning(self_conditioning, self_conditioning_rank, dim)
         self.image_size, self.patch_size, self.channels = size, patch_size, channels
         self.dim, self.depth, self.heads = dim, depth, heads
         self.classes, self.context_dim, self.context_length = classes, context_dim, context_length
         self.interpolate_positions, self.checkpointing = interpolate_positions, checkpointing
         self.mlp_ratio, self.qkv_bias, self.time_mlp = mlp_ratio, qkv_bias, time_mlp
         self.residual_scaling, self.qk_norm, self.merge_norm = residual_scaling, qk_norm, merge_norm
+        self.init_std = init_std
+        self.self_conditioning, self.self_conditioning_rank = self_conditioning, self_conditioning_rank
         norms = {"qk_norm": qk_norm, "merge_norm": merge_norm}
 
         def blocks(count: int, merges: bool) -> nn.ModuleList:
@@ -395,6 +419,12 @@ class UViT(nn.Module):
         self.skip_scaling: SkipScaling = as_scaling(scaling).build(self.skip_sites())
         for i in range(1, depth // 2 + 1):
             self._merge(i).start(merge_start, self.skip_scaling.constants(i) or UNSCALED)
+        # Last of all: what it draws changes no other weight.
+        self.modulation = (
+            SelfConditioning(self_conditioning, dim, depth // 2, self_conditioning_rank)
+            if self_conditioning != "none"
+            else None
+        )
         NativeHost(self).write_record()
 
     def skip_sites(self) -> tuple[SkipSite, ...]:
@@ -434,6 +464,8 @@ class UViT(nn.Module):
             "residual_scaling": self.residual_scaling,
             "qk_norm": self.qk_norm,
             "merge_norm": self.merge_norm,
+            "self_conditioning": self.self_conditioning,
+            "self_conditioning_rank": self.self_conditioning_rank,
             "interpolate_positions": self.interpolate_positions,
         }
 
@@ -502,10 +534,11 @@ class UViT(nn.Module):
             x = self._run(block, x)
             skips.append(x)
         x = self._run(self.middle, x)
+        modulations = self._modulations(x, t)
         for position, block in enumerate(self.decoder):
             index = len(self.decoder) - position
             skip = self._merge(index).norm_skip(skips.pop()) if self.merge_norm else skips.pop()
-            x = self._run(block, x, *self.skip_scaling.prepare(skip, index))
+            x = self._run(block, x, *self.skip_scaling.prepare(skip, index), *modulations[position : position + 1])
         x = self.to_patches(self.norm(x)[:, self.extra_tokens :])
         return self.final_conv(unpatchify(x, grid, self.patch_size, self.channels))
 
@@ -521,18 +554,49 @@ class UViT(nn.Module):
             return checkpoint(block, *inputs, use_reentrant=False)  # pyright: ignore[reportReturnType]
         return block(*inputs)
 
+    def _modulations(self, middle: Tensor, t: Tensor) -> list[Tensor]:
+        """One for each decoder block; empty without self-conditioning."""
+        if self.modulation is None:
+            return []
+        if self.self_conditioning == "time":
+            return self.modulation(self._sinusoid(middle, t))
+        return self.modulation(middle[:, self.extra_tokens :].mean(dim=1))
+
+    def _sinusoid(self, x: Tensor, t: Tensor) -> Tensor:
+        """(B, D), in the type of the weights."""
+        if not isinstance(t, Tensor) or t.shape != x.shape[:1] or t.device != x.device:
+            t = torch.as_tensor(t, device=x.device).expand(x.shape[0])
+        return timestep_embedding(t, self.dim).to(self.position_embedding.weight.dtype)
+
     def _embed(self, x: Tensor, t: Tensor, y: Tensor | None, context: Tensor | None) -> Tensor:
         """Tokens in the order class, time, context, patches."""
         patches = self.patch_embedding(x).flatten(2).transpose(1, 2)
-        if not isinstance(t, Tensor) or t.shape != x.shape[:1] or t.device != x.device:
-            t = torch.as_tensor(t, device=x.device).expand(x.shape[0])
-        time = timestep_embedding(t, self.dim).to(self.position_embedding.weight.dtype)
-        tokens = [self.time_embedding(time).unsqueeze(1)]
+        tokens = [self.time_embedding(self._sinusoid(x, t)).unsqueeze(1)]
         if self.class_embedding is not None:
             tokens.insert(0, self.class_embedding(y).unsqueeze(1))
         if self.context_embedding is not None:
             tokens.append(self.context_embedding(context))
         return torch.cat([*tokens, patches], dim=1)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        kind = saved_kind(state_dict, f"{prefix}modulation.")
+        if kind is not None and self.modulation is None:
+            error_msgs.append(
+                f"the weights were trained with self_conditioning={kind!r}, and this network has none: build it with "
+                f"UViT(..., self_conditioning={kind!r})"
+            )
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
 
     def _check(self, x: Tensor, y: Tensor | None, context: Tensor | None) -> tuple[int, int]:
         if x.dim() != 4 or x.shape[1] != self.channels:

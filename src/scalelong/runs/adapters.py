@@ -16,7 +16,7 @@ def add_adapters_(model: nn.Module, rank: int, seed: int) -> None:
 
     They begin as zero. Class embeddings are trained as they are: new classes have nothing else to learn in.
     """
-    peft = needs("peft", "train", "LoRA (--lora)")
+    peft = needs("peft", "lora", "LoRA (--lora)")
     names = [
         name
         for name, layer in model.named_modules()

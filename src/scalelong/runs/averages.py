@@ -286,7 +286,9 @@ def snapshot_steps(folder: Path, run: str | None) -> list[int]:
             if entry["run"] != run:
                 raise CheckpointError(f"{path} belongs to another run; move it away")
         except (OSError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{path} cannot be read: {error}; remove its entry in {folder / MANIFEST}") from error
+            raise CheckpointError(
+                f"{path} cannot be read ({in_words(error)}); remove its entry in {folder / MANIFEST}"
+            ) from error
         found.append(_step_of(name))
     return found
 
@@ -297,8 +299,10 @@ def _read_snapshot(folder: Path, step: int) -> dict[str, dict[str, Tensor]]:
 
     try:
         return by_length(load_file(snapshot_file(folder, step)))
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{snapshot_file(folder, step)} cannot be read: {error}") from error
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise CheckpointError(
+            f"{snapshot_file(folder, step)} cannot be read ({in_words(error)}); restore it from a copy"
+        ) from error
 
 
 def by_length(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:

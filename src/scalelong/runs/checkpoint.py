@@ -26,13 +26,15 @@ import torch
 from torch import Tensor
 
 from .._version import __version__
-from ..errors import CheckpointError
+from ..errors import CannotReadError, CheckpointError
 from ..files import (
     MOST_TEXT,
+    NOT_THE_FILE,
     file_digest,
     in_words,
     parse_json,
     read_json,
+    refusal,
     remove_leftovers,
     require_regular,
     sync,
@@ -163,9 +165,13 @@ def verify(path: Path) -> dict[str, Any]:
                 raise CheckpointError(
                     f"{path / name} does not match the checksum of its manifest; restore it from a copy"
                 )
-    except PermissionError as error:
+    except OSError as error:
+        if error.errno in NOT_THE_FILE:  # not damaged: to fall back to an older one would lose steps
+            raise refusal(error, path, CannotReadError) or error from error
+        if not isinstance(error, PermissionError):
+            raise CheckpointError(f"{path} is incomplete ({in_words(error)}); restore it from a copy") from error
         raise CheckpointError(f"{path} is not readable for this user: change its permissions") from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} is incomplete ({in_words(error)}); restore it from a copy") from error
     return manifest
 

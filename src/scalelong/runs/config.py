@@ -11,7 +11,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ..diffusion.solvers import SAMPLERS, require_sampler
 from ..errors import CannotReadError, InvalidConfigError
-from ..files import read_yaml
+from ..files import read_fields
+from ..mup import require_output_start
 from ..noise import NoiseProcess, Prediction, Schedule, Weighting, require_prediction
 from ..optional import needs
 from ..scaling import as_scaling
@@ -21,6 +22,8 @@ Decay = Literal["constant", "linear", "cosine", "polynomial", "cosine_with_resta
 Optimizer = Literal[
     "adamw", "adam", "sgd", "rmsprop", "radam", "nadam", "adamax", "adagrad", "adafactor", "schedule-free"
 ]
+ADAMS = ("adamw", "adam", "radam", "nadam", "adamax")
+"""Those whose update has the size of the rate, whatever the gradient."""
 Precision = Literal["no", "bf16", "fp16"]
 Condition = Literal["none", "class", "text"]
 OnCollapse = Literal["stop", "rollback", "ignore"]
@@ -155,6 +158,12 @@ class OptimizerConfig:
     """Step at which the decay reaches zero; None takes `steps`."""
     clip: float | None = None
     """Largest gradient norm."""
+    base_width: int | None = None
+    """The width at which lr was tuned: μP takes it to the width of the network, so that it serves there as well
+    (docs/mup.md). None is the standard parametrisation; so is the network's own width."""
+    output_start: str = "strict"
+    """With base_width, how the output layer starts: strict (1/√m, m = width / base_width), unit (as drawn), zero, or a
+    number, that many times strict."""
     ema_rate: float = 0.9999
     ema_warmup: bool = True
     """Begin with a shorter average, min(ema_rate, (1 + step) / (10 + step)), so that the random start is forgotten: of
@@ -176,12 +185,29 @@ class OptimizerConfig:
             require_choice("decay", self.decay, Decay)
         if ":" not in self.optimizer:
             require_choice("optimizer", self.optimizer, Optimizer)
+        require_at_least(1, base_width=self.base_width)
+        require_output_start(self.output_start)
+        if self.base_width is not None:
+            self._require_adam()
         simple = self.decay in ("constant", "linear", "cosine")
         require(not (simple and self.decay_options), f"--decay {self.decay} takes no --decay-options")
         if self.ema_length is not None:
             AverageLength.parse(self.ema_length)
         names = [str(AverageLength.parse(length, "--ema-lengths")) for length in self.ema_lengths]
         require(len(set(names)) == len(names), f"--ema-lengths names a length twice: {', '.join(names)}")
+
+    def _require_adam(self) -> None:
+        """The rule of μP depends on the optimiser, and the one that is known here is Adam's."""
+        require(
+            self.optimizer in ADAMS,
+            f"--base-width scales rates by Adam's rule, which does not hold for --optimizer {self.optimizer}: take "
+            f"one of {', '.join(ADAMS)}, or leave --base-width out",
+        )
+        require(
+            self.optimizer == "adamw" or self.weight_decay == 0,
+            f"--base-width scales the decay of weights by AdamW's rule; --optimizer {self.optimizer} adds it to the "
+            f"gradient: give --weight-decay 0, or take adamw",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,6 +349,10 @@ class TrainConfig:
         require(self.budget is None or seconds_of(self.budget) > 0, "--budget must be above zero")
         as_scaling(self.scaling)
         require_at_least(0, lora=self.lora)
+        require(
+            not self.lora or self.optimizer.base_width is None,
+            "--base-width is for networks that are trained whole: leave it or --lora out",
+        )
         require(self.start_from != "", "--from must name weights, got an empty text")
         require(
             not self.lora or self.start_from is not None, "--lora adapts weights that exist: say which, with --from"
@@ -399,6 +429,8 @@ ADDED: dict[str, Any] = {
     "optimizer.optimizer": "adamw",
     "optimizer.ema_length": None,
     "optimizer.ema_lengths": [],
+    "optimizer.base_width": None,
+    "optimizer.output_start": "strict",
     "diffusion.loss_weighting": "none",
     "diffusion.min_snr_gamma": 5.0,
 }
@@ -436,11 +468,9 @@ def load_config(path: str | PathLike[str], base: TrainConfig | None = None) -> T
     if not str(path) or not Path(path).exists():
         raise InvalidConfigError(f"there is no configuration file {str(path)!r}: give --config the path of a YAML file")
     try:
-        values = read_yaml(path)
+        values = read_fields(path)
     except CannotReadError as error:
         raise InvalidConfigError(str(error)) from error
-    if not isinstance(values, dict):
-        raise InvalidConfigError(f"{path} must hold fields such as 'steps: 1000', got {type(values).__name__}")
     try:
         return from_dict(values, base)
     except InvalidConfigError as error:
@@ -486,6 +516,10 @@ def _update(base: Any, values: dict[str, Any], prefix: str) -> Any:
     return dataclasses.replace(base, **changes)
 
 
+NUMBERS_TOO = ("optimizer.output_start",)
+"""Texts that may be a number, which YAML reads as one."""
+
+
 def _convert(value: Any, hint: Any, name: str) -> Any:
     """The value as the type that the field asks for; YAML knows no tuples and reads 1e-4 as a string."""
     origin, options = get_origin(hint), get_args(hint)
@@ -512,6 +546,8 @@ def _convert(value: Any, hint: Any, name: str) -> Any:
             pass
     elif hint in (int, bool, str) and type(value) is hint:
         return value
+    elif name in NUMBERS_TOO and isinstance(value, int | float) and not isinstance(value, bool):
+        return f"{value:g}"
     wanted = " or ".join(map(repr, options)) if origin is Literal else getattr(hint, "__name__", str(hint))
     raise InvalidConfigError(f"{name} must be {wanted}, got {value!r}")
 

@@ -19,8 +19,9 @@ import torch
 from .._version import __version__
 from ..data import ImageData
 from ..diffusion.conditions import words_of
-from ..errors import CannotReadError, RunFolderError
+from ..errors import CannotReadError, FileAccessError, RunFolderError
 from ..files import (
+    NOT_THE_FILE,
     append_json_line,
     forget_lock,
     in_words,
@@ -147,6 +148,8 @@ class RunFolder:
                 return run_of(self.checkpoints)
             return str(read_json(self.path / RUN)["id"])
         except (OSError, ValueError, KeyError, TypeError) as error:
+            if isinstance(error, FileAccessError) and error.errno in NOT_THE_FILE:
+                raise
             raise RunFolderError(
                 f"{self.path / RUN} cannot be read ({in_words(error)}): restore it, or remove it to take "
                 f"the id that all "

@@ -198,6 +198,7 @@ def _other_average(
     run: RunFolder, step: int, length: AverageLength, kept: dict[str, dict[str, Tensor]], log: Log
 ) -> tuple[dict[str, Tensor], str]:
     """All weights of a checkpoint with the average of another length, and their checksum."""
+    from safetensors import SafetensorError
     from safetensors.torch import load_file, save
 
     found = reconstruct(run.averages, step, length, kept, run.id)
@@ -207,7 +208,11 @@ def _other_average(
             f"{found.snapshots} snapshots in {run.averages}; from 4% to 20% it is exact to about 1e-3 of the weights"
         )
     # Buffers are not averaged, and come with the average that the run always keeps.
-    state = {**load_file(step_folder(run.checkpoints, step) / EMA), **found.weights}
+    file = step_folder(run.checkpoints, step) / EMA
+    try:
+        state = {**load_file(file), **found.weights}
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise CheckpointError(f"{file} cannot be read ({in_words(error)}); restore it from a copy") from error
     return state, digest(save(state))
 
 
@@ -243,7 +248,7 @@ def _read_weights(run: RunFolder, step: int | None, file: str, log: Log) -> tupl
             if file == AVERAGES and AVERAGES not in manifest["files"]:
                 return {}, manifest
             return load_file(checkpoint / file), manifest
-        except (OSError, SafetensorError, CheckpointError) as error:
+        except (OSError, RuntimeError, SafetensorError) as error:  # torch's C++ opens it once more
             if checkpoint.exists():
                 raise (
                     error

@@ -13,7 +13,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -35,11 +35,19 @@ from ..diffusion.conditions import (
 )
 from ..diffusion.inputs import InputMaker, NoisyInputs
 from ..diffusion.latents import Autoencoder, encode_data
-from ..errors import CannotReadError, InvalidConfigError, ScaleLongError, UntrustedCodeError
-from ..files import in_words, read_json
+from ..errors import (
+    CannotReadError,
+    InvalidConfigError,
+    ScaleLongError,
+    UnclearParameterError,
+    UntrustedCodeError,
+)
+from ..files import in_words, misfit, read_json
 from ..models import UViT, unet
 from ..models.call import call_arguments, require_condition_used
-from ..models.presets import preset_arguments
+from ..models.presets import UNET_PRESETS, preset_arguments
+from ..models.pretrained import require_buildable
+from ..mup import Kinds, kinds, require_output_start, start_kinds_, unet_at, uvit_at, width_options
 from ..noise import NoiseProcess
 from ..optional import load_object
 from ..randomness import seed_global
@@ -110,11 +118,71 @@ def build_model(config: TrainConfig, shape: DataShape, adapters: bool = True) ->
         _require_condition(model, config, shape)
         if not is_uvit(config):  # which scales its own skips
             _scale(model, config, shape)
+        _start_for_mup(model, config, shape)
     if config.lora and adapters:
         add_adapters_(model, config.lora, config.seed)
     if config.hardware.gradient_checkpointing:
         _checkpoint_gradients(model)
     return model
+
+
+# Widths: the base of μP, and sweeps
+
+
+def mup_kinds(model: nn.Module, config: TrainConfig, shape: DataShape) -> Kinds | None:
+    """What each parameter is to μP, by comparison with the network at the base width; None without a base width."""
+    base = config.optimizer.base_width
+    if base is None:
+        return None
+
+    def at(width: int) -> nn.Module:
+        with torch.device("meta"):
+            return _build(with_width(config, width), shape)
+
+    try:
+        return kinds(model, at(base), delta=at(2 * base))
+    except (InvalidConfigError, UnclearParameterError) as error:
+        raise type(error)(f"--base-width {base}: {error}") from error
+
+
+def _start_for_mup(model: nn.Module, config: TrainConfig, shape: DataShape) -> None:
+    """Weights that are loaded later, of a run or of --from, take the place of this start."""
+    found, base = mup_kinds(model, config, shape), None
+    if found is None or config.optimizer.base_width is None:
+        return
+    if factory_of(config) is not None:  # how it draws its weights is seen by comparing them with those of the base
+        base = _build(with_width(config, config.optimizer.base_width), shape)
+    start_kinds_(model, found, require_output_start(config.optimizer.output_start), base=base)
+
+
+def with_width(config: TrainConfig, width: int) -> TrainConfig:
+    """The configuration with a network of another width whose attention heads have the size that they had."""
+    options = dict(config.model_options)
+    if is_uvit(config):
+        preset = config.model.partition("/")[2]
+        sizes = {name: inspect.signature(UViT).parameters[name].default for name in ("dim", "heads")}
+        made = uvit_at({**sizes, **(preset_arguments(preset) if preset else {}), **options}, width)
+        return replace(config, model_options=options | {name: made[name] for name in sizes})
+    if _from_diffusers(config):
+        kind, values = _diffusers_values(config)
+        made = unet_at(kind, values | options, width)
+        names = [name for name in made if made[name] != (values | options)[name] or name == "block_out_channels"]
+        return replace(config, model_options=options | {name: _plain(made[name]) for name in names})
+    return replace(config, model_options=width_options(_import(config.model), options, width))
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _diffusers_values(config: TrainConfig) -> tuple[str, dict[str, Any]]:
+    if config.model.endswith(".json"):
+        values = read_json(Path(config.model))
+        return str(values.get("_class_name")), values
+    name = config.model.partition("/")[2]
+    if name not in UNET_PRESETS:
+        raise InvalidConfigError(f"unknown UNet preset {name!r}; known: {', '.join(UNET_PRESETS)}")
+    return UNET_PRESETS[name].kind, dict(UNET_PRESETS[name].arguments)
 
 
 def uses_channels_last(config: TrainConfig, model: nn.Module) -> bool:
@@ -149,7 +217,7 @@ def _build(config: TrainConfig, shape: DataShape) -> nn.Module:
     size = shape.height if shape.height == shape.width else (shape.height, shape.width)
     kind, _, preset = config.model.partition("/")
     options = dict(config.model_options)
-    _require_buildable(options)
+    require_buildable(options, "--model-options")
     if _from_diffusers(config):
         options.pop("merge_start", None)
     try:
@@ -180,24 +248,12 @@ def _build(config: TrainConfig, shape: DataShape) -> nn.Module:
     except Exception as error:
         given = f" with --model-options {options}" if options else ""
         raise InvalidConfigError(
-            f"the model {config.model!r} does not take these options: it cannot be built{given} "
-            f"({type(error).__name__}: {error}); change them, or take another --model"
+            f"the model {config.model!r} does not take these options: it cannot be built{given}, its code raises "
+            f"{type(error).__name__}: {error}; change them, or take another --model"
         ) from error
     if not isinstance(model, nn.Module):
         raise InvalidConfigError(f"{config.model} must return a torch.nn.Module, got {type(model).__name__}")
     return model
-
-
-MOST_DEPTH, MOST_WIDTH = 1000, 1_000_000
-
-
-def _require_buildable(options: dict[str, Any]) -> None:
-    """Refuse what would be built block by block until the memory is full."""
-    for name, value in options.items():
-        most = MOST_DEPTH if name in ("depth", "layers_per_block") else MOST_WIDTH
-        for number in value if isinstance(value, list | tuple) else [value]:
-            if isinstance(number, int) and abs(number) > most:
-                raise InvalidConfigError(f"--model-options {name} may be at most {most}, got {str(number)[:40]}")
 
 
 def _require_condition(model: nn.Module, config: TrainConfig, shape: DataShape) -> None:
@@ -300,7 +356,14 @@ def _from_diffusers_json(path: Path, values: dict[str, Any]) -> nn.Module:
         raise InvalidConfigError(
             f"{path} names the class {described.get('_class_name')!r}, which is no network of diffusers: correct it"
         )
-    return kind.from_config({**described, **values})  # pyright: ignore[reportAttributeAccessIssue]
+    require_buildable(described, str(path))
+    try:
+        return kind.from_config({**described, **values})  # pyright: ignore[reportAttributeAccessIssue]
+    except Exception as error:
+        wrong = misfit(kind.__init__, described)
+        if wrong is None:
+            raise
+        raise InvalidConfigError(f"{path} does not describe a {kind.__name__}: {wrong}; correct it") from error
 
 
 def _scale(model: nn.Module, config: TrainConfig, shape: DataShape) -> None:

@@ -13,7 +13,6 @@ extended by name; other channels are refused. No code of the weights' folder is 
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from os import PathLike
@@ -24,11 +23,11 @@ import torch
 from torch import Tensor, nn
 
 from ..diffusion.solvers import diffusers
-from ..errors import InvalidConfigError
-from ..files import read_json
+from ..errors import CannotReadError, InvalidConfigError
+from ..files import in_words, read_json
 from ..models import UViT
 from ..models.call import Denoiser
-from ..models.official import arguments_of, official_scaling
+from ..models.official import arguments_of, official_scaling, read_weights
 from ..models.uvit import PositionEmbedding
 from ..noise import SCHEDULES, NoiseProcess, discrete_betas
 from ..scaling import as_scaling
@@ -41,6 +40,8 @@ from .folder import CONFIG, RunFolder
 from .load import load_run
 from .model import DataShape, Log, example_forward, logger, require_trust
 
+CONDITIONING = "modulation."
+"""What the weights of U-ViT's self-conditioning begin with."""
 TOLERANCE = 1e-5
 """Largest change of the outputs, relative to their size, that attaching a scaling may cause."""
 
@@ -65,9 +66,16 @@ class Origin:
             return load_run(self.path, trust=trust).model
         if self.kind == "authors":
             return _official(_tensors(self.path), self.options.get("heads")).eval()
-        found = _diffusers_class(self.path).from_pretrained(
-            self.path, local_files_only=True, use_safetensors=True, low_cpu_mem_usage=False
-        )
+        kind = _diffusers_class(self.path)
+        try:
+            found = kind.from_pretrained(
+                self.path, local_files_only=True, use_safetensors=True, low_cpu_mem_usage=False
+            )
+        except Exception as error:  # its configuration may say anything, and its weights may be damaged
+            raise InvalidConfigError(
+                f"--from {self.path}: diffusers cannot load this {kind.__name__} ({in_words(error)[:300]}). Check the "
+                f"folder, or download it again"
+            ) from error
         return found.float().eval()
 
 
@@ -116,8 +124,11 @@ def _of_diffusers(place: Path) -> Origin:
     kind = _diffusers_class(inner)
     described = _json(inner / "config.json")
     size = described.get("sample_size") or 64
-    height, width = (size, size) if isinstance(size, int) else tuple(size)
+    sides = size if isinstance(size, list) else [size, size]
+    height, width = (_whole(side, "sample_size", inner) for side in (sides if len(sides) == 2 else [size, size]))
     classes = described.get("num_class_embeds")
+    if classes is not None:
+        classes = _whole(classes, "num_class_embeds", inner)
     values: dict[str, Any] = {"model": str((inner / "config.json").resolve())}
     if kind.__name__ == "UNet2DConditionModel":
         values |= {"diffusion.condition": "text", "text.text_dim": described.get("cross_attention_dim")}
@@ -128,7 +139,7 @@ def _of_diffusers(place: Path) -> Origin:
     settings = place / "scheduler" / "scheduler_config.json"
     if inner != place and settings.is_file():
         values |= _objective(_json(settings), settings)
-    channels = described.get("in_channels", 3)
+    channels = _whole(described.get("in_channels", 3), "in_channels", inner)
     if described.get("out_channels", channels) != channels:
         raise InvalidConfigError(f"--from {place}: its UNet also predicts variances, which is not an objective here")
     preferred = {"scaling": "none"} if "images.autoencoder" in values else {"scaling": "none", "images.size": height}
@@ -149,24 +160,24 @@ def _diffusers_class(folder: Path) -> Any:
 def _json(path: Path) -> dict[str, Any]:
     found = read_json(path)
     if not isinstance(found, dict):
-        raise InvalidConfigError(f"{path} must hold a JSON object")
+        raise InvalidConfigError(f"{path} must hold a JSON object, as diffusers writes it")
     return found
+
+
+def _whole(value: Any, name: str, folder: Path) -> int:
+    """A number of a configuration that others may have edited."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**20:
+        raise InvalidConfigError(
+            f"--from {folder}: {name} in its config.json must be a whole number above 0, got {str(value)[:60]!r}"
+        )
+    return value
 
 
 def _objective(scheduler: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Our names of a scheduler's noise and prediction. One that we do not have is refused."""
     names = {"epsilon": "epsilon", "v_prediction": "v", "sample": "x0"}
-    prediction = names.get(scheduler.get("prediction_type", "epsilon"))
-    betas = scheduler.get("trained_betas")
-    if betas is None:
-        made = {"linear": 1.0, "scaled_linear": 0.5}.get(scheduler.get("beta_schedule", "linear"))
-        low, high = scheduler.get("beta_start", 1e-4), scheduler.get("beta_end", 0.02)
-        if made is not None:
-            betas = (
-                torch.linspace(low**made, high**made, scheduler.get("num_train_timesteps", 1000)) ** (1 / made)
-            ).tolist()
-        elif scheduler.get("beta_schedule") == "squaredcos_cap_v2":
-            betas = discrete_betas("cosine").tolist()
+    prediction = names.get(str(scheduler.get("prediction_type", "epsilon")))
+    betas = _betas(scheduler)
     for schedule in SCHEDULES:
         if not NoiseProcess(schedule).is_diffusion:  # pyright: ignore[reportArgumentType]
             continue
@@ -178,6 +189,21 @@ def _objective(scheduler: Mapping[str, Any], path: Path) -> dict[str, Any]:
         f"{path} has a noise schedule or a prediction that is not one of ours ({', '.join(SCHEDULES)}; "
         f"{', '.join(names)}), so its weights cannot be trained on"
     )
+
+
+def _betas(scheduler: Mapping[str, Any]) -> list[float] | None:
+    """Those of diffusers' scheduler; None if its configuration says none that can be read."""
+    said, kind = scheduler.get("trained_betas"), str(scheduler.get("beta_schedule", "linear"))
+    if said is not None:
+        return said if isinstance(said, list) and all(isinstance(beta, float) for beta in said) else None
+    if kind == "squaredcos_cap_v2":
+        return discrete_betas("cosine").tolist()
+    low, high = scheduler.get("beta_start", 1e-4), scheduler.get("beta_end", 0.02)
+    count, power = scheduler.get("num_train_timesteps", 1000), {"linear": 1.0, "scaled_linear": 0.5}.get(kind)
+    numbers = all(isinstance(beta, int | float) and 0 <= beta < 1 for beta in (low, high))
+    if power is None or not numbers or not isinstance(count, int) or not 0 < count < 2**20:
+        return None
+    return (torch.linspace(low**power, high**power, count) ** (1 / power)).tolist()
 
 
 # Checkpoints of the authors
@@ -207,19 +233,9 @@ def _official(weights: dict[str, Tensor], heads: int | None) -> UViT:
 def _tensors(path: Path) -> dict[str, Tensor]:
     """Weights alone: nothing in the file is run."""
     try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return load_file(path)
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError) as error:
-        said = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        raise InvalidConfigError(f"--from {path}: no weights can be read without running code: {said}") from error
-    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
-        raise InvalidConfigError(
-            f"--from {path} must hold named tensors, as torch.save(model.state_dict()) writes them"
-        )
-    return found
+        return read_weights(path)
+    except CannotReadError as error:
+        raise InvalidConfigError(f"--from {path}: no weights can be read without running code: {error}") from error
 
 
 # The configuration of the new run
@@ -279,6 +295,7 @@ def load_start_(model: nn.Module, config: TrainConfig, shape: DataShape, log: Lo
         weights, wanted = dict(network.state_dict()), model.state_dict()
     remarks = _fit_classes(weights, wanted, config, origin.shape.classes, shape.classes)
     remarks += _fit_positions(weights, network, model)
+    remarks += _fit_conditioning(weights, wanted)
     wrong = [name for name in wanted if name not in weights or weights[name].shape != wanted[name].shape]
     surplus = [name for name in weights if name not in wanted]
     if wrong or surplus:
@@ -403,3 +420,12 @@ def _fit_positions(weights: dict[str, Tensor], network: nn.Module, model: nn.Mod
     with torch.no_grad():
         weights["position_embedding.weight"] = own(grid)
     return [f"positions resized from {own.grid[0]}x{own.grid[1]} to {grid[0]}x{grid[1]} patches"]
+
+
+def _fit_conditioning(weights: dict[str, Tensor], wanted: Mapping[str, Tensor]) -> list[str]:
+    """U-ViT's self-conditioning begins at zero: it can be added to weights that were trained without it."""
+    own = {name: value for name, value in wanted.items() if name.startswith(CONDITIONING)}
+    if not own or any(name.startswith(CONDITIONING) for name in weights):
+        return []
+    weights.update(own)
+    return ["self-conditioning is new, and begins as the network without it"]

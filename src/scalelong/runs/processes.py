@@ -56,6 +56,13 @@ def check_launcher() -> None:
                 f"it; without "
                 f"torchrun, unset it"
             )
+    together = [name for name in ("RANK", "WORLD_SIZE") if name in given]
+    if len(together) == 1:
+        (there,), absent = together, "WORLD_SIZE" if together == ["RANK"] else "RANK"
+        raise InvalidConfigError(
+            f"the variable {there} is {given[there]} and {absent} is not set: start "
+            f"all processes with torchrun, which sets both; without torchrun, unset {there}"
+        )
     if int(given.get("RANK", 0)) >= int(given.get("WORLD_SIZE", 2**16)):
         raise InvalidConfigError(
             f"the variable RANK is {given['RANK']} and WORLD_SIZE is {given['WORLD_SIZE']}: start all "
@@ -91,7 +98,9 @@ def on_main(accelerator: Any, work: Callable[[], Result]) -> Result:
     if failure is not None:
         raise failure
     if outcome[1] is not None:
-        raise RunFailedError(f"the main process failed, and says what to do: {outcome[1]}")
+        raise RunFailedError(
+            f"the main process failed ({outcome[1]}): its own line says what to do; then start all processes again"
+        )
     return outcome[0]
 
 

@@ -212,7 +212,9 @@ def as_scaling(spec: "Scaling | str | dict[str, Any] | None") -> Scaling:
     if isinstance(spec, str):
         name, _, arguments = spec.partition(":")
         method = _method(name.strip())
-        return method(**_parse_arguments(method, arguments)) if arguments else method()
+        values = _parse_arguments(method, arguments) if arguments else {}
+        _require_fields(method, values)
+        return method(**values)
     if isinstance(spec, dict):
         values = dict(spec)
         if "method" not in values:
@@ -238,6 +240,13 @@ def _require_fields(method: type[Scaling], values: dict[str, Any]) -> None:
     if unknown:
         allowed = ", ".join(known) or "nothing"
         raise InvalidConfigError(f"{method.name!r} has no option {', '.join(map(str, unknown))}; known: {allowed}")
+    needed = [f.name for f in dataclasses.fields(method) if f.default is f.default_factory is dataclasses.MISSING]
+    missing = [name for name in needed if name not in values]
+    if missing:
+        raise InvalidConfigError(
+            f"the scaling {method.name!r} needs {', '.join(missing)}: write for example '{method.name}:0.9,0.8' with a "
+            f"value for each long skip"
+        )
 
 
 def _parse_arguments(method: type[Scaling], text: str) -> dict[str, Any]:
@@ -252,7 +261,6 @@ def _parse_arguments(method: type[Scaling], text: str) -> dict[str, Any]:
     for part in text.split(","):
         name, _, value = part.partition("=")
         values[name.strip()] = _value(value)
-    _require_fields(method, values)
     return values
 
 

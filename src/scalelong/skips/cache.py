@@ -570,7 +570,7 @@ def _inner(host: nn.Module, trace: Trace, depth: int, patterns: tuple[Patterns, 
 
 def _require_depth(depth: int, count: int) -> None:
     if depth > count:
-        raise CacheError(f"depth={depth}, but there are {count} long skips; 1 is the outermost")
+        raise CacheError(f"depth={depth}, but there are {count} long skips: choose 1, the outermost, to {count}")
 
 
 def _needed(trace: Trace, main: int) -> set[int]:

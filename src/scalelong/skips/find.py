@@ -89,8 +89,10 @@ def record_forward(host: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     except ScaleLongError:
         raise
     except Exception as error:
+        said = " ".join(str(error).split())[:500]
         raise ExampleInputsError(
-            f"{type(host).__name__} could not run on the example inputs: {type(error).__name__}: {error}"
+            f"{type(host).__name__} could not run on the example inputs, its code raises {type(error).__name__}: "
+            f"{said}. Check the inputs, or how the model was built"
         ) from error
 
 

@@ -40,6 +40,10 @@ def fold_(
     to run. `inverse=True` divides the weights instead and keeps the scaling, so that scaling can be attached to a
     trained model without changing its function; `unscale_` multiplies them back.
 
+    Fold after training. Before it the function stays the same, but not the run: the weights behind skip i then move
+    with the full rate of Adam instead of κ_i times it (docs/theory.md), so that a rate which was tuned with the scaling
+    attached is another one.
+
     The outputs before and after are compared on the inputs that the model was scaled with, or on `example_inputs`. A
     skip whose folding would change them is not folded, and its weights are as they were. Layers with adapters (LoRA)
     raise AdaptedLayersError. If anything fails, all weights are as they were.

@@ -186,6 +186,10 @@ def start_skips_(
     is attached, nothing has to be saved, and the model has the keys that it had. At the start it computes what
     `scale_skips_(model, config)` computes. The long skips are found or given as in `scale_skips_`.
 
+    The function is that of the attached scaling, the run is not: to Adam an attached κ_i is also a rate of κ_i times
+    the others' for the weights behind skip i (docs/theory.md). A rate that was tuned with one of the two is to be tried
+    again with the other.
+
     All long skips or none: if one of them cannot be folded exactly, UnfoldableSkipsError says why and what to do
     instead, and no weight has changed.
     """

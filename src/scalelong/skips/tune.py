@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from ..console import html_lines, html_table, text_table
 from ..errors import CancelledScalingWarning, CannotReadError, InvalidConfigError
-from ..files import parse_json, read_text, write_text
+from ..files import in_words, parse_json, read_text, write_text
 from ..scaling.base import Scaling, as_scaling
 from ..scaling.constant import CustomScaling, FixedScaling, NoScaling
 from ..scaling.freeu import FreeUScaling
@@ -205,7 +205,9 @@ class TunedSkips:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "TunedSkips":
         if not isinstance(values, dict) or values.get("format") != FORMAT or "tuned" not in values:
-            raise InvalidConfigError(f"not a file of tuned long skips in format {FORMAT}, as `scalelong tune` writes")
+            raise InvalidConfigError(
+                f"not a file of tuned long skips in format {FORMAT}: give --tuned a file that `scalelong tune` wrote"
+            )
         known = {name: values[name] for name in cls.__dataclass_fields__ if name in values}
         try:
             trials = tuple(Trial(tuple(trial["values"]), _read(trial["score"])) for trial in values["trials"])
@@ -213,7 +215,9 @@ class TunedSkips:
             scalings = {name: as_scaling(values[name]).to_dict() for name in ("base", "tuned")}
             found = cls(**{**known, **scalings, "names": tuple(values["names"]), "trials": trials, "test": pairs})
         except (KeyError, TypeError, ValueError) as error:
-            raise InvalidConfigError(f"the file of tuned long skips is damaged: {error!r}") from error
+            raise InvalidConfigError(
+                f"the file of tuned long skips is damaged ({in_words(error)}): restore it, or run `scalelong tune` anew"
+            ) from error
         return found
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -228,7 +232,9 @@ class TunedSkips:
         except ValueError as error:
             if isinstance(error, InvalidConfigError):
                 raise
-            raise InvalidConfigError(f"{path} is not JSON: {error}") from error
+            raise InvalidConfigError(
+                f"{path} is not JSON ({error}): restore it, or run `scalelong tune` again"
+            ) from error
 
 
 def _written(value: Any) -> Any:

@@ -309,5 +309,5 @@ class TrainerGuard(TrainerLosses):
 
 def trainer_guard(**options: Any) -> Any:
     """A callback for the Trainer of transformers with the options of CollapseGuard."""
-    base = needs("transformers", "train", "a TrainerCallback").TrainerCallback
+    base = needs("transformers", "text", "a TrainerCallback").TrainerCallback
     return type("CollapseTrainerCallback", (TrainerGuard, base), {})(**options)

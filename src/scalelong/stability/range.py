@@ -20,7 +20,7 @@ import hashlib
 import inspect
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import InvalidConfigError, ScaleLongError, UnsupportedModelError
+from ..errors import InvalidConfigError, ScaleLongError, UnfinishedError, UnsupportedModelError
 from ..randomness import generator, seed_global
 from ..scaling.base import as_scaling
 from ..scaling.constant import NoScaling
@@ -40,7 +40,7 @@ from ..skips.plan import SkipPlan
 from ..skips.record import without_records
 from .collapse import first_to_leave
 from .features import Meter, attach_meter
-from .many import Key, Store, carry_out, default_jobs, kept_random_state, line
+from .many import Key, Store, Work, carry_out, default_jobs, kept_random_state, line
 from .survival import RateRange, RateRun
 
 Build = Callable[[int], nn.Module]
@@ -48,6 +48,7 @@ Build = Callable[[int], nn.Module]
 Step = Callable[[nn.Module, int, torch.Generator], Tensor]
 """The loss of training step i: a scalar with a gradient. `rate_range` does the backward and the optimiser's step."""
 MakeOptimizer = Callable[[list[nn.Parameter], float], torch.optim.Optimizer]
+CarryOut = Callable[[Work, list[Key], int], Iterable[RateRun]]
 
 METHODS = ("none", "start:cs:0.7", "cs:0.7", "ls")
 START = "start:"
@@ -124,6 +125,7 @@ def rate_range(
     about: dict[str, Any] | None = None,
     after: Callable[[nn.Module, RateRun], object] | None = None,
     say: Callable[[str], None] | None = print,
+    carry_out: CarryOut = carry_out,
 ) -> RateRange:
     """Train every method at every rate with every seed, and count who survives.
 
@@ -140,7 +142,77 @@ def rate_range(
     out: a folder that keeps every finished run; the same call continues there, other settings are refused.
     about: plain values that belong to the settings and are compared as well, such as a configuration.
     after: called at the end of each run with the trained model, in the process of the run.
+    carry_out: (work, runs that are waiting, jobs) -> their results as they come; left out, processes of this machine.
     """
+    task = checked_task(
+        build,
+        step,
+        rates=rates,
+        methods=methods,
+        seeds=seeds,
+        steps=steps,
+        warmup=warmup,
+        optimizer=optimizer,
+        clip=clip,
+        rule=rule,
+        example_inputs=example_inputs,
+        after=after,
+    )
+    for name, value in {"your_rate": your_rate, "reference_loss": reference_loss}.items():
+        if value is not None:
+            _require_positive(name, value)
+    jobs = default_jobs() if jobs is None else _checked_count("jobs", jobs, 1)
+    with kept_random_state():
+        task, prints = task.prepared(plan, reference_loss)
+    settings = {**task.settings(), "about": about or {}}
+    store = Store(Path(out) if out is not None else None, settings, prints)
+    with store:
+        done = {key: run for key, run in store.read().items() if key in set(task.keys)}
+        waiting = [key for key in task.keys if key not in done]
+        if say is not None and done:
+            say(f"{len(done)} of {len(task.keys)} runs are finished already")
+        for run in carry_out(task.run, waiting, jobs):
+            done[run.method, run.rate, run.seed] = run
+            store.add(run)
+            if say is not None:
+                say(f"{len(done)}/{len(task.keys)}  {line(run)}")
+        missing = len(task.keys) - len(done)
+        if missing:
+            raise UnfinishedError(f"{missing} of {len(task.keys)} runs are not finished; the same command goes on")
+        assert task.reference is not None
+        found = RateRange(
+            methods=tuple(method.name for method in task.methods),
+            rates=task.rates,
+            seeds=task.seeds,
+            runs=tuple(done[key] for key in task.keys),
+            steps=task.steps,
+            warmup=task.warmup,
+            reference_loss=task.reference,
+            rule=str(task.rule),
+            your_rate=your_rate,
+            title=title,
+        )
+        if store.folder is not None:
+            found.save(store.folder)
+    return found
+
+
+def checked_task(
+    build: Build | nn.Module,
+    step: Step,
+    *,
+    rates: Sequence[float],
+    methods: Sequence[str | Method],
+    seeds: int | Sequence[int],
+    steps: int,
+    warmup: int | None = None,
+    optimizer: MakeOptimizer = adamw,
+    clip: float | None = None,
+    rule: CollapseRule | None = None,
+    example_inputs: ExampleInputs = None,
+    after: Callable[[nn.Module, RateRun], object] | None = None,
+) -> "Task":
+    """What `rate_range` is asked to do; what makes no sense is refused."""
     task = Task(
         build=_checked_build(build),
         step=step,
@@ -162,40 +234,9 @@ def rate_range(
         )
     if not callable(step):
         raise InvalidConfigError(f"step must be a function (model, i, generator) -> loss, got {type(step).__name__}")
-    for name, value in {"your_rate": your_rate, "clip": clip, "reference_loss": reference_loss}.items():
-        if value is not None:
-            _require_positive(name, value)
-    jobs = default_jobs() if jobs is None else _checked_count("jobs", jobs, 1)
-    with kept_random_state():
-        task, prints = task.prepared(plan, reference_loss)
-    settings = {**task.settings(), "about": about or {}}
-    store = Store(Path(out) if out is not None else None, settings, prints)
-    with store:
-        done = {key: run for key, run in store.read().items() if key in set(task.keys)}
-        waiting = [key for key in task.keys if key not in done]
-        if say is not None and done:
-            say(f"{len(done)} of {len(task.keys)} runs are finished already")
-        for run in carry_out(task.run, waiting, jobs):
-            done[run.method, run.rate, run.seed] = run
-            store.add(run)
-            if say is not None:
-                say(f"{len(done)}/{len(task.keys)}  {line(run)}")
-        assert task.reference is not None
-        found = RateRange(
-            methods=tuple(method.name for method in task.methods),
-            rates=task.rates,
-            seeds=task.seeds,
-            runs=tuple(done[key] for key in task.keys),
-            steps=task.steps,
-            warmup=task.warmup,
-            reference_loss=task.reference,
-            rule=str(task.rule),
-            your_rate=your_rate,
-            title=title,
-        )
-        if store.folder is not None:
-            found.save(store.folder)
-    return found
+    if clip is not None:
+        _require_positive("clip", clip)
+    return task
 
 
 # One run

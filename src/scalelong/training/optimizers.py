@@ -12,7 +12,7 @@ interrupted: a scheduler of torch's is stepped beside the run, on a parameter of
 
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from ..errors import InvalidConfigError
+from ..mup import Kind, groups_of
 from ..optional import load_object, needs
 from ..runs.config import OptimizerConfig
 
@@ -37,8 +38,13 @@ OPTIMIZERS = {
 """From our names to classes of torch.optim."""
 
 
-def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """The optimiser of what is trained. It gets the rate, and betas and weight decay if it takes them."""
+def make_optimizer(
+    model: nn.Module, config: OptimizerConfig, kinds: Mapping[str, Kind] | None = None
+) -> torch.optim.Optimizer:
+    """The optimiser of what is trained. It gets the rate, and betas and weight decay if it takes them.
+
+    With the kinds of μP its parameters come in groups, each with its share of the rate (`lr_scale`).
+    """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     kind = optimizer_class(config)
     accepted = _accepted(kind)
@@ -51,7 +57,10 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Opt
         takes = ", ".join(name for name in accepted or () if name != "params")
         raise InvalidConfigError(f"--optimizer {config.optimizer} has no option {', '.join(unknown)}; it takes {takes}")
     try:
-        made = kind(parameters, **{**values, **config.optimizer_options})
+        given: Any = parameters
+        if kinds is not None:
+            given = groups_of(model, kinds, lr=config.lr, weight_decay=config.weight_decay)
+        made = kind(given, **{**values, **config.optimizer_options})
     # A class of someone's own, or options that it was not made for, may fail in any way.
     except Exception as error:
         raise InvalidConfigError(
@@ -66,7 +75,7 @@ def optimizer_class(config: OptimizerConfig) -> Any:
     if config.optimizer in OPTIMIZERS:
         return getattr(torch.optim, OPTIMIZERS[config.optimizer])
     if config.optimizer == "schedule-free":
-        return needs("schedulefree", "train", "--optimizer schedule-free").AdamWScheduleFree
+        return needs("schedulefree", None, "--optimizer schedule-free").AdamWScheduleFree
     return load_object(config.optimizer, "optimizer")
 
 

@@ -41,6 +41,9 @@ def describe_run(
     saved = (4 + 4 + 8 + kept) * parameters
     epochs = config.steps * config.batch_size / len(data)
     decay = f", {optimizer.decay} decay" if optimizer.decay != "constant" else ""
+    base = ""
+    if optimizer.base_width is not None:
+        base = f" at the base width {optimizer.base_width} (μP, output start {optimizer.output_start})"
     rows = {
         "run folder": f"{folder}{' (exists: will continue)' if (folder / 'config.yaml').exists() else ''}",
         "data": f"{data.describe()}, {config.images.held_out} more held out, flip {_on(config.images.flip)}",
@@ -49,7 +52,7 @@ def describe_run(
         "scaling": config.scaling,
         "objective": f"predict {diffusion.prediction}, {diffusion.schedule} schedule, condition {diffusion.condition}"
         + (f", loss weighted by Min-SNR-{diffusion.min_snr_gamma:g}" if diffusion.loss_weighting != "none" else ""),
-        "optimiser": f"{OPTIMIZERS.get(optimizer.optimizer, optimizer.optimizer)}, lr {optimizer.lr:g}, "
+        "optimiser": f"{OPTIMIZERS.get(optimizer.optimizer, optimizer.optimizer)}, lr {optimizer.lr:g}{base}, "
         f"weight decay {optimizer.weight_decay:g}, "
         f"betas {optimizer.betas}, warm-up {optimizer.warmup} steps{decay}, clip {optimizer.clip}, "
         f"EMA {optimizer.ema_length or optimizer.ema_rate}",

@@ -23,11 +23,12 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from ..errors import CheckpointError, InvalidConfigError
 from ..files import in_words
 from ..models.call import Denoiser
+from ..mup import LR_SCALE
 from ..randomness import global_state, restore_global_state, seed_global
 from ..runs.averages import AverageLength
 from ..runs.checkpoint import Snapshot
 from ..runs.config import OptimizerConfig, TrainConfig
-from ..runs.model import RunData, uses_channels_last
+from ..runs.model import RunData, mup_kinds, uses_channels_last
 from ..runs.processes import full_tensor, gather_objects
 from ..skips.record import without_records
 from .optimizers import averages_itself, falling, make_optimizer
@@ -148,9 +149,11 @@ class Guard:
     def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
         self.optimizer = optimizer
         self.device = device
-        group = optimizer.param_groups[0]
         # Sharded parameters (FSDP2) do not go together with a flag that is not sharded.
-        self._can_flag = group.get("fused") and not any(isinstance(value, DTensor) for value in group["params"])
+        self._can_flag = all(
+            group.get("fused") and not any(isinstance(value, DTensor) for value in group["params"])
+            for group in optimizer.param_groups
+        )
         self.reset()
 
     def reset(self) -> None:
@@ -198,10 +201,6 @@ def is_adamw(optimizer: torch.optim.Optimizer) -> bool:
     return type(optimizer) is torch.optim.AdamW
 
 
-LR_SCALE = "lr_scale"
-"""Entry of a parameter group whose rate is a multiple of the others'."""
-
-
 def create_state(optimizer: torch.optim.Optimizer) -> None:
     """Make AdamW's moments before its first step, so that saving and loading see them at every step alike."""
     if not is_adamw(optimizer):
@@ -238,7 +237,7 @@ def set_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
 
 def base_rate(optimizer: torch.optim.Optimizer) -> float:
     """The rate that `set_rate` was given."""
-    group = optimizer.param_groups[0]
+    group = min(optimizer.param_groups, key=lambda group: LR_SCALE in group)  # one without a factor, if there is one
     return group["lr"] / group.get(LR_SCALE, 1.0)
 
 
@@ -291,7 +290,7 @@ def create(config: TrainConfig, accelerator: Any, bare: nn.Module, data: RunData
     if channels_last:
         bare = bare.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     bare.to(accelerator.device)
-    optimizer = make_optimizer(bare, config.optimizer)
+    optimizer = make_optimizer(bare, config.optimizer, mup_kinds(bare, config, data.shape))
     model = torch.compile(bare) if config.hardware.compile else bare
     model, prepared_optimizer = accelerator.prepare(model, optimizer)
     if accelerator.scaler is None and accelerator.distributed_type.value == "NO":

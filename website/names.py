@@ -1,0 +1,113 @@
+"""The public names of scalelong: those of the root, and those of each package's door.
+
+They are read, not imported, so that the site is built without torch.
+"""
+
+import ast
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src" / "scalelong"
+
+_TITLES = {
+    "skips": "Long skips: find, scale, start, fold, cache, tune",
+    "scaling": "Scaling methods",
+    "models": "Networks",
+    "stability": "Stability: monitor, guard, diagnosis, range",
+    "kappa": "Choosing κ",
+    "mup": "Maximal update parametrisation (μP)",
+    "theory": "Theory",
+    "data": "Data",
+    "diffusion": "Diffusion: conditions, inputs, samplers",
+    "runs": "Runs: configuration, folder, checkpoint",
+    "training": "Training",
+    "evaluation": "Evaluation",
+    "report": "Report",
+    "export": "Export",
+    "errors": "Errors and warnings",
+}
+"""The packages with names for users, in the order of the reference, and the titles of their pages. A package that is
+not here is listed behind these, by the first words of its docstring."""
+
+INSIDE = {"commands", "experiments", "files", "tracing"}
+"""Packages without names for users: they serve the others."""
+
+
+def _packages() -> dict[str, str]:
+    """All packages of the reference with their titles."""
+    there = [path.parent.name for path in sorted(SOURCE.glob("*/__init__.py"))]
+    others = [name for name in there if name not in _TITLES and name not in INSIDE]
+    docstrings = {name: ast.get_docstring(ast.parse((SOURCE / name / "__init__.py").read_text())) for name in others}
+    return {**_TITLES, **{name: re.split(r"[.:;,\n]", docstrings[name] or name)[0] for name in others}}
+
+
+PACKAGES = _packages()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicName:
+    """A name, as users write it."""
+
+    path: str
+    """"scalelong.find_skips", or "scalelong.data.load_data" for one that the root does not have."""
+    package: str
+    """The package that defines it: the page that it stands on."""
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition(".")[2]
+
+
+@cache
+def root_names() -> tuple[PublicName, ...]:
+    """The names of `import scalelong`, from its stub. Whole packages (`sl.mup`) have a page of their own."""
+    homes = _imports(SOURCE / "__init__.pyi")
+    return tuple(
+        PublicName(path=f"scalelong.{name}", package=home.split(".")[0])
+        for name, home in homes.items()
+        if home and not name.startswith("_")
+    )
+
+
+@cache
+def package_names(package: str) -> tuple[PublicName, ...]:
+    """The names of a package that it defines itself and that the root does not have."""
+    at_root = {name.name for name in root_names()}
+    if package == "errors":
+        names = _definitions(SOURCE / "errors.py", ast.ClassDef)
+    elif package == "report":
+        names = [
+            name for name in _definitions(SOURCE / "report/__init__.py", ast.FunctionDef) if name == "write_report"
+        ]
+    else:
+        stub = SOURCE / package / "__init__.pyi"
+        homes = _imports(stub if stub.exists() else stub.with_suffix(".py"))
+        # What comes from another package stands on that package's page.
+        names = [name for name, home in homes.items() if not home.startswith(".") and (SOURCE / package).is_dir()]
+    return tuple(
+        PublicName(path=f"scalelong.{package}.{name}", package=package)
+        for name in names
+        if not name.startswith("_") and name not in at_root
+    )
+
+
+@cache
+def public_names() -> tuple[PublicName, ...]:
+    return (*root_names(), *(name for package in PACKAGES for name in package_names(package)))
+
+
+def _imports(door: Path) -> dict[str, str]:
+    """Public names of a door, and the module that each is imported from, relative to the door."""
+    return {
+        alias.asname or alias.name: "." * (node.level - 1) + (node.module or "")
+        for node in ast.parse(door.read_text()).body
+        if isinstance(node, ast.ImportFrom) and node.level
+        for alias in node.names
+    }
+
+
+def _definitions(module: Path, kind: type[ast.ClassDef] | type[ast.FunctionDef]) -> list[str]:
+    return [node.name for node in ast.parse(module.read_text()).body if isinstance(node, kind)]
