@@ -42,6 +42,9 @@ from .models import (
     from_pretrained as from_pretrained,
     unet as unet,
 )
+from .runs import (
+    load_trained as load_trained,
+)
 from .scaling import (
     BalancedScaling as BalancedScaling,
     ConstantScaling as ConstantScaling,

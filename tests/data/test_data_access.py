@@ -168,7 +168,23 @@ def test_bad_options_are_named(options):
 
 
 def test_names_of_the_known_sets():
-    assert set(DATASETS) == {"digits", "garments", "shapes", "mnist", "fashion-mnist", "cifar10"}
+    drawn = {"digits", "garments", "shapes", "captioned-digits", "captioned-garments"}
+    assert set(DATASETS) == drawn | {"mnist", "fashion-mnist", "cifar10"}
+
+
+@pytest.mark.parametrize(("name", "plain"), [("captioned-digits", "digits"), ("captioned-garments", "garments")])
+def test_embedded_images_with_captions(name, plain):
+    data, same = load_data(name), load_data(plain)
+    assert torch.equal(data.fetch(range(50)).images, same.fetch(range(50)).images)
+    captions = data.annotations.captions
+    assert captions is not None
+    assert len(set(captions)) == (30 if name == "captioned-digits" else 29)  # "trousers" has no article
+    labels = same.fetch(range(len(same))).labels
+    assert labels is not None
+    # Every wording belongs to one class, so that a picture of it can be judged.
+    assert len(set(zip(captions, labels.tolist(), strict=True))) == len(set(captions))
+    seventh = {caption for caption, label in zip(captions, labels.tolist(), strict=True) if label == 7}
+    assert ("the digit 7" if plain == "digits" else "a photograph of a sneaker") in seventh
 
 
 def test_unknown_names_and_parts(tmp_path):

@@ -18,8 +18,18 @@ from scalelong.training.tracking import Recorder
 
 class FakeTracker:
     def __init__(self, name: str) -> None:
-        self.name, self.shown = name, []
-        self.writer = SimpleNamespace(add_image=lambda *values, **named: self.shown.append((values, named)))
+        self.name, self.shown, self.alerts = name, [], []
+        self.tracker = SimpleNamespace(info=SimpleNamespace(run_id="id-of-mlflow"))
+        if name == "tensorboard":
+            self.tracker = SimpleNamespace(
+                add_scalar=None,
+                add_image=lambda *values, **named: self.shown.append((values, named)),
+                add_text=lambda *values: self.alerts.append(values),
+                flush=lambda: None,
+            )
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """What tells a tracker of accelerate from others."""
 
 
 class FakeImageTracker(FakeTracker):
@@ -36,13 +46,15 @@ class FakeAccelerator:
         self.log_with: list[str] = list(names)
         self.trackers: list[FakeTracker] = []
         self.opened: dict[str, tuple[str, Any, Any]] = {}
+        self.started: list[str] = []
 
     def init_trackers(self, project: str, config: Any = None, init_kwargs: Any = None) -> None:
-        self.trackers = []
         for name in self.log_with:
             self.opened[name] = (project, config, (init_kwargs or {}).get(name, {}))
             plain = name in ("tensorboard", "comet_ml")
             self.trackers.append(FakeTracker(name) if plain else FakeImageTracker(name))
+        for tracker in self.trackers:  # as accelerate does: those of earlier calls as well
+            self.started.append(tracker.name)
 
 
 def recorder(accelerator: FakeAccelerator, tmp_path) -> Recorder:
@@ -61,10 +73,17 @@ def test_every_tracker_has_its_own_project(tmp_path):
     again = FakeAccelerator("wandb")
     recorder(again, tmp_path).start(9)
     assert again.opened["wandb"][2]["id"] == known, "a run that continues is the same run there"
+    continued = FakeAccelerator("mlflow", "trackio")
+    recorder(continued, tmp_path).start(9)
+    # MLflow gives ids, and refuses parameters that differ; trackio knows runs by their names.
+    assert continued.opened["mlflow"][1:] == (None, {"run_id": "id-of-mlflow"})
+    assert continued.opened["trackio"][2] == {"name": f"my-run-{known[:6]}", "resume": "allow"}
     assert settings["optimizer.lr"] == "0.0002"
     assert accelerator.opened["mlflow"][2] == {"run_name": "my-run"}
+    assert accelerator.opened["mlflow"][1] == settings
     assert [tracker.name for tracker in accelerator.trackers] == ["tensorboard", "wandb", "mlflow"]
     assert accelerator.log_with == ["tensorboard", "wandb", "mlflow"]
+    assert accelerator.started == ["tensorboard", "wandb", "mlflow"], "each once"
 
 
 def test_grids_go_to_every_tracker_that_shows_images(tmp_path):
@@ -80,6 +99,22 @@ def test_grids_go_to_every_tracker_that_shows_images(tmp_path):
     assert np.array_equal(image, grid.permute(1, 2, 0).numpy())
     assert clearml[0][0]["samples"].shape == (6, 4, 3)
     assert comet == []
+
+
+def test_projects_can_be_chosen_as_users_of_the_trackers_do(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
+    accelerator = FakeAccelerator("wandb", "trackio")
+    recorder(accelerator, tmp_path).start(0)
+    assert [accelerator.opened[name][0] for name in ("wandb", "trackio")] == ["mine", "scalelong"]
+
+
+def test_alarms_reach_the_trackers(tmp_path):
+    accelerator = FakeAccelerator("tensorboard", "comet_ml")
+    writes = recorder(accelerator, tmp_path)
+    writes.start(0)
+    writes.alert(12, "collapse", "the loss is back at 1")
+    assert accelerator.trackers[0].alerts == [("alarms", "the loss is back at 1", 12)]
+    assert accelerator.trackers[1].alerts == []
 
 
 def test_no_trackers_at_all(tmp_path):

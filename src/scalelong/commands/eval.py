@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING
 from .options import (
     DATA,
     add_feature_options,
+    add_model_option,
     add_output_options,
     add_sampling_options,
+    model_folder,
     sample_settings,
     speaker,
     trained_run,
@@ -32,7 +34,8 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="scalelong eval", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("targets", type=Path, nargs="+", metavar="RUN|FOLDER")
+    made.add_argument("targets", type=Path, nargs="*", metavar="RUN|FOLDER")
+    add_model_option(made)
     made.add_argument(
         "-n", "--n", type=whole_number, default=None, help="number of images (default: 1000; for a folder, all)"
     )
@@ -49,6 +52,8 @@ def run(options: argparse.Namespace) -> int:
     from ..evaluation import comparison_rows, require_comparable
     from ..runs.samples import processes
 
+    if options.model:
+        options.targets = [model_folder(options.model), *options.targets]
     _require_targets(options)
     scores = [_score(target, options) for target in options.targets]
     if not processes().is_main_process:
@@ -67,6 +72,8 @@ def _require_targets(options: argparse.Namespace) -> None:
     from ..errors import EvaluationError
     from ..runs.folder import CONFIG
 
+    if not options.targets:
+        parser().error("give run folders or folders of images, or --model NAME")
     for target in options.targets:
         if not target.is_dir():
             found = "is a file" if target.exists() else "is not there"

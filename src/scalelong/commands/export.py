@@ -3,12 +3,13 @@
 import argparse
 from pathlib import Path
 
-from .options import add_checkpoint_options, add_quiet_option, trained_run
+from .options import add_checkpoint_options, add_model_option, add_quiet_option, model_folder, trained_run
 
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="scalelong export", description=__doc__)
-    made.add_argument("run", type=Path, help="the run folder")
+    made.add_argument("run", type=Path, nargs="?", help="the run folder")
+    add_model_option(made)
     made.add_argument(
         "--format",
         choices=["diffusers", "safetensors"],
@@ -29,7 +30,9 @@ def run(options: argparse.Namespace) -> None:
 
     if options.out and options.out.suffix != ".safetensors":
         require_folder_place(options.out)
-    trained = trained_run(options.run, options)
+    if (options.run is None) == (options.model is None):
+        parser().error("give a run folder, or --model NAME for a network that comes with the package")
+    trained = trained_run(model_folder(options.model) if options.model else options.run, options)
     folder = options.out or trained.folder / f"export-{options.format}"
     if options.format == "diffusers":
         export_diffusers(trained, folder)

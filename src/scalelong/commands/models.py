@@ -1,17 +1,29 @@
-"""`scalelong models`: the networks of the paper, their sizes, and the difference from the published ones."""
+"""`scalelong models`: trained networks that come with the package, and the paper's networks with their sizes.
+
+`scalelong models make NAME` trains one of the former again, as its card says, and packs it into --out.
+"""
 
 import argparse
 import json
 from pathlib import Path
 from typing import Any
 
-from .options import add_quiet_option
+from .options import add_quiet_option, names_in
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="scalelong models", description=__doc__)
+    made = argparse.ArgumentParser(
+        prog="scalelong models", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("action", nargs="?", choices=["list", "make"], default="list", help="default: list")
+    made.add_argument(
+        "name", nargs="?", choices=names_in("runs.shipped", "NETWORKS"), help="which network to make", metavar="NAME"
+    )
+    made.add_argument("--trained", action="store_true", help="list the trained networks alone")
     made.add_argument("--json", action="store_true", help="print the list as JSON, and nothing else")
-    made.add_argument("--out", type=Path, metavar="FILE", help="also write the list to this file, as JSON")
+    made.add_argument(
+        "--out", type=Path, metavar="PLACE", help="list: also write it to this file, as JSON; make: folder for NAME"
+    )
     add_quiet_option(made)
     return made
 
@@ -20,14 +32,22 @@ def run(options: argparse.Namespace) -> None:
     from ..console import show_table
     from ..files import require_file_place, write_text
 
+    if options.action == "make":
+        make(options)
+        return
     if options.out is not None:
         require_file_place(options.out)
-    rows = model_rows()
+    rows = trained_rows() if options.trained else model_rows()
     if options.out is not None:
-        write_text(options.out, json.dumps(rows, indent=1))
+        write_text(options.out, json.dumps(rows, indent=1, ensure_ascii=False))
     if options.json:
-        print(json.dumps(rows, indent=1))
+        print(json.dumps(rows, indent=1, ensure_ascii=False))
         return
+    print("Trained, ready to use (scalelong sample --model NAME PROMPT; eval and export take --model, too):")
+    show_table(trained_rows(), left=("name", "data", "condition", "try"), rule=False)
+    if options.trained:
+        return
+    print("\nThe paper's networks (scalelong train --model NETWORK/PRESET):")
     shown = [
         row
         | {
@@ -38,6 +58,48 @@ def run(options: argparse.Namespace) -> None:
         for row in rows
     ]
     show_table(shown, left=("network", "preset", "note"), rule=False)
+
+
+def trained_rows() -> list[dict[str, Any]]:
+    from ..runs.shipped import EXAMPLES, NETWORKS, WEIGHTS, packed_folder, shipped_names
+
+    rows = []
+    for name, config in NETWORKS.items():
+        made, there = config(), name in shipped_names()
+        size = (packed_folder(name) / WEIGHTS).stat().st_size if there else None
+        rows.append(
+            {
+                "name": name,
+                "data": made.data,
+                "condition": made.diffusion.condition,
+                "KB": round(size / 1000) if size else "not in this installation: scalelong models make",
+                "try": f'scalelong sample --model {name} "{EXAMPLES[name]}"',
+            }
+        )
+    return rows
+
+
+def make(options: argparse.Namespace) -> None:
+    """Train, score and pack a network."""
+    from ..evaluation import score_run
+    from ..export.card import shipped_card
+    from ..files import write_text
+    from ..runs.load import load_run
+    from ..runs.shipped import CARD, NETWORKS, SCORES, pack
+    from ..training import train
+
+    if options.name is None:
+        parser().error(f"say which network to make: {', '.join(NETWORKS)}")
+    out = options.out or Path("runs") / "made"
+    work = out / f"{options.name}-run"
+    train(NETWORKS[options.name](), work)
+    scores = score_run(load_run(work), n=1000)
+    folder = pack(work, out / options.name)
+    # Without places on the machine where it was made.
+    line = scores.to_dict() | {"subject": {"run": options.name, "step": scores.subject["step"], "seed": 0}}
+    write_text(folder / SCORES, json.dumps(line, ensure_ascii=False) + "\n")
+    write_text(folder / CARD, shipped_card(options.name, load_run(work), scores))
+    print(f"{folder}: {sum(file.stat().st_size for file in folder.iterdir()) / 1e6:.2f} MB")
 
 
 def model_rows() -> list[dict[str, Any]]:

@@ -157,6 +157,21 @@ def add_checkpoint_options(parser: argparse.ArgumentParser) -> None:
     add_trust_option(parser)
 
 
+def add_model_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model",
+        choices=names_in("runs.shipped", "NETWORKS"),
+        help="instead of RUN: a small trained network that comes with the package; its run folder is runs/NAME",
+    )
+
+
+def model_folder(name: str) -> Path:
+    """The run folder of a network that comes with the package, made at its first use."""
+    from ..runs.shipped import unpack
+
+    return unpack(name, Path("runs") / name)
+
+
 def trained_run(folder: Path, options: argparse.Namespace) -> Run:
     """The run with the weights and, where --tuned is given, the coefficients that the flags ask for."""
     from ..runs.load import load_run

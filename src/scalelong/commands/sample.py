@@ -1,4 +1,8 @@
-"""`scalelong sample RUN`: images from a trained model. The same command continues where it was interrupted.
+"""`scalelong sample RUN [PROMPT ...]`: images from a trained model.
+
+The same command continues where it was interrupted.
+
+`scalelong sample --model digits-class 7` draws with a small network that comes with the package (`scalelong models`).
 
 Image i has the seed SEED + i and is the same at any batch size and with any number of processes
 (`torchrun --nproc-per-node 2 -m scalelong sample RUN -n 64 ...`; write -n there, since torchrun takes --n for its own).
@@ -8,14 +12,28 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from .options import add_quiet_option, add_sampling_options, sample_settings, trained_run, whole_number
+from .options import (
+    add_model_option,
+    add_quiet_option,
+    add_sampling_options,
+    model_folder,
+    sample_settings,
+    trained_run,
+    whole_number,
+)
 
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="scalelong sample", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("run", type=Path, help="the run folder")
+    made.add_argument(
+        "targets",
+        nargs="*",
+        metavar="RUN|PROMPT",
+        help="the run folder, then classes or texts to draw, which take turns; with --model, these alone",
+    )
+    add_model_option(made)
     made.add_argument("-n", "--n", type=whole_number, default=64, help="number of images (default: %(default)s)")
     prompts = made.add_mutually_exclusive_group()
     prompts.add_argument(
@@ -43,8 +61,14 @@ def run(options: argparse.Namespace) -> None:
 
     if options.out:
         require_folder_place(options.out)
-    trained = trained_run(options.run, options)
-    wanted = requests(options.n, options.seed, options.prompts or trained.default_prompts)
+    if not options.targets and options.model is None:
+        parser().error("give a run folder, or --model NAME for a network that comes with the package")
+    asked = options.targets if options.model else options.targets[1:]
+    if asked and options.prompts:
+        parser().error("give prompts behind RUN, or with --class or --prompt, not both")
+    place = model_folder(options.model) if options.model else Path(options.targets[0])
+    trained = trained_run(place, options)
+    wanted = requests(options.n, options.seed, asked or options.prompts or trained.default_prompts)
     settings = replace(sample_settings(options), cache=options.cache)
     folder = options.out or trained.folder / "images" / folder_name(trained, settings)
     progress = Progress("images", enabled=False if options.quiet else None)

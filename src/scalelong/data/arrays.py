@@ -483,3 +483,30 @@ def load_garments(name: str, options: Options) -> ImageData:
     with place.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
         images, labels = torch.from_numpy(arrays["images"]), torch.from_numpy(arrays["labels"])
     return from_array(name, images[:, None], Annotations(labels.to(torch.int64), GARMENTS), options)
+
+
+# The same with captions, several wordings of each class, for networks that draw from a text.
+
+NUMBER_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+GARMENT_WORDS = (
+    *("a t-shirt", "trousers", "a pullover", "a dress", "a coat"),
+    *("a sandal", "a shirt", "a sneaker", "a bag", "an ankle boot"),
+)
+
+
+def load_captioned(name: str, options: Options) -> ImageData:
+    """The digits or garments that come with the package; image i has wording i of its class, in turn."""
+    if name == "captioned-digits":
+        data = load_digits(name, options)
+        wordings = [(word, f"the digit {number}", f"a handwritten {word}") for number, word in enumerate(NUMBER_WORDS)]
+    else:
+        data = load_garments(name, options)
+        bare = [phrase.removeprefix("a ").removeprefix("an ") for phrase in GARMENT_WORDS]
+        wordings = [
+            (word, phrase, f"a photograph of {phrase}") for word, phrase in zip(bare, GARMENT_WORDS, strict=True)
+        ]
+    about = data.annotations
+    assert about.labels is not None
+    captions = [wordings[label][row % 3] for row, label in enumerate(about.labels.tolist())]
+    data.annotations = Annotations(about.labels, about.classes, captions)
+    return data

@@ -15,6 +15,7 @@ from .arrays import (
     find_cifar,
     find_idx,
     is_idx,
+    load_captioned,
     load_cifar,
     load_digits,
     load_garments,
@@ -81,7 +82,7 @@ def _roots() -> list[Path]:
 
 # One function for every source: a name, a path, or "hf:NAME".
 
-DATASETS = ("digits", "garments", "shapes", *KNOWN)
+DATASETS = ("digits", "garments", "shapes", "captioned-digits", "captioned-garments", *KNOWN)
 
 
 def load_data(
@@ -97,7 +98,8 @@ def load_data(
 ) -> ImageData:
     """Opens a data set.
 
-    spec: "digits", "garments" or "shapes", which come with the package; "mnist", "fashion-mnist" or "cifar10", searched
+    spec: "digits", "garments" or "shapes", which come with the package, and the first two with captions as
+        "captioned-digits" and "captioned-garments"; "mnist", "fashion-mnist" or "cifar10", searched
         for; the path of a folder of images, of parquet, IDX or CIFAR-10 files or of a saved Hugging Face data set; the
         path of a .zip, .parquet, .npz or IDX file; or "hf:NAME" for a data set of the Hugging Face hub.
     size: a side or (height, width); the shorter side is resized, the middle kept. Needed if the images differ in size.
@@ -126,6 +128,8 @@ def load_data(
         return load_garments(spec, options)
     if spec == "shapes":
         return load_shapes(spec, options)
+    if spec in ("captioned-digits", "captioned-garments"):
+        return load_captioned(spec, options)
     if spec in KNOWN:
         return _load_known(spec, options)
     if spec.startswith("hf:"):

@@ -109,14 +109,28 @@ def shows_prompts(
 ) -> Tensor | None:
     """Whether each image shows its prompt, bool (n,); None where nothing here can tell.
 
-    Classes are recognised by a classifier that was trained on real images alone, drawn shapes by a rule.
+    Classes, and captions that are wordings of classes, are recognised by a classifier that was trained on real images
+    alone, drawn shapes by a rule.
     """
     if condition == "class" and data.classes is not None and len(data.classes) > 1:
         asked = torch.tensor([data.classes.index(str(prompt)) for prompt in prompts])
         return train_classifier(data, say=say).classify(images) == asked
     if condition == "text" and data.name == "shapes" and data.channels == 3:
         return shows_colour_and_shape(images, [str(prompt) for prompt in prompts])
+    classes = _classes_by_caption(data) if condition == "text" else {}
+    if classes and all(prompt in classes for prompt in prompts):
+        asked = torch.tensor([classes[str(prompt)] for prompt in prompts])
+        return train_classifier(data, say=say).classify(images) == asked
     return None
+
+
+def _classes_by_caption(data: ImageData) -> dict[str, int]:
+    """Which class a caption stands for, where captions are wordings of classes; empty where one has several."""
+    captions, labels = data.annotations.captions, data.annotations.labels
+    if captions is None or labels is None or data.classes is None or len(data.classes) < 2:
+        return {}
+    pairs = set(zip(captions, labels.tolist(), strict=True))
+    return dict(pairs) if len(pairs) == len(set(captions)) else {}
 
 
 # From images to scores.

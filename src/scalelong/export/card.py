@@ -164,6 +164,46 @@ def _scores(run: Run) -> str:
     return "\n".join([*rows, "", explained, *(f"- {remark}" for remark in remarks)])
 
 
+# The card of a network that comes with the package.
+
+LICENCES = {
+    "digits": "UCI, Optical Recognition of Handwritten Digits (Alpaydin and Kaynak, 1998), CC BY 4.0",
+    "garments": "Fashion-MNIST (Xiao, Rasul and Vollgraf, 2017), its first 2000 training images at 16x16, MIT",
+}
+
+
+def shipped_card(name: str, run: Run, scores: Scores) -> str:
+    """Data, licence, the command that trained it, and its scores beside their anchors."""
+    config, data = run.config, RunFolder(run.folder).about()
+    rows = ["| score | value, 95 % interval | held-out real images | noise |", "|---|---|---|---|"]
+    rows += [f"| {row['']} | {row['value']} | {row.get(REAL, '')} | {row.get(NOISE, '')} |" for row in scores.rows()]
+    protocol, shown = scores.protocol, ", ".join((run.shape.classes or ())[:10])
+    words = ", ".join(RunFolder(run.folder).vocabulary() or ())
+    knows = f"the words {words}" if config.diffusion.condition == "text" else f"the classes {shown}"
+    return f"""\
+# {name}
+
+A small diffusion model, for trying things out: sampling, evaluation, export, tuning, caching. It draws images of
+{data["width"]}x{data["height"]} pixels and knows {knows}.
+
+| | |
+|---|---|
+| network | U-ViT, {sum(p.numel() for p in run.model.parameters()):,} parameters; averaged weights in half precision |
+| long skips | scaled by {as_scaling(config.scaling)} |
+| data | {LICENCES[config.data.removeprefix("captioned-")]}; {data["images"]} images trained on, \
+{config.images.held_out} held out |
+| licence of the weights | Apache-2.0, as the package; the data keep theirs |
+| trained by | `scalelong models make {name}`: {run.step} steps of {config.batch_size} images, rate \
+{config.optimizer.lr:g} with cosine decay, seed {config.seed} |
+| not for | anything but trying things out: it has seen very few pictures, and its samples may resemble them |
+
+{chr(10).join(rows)}
+
+{protocol.images} images, {protocol.sampler} with {protocol.sampler_steps} steps, guidance {protocol.guidance:g}, \
+{protocol.features} features, against {protocol.reference_images} images. Scored before the weights were halved.
+"""
+
+
 # An exported folder to the Hugging Face hub, where there is a network.
 
 

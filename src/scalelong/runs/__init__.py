@@ -10,6 +10,7 @@ averages     moving averages of several lengths, and of any length after trainin
 origin       weights that exist already, as the start of a run
 load         a trained run, back from its folder
 samples      folders of generated images
+shipped      small trained networks that come with the package
 processes    devices and processes, through accelerate
 """
 
@@ -39,3 +40,4 @@ from .model import DataShape, RunData, build_model, load_images, load_run_data, 
 from .origin import adopt_weights, load_start_, read_origin
 from .recipes import RECIPES, default_folder, recipe
 from .samples import SampleFolder, fill_folder, folder_name, save_png
+from .shipped import NETWORKS, load_trained, shipped_names, unpack

@@ -42,7 +42,7 @@ from .config import TrainConfig, conflicting_changes, differences, dump_config, 
 from .model import DataShape, RunData, factory_of, shape_of
 
 CONFIG, DATA, METRICS, ROLLBACKS = "config.yaml", "data.json", "metrics.jsonl", "rollbacks.json"
-RUN, TRACKER_ID = "run.json", "tracker_id.txt"
+RUN, TRACKER_ID, MLFLOW_ID = "run.json", "tracker_id.txt", "mlflow_id.txt"
 MOST_WORDS = 5000
 """Largest vocabulary that is listed in data.json."""
 COMMAND_VARIABLE = "SCALELONG_COMMAND"
@@ -216,6 +216,14 @@ class RunFolder:
         if not path.exists():
             write_text(path, uuid.uuid4().hex[:12])
         return read_text(path, 1000).strip()
+
+    def mlflow_id(self) -> str | None:
+        """The id that MLflow gave the run when it was begun there; it takes none of ours."""
+        path = self.path / MLFLOW_ID
+        return read_text(path, 1000).strip() if path.exists() else None
+
+    def keep_mlflow_id(self, value: str) -> None:
+        write_text(self.path / MLFLOW_ID, value)
 
     def append_metrics(self, values: dict[str, Any]) -> None:
         append_json_line(self.metrics, values)

@@ -13,6 +13,7 @@ from .callbacks import (
     AccelerateMonitor as AccelerateMonitor,
     lightning_callback as lightning_callback,
     lightning_guard as lightning_guard,
+    trainer_callback as trainer_callback,
     trainer_guard as trainer_guard,
 )
 from .collapse import (
@@ -46,3 +47,4 @@ from .survival import (
     RateRange as RateRange,
     RateRun as RateRun,
 )
+from .trackers import Tracker as Tracker

@@ -172,7 +172,7 @@ class Trainer:
         self.inspector = Inspector(config, run, self.state, data, inputs)
         self.recorder = Recorder(config, run, accelerator, progress)
         readings = config.monitor_every if config.monitor_every <= config.steps else 0
-        self.monitor = RunMonitor(run, self.state, readings, progress.say)
+        self.monitor = RunMonitor(run, self.state, readings, progress.say, self.recorder.alert)
         self.window = Window(accelerator.device)
         self.watch = StopWatch()
         self.saved_step = -1
@@ -450,6 +450,7 @@ class Trainer:
     def recover(self, bad: int) -> None:
         """Stop with a report of where the numbers came from, or go back to a good checkpoint with a lower rate."""
         report = self.explain(bad)
+        self.recorder.alert(bad, "non-finite", report)
         trouble = self.monitor.trouble_before(bad)  # then the newest checkpoint is finite, and no longer good
         about = {"cause": "not finite", "rate": self.rate_factor * rate(self.config.optimizer, bad, self.config.steps)}
         if self.config.guard.on_nan == "stop" or not self.go_back(bad, trouble, about):

@@ -36,8 +36,16 @@ SIZES = {"probe_block_rms/": "block ", "probe_skip_rms/": "skip "}
 class RunMonitor:
     """The stability monitor of one run, from its first step to the end of the process."""
 
-    def __init__(self, run: RunFolder, state: TrainState, every: int, say: Callable[[str], None]) -> None:
-        self.run, self.state, self.say = run, state, say
+    def __init__(
+        self,
+        run: RunFolder,
+        state: TrainState,
+        every: int,
+        say: Callable[[str], None],
+        alert: Callable[[int, str, str], None] = lambda *_: None,
+    ) -> None:
+        """`alert` gets (step, kind, text) of what is written into alarms.jsonl, for the trackers."""
+        self.run, self.state, self.say, self.alert = run, state, say, alert
         self.losses = LevelLosses()
         self.detector = CollapseDetector(levels=LEVELS)
         self.monitor = self._monitor(every) if every else None
@@ -84,6 +92,7 @@ class RunMonitor:
     def _write(self, step: int, kind: str, message: str) -> None:
         if self.state.accelerator.is_main_process:
             append_json_line(self.run.path / "alarms.jsonl", {"step": step, "kind": kind, "message": message})
+            self.alert(step, kind, message)
 
     # Collapses. All processes have the same losses, so that they decide together
 

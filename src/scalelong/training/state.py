@@ -348,6 +348,11 @@ def snapshot(state: TrainState) -> Snapshot:
 def restore(state: TrainState, saved: Snapshot, seed: int) -> None:
     """Put a snapshot back, bit for bit."""
     training = saved.training
+    if training.get("packed"):
+        raise CheckpointError(
+            "this folder holds the weights of a network that comes with the package, without the state of its "
+            "optimiser: begin a run of your own with them, scalelong train ... --from FOLDER --out ANOTHER"
+        )
     try:
         with without_records():
             set_model_state_dict(state.bare, dict[str, Any](saved.model), options=_SCATTER)

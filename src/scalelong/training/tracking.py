@@ -4,6 +4,7 @@ Metrics go to `metrics.jsonl`, to the trackers of accelerate (TensorBoard, Weigh
 sample grids to every tracker that shows images.
 """
 
+import os
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from ..console import StopWatch, TrainingProgress
 from ..errors import InvalidConfigError
 from ..runs.config import TrainConfig, flatten, to_dict
 from ..runs.folder import RunFolder
+from ..stability.trackers import log_picture, send_alert
 from .state import TrainState, base_rate
 
 PROJECT = "scalelong"
@@ -20,6 +22,11 @@ PROJECT = "scalelong"
 
 TENSORBOARD = "tensorboard"
 """Both the tracker and its folder in the run folder, which accelerate takes for the name of the project."""
+
+MLFLOW = "mlflow"
+
+PROJECT_VARIABLES = {"wandb": "WANDB_PROJECT", "trackio": "TRACKIO_PROJECT", "mlflow": "MLFLOW_EXPERIMENT_NAME"}
+"""By which their users choose another project."""
 
 
 class Window:
@@ -63,22 +70,37 @@ class Recorder:
             )
 
     def start(self, step: int) -> None:
-        """Open the trackers; what TensorBoard shows after this step is cut off."""
+        """Open the trackers; what TensorBoard shows after this step is cut off. The others know the run by the name
+        of its folder, and by an id that is kept there: a run that continues is the same run in them."""
         wanted, trackers = list(self.accelerator.log_with), []
-        settings = {name: str(value) for name, value in flatten(to_dict(self.config)).items()}
-        name = self.run.path.name
-        # One by one, because accelerate gives all trackers of a call the same project.
+        # One by one, because accelerate gives all trackers of a call the same project. It starts those of earlier calls
+        # again, so that they are put aside.
         for kind in wanted:
-            self.accelerator.log_with = [kind]
+            self.accelerator.log_with, self.accelerator.trackers = [kind], []
             if _name(kind) == TENSORBOARD:
                 self.accelerator.init_trackers(TENSORBOARD, init_kwargs={TENSORBOARD: {"purge_step": step + 1}})
             else:
-                options = {"wandb": {"name": name}, "mlflow": {"run_name": name}}
-                if _name(kind) == "wandb" and self.accelerator.is_main_process:
-                    options["wandb"] |= {"id": self.run.tracker_id(), "resume": "allow"}
-                self.accelerator.init_trackers(PROJECT, config=settings, init_kwargs=options)
+                self._open(_name(kind))
             trackers += self.accelerator.trackers
         self.accelerator.log_with, self.accelerator.trackers = wanted, trackers
+
+    def _open(self, kind: str) -> None:
+        name, main = self.run.path.resolve().name, self.accelerator.is_main_process
+        settings = {key: str(value) for key, value in flatten(to_dict(self.config)).items()}
+        options: dict[str, Any] = {}
+        if kind == "wandb":
+            options = {"name": name} | ({"id": self.run.tracker_id(), "resume": "allow"} if main else {})
+        elif kind == "trackio":
+            # The name is what trackio knows a run by.
+            options = {"name": f"{name}-{self.run.tracker_id()[:6]}" if main else name, "resume": "allow"}
+        elif kind == MLFLOW:
+            known = self.run.mlflow_id() if main else None
+            # The parameters of a run cannot change there, and a run that continues may have more steps.
+            settings, options = ({}, {"run_id": known}) if known else (settings, {"run_name": name})
+        project = os.environ.get(PROJECT_VARIABLES.get(kind, ""), "") or PROJECT
+        self.accelerator.init_trackers(project, config=settings or None, init_kwargs={kind: options})
+        if kind == MLFLOW and main and "run_id" not in options:
+            self.run.keep_mlflow_id(self.accelerator.trackers[0].tracker.info.run_id)
 
     def record(self, state: TrainState, window: Window, watch: StopWatch, epoch: float) -> dict[str, Any]:
         """Close the window and write its means."""
@@ -111,7 +133,11 @@ class Recorder:
             return
         if self.accelerator.is_main_process:
             self.run.append_metrics({"step": step, **values})
-        self.accelerator.log({name: value for name, value in values.items() if name != "step"}, step=step)
+        named = {name: value for name, value in values.items() if name != "step"}
+        for tracker in self.accelerator.trackers:
+            # MLflow's folders cannot hold gradient_norm and gradient_norm/middle side by side.
+            between = "." if tracker.name == MLFLOW else "/"
+            tracker.log({name.replace("/", between): value for name, value in named.items()}, step=step)
 
     def images(self, step: int, grid: Tensor) -> None:
         """A sample grid, uint8 (C, H, W), for every tracker that shows images. Latents show their first channel."""
@@ -120,12 +146,16 @@ class Recorder:
         shown = grid if grid.shape[0] in (1, 3) else grid[:1]
         array = shown.permute(1, 2, 0).numpy()
         for tracker in self.accelerator.trackers:
-            if tracker.name == TENSORBOARD:
-                tracker.writer.add_image("samples", shown, global_step=step)
-            elif tracker.name in _ONE_IMAGE:
-                tracker.log_images({"samples": array}, step=step)
-            elif hasattr(tracker, "log_images"):
-                tracker.log_images({"samples": [array]}, step=step)
+            if log_picture(tracker, step, "samples", shown):
+                continue
+            if hasattr(tracker, "log_images"):
+                tracker.log_images({"samples": array if tracker.name in _ONE_IMAGE else [array]}, step=step)
+
+    def alert(self, step: int, kind: str, text: str) -> None:
+        """An alarm of the monitor, a collapse, numbers that are not finite: an alert where the tracker has alerts."""
+        if self.accelerator.is_main_process:
+            for tracker in self.accelerator.trackers:
+                send_alert(tracker, step, kind, text)
 
     def close(self) -> None:
         for tracker in self.accelerator.trackers:
