@@ -15,7 +15,7 @@ import pytest
 from scalelong.scaling import METHODS
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCS = ("methods", "theory", "stability", "compare", "range", "caching", "tuning")
+DOCS = ("methods", "mup", "theory", "stability", "compare", "range", "caching", "tuning")
 PAGES = ["README.md", *(f"docs/{name}.md" for name in DOCS)]
 
 
