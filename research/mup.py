@@ -517,6 +517,9 @@ def draw(rows: Sequence[Row], path: Path) -> None:
             place.plot(row.rates, [row.mean(rate) for rate in row.rates], color=color, label=label)
             place.plot([row.best], [row.mean(row.best)], "o", color=color, markersize=7)
         place.set(xscale="log", xlabel="learning rate at the base", title=data, ylabel="held-out loss")
+        rates = sorted({rate for row in rows for rate in row.losses})
+        place.set_xticks(rates, [f"{rate:g}" for rate in rates], rotation=45)
+        place.minorticks_off()
         legend(place)
     save(figure, path)
 

@@ -124,6 +124,8 @@ class RateGrid:
                     place.plot([best], [self.loss(method, width, best)], "o", color=color, markersize=7)
             place.set(xscale="log", xlabel="learning rate", title=method)
             log_scale(place)
+            place.set_xticks(self.rates, [f"{rate:g}" for rate in self.rates], rotation=45)
+            place.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
             legend(place)
         axes[0].set_ylabel("held-out loss")
         save(figure, path)
