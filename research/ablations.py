@@ -33,6 +33,7 @@ from scalelong.files import write_text
 FOLDER = Path("docs/evidence/ablations")
 SEEDS = tuple(range(9000, 9008))
 CHOICE, CONFIRM = tuple(range(9100, 9102)), tuple(range(9200, 9208))
+EDGE = tuple(range(9300, 9308))
 LOOK_EVERY = 10
 
 # Arms
@@ -120,9 +121,30 @@ STUDIES: dict[str, Study] = {
     "batch32": study("Batches of 32", PAIR, batch=32),
     "width128": study("Width 128, at 1.2e-2", PAIR, (1.2e-2,), width=128),
     "depth64": study("Depth 64, at 6e-3", PAIR, (6e-3,), depth=64),
+    "long-cures": study(
+        "1,000 steps, at 1.2e-2, other cures",
+        ("start CS(0.7)", "norms in merges", "norms in merges, unit gain", "CS(0.7) attached"),
+        (1.2e-2,),
+        steps=1000,
+        seeds=EDGE,
+        baseline="start CS(0.7)",
+    ),
+    "edge-batch64": study("Batches of 64", PAIR, batch=64, seeds=EDGE),
+    "edge-width128": study("Width 128, at 2.4e-2", PAIR, (2.4e-2,), width=128, seeds=EDGE),
+    "edge-depth40": study("Depth 40, at 1.2e-2", PAIR, (1.2e-2,), depth=40, seeds=EDGE),
+    "edge-depth64": study("Depth 64, at 1.2e-2", PAIR, (1.2e-2,), depth=64, seeds=EDGE),
 }
 """In the order in which they are run: if time runs out, the last ones are not done."""
-FAMILIES = (("depth16", "depth40", "batch4"), ("bf16", "batch32", "width128", "depth64"))
+FAMILIES = (
+    ("depth16", "depth40", "batch4"),
+    ("bf16", "batch32", "width128", "depth64"),
+    (
+        "edge-batch64",
+        "edge-width128",
+        "edge-depth40",
+        "edge-depth64",
+    ),
+)
 """Borders that the plan counts as one study each: Holm's correction goes over all of them that were run."""
 FIRST = (
     ("changes", ("inner half at a tenth of the rate",)),

@@ -336,7 +336,8 @@ def conditioning_part(folder: Path) -> str:
             "validation images.",
             "\n".join(rows),
             "Loss at the end if each image is given the z of another one, minus the loss, in 1e-4: middle "
-            f"{worth['middle'].text(1e4, 0)} zero; time {worth['time'].text(1e4, 0)} zero.",
+            f"{worth['middle'].text(1e4, 0)} zero; time {worth['time'].text(1e4, 0)} zero. The other image has another "
+            "noise level as well, so for the middle this is more than the content alone is worth.",
         ]
     )
 
@@ -345,7 +346,13 @@ def scaling_arms(folder: Path) -> dict[int, dict[str, dict[int, dict[str, Any]]]
     """By depth, then by method."""
     shallow = {"none": read(folder, "digits").get("plain", {}), **read(folder, "scaling")}
     deep = {name.removeprefix("depth 12, "): lines for name, lines in read(folder, "deeper").items()}
-    return {6: shallow, 12: deep}
+    return {6: paired(shallow), 12: paired(deep)}
+
+
+def paired(arms: dict[str, dict[int, dict[str, Any]]]) -> dict[str, dict[int, dict[str, Any]]]:
+    """The seeds that all arms have: means of others cannot be compared."""
+    shared = set.intersection(*(set(lines) for lines in arms.values())) if arms else set()
+    return {arm: {seed: lines[seed] for seed in sorted(shared)} for arm, lines in arms.items()}
 
 
 def scaling_part(folder: Path) -> str:
@@ -527,7 +534,8 @@ def draw_layers(depths: dict[int, dict[str, dict[int, dict[str, Any]]]], path: P
                     label = method if table == "network" else None
                     axes.plot(places, middle, style, color=colour, alpha=alpha, linewidth=1.8, label=label)
                 axes.set_xticks(places, [shorter(layer) for layer in layers], fontsize=7, rotation=60)
-            axes.set_title(f"depth {depth}, t = {t:g} (dotted: before training)", fontsize=9)
+            seeds = len(next(iter(arms.values())))
+            axes.set_title(f"depth {depth}, t = {t:g}, {seeds} seeds (dotted: before training)", fontsize=9)
             axes.set_ylabel("% right", fontsize=8)
             axes.legend(fontsize=8, frameon=False)
     figure.savefig(path)

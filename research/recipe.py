@@ -2,6 +2,7 @@
 
     python -m research.recipe gather RUNS docs/evidence/recipe/NAME.json --title TITLE
     python -m research.recipe redraw docs/evidence/recipe
+    python -m research.recipe claims docs/evidence/recipe       # what docs/recipe.md says, with intervals
 
 `gather` reads the folder of a comparison into records (`scalelong.experiments.results`) and keeps their held-out
 curves, and in what they differ. `redraw` needs these files alone.
@@ -24,7 +25,7 @@ from scalelong.errors import InvalidConfigError
 from scalelong.experiments.compare import COMMANDS
 from scalelong.experiments.figures import colour_of, legend, log_scale, panels, save
 from scalelong.experiments.records import COLLAPSED, Curve, RunRecord, read_run, steps_to
-from scalelong.experiments.results import Results, spread
+from scalelong.experiments.results import Results, interval, spread
 from scalelong.experiments.runs import exit_code
 from scalelong.files import write_text
 from scalelong.runs.config import flatten, load_config, to_dict
@@ -188,7 +189,7 @@ def page(evidence: Sequence[Evidence]) -> str:
         " from the JSON files beside it. Losses are errors in ε on held-out images, of averaged weights, with the "
         "same noise and times for all variants of a seed. Steps are those to the best loss that the baseline "
         "had at half or at the end of its run. A run has collapsed if its loss ends at more than "
-        f"{COLLAPSED:g} times its best. What they mean: [recipe](../../recipe.md).",
+        f"{COLLAPSED:g} times its best. What they mean: [findings](findings.md).",
     ]
     for entry in evidence:
         changes = "\n".join(
@@ -228,6 +229,69 @@ def draw(entry: Evidence, path: Path) -> None:
     save(figure, path)
 
 
+# What the page for users says: steps saved, with an interval
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A variant of a comparison against its baseline."""
+
+    evidence: str
+    variant: str
+    change: str
+    setting: str
+
+
+CLAIMS = (
+    Claim("deep-best", "unit-tau", "unit gain, branches at 0.3", "depth 24, batches of 8, best of three rates"),
+    Claim("deep-unit", "unit", "unit gain", "depth 24, batches of 8, 4e-3"),
+    Claim("depth16-tuned", "unit-tau", "unit gain, branches at 0.3", "depth 16, 1,500 steps, 4e-3"),
+    Claim("residual-unit", "unit-tau", "unit gain, branches at 0.3", "depth 8, best of four rates"),
+    Claim("residual", "unit", "unit gain", "depth 8, best of four rates"),
+    Claim("cifar10-best", "unit-tau", "unit gain, branches at 0.3", "depth 8, CIFAR-10, best of two rates"),
+    Claim("cifar10-32", "unit-tau", "unit gain, branches at 0.3", "depth 8, CIFAR-10 at 32x32, 4e-3"),
+    Claim("width128", "unit-tau", "unit gain, branches at 0.3", "depth 8, width 128, 4e-3"),
+    Claim("digits-unit", "unit", "unit gain", "digits-tiny (depth 6), 2e-3"),
+    Claim("digits-class-unit", "unit", "unit gain", "digits-class-tiny (depth 4), 1e-3"),
+    Claim("fashion-tiny", "unit", "unit gain", "fashion-tiny (depth 4), 2e-3"),
+    Claim("fashion-tiny", "unit-tau", "unit gain, branches at 0.3", "fashion-tiny (depth 4), 2e-3"),
+    Claim("deep-scaling", "cs", "CS(0.7)", "depth 24, batches of 8, 4e-3"),
+    Claim("frechet", "cs", "CS(0.7)", "depth 8, unit gain, branches at 0.3"),
+    Claim("unet-behind", "none-8e-3", "8e-3 instead of 2e-3", "a UNet"),
+    Claim("unet-behind", "behind", "CS(0.7) behind norms", "a UNet, 2e-3"),
+)
+WORTH = 1.05
+"""A smaller saving is called none."""
+
+
+def claims(folder: Path) -> list[dict[str, str]]:
+    """The baseline's steps divided by those of the variant, at the end: geometric mean, 90 % interval of Student's t.
+
+    A variant that does not reach the baseline's best loss in some seed has no mean; it counts as saving nothing.
+    """
+    rows: list[dict[str, str]] = []
+    for claim in CLAIMS:
+        ratios = list(Evidence.read(folder / f"{claim.evidence}.json").speedups(claim.variant).values())
+        reached = [math.log(ratio) for ratio in ratios if ratio is not None]
+        row = {"change": claim.change, "setting": claim.setting, "seeds": str(len(ratios))}
+        if len(reached) < len(ratios):
+            row |= {
+                "steps saved, times": f"not reached in {len(ratios) - len(reached)}",
+                "90 % interval": "",
+                "verdict": "none",
+            }
+        else:
+            low, high = map(math.exp, interval(reached))
+            verdict = "saves" if low > WORTH else "none" if high < WORTH else "open"
+            row |= {
+                "steps saved, times": f"{math.exp(fmean(reached)):.2f}",
+                "90 % interval": f"{low:.2f} to {high:.2f}",
+                "verdict": verdict,
+            }
+        rows.append(row)
+    return rows
+
+
 # The command
 
 
@@ -240,6 +304,7 @@ def main(arguments: Sequence[str]) -> int:
     gathering.add_argument("--title", required=True)
     gathering.add_argument("--command", help="default: what `scalelong compare` noted beside the runs")
     commands.add_parser("redraw").add_argument("folder", type=Path)
+    commands.add_parser("claims").add_argument("folder", type=Path)
     options = parser.parse_args(arguments)
     return exit_code(lambda: _work(options))
 
@@ -247,6 +312,8 @@ def main(arguments: Sequence[str]) -> int:
 def _work(options: argparse.Namespace) -> None:
     if options.command_name == "redraw":
         redraw(options.folder)
+    elif options.command_name == "claims":
+        print(text_table(claims(options.folder)))
     else:
         found = gather(options.runs, options.title, options.command)
         options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -59,7 +59,7 @@ def model():
 
 CHANGES = re.compile(
     r"(metrics\.jsonl|scores.*|config\.yaml|data\.json|environment\.json|README\.md|report\.html|\.lock|checkpoints/.*|\.part)$"
-    r"|^cache/|events\.out|^(compared|ranged)/(comparison\.|command|settings|runs|range|figures|features|curves|results|.*\.png)"
+    r"|^cache/|events\.out|^(compared|ranged)/(comparison\.|table\.|command|settings|runs|range|figures|features|curves|results|.*\.png)"
 )
 """Files that a command may write anew. All others must stay what they were."""
 

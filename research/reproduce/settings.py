@@ -42,7 +42,7 @@ def tiny_uvit(**changes: Any) -> TrainConfig:
     """Fashion-MNIST at 16x16 and a narrow U-ViT with N = 4 long skips: some 30 s on one core.
 
     The paper's objective without clipping of gradients, which would hide what scaling is for. Two things keep a small
-    network from hiding it as well (docs/recipe.md), and are the same for all methods: the deviation of the initial
+    network from hiding it as well (docs/evidence/recipe), and are the same for all: the deviation of the initial
     weights is the authors' 0.02 scaled from width 512 to this one, so that inner skips count, and the last
     convolution starts as the identity, which takes a plateau away that has nothing to do with skips.
 

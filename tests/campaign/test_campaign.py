@@ -59,6 +59,21 @@ def test_every_defect_has_its_test():
             assert f"def {name}(" in (ROOT / "tests" / file).read_text(), f"tests/{file}::{name}"
 
 
+def test_the_table_of_the_page_is_that_of_its_files():
+    folder = ROOT / "docs" / "evidence" / "reliability"
+    counts: dict[str, list[int]] = {}
+    for path in sorted((folder / "third").glob("*.json")):
+        for row in json.loads(path.read_text())["rows"]:
+            if row["what"] == "all":
+                for kind in (row["kind"], "all"):
+                    tried, held = counts.get(kind, [0, 0])
+                    counts[kind] = [tried + row["tried"], held + row["held"]]
+    page = (folder / "README.md").read_text()
+    for kind, (tried, held) in counts.items():
+        assert re.search(rf"^\| {kind} \|.*\| {tried:,} \| {held:,} \|$", page, re.MULTILINE), (kind, tried, held)
+    assert counts["all"][0] >= 3000
+
+
 def test_the_campaign_notices_what_does_not_hold():
     from research.campaign.forks import Outcome
     from research.campaign.world import lost

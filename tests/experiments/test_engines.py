@@ -1,5 +1,6 @@
 """Engines: what they refuse, what they start, and that a sweep comes to the same end on each of them."""
 
+import _thread
 import json
 import os
 import shlex
@@ -469,6 +470,36 @@ def test_submitit_killed_and_preempted_then_continued_here(tmp_path, undisturbed
     assert 0 < len(finished) < 12
     assert run_all(runs, 4, jobs=1)
     assert [result(run) for run in runs] == [result(run) for run in undisturbed]
+
+
+SAVES = """
+import pathlib, signal, sys, time
+def end(*_):
+    pathlib.Path("saved").write_text("all")
+    sys.exit(130)
+signal.signal(signal.SIGTERM, end)
+print("begun", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_ray_task_that_is_cancelled_lets_its_worker_save(tmp_path):
+    """Ray interrupts the main thread, which wakes nobody who waits in a call of the system."""
+
+    def cancel() -> None:
+        until = time.monotonic() + 30
+        while not (log.exists() and log.read_text()) and time.monotonic() < until:
+            time.sleep(0.02)
+        _thread.interrupt_main()
+
+    log = tmp_path / "logs" / "a.txt"
+    thread = threading.Thread(target=cancel)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        clusters._task()(["-c", SAVES], {}, str(tmp_path), str(log))
+    thread.join()
+    assert (tmp_path / "saved").read_text() == "all"
+    assert clusters._task()(["-c", "raise SystemExit(7)"], {}, str(tmp_path), str(log)) == 7
 
 
 def test_ray_of_two_nodes_gives_the_same(tmp_path, undisturbed):

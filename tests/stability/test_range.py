@@ -402,10 +402,16 @@ def test_the_verdict_says_when_there_is_no_difference_or_nothing_can_be_judged()
     worse = made_up({"none": {8e-3: 8}, "cs": {8e-3: 0}})
     assert worse.verdict.startswith("Fewer survive with cs than with none.")
     single = made_up({"none": {8e-3: 0}, "start:cs:0.7": {8e-3: 8}}, your_rate=8e-3)
-    assert single.verdict.startswith(
-        "At a rate of 8e-3, 8 of 8 runs survive with start:cs:0.7 and 0 of 8 with none. Call"
-    )
+    assert single.verdict.startswith("At a rate of 8e-3 more runs survive with start:cs:0.7 than with none. Call")
+    assert "Survivors: none 0 of 8; start:cs:0.7 8 of 8." in single.verdict
     assert single.verdict.endswith("At your rate of 8e-3, 0 of 8 with none, 8 of 8 with start:cs:0.7 survive.")
+
+
+def test_a_start_is_advised_unless_another_method_has_more_survivors_than_chance_explains():
+    close = made_up({"none": {8e-3: 0}, "start:cs:0.7": {8e-3: 6}, "unit gain": {8e-3: 8}})
+    assert close.verdict.startswith("At a rate of 8e-3 more runs survive with start:cs:0.7 than with none.")
+    clear = made_up({"none": {8e-3: 0, 9e-3: 0}, "start:cs:0.7": {8e-3: 8, 9e-3: 0}, "norms": {8e-3: 8, 9e-3: 8}})
+    assert "with norms and less than 8e-3 with none." in clear.verdict
 
 
 def test_p_values_are_those_of_the_sign_test():

@@ -62,6 +62,17 @@ def test_json_and_back(table, tmp_path):
     assert json.loads(table.to_json())["holds"]["mup"] is True
 
 
+def test_a_row_that_starts_at_nothing_is_still_json():
+    def make(width: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(6, width), nn.Linear(width, width), nn.Linear(width, 3, bias=False))
+
+    found = coordinates(make, (8, 16), steps=1, seeds=1, inputs=(X,), parametrisations=("mup:zero",))
+    written = found.to_json()
+    assert "NaN" not in written
+    assert json.loads(written)["slopes"]["mup:zero"]["output"]["0"]["mean"] is None
+    assert str(Coordinates.from_json(written)) == str(found)
+
+
 def test_the_same_call_gives_the_same_numbers(table):
     again = coordinates(mlp, (64, 128, 256), lr=1e-6, steps=1, seeds=3, inputs=(X,), parametrisations=("standard",))
     assert again.records == [record for record in table.records if record.parametrisation == "standard"]

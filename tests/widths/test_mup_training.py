@@ -207,7 +207,12 @@ def made_up(config: TrainConfig, methods: Any, seeds: Any, out: Path, **_: Any) 
 
 @pytest.fixture
 def grid(tmp_path, monkeypatch) -> RateGrid:
-    monkeypatch.setattr("scalelong.experiments.grid.compare", made_up)
+    def compared(
+        cells: dict[Any, tuple[TrainConfig, Path]], methods: Any, seeds: Any, _: Path
+    ) -> dict[Any, Comparison]:
+        return {cell: made_up(config, methods, seeds, folder) for cell, (config, folder) in cells.items()}
+
+    monkeypatch.setattr("scalelong.experiments.grid.compare_cells", compared)
     methods = ["standard: scaling=none", "mup: base_width=16"]
     made = rate_grid(small(), methods, [0, 1], tmp_path, [16, 32], [1e-3, 2e-3, 4e-3])
     assert made is not None

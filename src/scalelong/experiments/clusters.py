@@ -391,6 +391,7 @@ def _task() -> Any:
         import os
         import subprocess
         import sys
+        import time
 
         os.makedirs(os.path.dirname(log), exist_ok=True)
         with open(log, "ab") as file:
@@ -402,12 +403,19 @@ def _task() -> Any:
                 cwd=folder,
                 env={**os.environ, **environment},
             )
+        # Not `wait`: Ray cancels a task by an interrupt that does not wake a process which waits in the system.
         try:
-            return process.wait()
-        except BaseException:  # Ray cancels a task by an interrupt
+            while process.poll() is None:
+                time.sleep(0.2)
+        except BaseException:
             process.terminate()
-            process.wait()
+            while process.poll() is None:
+                time.sleep(0.2)
             raise
+        finally:
+            if process.stdin is not None:  # open until now: it closes by itself where this process is killed
+                process.stdin.close()
+        return process.returncode
 
     return carry_out
 

@@ -228,7 +228,7 @@ def _method(given: str | Variant | Method, config: TrainConfig) -> Method | str:
     if foreign:
         raise InvalidConfigError(
             f"{variant.name!r} changes {', '.join(foreign)}: the methods of a range share data, loss and optimiser. "
-            f"They may differ in the model, its options and the scaling alone"
+            f"Leave it out; they may differ in the model, its options and the scaling alone"
         )
     changed = variant.apply(config)
     shape = load_run_data(changed).shape

@@ -329,11 +329,14 @@ class Drive:
         """An engine may forget a job while its worker still saves."""
         until = time.monotonic() + LAST_WORDS_SECONDS
         units = [unit for units in self.followed.values() for unit in units]
+        for unit in units:
+            unit.taken_back()
         while any(unit.state.alive for unit in units) and time.monotonic() < until:
             time.sleep(POLL_SECONDS)
 
     def _note(self, unit: Unit, code: int | None, log: Path) -> None:
         """A unit that was interrupted is no failure, but it ends a local sweep: whoever did it meant all of them."""
+        unit.taken_back()
         state = unit.state
         if code == INTERRUPTED or state.state == "interrupted":
             self.failures.append("")

@@ -336,7 +336,7 @@ class UViT(nn.Module):
     almost without effect.
     `merge_start` says how the merges start (see `MERGE_STARTS`): "authors" (random), "identity", "additive" or
     "normalised". The last convolution begins as the identity; `final_start="authors"` gives it the authors' random
-    kernel, as presets have it, which all but removes some frequencies until it has been learned away (docs/recipe.md).
+    kernel, as presets have it, which nearly removes some frequencies until it is learned away (docs/evidence/recipe).
     `scaling` is any long-skip scaling (a configuration or a shorthand), `residual_scaling` one of Table 3's baselines.
     `qk_norm` puts LayerNorm on queries and keys, head by head; `merge_norm` on both inputs of every merge. Either is
     another network: weights that were trained without it do not load.

@@ -171,11 +171,13 @@ class Coordinates:
     def to_json(self) -> str:
         values = {name: value for name, value in vars(self).items() if name != "records"}
         slopes = {
-            name: {row: {k: asdict(self.slope(name, row, k)) for k in (0, 1, self.steps)} for row in self._all()}
+            name: {
+                row: {k: _plain(asdict(self.slope(name, row, k))) for k in (0, 1, self.steps)} for row in self._all()
+            }
             for name in self.parametrisations
         }
         verdict = {name: self.holds(name) for name in self.parametrisations}
-        records = [asdict(record) for record in self.records]
+        records = [_plain(asdict(record)) for record in self.records]
         # A line for each record: there are many.
         head = json.dumps({**values, "holds": verdict, "slopes": slopes})
         return f'{head[:-1]}, "records": [\n' + ",\n".join(map(json.dumps, records)) + "\n]}"
@@ -183,7 +185,10 @@ class Coordinates:
     @classmethod
     def from_json(cls, text: str) -> "Coordinates":
         values = json.loads(text)
-        records = [Moved(**{**each, "changes": tuple(each["changes"])}) for each in values["records"]]
+        records = [
+            Moved(**{**each, "start": _number(each["start"]), "changes": tuple(map(_number, each["changes"]))})
+            for each in values["records"]
+        ]
         known = {name: values[name] for name in ("base", "lr", "steps", "seeds", "axis", "batches", "title")}
         return cls(records, tuple(values["values"]), **known)
 
@@ -240,6 +245,19 @@ class Coordinates:
             if record.parametrisation == parametrisation and record.row == row and record.at == value
         ]
         return fmean(found) if found else math.nan
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no numbers that are not finite."""
+    if isinstance(value, dict):
+        return {name: _plain(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
 def log_slope(x: Sequence[float], y: Sequence[float]) -> float:

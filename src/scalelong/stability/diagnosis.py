@@ -226,7 +226,8 @@ def _advice(choice: KappaChoice | None, skips: int, cancelled: float) -> str:
         )
     return (
         f"sl.start_skips_(model, 'cs:{choice.kappa:g}') before training, if the learning rate is high: nothing is "
-        f"attached and it costs nothing. At ordinary rates no scaling does as well (docs/recipe.md). {find_out}"
+        f"attached and it costs nothing. Over 1,000 steps it only put collapses off, where norms in the merges "
+        f"(UViT(merge_norm=True)) held. At ordinary rates no scaling does as well (docs/recipe.md). {find_out}"
     )
 
 

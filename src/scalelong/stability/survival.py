@@ -216,7 +216,7 @@ class RateRange:
     @cached_property
     def differences(self) -> tuple[Difference, ...]:
         """Every other method against the baseline."""
-        raw = {method: self._p_value(method) for method in self.methods[1:]}
+        raw = {method: self._p_value(method, self.baseline) for method in self.methods[1:]}
         corrected, largest = {}, 0.0
         for position, method in enumerate(sorted(raw, key=lambda name: raw[name])):
             largest = max(largest, min(1.0, raw[method] * (len(raw) - position)))
@@ -226,23 +226,23 @@ class RateRange:
             for method in self.methods[1:]
         )
 
-    def _pairs(self, method: str) -> list[tuple[RateRun, RateRun]]:
-        mine, theirs = self._by_cell, self._by_cell
+    def _pairs(self, method: str, other: str) -> list[tuple[RateRun, RateRun]]:
+        cells = self._by_cell
         return [
-            (mine[method, rate][seed], theirs[self.baseline, rate][seed])
+            (cells[method, rate][seed], cells[other, rate][seed])
             for seed in self.seeds
             for rate in self.rates
-            if seed in mine.get((method, rate), {}) and seed in theirs.get((self.baseline, rate), {})
+            if seed in cells.get((method, rate), {}) and seed in cells.get((other, rate), {})
         ]
 
     def _both(self, method: str) -> tuple[int, int, int]:
-        pairs = self._pairs(method)
+        pairs = self._pairs(method, self.baseline)
         return sum(a.survived for a, _ in pairs), sum(b.survived for _, b in pairs), len(pairs)
 
-    def _p_value(self, method: str) -> float:
+    def _p_value(self, method: str, other: str) -> float:
         """Two-sided, exact up to EXACT seeds: the share of sign flips of the seeds with as large a difference."""
         totals: Counter[int] = Counter()
-        for mine, theirs in self._pairs(method):
+        for mine, theirs in self._pairs(method, other):
             totals[mine.seed] += mine.survived - theirs.survived
         values = [value for value in totals.values() if value]
         observed = abs(sum(values))
@@ -302,18 +302,16 @@ class RateRange:
         return f"{' '.join(parts)} Survivors: {counted}."
 
     def _best(self, better: list[Difference]) -> Difference:
-        """The method with the most survivors; a start, which costs nothing, if it has nearly as many."""
-        most = max(entry.survived for entry in better)
-        starts = [entry for entry in better if entry.method.startswith("start:") and entry.survived >= 0.9 * most]
-        return max(starts or better, key=lambda entry: entry.survived)
+        """The method with the most survivors; a start, which costs nothing, unless seeds show that it has fewer."""
+        most = max(better, key=lambda entry: entry.survived)
+        starts = [entry for entry in better if entry.method.startswith("start:")]
+        equal = [entry for entry in starts if self._p_value(most.method, entry.method) >= LEVEL]
+        return max(equal or [most], key=lambda entry: entry.survived)
 
     def _advantage(self, method: str) -> str:
         if len(self.rates) == 1:
-            mine, theirs = self.survivors(method), self.survivors(self.baseline)
-            return (
-                f"At a rate of {rate_text(self.rates[0])}, {_of(mine)} runs survive with {method} and {_of(theirs)} "
-                f"with {self.baseline}."
-            )
+            # The counts follow at the end: this sentence is what other seeds should say as well.
+            return f"At a rate of {rate_text(self.rates[0])} more runs survive with {method} than with {self.baseline}."
         halves = {entry.method: entry for entry in self.half_rates}
         return (
             f"Half of the runs survive {self._bound(halves[method])} with {method} and "
