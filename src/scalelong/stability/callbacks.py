@@ -275,7 +275,7 @@ def trainer_callback(trainer: Any = None, **options: Any) -> Any:
     its `report_to`. Without the trainer they go into `state.log_history`, and where `path` and `writers` say.
     `network` names the U-shaped part of the model, such as "unet"; left out, it is the model itself.
     """
-    base = needs("transformers", "train", "a TrainerCallback").TrainerCallback
+    base = needs("transformers", "text", "a TrainerCallback").TrainerCallback
     return type("StabilityTrainerCallback", (TrainerMonitor, base), {})(trainer, **options)
 
 
