@@ -419,7 +419,8 @@ def verdicts(rows: Sequence[Row], base: int, width: int) -> list[str]:
     }
     if not complete:
         return [f"{base} to {width}: not run"]
-    said = []
+    seeds = min(len(seen) for each in complete.values() for row in each.values() for seen in row.losses.values())
+    said = [] if seeds >= len(SEEDS) else [f"{seeds} of {len(SEEDS)} seeds were run: what follows is no verdict yet"]
     missing = [data for data in DATA if data not in complete]
     if missing:
         said.append(f"{base} to {width}: {', '.join(missing)} not run, so nothing is decided by rule; what was seen:")
