@@ -494,10 +494,15 @@ def test_a_ray_task_that_is_cancelled_lets_its_worker_save(tmp_path):
 
     log = tmp_path / "logs" / "a.txt"
     thread = threading.Thread(target=cancel)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        clusters._task()(["-c", SAVES], {}, str(tmp_path), str(log))
-    thread.join()
+    # Whoever starts the tests in the background has SIGINT ignored, and Ray's interrupt with it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            clusters._task()(["-c", SAVES], {}, str(tmp_path), str(log))
+        thread.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert (tmp_path / "saved").read_text() == "all"
     assert clusters._task()(["-c", "raise SystemExit(7)"], {}, str(tmp_path), str(log)) == 7
 
