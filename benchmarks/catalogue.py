@@ -23,6 +23,7 @@ from .settings import Settings, cores
 BENCHMARKS = {
     "step": "a training step against the authors' code and diffusers' script",
     "network": "sl.UViT in a plain loop against a U-ViT of stock modules",
+    "sweep": "many runs of a small network, one by one and several at once",
     "overhead": "what scaling the long skips costs, in time and memory",
     "roofline": "the step against the machine's matrix products, and where its time goes",
     "sampling": "images per second to a given Fréchet distance",

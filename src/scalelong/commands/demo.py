@@ -9,6 +9,7 @@ from ..console import silent
 from .options import (
     add_job_options,
     add_quiet_option,
+    add_stack_option,
     constant_in,
     listed,
     progress_aside,
@@ -41,6 +42,7 @@ def run(options: argparse.Namespace) -> int:
             depth=options.depth,
             rates=rates,
             jobs=options.jobs,
+            stack=options.stack,
         )
     report = write_report([options.out], options.out / "report.html")
     print(f"\n{found}\n")
@@ -74,5 +76,6 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--rates", default=str(demo("RATE")), help="learning rates, with commas (default: %(default)s)")
     add_job_options(made)
+    add_stack_option(made)
     add_quiet_option(made)
     return made

@@ -235,6 +235,15 @@ def add_job_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_stack_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--stack",
+        type=whole_number,
+        metavar="N",
+        help="train up to N networks of one shape at once in each process (default: by their size; 1: one by one)",
+    )
+
+
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """Where the runs of a sweep are carried out. `engine_of` makes the engine."""
     group = parser.add_argument_group("where the runs are carried out (docs/sweeps.md)")

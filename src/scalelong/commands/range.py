@@ -11,6 +11,7 @@ from .options import (
     add_engine_options,
     add_output_options,
     add_seed_options,
+    add_stack_option,
     add_trust_option,
     config_file,
     constant_in,
@@ -64,6 +65,7 @@ def run(options: argparse.Namespace) -> int:
                 steps=options.steps,
                 warmup=options.warmup,
                 jobs=options.jobs,
+                stack=options.stack,
                 out=out,
                 title=f"{name}: {config.model}{_options(config)}, {options.steps} steps at constant rates",
                 engine=None if forked else engine,
@@ -119,6 +121,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--warmup", type=whole_number, help="steps of linear warm-up (default: a sixth of the steps)")
     made.add_argument("--out", type=Path, help="folder of the results (default: runs/range-NAME)")
+    add_stack_option(made)
     add_engine_options(made)
     add_output_options(made, "the range")
     return made

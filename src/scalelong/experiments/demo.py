@@ -53,6 +53,7 @@ def run_demo(
     depth: int = DEPTH,
     rates: Sequence[float] = (RATE,),
     jobs: int | None = None,
+    stack: int | None = None,
     say: Callable[[str], None] | None = print,
 ) -> RateRange:
     """Base seed n takes the seeds 100 n, 100 n + 1, ...: no two base seeds share a run."""
@@ -75,6 +76,7 @@ def run_demo(
         steps=steps,
         warmup=WARMUP,
         jobs=jobs,
+        stack=stack,
         out=out,
         title=f"A U-ViT of depth {depth} on 16×16 garments, {steps} steps at constant rates",
         after=draw,

@@ -18,16 +18,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..diffusion.inputs import NoisyInputs
 from ..errors import InvalidConfigError
 from ..files import digest, fitting, read_json
-from ..models.call import Denoiser
-from ..noise import losses
+from ..noise import mean_square, target
 from ..randomness import generator
 from ..runs.config import TrainConfig, flatten, from_dict, to_dict
 from ..runs.model import build_model, example_forward, load_run_data
-from ..stability import Method, RateRange, RateRun, rate_range
-from ..stability.many import Key, Work, kept_random_state
+from ..stability import DenoisingStep, Method, RateRange, RateRun, rate_range
+from ..stability.many import Key, Part, Work, kept_random_state
 from ..stability.range import METHODS, CarryOut, Task, checked_task
+from ..stability.together import Prepared
 from .engines import Engine
 from .runs import Variant, as_variant, slug
 from .sweeps import Drive
@@ -52,16 +53,23 @@ class RecipeTask:
     def build(self, seed: int) -> nn.Module:
         return build_model(replace(self.config, seed=seed, scaling="none"), self.shape)
 
-    def step(self, model: nn.Module, i: int, source: torch.Generator) -> Tensor:  # noqa: ARG002, the generator knows i
-        return self.loss(Denoiser(model).given, source)
+    @property
+    def step(self) -> DenoisingStep:
+        return DenoisingStep(lambda _, source: self.prepare(source))  # the generator knows the step
 
     def loss(self, predict: Callable[[Tensor | None], Any], source: torch.Generator) -> Tensor:
-        """The loss of one batch: images, times, noise and conditions are functions of the generator's seed."""
+        (x, t, condition), loss = self.prepare(source)
+        return loss(predict(condition)(x, t))
+
+    def prepare(self, source: torch.Generator) -> Prepared:
+        """A batch: images, times, noise and conditions are functions of the generator's seed."""
         size = self.config.batch_size
         batch = self.data.fetch(torch.randint(len(self.data), (size,), generator=source))
         maker = replace(self.inputs, seed=source.initial_seed())
         x0, noise, t, condition = maker.for_step(0, range(size), batch)
-        return losses(predict(condition), self.process, self.config.diffusion.prediction, x0, noise, t).mean()
+        wanted = target(self.process, self.config.diffusion.prediction, x0, noise, t)
+        inputs = NoisyInputs(self.process.add_noise(x0, noise, t), t, condition)
+        return inputs, lambda output: mean_square(wanted - output).mean()
 
     def zero_loss(self) -> float:
         """The loss of a network that always answers zero, over some batches."""
@@ -89,6 +97,7 @@ def config_range(
     steps: int = 300,
     warmup: int | None = None,
     jobs: int | None = None,
+    stack: int | None = None,
     out: str | PathLike[str] | None = None,
     title: str = "",
     after: Callable[[RecipeTask, nn.Module, RateRun], object] | None = None,
@@ -99,13 +108,17 @@ def config_range(
     """`rate_range` of a configuration. Its own learning rate is "your rate".
 
     With an engine, every run is a unit of a sweep in the folder `out`; `runs_per_job` of them go one after the other in
-    one process (default: one of each method). UnfinishedError if they are submitted only, or interrupted.
+    one process (default: one of each method), and none is stacked. UnfinishedError if they are submitted only, or
+    interrupted.
     """
     task, arguments = _recipe_task(config, methods)
     values = flatten(to_dict(config))
     if engine is not None:
         if out is None or after is not None:
             raise InvalidConfigError("a range on an engine needs a folder, out=, and nothing to be called after runs")
+        if stack is not None and stack != 1:
+            raise InvalidConfigError(f"runs on an engine are trained one by one: leave out --stack {stack}")
+        stack = 1
         engine.check()
         spec = {
             "config": to_dict(config),
@@ -124,6 +137,7 @@ def config_range(
         warmup=warmup,
         your_rate=config.optimizer.lr or None,
         jobs=jobs,
+        stack=stack,
         out=out,
         title=title,
         about={name: value for name, value in values.items() if not name.startswith(LEFT_ASIDE)},
@@ -159,7 +173,8 @@ def _recipe_task(config: TrainConfig, methods: Sequence[str | Variant | Method])
 
 
 def on_engine(engine: Engine, folder: Path, spec: dict[str, Any], runs_per_job: int) -> CarryOut:
-    def carry_out(_: Work, waiting: list[Key], __: int) -> Iterator[RateRun]:
+    def carry_out(_: Work, parts: list[Part], __: int) -> Iterator[RateRun]:
+        waiting = [key for part in parts for key in part]
         units = {unit_of(folder, key).name: unit_of(folder, key) for key in waiting}
         for (method, rate, seed), unit in zip(waiting, units.values(), strict=True):
             job = {"kind": RATE, "method": method, "rate": rate, "seed": seed, "range": spec, "command": sys.argv}

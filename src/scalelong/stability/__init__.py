@@ -10,6 +10,7 @@ callbacks    monitor and guard for accelerate's, Lightning's and transformers' l
 diagnosis    one page about a model's long skips, before training
 nonfinite    where the numbers of a step stopped being finite
 range        the range of learning rates in which a network trains, with and without each fix
+together     several small networks trained at once, each judged for itself
 many         runs side by side in processes
 survival     who survived: counts, the rate at which half of the runs do, verdict and picture
 

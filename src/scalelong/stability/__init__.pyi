@@ -47,4 +47,5 @@ from .survival import (
     RateRange as RateRange,
     RateRun as RateRun,
 )
+from .together import DenoisingStep as DenoisingStep
 from .trackers import Tracker as Tracker

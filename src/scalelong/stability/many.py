@@ -6,7 +6,7 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from multiprocessing.connection import Connection, wait
@@ -22,7 +22,9 @@ from .survival import RateRun, rate_text
 
 Key = tuple[str, float, int]
 """Method, rate, seed."""
-Work = Callable[[Key], RateRun]
+Part = tuple[Key, ...]
+"""Runs that one process does at a time."""
+Work = Callable[[Part], list[RateRun]]
 
 SETTINGS, RUNS = "settings.json", "runs.jsonl"
 
@@ -31,28 +33,28 @@ class StepFailedError(ScaleLongError, RuntimeError):
     """The build or step function of the user raised in a run, or its process was killed."""
 
 
-def carry_out(work: Work, waiting: list[Key], jobs: int) -> Iterator[RateRun]:
+def carry_out(work: Work, waiting: Sequence[Part], jobs: int) -> Iterator[RateRun]:
     """Results as they come. Forked processes share the data and take functions of any kind, as a DataLoader's do."""
     jobs = min(jobs, len(waiting))
     if jobs > 1 and "fork" in multiprocessing.get_all_start_methods() and sys.platform != "darwin":
         yield from _forked(work, waiting, jobs)
         return
-    for key in waiting:
+    for part in waiting:
         with kept_random_state(), _one_thread():
-            run = _try(work, key)
-        yield run
+            runs = _try(work, part)
+        yield from runs
 
 
-def _try(work: Work, key: Key) -> RateRun:
+def _try(work: Work, part: Part) -> list[RateRun]:
     try:
-        return work(key)
+        return work(part)
     except ScaleLongError:
         raise
     except Exception as error:
-        raise StepFailedError(f"{_name(key)} failed: {type(error).__name__}: {error}") from error
+        raise StepFailedError(f"{_names(part)} failed: {type(error).__name__}: {error}") from error
 
 
-def _forked(work: Work, waiting: list[Key], jobs: int) -> Iterator[RateRun]:
+def _forked(work: Work, waiting: Sequence[Part], jobs: int) -> Iterator[RateRun]:
     context = multiprocessing.get_context("fork")
     queue, busy, workers = list(waiting), {}, []
     try:
@@ -70,22 +72,22 @@ def _forked(work: Work, waiting: list[Key], jobs: int) -> Iterator[RateRun]:
         while busy:
             for connection in wait(list(busy)):
                 assert isinstance(connection, Connection)
-                key = busy.pop(connection)
+                part = busy.pop(connection)
                 try:
                     answer = connection.recv()
                 except EOFError as error:
                     raise StepFailedError(
-                        f"the process of {_name(key)} was killed, perhaps for want of memory: try fewer jobs"
+                        f"the process of {_names(part)} was killed, perhaps for want of memory: try fewer jobs"
                     ) from error
                 if isinstance(answer, str):
-                    raise StepFailedError(f"{_name(key)} failed:\n{answer}")
-                # The next run goes out before this one is taken in.
+                    raise StepFailedError(f"{_names(part)} failed:\n{answer}")
+                # The next ones go out before these are taken in.
                 if queue:
                     busy[connection] = queue.pop(0)
                     connection.send(busy[connection])
                 else:
                     connection.close()
-                yield answer
+                yield from answer
     finally:
         for worker in workers:
             worker.terminate()
@@ -97,11 +99,11 @@ def _serve(work: Work, connection: Connection) -> None:
     torch.set_num_threads(1)
     while True:
         try:
-            key = connection.recv()
+            part = connection.recv()
         except (EOFError, KeyboardInterrupt):
             return
         try:
-            connection.send(work(key))
+            connection.send(work(part))
         except KeyboardInterrupt:
             return
         except Exception:
@@ -218,6 +220,10 @@ def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") 
 def _name(key: Key) -> str:
     method, rate, seed = key
     return f"{method} at {rate_text(rate)}, seed {seed}"
+
+
+def _names(part: Part) -> str:
+    return _name(part[0]) if len(part) == 1 else f"{_name(part[0])}, or one of {len(part) - 1} runs beside it"
 
 
 def line(run: RateRun) -> str:

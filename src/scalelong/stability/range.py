@@ -38,22 +38,20 @@ from ..skips.examples import ExampleInputs
 from ..skips.host import unwrap
 from ..skips.plan import SkipPlan
 from ..skips.record import without_records
-from .collapse import first_to_leave
+from .collapse import Readings, first_to_leave
 from .features import Meter, attach_meter
-from .many import Key, Store, Work, carry_out, default_jobs, kept_random_state, line
+from .many import Key, Part, Store, Work, carry_out, default_jobs, kept_random_state, line
 from .survival import RateRange, RateRun
+from .together import WATCH_EVERY, DenoisingStep, MakeOptimizer, shape_of_runs, stack_of, stack_size, train_together
 
 Build = Callable[[int], nn.Module]
 """From a seed to a new network. Python's, numpy's and torch's generators are seeded before it is called."""
 Step = Callable[[nn.Module, int, torch.Generator], Tensor]
 """The loss of training step i: a scalar with a gradient. `rate_range` does the backward and the optimiser's step."""
-MakeOptimizer = Callable[[list[nn.Parameter], float], torch.optim.Optimizer]
-CarryOut = Callable[[Work, list[Key], int], Iterable[RateRun]]
+CarryOut = Callable[[Work, list[Part], int], Iterable[RateRun]]
 
 METHODS = ("none", "start:cs:0.7", "cs:0.7", "ls")
 START = "start:"
-WATCH_EVERY = 5
-"""Steps between readings of the sizes of blocks and skips."""
 REFERENCE_BATCHES = 4
 CURVE_POINTS = 60
 
@@ -120,6 +118,7 @@ def rate_range(
     example_inputs: ExampleInputs = None,
     plan: SkipPlan | None = None,
     jobs: int | None = None,
+    stack: int | None = None,
     out: str | PathLike[str] | None = None,
     title: str = "",
     about: dict[str, Any] | None = None,
@@ -139,10 +138,13 @@ def rate_range(
     reference_loss: of the zero predictor; left out, the loss of the baseline at the start.
     example_inputs, plan: to find the long skips; left out, the model is looked at while it takes the first step.
     jobs: processes (default: one per core; one on an accelerator).
+    stack: how many U-ViTs of one shape a process trains at once, if the step is a `DenoisingStep`; left out, what suits
+        their size. 1: every run for itself.
     out: a folder that keeps every finished run; the same call continues there, other settings are refused.
     about: plain values that belong to the settings and are compared as well, such as a configuration.
     after: called at the end of each run with the trained model, in the process of the run.
-    carry_out: (work, runs that are waiting, jobs) -> their results as they come; left out, processes of this machine.
+    carry_out: (work, parts of the waiting runs, jobs) -> their results as they come; left out, processes of this
+        machine.
     """
     task = checked_task(
         build,
@@ -162,6 +164,8 @@ def rate_range(
         if value is not None:
             _require_positive(name, value)
     jobs = default_jobs() if jobs is None else _checked_count("jobs", jobs, 1)
+    if stack is not None:
+        _checked_count("stack", stack, 1)
     with kept_random_state():
         task, prints = task.prepared(plan, reference_loss)
     settings = {**task.settings(), "about": about or {}}
@@ -171,7 +175,7 @@ def rate_range(
         waiting = [key for key in task.keys if key not in done]
         if say is not None and done:
             say(f"{len(done)} of {len(task.keys)} runs are finished already")
-        for run in carry_out(task.run, waiting, jobs):
+        for run in carry_out(task.work, task.parts(waiting, stack), jobs):
             done[run.method, run.rate, run.seed] = run
             store.add(run)
             if say is not None:
@@ -261,6 +265,8 @@ class Task:
     reference: float | None = None
     plans: tuple[SkipPlan | None, ...] = ()
     """The long skips of the network of each method, where they are needed or could be found."""
+    shapes: tuple[Any, ...] = ()
+    """Of the networks and inputs of each method, where they stack."""
 
     @property
     def keys(self) -> list[Key]:
@@ -295,6 +301,7 @@ class Task:
     def prepared(self, plan: SkipPlan | None, reference: float | None) -> tuple["Task", dict[str, str]]:
         """Try every method for a step, before any work: what is wrong shows now. Gives its weights' hashes as well."""
         plans: list[SkipPlan | None] = []
+        shapes: list[Any] = []
         prints, measured = {}, reference
         bare = replace(self, methods=tuple(replace(method, change="none") for method in self.methods))
         for position, method in enumerate(self.methods):
@@ -310,6 +317,7 @@ class Task:
             plans.append(found)
             model = self.make(position, 0, found)
             prints[method.name] = _fingerprint(model)
+            shapes.append(self._shape(model))
             losses = [self._loss(model, i, 0) for i in range(REFERENCE_BATCHES if measured is None else 1)]
             _require_loss(losses[0], method.name)
             if measured is None:
@@ -320,7 +328,7 @@ class Task:
                 f"the loss at the start is {measured:g}, and collapse is judged in shares of it: give reference_loss, "
                 f"the loss of a network that has learned nothing, above 0"
             )
-        return replace(self, plans=tuple(plans), reference=measured), prints
+        return replace(self, plans=tuple(plans), shapes=tuple(shapes), reference=measured), prints
 
     def _find(self, model: nn.Module) -> SkipPlan:
         """The long skips, on what the model is given in the first step."""
@@ -333,22 +341,57 @@ class Task:
         seed_global(seed, "step", i)
         return self.step(model, i, generator(seed, "range", i))
 
+    def _shape(self, model: nn.Module) -> Any:
+        """Runs with equal shapes can be trained together; None where a run goes for itself."""
+        if not isinstance(self.step, DenoisingStep):
+            return None
+        inputs, _ = self._prepare(0, 0)
+        return shape_of_runs(model, inputs, self.optimizer)
+
+    def _prepare(self, i: int, seed: int) -> Any:
+        assert isinstance(self.step, DenoisingStep)
+        seed_global(seed, "step", i)
+        return self.step.prepare(i, generator(seed, "range", i))
+
+    def _position(self, name: str) -> int:
+        return [method.name for method in self.methods].index(name)
+
+    def parts(self, waiting: Sequence[Key], stack: int | None = None) -> list[Part]:
+        """What one process does at a time: runs of one rate whose networks stack, or a run alone.
+
+        By shapes and by the order of the runs, not by this machine: with as many cores as may be, results are the same.
+        """
+        found: list[list[Key]] = []
+        latest: dict[Any, list[Key]] = {}
+        for key in waiting:
+            shape = self.shapes[self._position(key[0])]
+            most = 1 if shape is None else stack or stack_size(shape)
+            part = latest.get((shape, key[1]))
+            if part is None or len(part) >= most:
+                part = latest[shape, key[1]] = []
+                found.append(part)
+            part.append(key)
+        return [tuple(part) for part in found]
+
+    def work(self, part: Part) -> list[RateRun]:
+        """The runs of a part: together, if there are several."""
+        return [self.run(part[0])] if len(part) == 1 else self.run_together(part)
+
     def run(self, key: Key) -> RateRun:
         """One training, from the first step to the last or to its collapse."""
         name, rate, seed = key
-        position = [method.name for method in self.methods].index(name)
-        assert self.reference is not None
+        position = self._position(name)
         began = time.process_time()
         plan = self.plans[position]
         model = self.make(position, seed, plan)
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = self.optimizer(parameters, rate)
         full = [group["lr"] for group in optimizer.param_groups]
-        fate = Fate(self.rule, self.reference, self.warmup, self.steps)
+        fate = self._fate()
         with Watch(model, plan) as watch:
             for i in range(self.steps):
                 for group, lr in zip(optimizer.param_groups, full, strict=True):
-                    group["lr"] = lr * min(1.0, (i + 1) / max(self.warmup, 1))
+                    group["lr"] = lr * self._warm(i)
                 watch.listen(i)
                 loss = self._loss(model, i, seed)
                 watch.read(i)
@@ -359,18 +402,60 @@ class Task:
                 if self.clip is not None:
                     nn.utils.clip_grad_norm_(parameters, self.clip)
                 optimizer.step()
+        return self._ended(key, model, fate, watch.readings, time.process_time() - began)
+
+    def run_together(self, part: Part) -> list[RateRun]:
+        """Several trainings at one rate as one stack; each is what `run` makes of it, up to rounding."""
+        began = time.process_time()
+        positions = [self._position(name) for name, _, _ in part]
+        plans = [self.plans[position] for position in positions]
+        models = [self.make(at, seed, plan) for at, (_, _, seed), plan in zip(positions, part, plans, strict=True)]
+        stack = stack_of(models, [self._prepare(0, seed)[0] for _, _, seed in part])
+        if stack is None:
+            return [self.run(key) for key in part]
+        fates = [self._fate() for _ in part]
+        building = (time.process_time() - began) / len(part)
+        readings, seconds = train_together(
+            stack,
+            models,
+            plans,
+            [seed for _, _, seed in part],
+            self._prepare,
+            lambda parameters: self.optimizer(parameters, part[0][1]),
+            [self._warm(i) for i in range(self.steps)],
+            self.clip,
+            [fate.over for fate in fates],
+        )
+        return [
+            self._ended(key, model, fate, read, building + spent, len(part))
+            for key, model, fate, read, spent in zip(part, models, fates, readings, seconds, strict=True)
+        ]
+
+    def _fate(self) -> "Fate":
+        assert self.reference is not None
+        return Fate(self.rule, self.reference, self.warmup, self.steps)
+
+    def _warm(self, i: int) -> float:
+        """The share of the rate at step i."""
+        return min(1.0, (i + 1) / max(self.warmup, 1))
+
+    def _ended(
+        self, key: Key, model: nn.Module, fate: "Fate", readings: Readings, seconds: float, stack: int = 1
+    ) -> RateRun:
         run = RateRun(
-            method=name,
-            rate=rate,
-            seed=seed,
+            method=key[0],
+            rate=key[1],
+            seed=key[2],
             outcome=fate.outcome(),
             steps=fate.steps,
             best=_rounded(fate.best),
             best_step=fate.best_step,
             last=_rounded(fate.smoothed),
             curve=fate.curve,
-            left_first=None if fate.outcome() == "survived" else watch.left_first(fate.best_step),
-            seconds=round(time.process_time() - began, 2),
+            # Against the reading at the best loss.
+            left_first=None if fate.outcome() == "survived" else first_to_leave(readings, fate.best_step),
+            seconds=round(seconds, 2),
+            stack=stack,
         )
         if self.after is not None:
             self.after(model, run)
@@ -434,10 +519,6 @@ class Watch:
             sizes |= {f"skip {index}": size for index, size in self.meter.skips.items()}
             self.readings.append((i + 1, {name: float(size[0]) for name, size in sizes.items()}))
         self.meter.on = False
-
-    def left_first(self, best_step: int) -> dict[str, Any] | None:
-        """Against the reading at the best loss."""
-        return first_to_leave(self.readings, best_step)
 
 
 # Checks, and what belongs to them
