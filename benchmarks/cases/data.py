@@ -60,7 +60,7 @@ def encoded(image: object, form: str) -> bytes:
 
 BATCH = 128
 WORKERS = 2
-SETTINGS = ("opened", "in memory", "streamed", f"streamed, {WORKERS} workers")
+SETTINGS = ("opened", "in memory", "image cache", "streamed", f"streamed, {WORKERS} workers")
 NETWORK = UViTSize(image=64, patch=8, dim=64, depth=4, heads=2, batch=64)
 """Small, so that a step asks for many images a second."""
 MEMORY = "in memory"
@@ -76,7 +76,7 @@ def alone(rounds: int, settings: Settings) -> Result:
         steps = {
             (name, setting): epoch
             for name, source in sources.items()
-            for setting, epoch in _epochs(source, count, size, settings).items()
+            for setting, epoch in _epochs(source, count, size, str(Path(folder) / "cache"), settings).items()
         }
         turns = {f"{name}: {setting}": turn_of(step) for (name, setting), step in steps.items()}
         seconds = interleave(turns, settings.rounds_or(rounds), turn_seconds=0.0, warm_up=1)
@@ -88,7 +88,7 @@ def alone(rounds: int, settings: Settings) -> Result:
     return Result([Table(title, columns, rows, [note])], {"seconds": seconds})
 
 
-def _epochs(source: str, count: int, size: int, settings: Settings) -> dict[str, Callable[[], object]]:
+def _epochs(source: str, count: int, size: int, cache: str, settings: Settings) -> dict[str, Callable[[], object]]:
     import torch
 
     from scalelong.data import ImageData, batches, to_float
@@ -108,7 +108,9 @@ def _epochs(source: str, count: int, size: int, settings: Settings) -> dict[str,
     }
     if not source.endswith(".npz"):  # an array is unpacked as a whole or not at all
         stream = load(source, count, size, streamed=True)
-        found |= {SETTINGS[2]: partial(epoch, stream, 0), SETTINGS[3]: partial(epoch, stream, WORKERS)}
+        if stream.decodes:
+            found[SETTINGS[2]] = partial(epoch, load(source, count, size, streamed=True, cache=cache), 0)
+        found |= {SETTINGS[3]: partial(epoch, stream, 0), SETTINGS[4]: partial(epoch, stream, WORKERS)}
     return found
 
 
@@ -121,6 +123,11 @@ def training(rounds: int, settings: Settings) -> Result:
         given = {"limit": count, **NETWORK.ours()}
         source = sources[names[0]]
         contenders = [Contender(MEMORY, TRAINING_ON, {**given, "source": source, "streamed": False, "workers": 0})]
+        cached = {"streamed": True, "workers": 0, "cache": str(Path(folder) / "cache")}
+        contenders += [
+            Contender(f"{name}, image cache", TRAINING_ON, {**given, "source": sources[name], **cached})
+            for name in names[:2]
+        ]
         contenders += [
             Contender(
                 f"{name}, {workers} worker(s)",
