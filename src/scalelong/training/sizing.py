@@ -408,12 +408,11 @@ def glance(config: TrainConfig, progress: Callable[[int, int], None] | None = No
     """Number, size and channels of the images. Those of different sizes are measured by the smallest."""
     if config.images.autoencoder is not None:
         raise InvalidConfigError("what trains on latents is not sized to the machine: leave out --budget, give --steps")
-    size = config.images.size
     try:
-        data = load_data(config.data, size=size, channels=config.images.channels, progress=progress)
+        data = load_data(config.data, **config.images.reading(), progress=progress)
     except MixedSizesError as error:
         side = min(error.smallest, LARGEST_SIDE)
-        data = load_data(config.data, size=side, channels=config.images.channels, progress=progress)
+        data = load_data(config.data, **{**config.images.reading(), "size": side}, progress=progress)
     return Pictures(len(data), data.channels, data.height, data.width, data.classes)
 
 
