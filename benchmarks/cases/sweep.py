@@ -17,13 +17,12 @@ from .network import size_of
 
 TOLERANCE = 1e-3
 """Largest difference between the losses of a run in both ways after some steps, as a share of it."""
-STEPS, QUICK_STEPS = 20, 2
-"""Steps of the runs that are measured. Building them weighs more than in longer ones."""
+QUICK_STEPS = 2
 RUN = 300
 """Steps of a run, as `scalelong range` has them."""
 NOTE = (
-    f"Processor time of one process and one thread, in turns, of runs of {STEPS} steps by the library's own functions: "
-    "building, data, training, readings and judging."
+    "Processor time of one process and one thread, in turns, of runs of {} steps by the library's own functions: "
+    "building (which weighs less in longer runs), data, training, readings and judging."
 )
 COLUMNS = {
     "": "text",
@@ -36,36 +35,33 @@ COLUMNS = {
 }
 
 SMALL = [*((size_of(64, 8, 17, 8), runs) for runs in (2, 4, 6, 12)), (size_of(64, 24, 17, 8), 6)]
-SIZES = (
-    (32, 8, 17, 8),
-    (32, 24, 17, 8),
-    (64, 8, 17, 32),
-    (64, 8, 65, 8),
-    (128, 8, 17, 8),
-    (128, 8, 17, 32),
-    (128, 8, 65, 8),
-)
-GRID = [(size_of(*each), 6) for each in SIZES]
+GRID = [(size_of(*each), 6) for each in ((32, 8, 17, 8), (128, 8, 17, 8), (64, 8, 65, 8), (128, 8, 65, 8))]
 TINY = size_of(32, 4, 17, 1)
 
 
-def against_alone(cases: Sequence[tuple[UViTSize, int]], rounds: int, seconds: float, settings: Settings) -> Result:
+def against_alone(
+    cases: Sequence[tuple[UViTSize, int]], rounds: int, steps: int, seconds: float, settings: Settings
+) -> Result:
     cases = [(TINY, 2)] if settings.quick else cases
-    races = _races(cases, settings.rounds_or(rounds), seconds, settings)
+    steps = QUICK_STEPS if settings.quick else steps
+    races = _races(cases, settings.rounds_or(rounds), steps, seconds)
     rows: list[list[Any]] = []
     for (size, runs), race in zip(cases, races, strict=True):
         alone, together = race["seconds"][ALONE], race["seconds"][TOGETHER]
         hourly = [Spread.of([3600 / (RUN * each) for each in values]) for values in (alone, together)]
         times = [Spread.of(alone), Spread.of(together)]
         rows.append([size.describe(), runs, *times, *hourly, Spread.of(ratios(alone, together))])
-    table = Table("Runs of one U-ViT, one by one and together", COLUMNS, rows, [NOTE, _agreement(races)])
+    table = Table("Runs of one U-ViT, one by one and together", COLUMNS, rows, [NOTE.format(steps), _agreement(races)])
     return Result([table], {"races": races})
 
 
-def growth(size: UViTSize, counts: Sequence[int], rounds: int, seconds: float, settings: Settings) -> Result:
+def growth(
+    size: UViTSize, counts: Sequence[int], rounds: int, steps: int, seconds: float, settings: Settings
+) -> Result:
     """How the time of a sweep grows with its runs."""
     size, counts = (TINY, counts[:2]) if settings.quick else (size, counts)
-    races = _races([(size, runs) for runs in counts], settings.rounds_or(rounds), seconds, settings)
+    steps = QUICK_STEPS if settings.quick else steps
+    races = _races([(size, runs) for runs in counts], settings.rounds_or(rounds), steps, seconds)
     whole = {
         name: [[runs * each for each in race["seconds"][name]] for runs, race in zip(counts, races, strict=True)]
         for name in (ALONE, TOGETHER)
@@ -80,7 +76,7 @@ def growth(size: UViTSize, counts: Sequence[int], rounds: int, seconds: float, s
             f"A step of all runs of a sweep, {size.describe()}",
             {"runs": "count", ALONE: "seconds", TOGETHER: "seconds"},
             rows,
-            [NOTE, _agreement(races)],
+            [NOTE.format(steps), _agreement(races)],
         ),
         Table("Exponents: time ~ runs^p", {"": "text", "p, all": "times", "p, last two": "times"}, powers),
     ]
@@ -97,9 +93,7 @@ def _agreement(races: Sequence[dict[str, Any]]) -> str:
     return f"The smoothed losses at the end of a run differ by at most {largest:.0e}."
 
 
-def _races(
-    cases: Sequence[tuple[UViTSize, int]], rounds: int, seconds: float, settings: Settings
-) -> list[dict[str, Any]]:
+def _races(cases: Sequence[tuple[UViTSize, int]], rounds: int, steps: int, seconds: float) -> list[dict[str, Any]]:
     arguments = [
         {
             "image_size": size.image,
@@ -113,12 +107,7 @@ def _races(
         }
         for size, runs in cases
     ]
-    given = {
-        "races": arguments,
-        "rounds": rounds,
-        "seconds": seconds,
-        "steps": QUICK_STEPS if settings.quick else STEPS,
-    }
+    given = {"races": arguments, "rounds": rounds, "seconds": seconds, "steps": steps}
     with ExitStack() as stack:
         worker = Worker(Contender("runs in both ways", SWEEP_RACES, given), threads=1)
         stack.callback(worker.close)
@@ -131,7 +120,7 @@ def _races(
 
 
 CASES = {
-    "small": partial(against_alone, SMALL, 15, 12.0),
-    "grid": partial(against_alone, GRID, 7, 8.0),
-    "growth": partial(growth, size_of(64, 8, 17, 8), (1, 2, 4, 8, 16), 9, 12.0),
+    "small": partial(against_alone, SMALL, 15, 20, 12.0),
+    "grid": partial(against_alone, GRID, 9, 8, 12.0),
+    "growth": partial(growth, size_of(64, 8, 17, 8), (1, 2, 4, 8, 16), 9, 20, 12.0),
 }

@@ -10,7 +10,7 @@ import scalelong as sl
 from scalelong.errors import InvalidConfigError
 from scalelong.stability import DenoisingStep, Method, RateRange, RateRun, StepFailedError, rate_range
 from scalelong.stability.range import Watch, adamw
-from scalelong.stability.together import clip_each_, stack_of, train_together
+from scalelong.stability.together import clip_each_, shape_of_runs, stack_of, stack_size, train_together
 
 torch.set_num_threads(1)
 
@@ -176,6 +176,17 @@ def test_what_cannot_be_stacked_is_trained_one_by_one():
 
 
 WIDER: dict[str, Any] = {"image_size": 8, "patch_size": 4, "channels": 1, "dim": 24, "depth": 2, "heads": 2}
+
+
+def test_size_alone_decides_how_many_go_at_once():
+    small, large = (shape_of_runs(build(0), prepared(batch), adamw) for batch in (4, 256))
+    assert small is not None
+    assert large is not None
+    assert (stack_size(small), stack_size(large)) == (6, 1)
+
+
+def prepared(batch: int) -> tuple[Tensor, Tensor, None]:
+    return torch.zeros(batch, 1, 8, 8), torch.zeros(batch), None
 
 
 def test_what_fails_is_named():

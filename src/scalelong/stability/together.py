@@ -37,8 +37,9 @@ ELEMENTWISE = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD)
 """Optimisers that treat each number for itself, so that it does not matter whose it is."""
 STACK = 6
 """Networks of a stack. More gain little: features leave a core's cache, and fewer stacks keep fewer cores busy."""
-LARGE = 2**17
-"""Entries of a network's features from which it is bound by arithmetic, and is not stacked."""
+LARGE = 2**14
+"""Entries of a network's features, B L D, from which a stack gains little: arithmetic is most of a step, and the
+features of a stack leave the cache (`scalelong bench sweep`)."""
 
 
 @dataclass(frozen=True)
