@@ -47,7 +47,7 @@ from scalelong.data import load_data, to_float
 from scalelong.diffusion import NoiseProcess
 from scalelong.experiments.figures import colour_of, legend, panels, save
 from scalelong.experiments.records import Curve, RunRecord, rounded
-from scalelong.experiments.results import Results
+from scalelong.experiments.results import Results, fisher_p
 from scalelong.files import write_text
 from scalelong.kappa import choose_kappa
 from scalelong.stability.alarms import oscillation
@@ -562,12 +562,19 @@ def places_of(results: Results) -> list[str]:
 
 
 def survivors_table(results: Results) -> str:
+    """With Fisher's exact test against none, which no verdict rests on and which is not corrected."""
     rows = []
     for method in METHODS:
-        found = [results.of(method, place) for place in places_of(results)]
-        cells = [f"{sum(run.diverged is None for run in runs)} of {len(runs)}" if runs else "" for runs in found]
+        cells = []
+        for place in places_of(results):
+            runs, base = results.of(method, place), results.of(NONE.label, place)
+            alive, others = (sum(run.diverged is None for run in found) for found in (runs, base))
+            told = f"{alive} of {len(runs)}" if runs else ""
+            if runs and base and method != NONE.label:
+                told += f" (p = {fisher_p(alive, len(runs), others, len(base)):.2g})"
+            cells.append(told)
         rows.append([method, *cells])
-    return table(["survivors", *places_of(results)], rows)
+    return table(["survivors (Fisher's p against none)", *places_of(results)], rows)
 
 
 def kappa_table(rows: Sequence[KappaRow]) -> str:

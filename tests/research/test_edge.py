@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from research import edge, survival
+from research import edge, studies, survival
+from research.pages import index
+from research.reproduce.items import ITEMS
 from scalelong.experiments.results import Results
 
 EVIDENCE = Path(__file__).parents[2] / "docs" / "evidence"
@@ -161,3 +163,24 @@ def test_what_a_setting_lacks_is_said(tmp_path, capsys):
     (tmp_path / "kappas.json").write_bytes((FOLDER / "kappas.json").read_bytes())
     edge.run("κ, CIFAR-10", tmp_path, None)
     assert "needs CIFAR-10; give --data FOLDER" in capsys.readouterr().out
+
+
+# The evidence that is committed
+
+
+def test_the_committed_page_is_that_of_the_raw_results():
+    assert (FOLDER / "results.md").read_text() == edge.page(FOLDER)
+
+
+def test_difference_of_shares():
+    # Newcombe (1998), Table II, contrast (a): 56 of 70 against 48 of 80.
+    assert studies.newcombe(56, 70, 48, 80) == pytest.approx((0.0524, 0.3339), abs=1e-4)
+
+
+def test_the_committed_table_of_all_studies():
+    rows = studies.all_rows(EVIDENCE)
+    assert json.loads((EVIDENCE / "studies.json").read_text()) == rows
+    assert {row["study"] for row in rows} == set(studies.SOURCES)
+    assert all((EVIDENCE / row["study"] / "README.md").exists() for row in rows)
+    assert all(row["effect"] and row["verdict"] for row in rows)
+    assert index(EVIDENCE, ITEMS.values()) == (EVIDENCE / "README.md").read_text()
