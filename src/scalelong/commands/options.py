@@ -187,11 +187,11 @@ def trained_run(folder: Path, options: argparse.Namespace) -> Run:
 # Sampling and features
 
 
-def add_sampling_options(parser: argparse.ArgumentParser) -> None:
+def add_sampling_options(parser: argparse.ArgumentParser, steps: int = 50) -> None:
     samplers = names_in("diffusion.solvers", "SAMPLERS")
     parser.add_argument("--seed", type=seed_number, default=0, help="seed of the first image (default: %(default)s)")
     parser.add_argument("--sampler", default="dpm++", choices=samplers, help="default: %(default)s")
-    parser.add_argument("--steps", type=whole_number, default=50, help="steps of the sampler (default: %(default)s)")
+    parser.add_argument("--steps", type=whole_number, default=steps, help="steps of the sampler (default: %(default)s)")
     parser.add_argument("--guidance", type=float, default=1.0, help="classifier-free guidance (default: 1, none)")
     add_checkpoint_options(parser)
     parser.add_argument("--batch-size", type=whole_number, default=64, help="default: %(default)s")

@@ -40,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
         "--class", dest="prompts", action="append", metavar="NAME", help="may be repeated; they take turns"
     )
     prompts.add_argument("--prompt", dest="prompts", action="append", metavar="TEXT", help="may be repeated")
-    add_sampling_options(made)
+    add_sampling_options(made, steps=25)  # as good as 250 of DDPM: `scalelong bench sampling/sweep`
     made.add_argument(
         "--cache",
         default="",

@@ -111,7 +111,7 @@ class Run:
         prompts: Sequence[str] = (),
         wishes: Sequence[str] = (),
         sampler: str = "dpm++",
-        steps: int = 50,
+        steps: int = 25,
         guidance: float = 1.0,
         cache: str = "",
         batch_size: int = 64,
