@@ -1,6 +1,7 @@
 """Which network shows most for the same processor time on a small folder of images?
 
     python -m research.budget PHOTOGRAPHS --reference OTHERS --seconds 150 --seeds 1 --out budget/
+    python -m research.budget --table docs/evidence/budget/photographs.jsonl     # of lines that were printed before
 
 Each arm trains on PHOTOGRAPHS for so many seconds of processor time, sampling not counted. Its averaged weights make
 images at a third of the time and at the end. They are scored against OTHERS, images of the same kind on which nobody
@@ -11,27 +12,29 @@ import argparse
 import json
 import time
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import scalelong as sl
+from scalelong.console import text_table
 from scalelong.data import load_data, to_float
 from scalelong.diffusion.images import to_bytes
 from scalelong.diffusion.solvers import sample
 from scalelong.evaluation import Moments, frechet_distance, kernel_score, load_extractor
 from scalelong.evaluation.features import features_of
-from scalelong.models import Denoiser
+from scalelong.files import read_json_lines
+from scalelong.models import Denoiser, unet
 from scalelong.noise import NoiseProcess, losses
-from scalelong.optional import needs
 from scalelong.runs import image_grid, save_png
 
 BATCH, WARMUP, SAMPLER_STEPS = 32, 100, 25
 
 
 def uvit(side: int, channels: int) -> tuple[nn.Module, float]:
-    """The second rung of `scalelong train`."""
+    """The second rung of `scalelong train --model uvit`."""
     return sl.UViT(image_size=side, patch_size=2, channels=channels, dim=128, depth=4, heads=4, init_std=0.06), 2e-3
 
 
@@ -42,23 +45,12 @@ def unit(side: int, channels: int) -> tuple[nn.Module, float]:
     ), 2e-3
 
 
-def unet(side: int, channels: int) -> tuple[nn.Module, float]:
-    """A UNet of about as many parameters: two levels, attention on the inner one."""
-    network = needs("diffusers", "train", "a UNet").UNet2DModel(
-        sample_size=side,
-        in_channels=channels,
-        out_channels=channels,
-        block_out_channels=(48, 96),
-        layers_per_block=1,
-        norm_num_groups=8,
-        attention_head_dim=16,
-        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
-        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
-    )
-    return network, 1e-3
+def small(side: int, channels: int) -> tuple[nn.Module, float]:
+    """The first rungs of `scalelong train`."""
+    return unet("small", sample_size=side, in_channels=channels, out_channels=channels), 1e-3
 
 
-ARMS = {"uvit": uvit, "unit": unit, "unet": unet}
+ARMS = {"uvit": uvit, "unit": unit, "unet/small": small}
 
 
 def train(arm: str, seed: int, images: Tensor, options: argparse.Namespace, score: Any) -> None:
@@ -103,10 +95,26 @@ def _copy(parameters: list[nn.Parameter], values: list[Tensor]) -> None:
         parameter.copy_(value)
 
 
+def table(lines: list[dict[str, Any]]) -> str:
+    """Means over seeds after each time, and the range of the seeds."""
+    cells: dict[tuple[int, str], list[dict[str, Any]]] = {}
+    for line in lines:
+        cells.setdefault((line["seconds"], line["arm"]), []).append(line)
+    rows = []
+    for (seconds, arm), found in sorted(cells.items()):
+        row = {"seconds": str(seconds), "network": arm, "seeds": str(len(found))}
+        for name, digits in (("step", 0), ("frechet", 2), ("kernel", 3)):
+            values = [each[name] for each in found]
+            row[name] = f"{fmean(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+        rows.append(row)
+    return text_table(rows, left=("network",))
+
+
 def main() -> None:
     made = argparse.ArgumentParser(prog="python -m research.budget", description=__doc__)
-    made.add_argument("images")
-    made.add_argument("--reference", required=True)
+    made.add_argument("images", nargs="?")
+    made.add_argument("--reference")
+    made.add_argument("--table", type=Path)
     made.add_argument("--side", type=int, default=16)
     made.add_argument("--seconds", type=float, default=150.0)
     made.add_argument("--seeds", type=int, default=1)
@@ -115,6 +123,11 @@ def main() -> None:
     made.add_argument("--arms", default=",".join(ARMS))
     made.add_argument("--out", type=Path, default=Path("budget"))
     options = made.parse_args()
+    if options.table is not None:
+        print(table(read_json_lines(options.table)))
+        return
+    if options.images is None or options.reference is None:
+        made.error("give a folder of images and --reference, or --table FILE")
     options.out.mkdir(parents=True, exist_ok=True)
     data, reference = (load_data(name, size=options.side) for name in (options.images, options.reference))
     extractor = load_extractor("random", reference)
@@ -129,7 +142,10 @@ def main() -> None:
         found = features_of(extractor, images)
         distance = frechet_distance(Moments.of(real), Moments.of(found))
         kernel = kernel_score(real, found).value
-        save_png(options.out / f"{about['arm']}-{about['seed']}-{about['seconds']}s.png", image_grid(images[:36]))
+        save_png(
+            options.out / f"{about['arm'].replace('/', '-')}-{about['seed']}-{about['seconds']}s.png",
+            image_grid(images[:36]),
+        )
         print(json.dumps({**about, "frechet": round(distance, 3), "kernel": round(kernel, 4)}), flush=True)
 
     pixels = to_float(data.fetch(range(len(data))).images)

@@ -13,7 +13,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -69,7 +69,11 @@ WIDE: dict[int, dict[int, dict[str, tuple[float, ...]]]] = {
     },
 }
 """By base and width."""
-WIDEST = {"strict": (8e-3,), "standard": (1e-3,), "unit": (1.6e-2,)}
+WIDEST = {
+    "digits": {"strict": (8e-3,), "standard": (1e-3, 8e-3)},
+    "garments": {"strict": (1.6e-2,), "standard": (2e-3, 1.6e-2)},
+}
+"""At width 512 from base 64: the base's best rate, and an eighth of it for the standard parametrisation."""
 
 
 @dataclass(frozen=True)
@@ -105,8 +109,8 @@ def planned(data: str) -> Iterator[Cell]:
             yield from (Cell(data, base, base, "all", rate, seed) for rate in NARROW)
             for width, rows in targets.items():
                 yield from (Cell(data, base, width, name, rate, seed) for name, rates in rows.items() for rate in rates)
-    if data == "digits":
-        yield from (Cell(data, 64, 512, name, rate, SEEDS[0]) for name, rates in WIDEST.items() for rate in rates)
+    for seed in SEEDS:
+        yield from (Cell(data, 64, 512, name, rate, seed) for name, rates in WIDEST[data].items() for rate in rates)
 
 
 # A run
@@ -132,8 +136,6 @@ def network(data: str, width: int, **options: Any) -> sl.UViT:
 
 
 def train(cell: Cell) -> Trained:
-    began = time.process_time()
-    task = task_of(cell.data)
     with torch.random.fork_rng():
         seed_global(cell.seed, "weights")
         model = network(cell.data, cell.width)
@@ -141,6 +143,11 @@ def train(cell: Cell) -> Trained:
     if cell.parametrisation in ("strict", "unit"):
         sl.mup.start_(model, base=cell.base, output_start=cell.parametrisation)
         groups = sl.mup.parameter_groups(model, base=cell.base, lr=cell.rate, weight_decay=DECAY)
+    return fit(cell, model, groups)
+
+
+def fit(cell: Cell, model: nn.Module, groups: Any) -> Trained:
+    began, task = time.process_time(), task_of(cell.data)
     optimizer = torch.optim.AdamW(groups, lr=cell.rate, betas=BETAS, weight_decay=DECAY, fused=True)
     full = [group["lr"] for group in optimizer.param_groups]
     seen: list[float] = []
@@ -170,29 +177,34 @@ def held_out(model: nn.Module, task: RecipeTask) -> float:
     return float(torch.cat(found).double().mean())
 
 
-def results(data: str | None = None) -> list[Trained]:
-    found: list[Trained] = []
-    for name in [data] if data else [*DATA, GLIMPSE]:
-        path = FOLDER / f"{name}.jsonl"
-        rows = read_json_lines(path) if path.exists() else []
-        found += [Trained(**{**row, "curve": tuple(row["curve"])}) for row in rows]
-    return found
+def results() -> list[Trained]:
+    return [each for name in [*DATA, GLIMPSE] for each in trained_in(FOLDER / f"{name}.jsonl")]
 
 
 def run(data: str) -> int:
-    done = {Cell(**{name: getattr(each, name) for name in Cell.__dataclass_fields__}) for each in results(data)}
-    path = FOLDER / f"{data}.jsonl"
+    complete(FOLDER / f"{data}.jsonl", planned(data), train)
+    return 0
+
+
+def complete(path: Path, planned: Iterable[Cell], train: Callable[[Cell], Trained]) -> None:
+    """Trains what the file does not have yet."""
+    done = {Cell(**{name: getattr(each, name) for name in Cell.__dataclass_fields__}) for each in trained_in(path)}
     path.parent.mkdir(parents=True, exist_ok=True)
-    for cell in planned(data):
+    for cell in planned:
         if cell in done:
             continue
         found = train(cell)
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(found)) + "\n")
         print(
-            f"{data} {cell.width} {cell.parametrisation} {cell.rate:g} seed {cell.seed}: {found.loss:.4f}", flush=True
+            f"{cell.data} {cell.width} {cell.parametrisation} {cell.rate:g} seed {cell.seed}: {found.loss:.4f}",
+            flush=True,
         )
-    return 0
+
+
+def trained_in(path: Path) -> list[Trained]:
+    rows = read_json_lines(path) if path.exists() else []
+    return [Trained(**{**row, "curve": tuple(row["curve"])}) for row in rows]
 
 
 # The coordinate checks
@@ -386,7 +398,7 @@ def rows_of(found: Sequence[Trained]) -> list[Row]:
     return [Row(*key, losses) for key, losses in sorted(cells.items())]
 
 
-def table_of(rows: Sequence[Row], narrow: Row) -> list[dict[str, str]]:
+def table_of(rows: Sequence[Row], narrow: Row, size: str = "width") -> list[dict[str, str]]:
     shown = []
     for row in rows:
         regret = row.regret(narrow)
@@ -394,7 +406,7 @@ def table_of(rows: Sequence[Row], narrow: Row) -> list[dict[str, str]]:
         losses = " ".join(f"{loss:.4f}" for _, loss in sorted(row.losses[row.best].items()))
         shown.append(
             {
-                "width": str(row.width),
+                size: str(row.width),
                 "parametrisation": row.parametrisation,
                 "rates": " ".join(f"{rate:g}" for rate in row.rates),
                 "mean loss": " ".join(f"{row.mean(rate):.4f}" for rate in row.rates),

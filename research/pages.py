@@ -1,5 +1,6 @@
 """Pages of results, in Markdown: those of `scalelong reproduce` and of the recipe. Made of the raw results alone."""
 
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean, median
@@ -10,23 +11,29 @@ from scalelong.files import write_text
 from scalelong.runs.config import TrainConfig, flatten, to_dict
 
 from .reproduce.claims import RESULTS, Claim, Quantity, Study, StudyResults, Verdict, overall
+from .reproduce.needs import MOST_SEEDS, SUSTAINED, hours_text, paper_cost
 
 # Pages of results, in Markdown: one per item, and an index with all verdicts. Made of the raw results alone.
 
 RULE = """\
 Every claim is about one number per seed, mostly the ratio of two methods under equal seeds: equal initial weights,
 data, noise and times. From these numbers follows the interval that holds their mean with 90 % confidence (Student's t).
-A claim is
+Beside the claim stands the size of the effect in the paper: the ratio of its FIDs, its factor of steps, or 10 % where
+it shows a figure without numbers. A claim
 
-- **reproduced** if the whole interval lies where the paper says,
-- **contradicted** if the whole interval lies on the opposite side,
-- one that **cannot be judged** if fewer than two seeds have the number: there is no interval,
-- **not reproduced at this scale** otherwise: what was seen may be chance.
+- is **reproduced** if the whole interval lies where the paper says,
+- is **contradicted** if the whole interval lies on the opposite side,
+- has **no effect larger than x** if it is neither, and the interval leaves out the paper's effect, on either side of
+  none: x is its farther end. A loss moves less than a FID does, so where losses are compared read x itself,
+- **cannot be judged at this scale** otherwise: both the paper's effect and none are possible. Then the page says how
+  many seeds would tell the one from the other with a power of 80 %, if seeds go on to differ as much as these. Three
+  seeds know their own spread to a factor of two or so, hence this number to a factor of four.
 
-A figure or table is reproduced if all of its claims are, contradicted if at least half of them are, cannot be judged if
-none of its claims can, and is otherwise not reproduced at this scale. Of many claims, some are judged by chance: one in
-twenty, in either direction, if there is no effect at all. Nobody edits verdicts: `scalelong reproduce --redraw` makes
-these pages of the raw results alone."""
+A figure or table is reproduced if all of its claims are. It is contradicted, has no effect of the paper's size, or
+cannot be judged, if at least half of its claims say so, in this order; otherwise it is mixed. Of many claims, some are
+judged by chance: one in twenty, in either direction, if there is no effect at all. Nobody edits verdicts:
+`scalelong reproduce --redraw` makes these pages of the raw results alone. GPU hours are counted, not measured: the
+floating-point operations of a step of the paper's networks, at 50 TFLOP/s."""
 
 
 def write_item(item: Study, results: StudyResults, out: Path) -> None:
@@ -47,8 +54,9 @@ def page(item: Study, results: StudyResults) -> str:
         fenced(command(results)),
         *(f"![{name}]({name}.png)" for name in item.figures),
         "## Claims",
-        claims_table(claims, results.seeds),
+        claims_table(claims, range(results.seeds)),
         "The rule is on the [index page](../README.md).",
+        *needs_section(item, results, claims),
         "## Measured",
         *(
             measured_table(item, results, quantity)
@@ -70,9 +78,6 @@ def versions(results: StudyResults) -> str:
     return ", ".join(f"{name} {version}" for name, version in results.versions.items()) or "unknown versions"
 
 
-DECIDED = (Verdict.REPRODUCED, Verdict.CONTRADICTED)
-
-
 def verdict_of(claims: Sequence[Claim]) -> Verdict:
     return overall([claim.verdict for claim in claims])
 
@@ -80,10 +85,91 @@ def verdict_of(claims: Sequence[Claim]) -> Verdict:
 def counts(claims: Sequence[Claim]) -> str:
     """How many claims got which verdict."""
     verdicts = [claim.verdict for claim in claims]
-    reproduced, contradicted = verdicts.count(Verdict.REPRODUCED), verdicts.count(Verdict.CONTRADICTED)
-    unjudged = verdicts.count(Verdict.CANNOT_BE_JUDGED)
-    open_ones = f", {unjudged} cannot be judged" if unjudged else ""
-    return f"{reproduced} of {len(claims)} claims reproduced, {contradicted} contradicted{open_ones}"
+    told = {
+        Verdict.REPRODUCED: f"of {len(claims)} claims reproduced",
+        Verdict.CONTRADICTED: "contradicted",
+        Verdict.NO_EFFECT: "without an effect of the paper's size",
+        Verdict.CANNOT_BE_JUDGED: "cannot be judged",
+    }
+    parts = [f"{verdicts.count(verdict)} {text}" for verdict, text in told.items()]
+    return ", ".join(parts[:2] + [part for part in parts[2:] if not part.startswith("0 ")])
+
+
+# What it would take to judge what cannot be judged
+
+
+def needs_section(item: Study, results: StudyResults, claims: Sequence[Claim]) -> list[str]:
+    """Seeds at this scale, and GPU hours at the paper's; nothing where every claim is judged."""
+    if results.scale == "paper" or not _open_claims(claims):
+        return []
+    return [
+        "## What would be needed",
+        f"{seeds_text(results, claims)}\n\nAt the paper's own scale, with {results.seeds} seeds "
+        f"(`scalelong reproduce {item.name} --scale paper --dry-run`; GPU hours at {SUSTAINED / 1e12:g} TFLOP/s, "
+        "counted from the operations of a step, without samples and scores):",
+        paper_table(item, results.seeds),
+    ]
+
+
+def seeds_text(results: StudyResults, claims: Sequence[Claim]) -> str:
+    open_claims = _open_claims(claims)
+    sized = [claim for claim in open_claims if claim.effect is not None and len(claim.known) > 1]
+    parts = []
+    if sized:
+        known = sorted(claim.seeds_needed or MOST_SEEDS + 1 for claim in sized)
+        most, half = known[-1], known[(len(known) - 1) // 2]
+        told = "the one claim that cannot be judged" if len(known) == 1 else f"the {len(known)} such claims"
+        rest = f"; {_seeds_and_hours(results, half)} for half of them" if half < most else ""
+        wanted = f"{_seeds_and_hours(results, most)} for {told}{rest}"
+        parts.append(f"At this scale, to tell an effect of the paper's size from none: {wanted}.")
+    if len(sized) < len(open_claims):
+        parts.append(
+            f"For {len(open_claims) - len(sized)} of the claims no number of seeds is known to be enough: they need "
+            "longer runs."
+        )
+    return " ".join(parts)
+
+
+def _seeds_and_hours(results: StudyResults, seeds: int) -> str:
+    if seeds > MOST_SEEDS:
+        return f"more than {MOST_SEEDS:,} seeds"
+    hours = core_hours(results, seeds)
+    return f"{seeds} seeds" + (f" ({hours_text(hours)} core hours)" if hours else "")
+
+
+def core_hours(results: StudyResults, seeds: int) -> float | None:
+    """Of training all methods in all settings of an item with so many seeds; runs that settings share count once."""
+    known = {run.run: run.seconds for run in results.runs if run.seconds is not None}
+    return sum(known.values()) / results.seeds * seeds / 3600 if known else None
+
+
+def paper_table(item: Study, seeds: int) -> str:
+    arms, rows = item.arms("paper"), []
+    for name in dict.fromkeys(arm.setting.name for arm in arms):
+        mine = [arm for arm in arms if arm.setting.name == name]
+        config, cost = mine[0].setting.config, paper_cost(mine, seeds)
+        network = ", ".join([config.model, *(f"{key} {_plain(value)}" for key, value in config.model_options.items())])
+        numbers = [f"{config.steps:,}", str(config.batch_size), str(cost.runs), hours_text(cost.gpu_hours)]
+        rows.append([name, config.data, network, *numbers])
+    whole = paper_cost(arms, seeds)
+    rows.append(["all, shared runs once", "", "", "", "", str(whole.runs), hours_text(whole.gpu_hours)])
+    return table(["setting", "data", "network", "steps", "batch", "runs", "GPU hours"], rows)
+
+
+def needs_text(item: Study, results: StudyResults, claims: Sequence[Claim]) -> str:
+    """In a cell of the index."""
+    if results.scale == "paper" or not _open_claims(claims):
+        return ""
+    known = [claim.seeds_needed for claim in _open_claims(claims) if claim.effect is not None and len(claim.known) > 1]
+    most = (
+        "" if not known else f"more than {MOST_SEEDS:,}" if None in known else str(max(count or 0 for count in known))
+    )
+    hours = f"{hours_text(paper_cost(item.arms('paper'), results.seeds).gpu_hours)} GPU hours at the paper's scale"
+    return f"{most} seeds here, or {hours}" if most else hours
+
+
+def _open_claims(claims: Sequence[Claim]) -> list[Claim]:
+    return [claim for claim in claims if claim.verdict is Verdict.CANNOT_BE_JUDGED]
 
 
 def summary(item: Study, results: StudyResults) -> str:
@@ -91,18 +177,19 @@ def summary(item: Study, results: StudyResults) -> str:
     return f"{item.name}: {verdict_of(claims)} ({counts(claims)})"
 
 
-def claims_table(claims: Sequence[Claim], seeds: int) -> str:
+def claims_table(claims: Sequence[Claim], seeds: Sequence[int]) -> str:
     rows = [
         [
             claim.text,
             claim.setting,
-            *_padded([claim.text_of(value) for value in claim.values], seeds),
+            *_padded([claim.text_of(value) for value in claim.values], len(seeds)),
             claim.interval_text(),
-            f"**{claim.verdict}**" if claim.verdict in DECIDED else str(claim.verdict),
+            claim.effect_text(),
+            claim.verdict_text(),
         ]
         for claim in claims
     ]
-    return table(["claim", "setting", *_seeds(seeds), "mean (90 % interval)", "verdict"], rows)
+    return table(["claim", "setting", *_seeds(seeds), "mean (interval)", "in the paper", "verdict"], rows)
 
 
 def measured_table(item: Study, results: StudyResults, quantity: Quantity) -> str:
@@ -117,7 +204,7 @@ def measured_table(item: Study, results: StudyResults, quantity: Quantity) -> st
             row = [setting, method, *_padded([quantity.text(value) for value in values], results.seeds)]
             row.append(quantity.text(fmean(known)) if known else "-")
             rows.append(row + ([item.published.get(method, "")] if paper else []))
-    heads = ["setting", "method", *_seeds(results.seeds), "mean", *(["FID in the paper"] if paper else [])]
+    heads = ["setting", "method", *_seeds(range(results.seeds)), "mean", *(["FID in the paper"] if paper else [])]
     return f"### {quantity.name}\n\n{table(heads, rows)}"
 
 
@@ -164,14 +251,15 @@ def index(out: Path, items: Iterable[Study]) -> str:
             claims = item.claims(results)
             link = f"[{item.title}]({item.name}/README.md)"
             about = [str(results.scale), str(results.seeds), steps(results)]
-            rows.append([link, *about, f"**{verdict_of(claims)}**", counts(claims)])
+            verdict = f"**{verdict_of(claims)}**"
+            rows.append([link, *about, verdict, counts(claims), needs_text(item, results, claims)])
     parts = [
         "# Evidence",
         "The paper's figures and tables again, by command. Each page has the command, all seeds and the claims.",
         "Fréchet distances compare the runs of one page with each other, and not with what `scalelong eval` prints: "
         "those of docs/evidence were measured with the classifier's features, the default before anchors "
         "(docs/evaluation.md).",
-        table(["figure or table", "scale", "seeds", "steps", "verdict", "claims"], rows),
+        table(["figure or table", "scale", "seeds", "steps", "verdict", "claims", "to judge the rest"], rows),
         "## The rule",
         RULE,
         "## To repeat it",
@@ -179,10 +267,28 @@ def index(out: Path, items: Iterable[Study]) -> str:
         "scalelong reproduce --redraw docs/evidence          # pages and figures from the raw results\n"
         "scalelong reproduce all --scale paper --dry-run     # the plan for GPUs\n```",
     ]
+    if (out / STUDIES_FILE).exists():
+        rows = json.loads((out / STUDIES_FILE).read_text(encoding="utf-8"))
+        parts += [
+            "## All studies",
+            "What the other studies found, each by the rule of its own page: claim, setting, effect with interval, "
+            "verdict. `python -m research.studies` computes it from their raw results. Studies without a row here, "
+            "[μP](mup/README.md) and [probe](probe/README.md), have tables of their own.",
+            studies_table(rows),
+        ]
     if (out / "kappa").is_dir():
         raw = "[the raw results](kappa/validation.json) of kappa"
         parts.append(f"Also here: {raw}, how well κ can be chosen, told in [theory.md](../theory.md).")
     return document(parts)
+
+
+STUDIES_FILE = "studies.json"
+
+
+def studies_table(rows: Sequence[dict[str, str]]) -> str:
+    """A row for each claim of a study, with a link to its page."""
+    cells = [[f"[{row['study']}]({row['study']}/README.md)", *list(row.values())[1:]] for row in rows]
+    return table(["study", "claim", "setting", "effect (interval)", "verdict"], cells)
 
 
 # Markdown
@@ -203,8 +309,8 @@ def document(parts: Iterable[str]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _seeds(count: int) -> list[str]:
-    return [f"seed {seed}" for seed in range(count)]
+def _seeds(seeds: Iterable[int]) -> list[str]:
+    return [f"seed {seed}" for seed in seeds]
 
 
 def _padded(cells: list[str], count: int) -> list[str]:

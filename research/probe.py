@@ -22,6 +22,10 @@ from torch import Tensor, nn
 
 import scalelong as sl
 from scalelong.data import ImageData, load_data, to_float
+from scalelong.diffusion.images import to_bytes
+from scalelong.diffusion.solvers import sample
+from scalelong.evaluation import Moments, frechet_distance, load_extractor
+from scalelong.evaluation.features import features_of
 from scalelong.experiments import figures
 from scalelong.files import append_json_line, read_json_lines, write_text
 from scalelong.noise import NoiseProcess, losses
@@ -32,6 +36,8 @@ SEEDS = tuple(range(7000, 7008))
 HELD_OUT = 797
 """Digits that no network is trained on: 398 to choose on, 399 to test; the other 1000 are trained and fitted on."""
 WARMUP, BATCH = 30, 32
+SAMPLES, SAMPLER_STEPS = 1000, 25
+METHODS = ("none", "cs:0.7", "ls")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +55,8 @@ class Arm:
     probes: tuple[int, ...] = (300,)
     times: tuple[float, ...] = (100.0, 250.0)
     data: str = "digits"
+    samples: int = 0
+    """Images to make at the end, for their Fréchet distance to the held-out ones."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +72,13 @@ STUDIES: dict[str, Study] = {
     "conditioning": Study({kind: Arm(conditioning=kind) for kind in ("middle", "time")}),
     "scaling": Study({method: Arm(scaling=method) for method in ("cs:0.7", "ls")}),
     "cifar10": Study({"width 64": CIFAR}, seeds=SEEDS[:1]),
-    "deeper": Study({f"depth 12, {m}": Arm(scaling=m, depth=12) for m in ("none", "cs:0.7", "ls")}),
+    "deeper": Study({f"depth 12, {m}": Arm(scaling=m, depth=12, samples=SAMPLES) for m in METHODS}),
+    "samples": Study({m: Arm(scaling=m, probes=(), samples=SAMPLES) for m in METHODS}),
     "cifar10-wide": Study({"width 128": replace(CIFAR, dim=128)}, seeds=SEEDS[:1]),
+    "cifar10-long": Study(
+        {"width 128, 1600 steps": replace(CIFAR, dim=128, steps=1600, looks=(800, 1600), probes=(800, 1600))},
+        seeds=SEEDS[:1],
+    ),
 }
 """In the order in which they are run: if time runs out, the last ones are not done."""
 
@@ -146,9 +159,23 @@ def train(arm: Arm, seed: int, cifar10: Path | None) -> dict[str, Any]:
         if step in arm.probes:
             probes[str(step)] = probe(model, arm, training, held_out, seed)
     found = {"loss": curve, "probes": probes, "seconds": round(time.process_time() - began, 1)}
+    if arm.samples:
+        found["frechet"] = round(frechet(model.eval(), arm.samples, held_out), 4)
     if arm.conditioning != "none":
         found["loss_shuffled"] = round(shuffled_loss(model.eval(), apart), 6)
     return found
+
+
+def frechet(model: sl.UViT, count: int, held_out: ImageData) -> float:
+    """To the held-out images, with the features that tell digits from noise (docs/evaluation.md)."""
+    extractor = load_extractor("random", held_out)
+    shape = (held_out.channels, held_out.height, held_out.width)
+    parts = [part.tolist() for part in torch.arange(count).split(250)]
+    with torch.no_grad():
+        made = [sample(model, NoiseProcess(), "v", shape, part, steps=SAMPLER_STEPS) for part in parts]
+    real = held_out.fetch(torch.arange(len(held_out))).images
+    features = [features_of(extractor, images) for images in (real, to_bytes(torch.cat(made)))]
+    return frechet_distance(*map(Moments.of, features))
 
 
 def probe(model: sl.UViT, arm: Arm, training: ImageData, held_out: ImageData, seed: int) -> dict[str, Any]:
@@ -258,6 +285,10 @@ def loss_at(step: int) -> Any:
     return lambda line: line["loss"][str(step)]
 
 
+def frechet_of(line: dict[str, Any]) -> float:
+    return line["frechet"]
+
+
 def mean(lines: dict[int, dict[str, Any]], value: Any) -> float:
     return statistics.mean(value(line) for line in lines.values())
 
@@ -342,11 +373,20 @@ def conditioning_part(folder: Path) -> str:
     )
 
 
+def with_frechet(folder: Path, lines: dict[str, dict[int, dict[str, Any]]]) -> dict[str, dict[int, dict[str, Any]]]:
+    """The runs of depth 6 have it in a study of their own: the same runs again, with samples in the place of probes."""
+    scored = read(folder, "samples")
+    for arm, runs in lines.items():
+        for seed, line in runs.items():
+            line |= {"frechet": scored[arm][seed]["frechet"]} if seed in scored.get(arm, {}) else {}
+    return lines
+
+
 def scaling_arms(folder: Path) -> dict[int, dict[str, dict[int, dict[str, Any]]]]:
     """By depth, then by method."""
     shallow = {"none": read(folder, "digits").get("plain", {}), **read(folder, "scaling")}
     deep = {name.removeprefix("depth 12, "): lines for name, lines in read(folder, "deeper").items()}
-    return {6: paired(shallow), 12: paired(deep)}
+    return {6: paired(with_frechet(folder, shallow)), 12: paired(deep)}
 
 
 def paired(arms: dict[str, dict[int, dict[str, Any]]]) -> dict[str, dict[int, dict[str, Any]]]:
@@ -357,47 +397,59 @@ def paired(arms: dict[str, dict[int, dict[str, Any]]]) -> dict[str, dict[int, di
 
 def scaling_part(folder: Path) -> str:
     rows = [
-        "| depth, method | seeds | loss, step 300 | middle, t = 100 | best, t = 100 | middle, t = 250 | best, t = 250 |"
+        "| depth, method | seeds | loss, step 300 | Fréchet distance | "
+        "middle, t = 100 | best, t = 100 | middle, t = 250 | best, t = 250 |"
     ]
-    rows[0] += "\n|---|---|---|---|---|---|---|"
+    rows[0] += "\n" + "|---" * 8 + "|"
     differences = [
-        "| depth, difference | loss (1e-4) | middle, t = 100 | best, t = 100 | middle, t = 250 | best, t = 250 |"
+        "| depth, difference | loss (1e-4) | Fréchet distance | "
+        "middle, t = 100 | best, t = 100 | middle, t = 250 | best, t = 250 |"
     ]
-    differences[0] += "\n|---|---|---|---|---|---|"
+    differences[0] += "\n" + "|---" * 7 + "|"
     places = [(layer, t) for t in (100.0, 250.0) for layer in ("middle", "best")]
     tests: dict[str, Gap] = {}
+    distances: dict[str, Gap] = {}
     for depth, arms in scaling_arms(folder).items():
         for method, lines in arms.items():
             if not lines:
                 continue
             cells = [f"{mean(lines, lambda x, p=place: accuracy(x, *p)):.1f}" for place in places]
             loss = f"{mean(lines, loss_at(300)):.4f}"
-            rows.append(f"| {depth}, {method} | {len(lines)} | {loss} | " + " | ".join(cells) + " |")
+            scored = all("frechet" in line for line in lines.values())
+            distance = f"{mean(lines, frechet_of):.3f}" if scored else "-"
+            rows.append(f"| {depth}, {method} | {len(lines)} | {loss} | {distance} | " + " | ".join(cells) + " |")
             if method == "none" or not arms.get("none"):
                 continue
             found = [gap(lines, arms["none"], lambda x, p=place: accuracy(x, *p)) for place in places]
             moved = gap(lines, arms["none"], loss_at(300))
+            further = gap(lines, arms["none"], frechet_of) if scored else None
+            distances |= {f"depth {depth}, {method}": further} if further and len(further.values) > 1 else {}
             texts = [each.text() if each else "-" for each in found]
-            differences.append(
-                f"| {depth}, {method} minus none | {moved.text(1e4, 0) if moved else '-'} | " + " | ".join(texts) + " |"
-            )
+            first = [moved.text(1e4, 0) if moved else "-", further.text(1.0, 3) if further else "-"]
+            differences.append(f"| {depth}, {method} minus none | " + " | ".join([*first, *texts]) + " |")
             tests |= {
                 f"depth {depth}, {method}, {layer} at t = {t:g}": each
                 for (layer, t), each in zip(places, found, strict=True)
                 if each is not None and len(each.values) > 1
             }
-    kept = holm(tests)
-    single = [name for name, each in tests.items() if each.holds() != "no difference"]
     return "\n\n".join(
         [
             "## Scaling of the long skips",
             "\n".join(rows),
             "\n".join(differences),
-            f"Of {len(tests)} comparisons of accuracies, {len(single)} exclude zero by themselves"
-            + (f" ({'; '.join(single)})" if single else "")
-            + f", and {len(kept)} after Holm's correction"
-            + (f": {'; '.join(kept)}." if kept else "."),
+            held(tests, "accuracies"),
+            held(distances, "Fréchet distances") if distances else "Fréchet distances: not run.",
         ]
+    )
+
+
+def held(tests: dict[str, Gap], what: str) -> str:
+    single, kept = [name for name, each in tests.items() if each.holds() != "no difference"], holm(tests)
+    return (
+        f"Of {len(tests)} comparisons of {what}, {len(single)} exclude zero by themselves"
+        + (f" ({'; '.join(single)})" if single else "")
+        + f", and {len(kept)} after Holm's correction"
+        + (f": {'; '.join(kept)}." if kept else ".")
     )
 
 
@@ -415,7 +467,7 @@ def cifar_part(folder: Path) -> str:
     rows = [
         "| network | steps | loss | chosen | test | untrained | pixels, same t | clean pixels |\n" + "|---" * 8 + "|"
     ]
-    for name in ("cifar10", "cifar10-wide"):
+    for name in ("cifar10", "cifar10-wide", "cifar10-long"):
         for arm, lines in read(folder, name).items():
             for line in lines.values():
                 for step, found in line["probes"].items():

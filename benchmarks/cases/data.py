@@ -2,6 +2,7 @@
 
 import io
 import tempfile
+import time
 import zipfile
 from collections.abc import Callable
 from functools import partial
@@ -13,7 +14,7 @@ from scalelong.errors import MissingDependencyError
 
 from ..contender import Contender, interleave, race, turn_of
 from ..contenders import TRAINING_ON
-from ..record import Result, Spread, Table
+from ..record import Result, Spread, Table, ratios
 from ..settings import Settings, UViTSize
 
 # The same pictures as a folder, a zip, a parquet file and an .npz.
@@ -60,7 +61,7 @@ def encoded(image: object, form: str) -> bytes:
 
 BATCH = 128
 WORKERS = 2
-SETTINGS = ("opened", "in memory", "streamed", f"streamed, {WORKERS} workers")
+SETTINGS = ("opened", "in memory", "image cache", "streamed", f"streamed, {WORKERS} workers")
 NETWORK = UViTSize(image=64, patch=8, dim=64, depth=4, heads=2, batch=64)
 """Small, so that a step asks for many images a second."""
 MEMORY = "in memory"
@@ -76,7 +77,7 @@ def alone(rounds: int, settings: Settings) -> Result:
         steps = {
             (name, setting): epoch
             for name, source in sources.items()
-            for setting, epoch in _epochs(source, count, size, settings).items()
+            for setting, epoch in _epochs(source, count, size, str(Path(folder) / "cache"), settings).items()
         }
         turns = {f"{name}: {setting}": turn_of(step) for (name, setting), step in steps.items()}
         seconds = interleave(turns, settings.rounds_or(rounds), turn_seconds=0.0, warm_up=1)
@@ -88,7 +89,7 @@ def alone(rounds: int, settings: Settings) -> Result:
     return Result([Table(title, columns, rows, [note])], {"seconds": seconds})
 
 
-def _epochs(source: str, count: int, size: int, settings: Settings) -> dict[str, Callable[[], object]]:
+def _epochs(source: str, count: int, size: int, cache: str, settings: Settings) -> dict[str, Callable[[], object]]:
     import torch
 
     from scalelong.data import ImageData, batches, to_float
@@ -108,7 +109,9 @@ def _epochs(source: str, count: int, size: int, settings: Settings) -> dict[str,
     }
     if not source.endswith(".npz"):  # an array is unpacked as a whole or not at all
         stream = load(source, count, size, streamed=True)
-        found |= {SETTINGS[2]: partial(epoch, stream, 0), SETTINGS[3]: partial(epoch, stream, WORKERS)}
+        if stream.decodes:
+            found[SETTINGS[2]] = partial(epoch, load(source, count, size, streamed=True, cache=cache), 0)
+        found |= {SETTINGS[3]: partial(epoch, stream, 0), SETTINGS[4]: partial(epoch, stream, WORKERS)}
     return found
 
 
@@ -121,6 +124,11 @@ def training(rounds: int, settings: Settings) -> Result:
         given = {"limit": count, **NETWORK.ours()}
         source = sources[names[0]]
         contenders = [Contender(MEMORY, TRAINING_ON, {**given, "source": source, "streamed": False, "workers": 0})]
+        cached = {"streamed": True, "workers": 0, "cache": str(Path(folder) / "cache")}
+        contenders += [
+            Contender(f"{name}, image cache", TRAINING_ON, {**given, "source": sources[name], **cached})
+            for name in names[:2]
+        ]
         contenders += [
             Contender(
                 f"{name}, {workers} worker(s)",
@@ -144,4 +152,37 @@ def training(rounds: int, settings: Settings) -> Result:
     return Result([Table(title, columns, rows)], {"seconds": found.seconds})
 
 
-CASES = {"alone": partial(alone, 5), "training": partial(training, 3)}
+def cache(rounds: int, settings: Settings) -> Result:
+    """Steps with images in memory, in the image cache and streamed, in turns in one process, by processor time.
+
+    A few percent do not show between processes on a machine that others use as well. Workers are processes, and have
+    no place here.
+    """
+    from ..contenders.ours import training_step_on
+
+    torch.set_num_threads(settings.threads)
+    count = 256 if settings.quick else 4096
+    with tempfile.TemporaryDirectory() as folder:
+        sources = write_sources(Path(folder), count, NETWORK.image)
+        given = {"limit": count, "workers": 0, **NETWORK.ours()}
+        steps = {MEMORY: training_step_on(source=sources["folder of png"], streamed=False, **given)}
+        for name in ("folder of png", "parquet of jpg"):
+            place = str(Path(folder) / "cache")
+            steps[f"{name}, image cache"] = training_step_on(source=sources[name], streamed=True, cache=place, **given)
+            steps[f"{name}, streamed"] = training_step_on(source=sources[name], streamed=True, **given)
+        turns = {name: turn_of(step, time.process_time) for name, step in steps.items()}
+        seconds = interleave(turns, settings.rounds_or(rounds), turn_seconds=settings.turn_seconds)
+    rows = [
+        [
+            name,
+            Spread.of([NETWORK.batch / value for value in values]),
+            None if name == MEMORY else Spread.of([ratio - 1 for ratio in ratios(values, seconds[MEMORY])]),
+        ]
+        for name, values in seconds.items()
+    ]
+    columns = {"source": "text", "images per second of processor time": "rate", "time over in memory": "percent"}
+    title = f"Training a U-ViT ({NETWORK.describe()}) on {count} images of {NETWORK.image}x{NETWORK.image}, in turns"
+    return Result([Table(title, columns, rows)], {"seconds": seconds})
+
+
+CASES = {"cache": partial(cache, 15), "alone": partial(alone, 5), "training": partial(training, 3)}

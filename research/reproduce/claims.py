@@ -6,15 +6,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from scalelong.errors import InvalidConfigError
 from scalelong.experiments.records import RunRecord, steps_ratio
-from scalelong.experiments.results import Results, interval
+from scalelong.experiments.results import Results
 from scalelong.experiments.runs import PlannedRun
 from scalelong.files import write_text
 
+from .needs import CONFIDENCE, MOST_SEEDS, seeds_needed, student_quantile
 from .settings import CS, LS, NONE, UNIFORM, Arm, Method, Scale
 
 if TYPE_CHECKING:
@@ -25,19 +26,22 @@ if TYPE_CHECKING:
 #
 # Each claim is about a number per seed, such as the log of the ratio of two losses under equal seeds. From these
 # numbers follows the interval that holds their mean with 90 % confidence (Student's t). The paper's claim says in which
-# region the mean lies, and which region would be the opposite:
+# region the mean lies, which region would be the opposite, and how large the paper's own effect is:
 #
 # - reproduced: the whole interval lies in the claimed region
 # - contradicted: the whole interval lies in the opposite region
-# - cannot be judged: there are fewer than two seeds, so that there is no interval
-# - not reproduced at this scale: anything else
+# - no effect larger than x: neither, and the interval leaves out an effect of the paper's size, on either side of none
+# - cannot be judged at this scale: anything else. Then the spread says how many seeds would have told an effect of the
+#   paper's size from none
 
 
 class Verdict(StrEnum):
     REPRODUCED = "reproduced"
-    NOT_REPRODUCED = "not reproduced at this scale"
     CONTRADICTED = "contradicted"
-    CANNOT_BE_JUDGED = "cannot be judged"
+    NO_EFFECT = "no effect of the paper's size"
+    CANNOT_BE_JUDGED = "cannot be judged at this scale"
+    MIXED = "mixed"
+    """Of items alone: their claims say different things."""
 
 
 @dataclass(frozen=True)
@@ -54,31 +58,42 @@ class Region:
 BELOW_ZERO, ABOVE_ZERO = Region(high=0.0), Region(low=0.0)
 
 
-def region_of(values: Sequence[float]) -> Region:
-    """Where the mean lies with 90 % confidence; everywhere, for fewer than two values."""
-    return Region(*interval(values))
+def region_of(values: Sequence[float], confidence: float = CONFIDENCE) -> Region:
+    """Where the mean lies with this confidence; everywhere, for fewer than two values."""
+    if len(values) < 2:
+        return Region()
+    half = student_quantile(len(values) - 1, (1 + confidence) / 2) * stdev(values) / math.sqrt(len(values))
+    return Region(fmean(values) - half, fmean(values) + half)
 
 
-def judge(values: Sequence[float], claimed: Region, opposite: Sequence[Region]) -> Verdict:
+def judge(
+    values: Sequence[float],
+    claimed: Region,
+    opposite: Sequence[Region],
+    effect: float | None = None,
+    confidence: float = CONFIDENCE,
+) -> Verdict:
+    """`effect` is the size of the paper's, as a distance from zero; None where zero does not stand for no effect."""
     if len(values) < 2:
         return Verdict.CANNOT_BE_JUDGED
-    found = region_of(values)
+    found = region_of(values, confidence)
     if claimed.holds(found):
         return Verdict.REPRODUCED
-    return Verdict.CONTRADICTED if any(region.holds(found) for region in opposite) else Verdict.NOT_REPRODUCED
+    if any(region.holds(found) for region in opposite):
+        return Verdict.CONTRADICTED
+    if effect is not None and Region(-abs(effect), abs(effect)).holds(found):
+        return Verdict.NO_EFFECT
+    return Verdict.CANNOT_BE_JUDGED
 
 
 def overall(verdicts: Sequence[Verdict]) -> Verdict:
-    """Of an item: reproduced if all of its claims are, contradicted if at least half of them are.
-
-    It cannot be judged if none of its claims can.
-    """
-    if all(verdict is Verdict.CANNOT_BE_JUDGED for verdict in verdicts):
-        return Verdict.CANNOT_BE_JUDGED
+    """Of an item: reproduced if all of its claims are, otherwise what at least half of them say, or else mixed."""
     if all(verdict is Verdict.REPRODUCED for verdict in verdicts):
-        return Verdict.REPRODUCED
-    contradicted = sum(verdict is Verdict.CONTRADICTED for verdict in verdicts)
-    return Verdict.CONTRADICTED if 2 * contradicted >= len(verdicts) else Verdict.NOT_REPRODUCED
+        return Verdict.REPRODUCED if verdicts else Verdict.CANNOT_BE_JUDGED
+    for verdict in (Verdict.CONTRADICTED, Verdict.NO_EFFECT, Verdict.CANNOT_BE_JUDGED):
+        if 2 * verdicts.count(verdict) >= len(verdicts):
+            return verdict
+    return Verdict.MIXED
 
 
 # The raw results of a study: small JSON that pages and figures are made of, without the runs.
@@ -180,6 +195,35 @@ def qualities(results: StudyResults) -> tuple[Quantity, ...]:
 SPEED_UP = 1.5
 """The paper's promise: this many times fewer steps."""
 
+CLEARLY = math.log(0.9)
+"""The size of an effect that the paper shows in a figure without numbers: 10 %, which a reader would see."""
+
+FIDS: dict[str, dict[str, float]] = {
+    "U-ViT": {
+        "none": 3.11,
+        "1/√2": 3.11,
+        "CS(0.7)": 2.98,
+        "LS": 3.01,
+        "LS, ratio 4": 3.06,
+        "LS, ratio 8": 3.10,
+        "LS, ELU": 3.08,
+        "LS, Mish": 3.08,
+        "LS, IE": 3.09,
+        "LS, scalars": 3.46,
+        "stable τ = 0.1": 3.77,
+        "stable τ = 0.3": 3.75,
+        "ReZero": 3.46,
+    },
+    "UNet": {"none": 3.17, "1/√2": 3.14, "CS(0.7)": 3.05, "LS": 3.07},
+}
+"""The paper's own, on CIFAR-10 (Tables 1 to 3)."""
+
+
+def published_effect(setting: str, method: str, other: str) -> float:
+    """The log of the ratio of the paper's FIDs; of data and depths for which it prints none, that on CIFAR-10."""
+    fids = FIDS["UNet" if setting.startswith("UNet") else "U-ViT"]
+    return math.log(fids[method] / fids[other])
+
 
 def percent(value: float) -> str:
     """The log of a ratio as a change in percent."""
@@ -199,41 +243,85 @@ class Claim:
     claimed: Region
     opposite: tuple[Region, ...]
     show: Callable[[float], str] = percent
+    effect: float | None = None
+    """The size of the paper's effect, as a distance from zero, which is no effect; None where there is no such size."""
+    confidence: float = CONFIDENCE
+    """Of the interval: higher where many claims are to hold together."""
 
     @property
     def verdict(self) -> Verdict:
-        return judge(self.known, self.claimed, self.opposite)
+        return judge(self.known, self.claimed, self.opposite, self.effect, self.confidence)
 
     @property
     def known(self) -> list[float]:
         return [value for value in self.values if value is not None]
 
+    @property
+    def region(self) -> Region:
+        return region_of(self.known, self.confidence)
+
+    @property
+    def seeds_needed(self) -> int | None:
+        """That would have told an effect of the paper's size from none; None where no number of them is known to."""
+        if self.effect is None or len(self.known) < 2:
+            return None
+        found = seeds_needed(stdev(self.known), self.effect, self.confidence)
+        # As many as there are were not enough, whatever the power of so many would have been.
+        return None if found is None else max(found, len(self.known) + 1)
+
     def text_of(self, value: float | None) -> str:
         return "-" if value is None else self.show(value)
 
+    def verdict_text(self) -> str:
+        """The verdict with its size, or with what it would take."""
+        if self.verdict is Verdict.NO_EFFECT:
+            farther = max(self.region.low, self.region.high, key=abs)
+            return f"no effect larger than {self.show(farther).lstrip('+-')}"
+        if self.verdict is not Verdict.CANNOT_BE_JUDGED:
+            return f"**{self.verdict}**"
+        if len(self.known) < 2:
+            return f"{self.verdict}: needs runs that have the number"
+        if self.effect is None:
+            return str(self.verdict)
+        count = self.seeds_needed
+        return f"{self.verdict}: needs {f'more than {MOST_SEEDS:,}' if count is None else count} seeds"
+
+    def effect_text(self) -> str:
+        return "-" if self.effect is None else self.show(self.effect)
+
     def interval_text(self) -> str:
-        """The mean, and where it lies with 90 % confidence."""
-        found = region_of(self.known)
+        """The mean, and where it lies with the confidence of the claim."""
+        found = self.region
         if math.isinf(found.low):
             return "-"
         return f"{self.show(fmean(self.known))} ({self.show(found.low)} to {self.show(found.high)})"
 
 
-def below(results: StudyResults, setting: str, method: Method, other: Method, quantity: Quantity) -> Claim:
-    """The method's number is smaller than the other's, under equal seeds."""
+def below(
+    results: Results,
+    setting: str,
+    method: Method,
+    other: Method,
+    quantity: Quantity,
+    effect: float | None = None,
+) -> Claim:
+    """The method's number is smaller than the other's, under equal seeds. `effect`: that of the FIDs, by default."""
     return Claim(
         f"{quantity.name}: {method.label} below {other.label}",
         setting,
         log_ratios(results, setting, method, other, quantity),
         BELOW_ZERO,
         (ABOVE_ZERO,),
+        effect=published_effect(setting, method.label, other.label) if effect is None else effect,
     )
 
 
-def scaling_below(results: StudyResults, settings: Iterable[str], quantities: Iterable[Quantity]) -> list[Claim]:
+def scaling_below(
+    results: Results, settings: Iterable[str], quantities: Iterable[Quantity], effect: float | None = None
+) -> list[Claim]:
     """CS and LS each below no scaling and below 1/√2."""
     return [
-        below(results, setting, method, other, quantity)
+        below(results, setting, method, other, quantity, effect)
         for quantity in quantities
         for setting in settings
         for other in (NONE, UNIFORM)
@@ -241,9 +329,7 @@ def scaling_below(results: StudyResults, settings: Iterable[str], quantities: It
     ]
 
 
-def alike(
-    results: StudyResults, setting: str, method: Method, other: Method, quantity: Quantity, margin: float
-) -> Claim:
+def alike(results: Results, setting: str, method: Method, other: Method, quantity: Quantity, margin: float) -> Claim:
     """The two numbers differ by less than the margin, as a share."""
     low, high = -math.log1p(margin), math.log1p(margin)
     return Claim(
@@ -252,10 +338,11 @@ def alike(
         log_ratios(results, setting, method, other, quantity),
         Region(low, high),
         (Region(high=low), Region(low=high)),
+        effect=high,
     )
 
 
-def faster(results: StudyResults, setting: str, method: Method, other: Method) -> Claim:
+def faster(results: Results, setting: str, method: Method, other: Method) -> Claim:
     """The method reaches the loss where the other ends in 1.5 times fewer steps."""
     return Claim(
         f"steps to the loss of {other.label}: {method.label} needs 1/{SPEED_UP} or less",
@@ -264,6 +351,7 @@ def faster(results: StudyResults, setting: str, method: Method, other: Method) -
         Region(high=-math.log(SPEED_UP)),
         (ABOVE_ZERO,),
         factor,
+        effect=-math.log(SPEED_UP),
     )
 
 
@@ -282,9 +370,7 @@ def log_steps(mine: RunRecord, theirs: RunRecord) -> float | None:
     return None if reverse is None else -math.log(reverse)
 
 
-def log_ratios(
-    results: StudyResults, setting: str, method: Method, other: Method, quantity: Quantity
-) -> list[float | None]:
+def log_ratios(results: Results, setting: str, method: Method, other: Method, quantity: Quantity) -> list[float | None]:
     values = [
         (quantity.of(mine), quantity.of(theirs)) for mine, theirs in results.pairs(method.label, other.label, setting)
     ]

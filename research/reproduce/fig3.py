@@ -17,7 +17,7 @@ from scalelong.runs.load import load_run
 from scalelong.runs.model import load_run_data
 from scalelong.theory import expected_input_norm, noise_gain, sampled_statistics, second_moment
 
-from .claims import ABOVE_ZERO, BELOW_ZERO, Claim, Quantity, Region, Study, StudyResults, below
+from .claims import ABOVE_ZERO, BELOW_ZERO, CLEARLY, Claim, Quantity, Region, Study, StudyResults, below
 from .figures import by_method, colour
 from .settings import CS, LS, NONE, PAPER, UNIFORM, Arm, Scale, arms, base, unet
 
@@ -139,7 +139,7 @@ def claims(results: StudyResults) -> list[Claim]:
     for setting in results.settings:
         found.append(hurts(results, setting, SIGMAS[-1]))
         for quantity in (*map(increase, SIGMAS), GAIN):
-            found += [below(results, setting, method, NONE, quantity) for method in (UNIFORM, CS, LS)]
+            found += [below(results, setting, method, NONE, quantity, CLEARLY) for method in (UNIFORM, CS, LS)]
     return found
 
 
@@ -147,7 +147,12 @@ def hurts(results: StudyResults, setting: str, sigma: float) -> Claim:
     values = [increase(sigma).of(run) for run in results.of(NONE.label, setting)]
     logs = [math.log(value) if value else None for value in values]
     return Claim(
-        f"extra noise of σ = {sigma} raises the loss without scaling", setting, logs, ABOVE_ZERO, (BELOW_ZERO,)
+        f"extra noise of σ = {sigma} raises the loss without scaling",
+        setting,
+        logs,
+        ABOVE_ZERO,
+        (BELOW_ZERO,),
+        effect=-CLEARLY,
     )
 
 
@@ -162,6 +167,7 @@ def data_claims(results: StudyResults) -> list[Claim]:
                 [math.log(value / values["lemma"]) for value in values["norm"]],
                 Region(-limit, limit),
                 (Region(high=-limit), Region(low=limit)),
+                effect=limit,
             )
         )
         found.append(

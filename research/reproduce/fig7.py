@@ -47,6 +47,8 @@ NOISES = 30
 """As many as the paper draws."""
 BAND = (0.5, 0.95)
 """κ of CS, as Section 4.1 suggests it."""
+CURVE = 0.7
+"""The κ of CS whose curve the paper's LS falls along."""
 TOLERANCE = 0.05
 START, MOVED = 0.5, 0.1
 """Where the authors' gates start, and how far at least one must have moved before they say anything."""
@@ -114,6 +116,7 @@ def of_setting(results: StudyResults, setting: str, method: Method) -> list[Clai
             Region(low, high),
             (Region(low=0.0),),
             lambda value: f"× {math.exp(value):.2f}",
+            effect=math.log(CURVE),
         ),
     ]
 

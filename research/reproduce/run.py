@@ -16,6 +16,7 @@ from scalelong.runs.config import TrainConfig, differences
 from ..pages import write_index, write_item
 from .claims import RESULTS, Study, StudyResults, record
 from .items import ITEMS
+from .needs import paper_cost
 from .settings import Scale, planned
 
 READINGS = 75
@@ -130,6 +131,8 @@ def describe(
     runs = planned(everything, seeds, out / "runs")
     done = sum(run.finished for run in runs)
     steps = sum(run.config.steps for run in runs if not run.finished)
+    if scale == "paper":
+        lines.append(f"in all: {paper_cost(everything, seeds)}")
     lines.append(f"{len(runs)} different runs, {done} of them finished; {steps} steps to go; in {out / 'runs'}")
     if engine is not None and step_time is not None:
         lines.append(str(cost_of(runs, engine, step_time)))

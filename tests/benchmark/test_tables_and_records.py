@@ -5,6 +5,7 @@ import json
 import pytest
 
 from benchmarks import record
+from benchmarks.cases.sampling import Distances
 from benchmarks.record import (
     Result,
     Spread,
@@ -114,3 +115,16 @@ def test_a_busy_machine_is_noticed():
     assert busy_warning(None) is None
     assert busy_warning(0.0) is None
     assert "busy" in (busy_warning(float(cores())) or "")
+
+
+def test_intervals_of_distances_are_those_of_a_jackknife():
+    """Of a mean the jackknife is the standard error: of 1, 2, 3 it is 1/√3, times Student's 4.303."""
+    values, others = [1.0, 2.0, 3.0], [101.0, 52.0, 13.0]
+
+    def found(numbers):
+        return Distances(sum(numbers) / 3, [(sum(numbers) - number) / 2 for number in numbers])
+
+    score = found(values).score()
+    assert (score.median, score.high - score.median) == pytest.approx((2.0, 4.303 / 3**0.5))
+    same = found([a + b for a, b in zip(values, others, strict=True)]).beyond(found(others))
+    assert (same.median, same.median - same.low) == pytest.approx((2.0, 4.303 / 3**0.5))

@@ -12,12 +12,14 @@ from scalelong.models.presets import scale_residuals_
 SMALL = {"block_out_channels": (16, 32, 32, 32), "norm_num_groups": 8, "sample_size": 16, "dropout": 0.0}
 
 
-@pytest.mark.parametrize("name", UNET_PRESETS)
-def test_sizes_are_near_the_published_ones(name):
+@pytest.mark.parametrize(
+    ("name", "published"), [(name, preset.published) for name, preset in UNET_PRESETS.items() if preset.published]
+)
+def test_sizes_are_near_the_published_ones(name, published):
     with torch.device("meta"):
         model = unet(name)
     assert type(model).__name__ == UNET_PRESETS[name].kind
-    assert sum(p.numel() for p in model.parameters()) == pytest.approx(UNET_PRESETS[name].published * 1e6, rel=0.02)
+    assert sum(p.numel() for p in model.parameters()) == pytest.approx(published * 1e6, rel=0.02)
 
 
 def test_a_preset_with_changes_runs():

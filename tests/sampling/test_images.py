@@ -91,14 +91,20 @@ def test_guidance_is_the_formula() -> None:
         guided(network, y, None, 2.0)
 
 
-def test_a_batch_too_large_for_the_memory_is_halved(class_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+REFUSALS = [torch.OutOfMemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory"), MemoryError()]
+
+
+@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda error: type(error).__name__)
+def test_a_batch_too_large_for_the_memory_is_halved(
+    class_run: Path, monkeypatch: pytest.MonkeyPatch, refusal: Exception
+) -> None:
     run, sizes = load_run(class_run), []
     make = ImageMaker._batch
 
     def with_little_memory(self: ImageMaker, part: list, *arguments: object) -> torch.Tensor:
         sizes.append(len(part))
         if len(part) > 3:
-            raise torch.OutOfMemoryError
+            raise refusal
         return make(self, part, *arguments)  # pyright: ignore[reportArgumentType]
 
     expected = run.sample(10, steps=3)

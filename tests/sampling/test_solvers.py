@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from scalelong.diffusion import sample
+from scalelong.diffusion.solvers import scheduler
 from scalelong.noise import BETA_MAX, BETA_MIN, NoiseProcess
 
 MEAN, SPREAD = 0.3, 0.4
@@ -72,3 +73,17 @@ def test_deterministic_samplers_end_in_the_data(schedule: str, sampler: str, ste
     assert abs(float(found.std()) - SPREAD) < 0.03
     # Deterministic: the same noise ends at the same place.
     assert torch.equal(found, from_sampler(NoiseProcess(schedule), sampler, steps))  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "prediction"), [("vp", "epsilon"), ("cosine", "v"), ("flow", "flow"), ("edm", "edm")]
+)
+def test_plain_clipping_is_what_dynamic_thresholding_comes_to(schedule, prediction):
+    """Bit for bit that of diffusers, whose bound is 1, without sorting the pixels."""
+    made = scheduler(NoiseProcess(schedule), prediction, "dpm++")
+    theirs = type(made).from_config(made.config)
+    assert theirs.config["thresholding"]
+    x = 3 * torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(made._threshold_sample(x), theirs._threshold_sample(x))
+    unclipped = scheduler(NoiseProcess(schedule), prediction, "dpm++", clip=False)
+    assert not unclipped.config["thresholding"]

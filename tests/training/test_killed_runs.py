@@ -139,16 +139,6 @@ def test_sharded_parameters_train_and_resume(tmp_path):
 
 # Data workers
 
-STREAMED = """
-import sys
-from scalelong.cli import main
-from scalelong.runs import model
-
-plain = model.load_data
-model.load_data = lambda *args, **keywords: plain(*args, **keywords, memory_limit=0)  # too large for the memory
-sys.exit(main(sys.argv[1:]))
-"""
-
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
@@ -163,11 +153,12 @@ def pictures(tmp_path_factory):
 def start_streamed(pictures, folder, steps="100000"):
     flags = {**FLAGS, "--data": str(pictures), "--steps": steps, "--workers": "2", "--held-out": "0"}
     flags |= {"--held-out-every": "50000", "--save-every": "50000"}
+    flags |= {"--memory-limit": "0", "--image-cache": "none"}  # too large for the memory
     given = [part for name, values in flags.items() for part in (name, *values.split())]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     environment["PYTHONPATH"] = os.pathsep.join(["src", environment.get("PYTHONPATH", "")])
     return subprocess.Popen(
-        [sys.executable, "-c", STREAMED, "train", *given, "--out", str(folder)],
+        [sys.executable, "-m", "scalelong", "train", *given, "--out", str(folder)],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True,
     )  # fmt: skip
 

@@ -25,6 +25,9 @@ def machine(speed: float):
 
     def seconds(config: TrainConfig) -> float:
         options, side = config.model_options, config.images.size or 64
+        if config.model == "unet/small":  # 26 million multiplications for an image of 16x16 with widths of 32, 64, 96
+            wider = options.get("block_out_channels", [32])[0] / 32
+            return config.batch_size * 26e6 * wider**2 * (side / 16) ** 2 / (12 * speed)
         tokens = (side // options.get("patch_size", 2)) ** 2
         return config.batch_size * tokens * options.get("dim", 128) ** 2 * options.get("depth", 4) / speed
 
@@ -44,12 +47,36 @@ def test_an_hour_on_a_cpu_is_filled_and_no_more():
 
 
 def test_a_faster_machine_and_a_longer_budget_get_larger_networks():
-    def size(speed, budget):
-        config = choose(TrainConfig(data="x"), {"data"}, MANY, speed, budget).config
-        return config.images.size, config.model_options["dim"]
+    rungs = [each.config for each in sizing.candidates(TrainConfig(data="x"), {"data"}, MANY)]
 
-    assert size(SLOW, HOUR) <= size(LAPTOP, HOUR) < size(LAPTOP, 24 * HOUR) < size(GPU, 24 * HOUR)
-    assert size(GPU, 24 * HOUR) == (64, 512)
+    def place(speed, budget):
+        config = choose(TrainConfig(data="x"), {"data"}, MANY, speed, budget).config
+        return next(i for i, rung in enumerate(rungs) if with_sizes_of(rung, config) == rung)
+
+    def with_sizes_of(rung, config):
+        return replace(rung, model=config.model, model_options=config.model_options, images=config.images)
+
+    assert place(SLOW, HOUR) == 0
+    assert place(SLOW, HOUR) < place(LAPTOP, HOUR) < place(LAPTOP, 24 * HOUR) < place(GPU, 24 * HOUR)
+    assert place(GPU, 24 * HOUR) == len(rungs) - 1
+    assert rungs[-1].model_options["dim"] == 512
+
+
+@pytest.mark.parametrize(
+    ("config", "given"),
+    [
+        (TrainConfig(data="x"), {"data", "model"}),
+        (TrainConfig(data="x", model_options={"dim": 64}), {"data", "model_options"}),
+        (with_values(TrainConfig(data="x"), {"diffusion.condition": "text"}), {"data", "condition"}),
+    ],
+    ids=["model", "options", "text"],
+)
+def test_whoever_asks_for_a_uvit_gets_one_at_every_size(config, given):
+    assert {each.config.model for each in sizing.candidates(TrainConfig(data="x"), {"data"}, MANY)} == {
+        "unet/small",
+        "uvit",
+    }
+    assert {each.config.model for each in sizing.candidates(config, given, MANY)} == {"uvit"}
 
 
 def test_a_machine_that_is_too_slow_gets_the_smallest_size_and_is_told():
@@ -63,7 +90,7 @@ def test_few_images_end_a_run_before_a_day_on_a_gpu_does():
     plan = choose(TrainConfig(data="x"), {"data"}, PHOTOGRAPHS, GPU, 24 * HOUR)
     assert plan.stopped_by == "data"
     assert plan.epochs <= MOST_EPOCHS
-    assert plan.config.model_options["dim"] < 512, "a large network would learn 360 images by heart"
+    assert plan.config.model_options.get("dim", 0) < 512, "a large network would learn 360 images by heart"
     assert "by heart" in str(plan)
 
 
@@ -116,10 +143,11 @@ def test_another_network_keeps_its_own_objective():
 
 
 @pytest.mark.parametrize("side", [8, 15, 28, 31, 50, 97])
-def test_every_image_size_can_be_divided_into_patches(side):
+@pytest.mark.parametrize("given", [{"data"}, {"data", "model"}], ids=["open", "uvit"])
+def test_every_image_size_can_be_divided(side, given):
     pictures = replace(PHOTOGRAPHS, height=side, width=side + 3)
-    for candidate in sizing.candidates(TrainConfig(data="x"), {"data"}, pictures):
-        size, patch = candidate.config.images.size, candidate.config.model_options["patch_size"]
+    for candidate in sizing.candidates(TrainConfig(data="x"), given, pictures):
+        size, patch = candidate.config.images.size, candidate.config.model_options.get("patch_size", 4)
         assert size is not None
         assert size <= side
         assert size % patch == 0

@@ -52,8 +52,8 @@ def run(options: argparse.Namespace) -> None:
         row
         | {
             "parameters": f"{row['parameters']:,}",
-            "published": f"{row['published']}M",
-            "difference": f"{row['difference']:+.1%}",
+            "published": f"{row['published']}M" if row["published"] else "",
+            "difference": f"{row['difference']:+.1%}" if row["published"] else "",
         }
         for row in rows
     ]
@@ -114,7 +114,7 @@ def model_rows() -> list[dict[str, Any]]:
     rows = []
     for family, name, model, published, note in sizes:
         parameters = count_parameters(model)
-        difference = parameters / (published * 1e6) - 1
+        difference = parameters / (published * 1e6) - 1 if published else None
         rows.append(
             {"network": family, "preset": name, "parameters": parameters, "published": published}
             | {"difference": difference, "note": note}

@@ -64,6 +64,11 @@ class Command:
     """Begins with a recipe or a file, which say all that is not given; otherwise it is chosen for the machine."""
     trust: bool = False
 
+    @property
+    def is_sized(self) -> bool:
+        """Sizes that are not given are chosen for the machine; a run that begins with weights has their network."""
+        return not self.by_name and self.train.images.autoencoder is None and self.train.start_from is None
+
 
 class GivenOptions(dict[str, Any]):
     """Model options from the command line, as opposed to those of the recipe."""
@@ -105,14 +110,15 @@ def settle(command: Command, say: Callable[[str], None]) -> tuple[TrainConfig, P
     from ..training.sizing import fit_held_out, lengthen_run, size_run
 
     config, given = command.train, command.given
-    folder = command.out or default_folder(config)
+    network_open = command.is_sized and not given & {"model", "model_options"}
+    folder = command.out or default_folder(config, network_open)
     before = RunFolder(folder).begun_with()
     if before is not None:
         return continued(command, before), folder, None
     if config.start_from is not None:
         plan = started(command, say)
         return plan.config, folder, plan
-    if not command.by_name and config.images.autoencoder is None:
+    if command.is_sized:
         progress = Progress("reading images", enabled=False if command.quiet else None)
         plan = size_run(config, given, say, progress)
         return plan.config, folder, plan

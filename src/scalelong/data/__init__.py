@@ -26,3 +26,4 @@ from .load import (
     DATASETS as DATASETS,
     load_data as load_data,
 )
+from .mapped import MappedData as MappedData

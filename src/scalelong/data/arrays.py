@@ -64,7 +64,7 @@ def from_array(name: str, images: Tensor, annotations: Annotations, options: Opt
 class ConvertedData(ImageData):
     """An array in memory whose channels or size are changed at every fetch: enlarged, it would not fit."""
 
-    in_memory = False
+    in_memory, decodes = False, True
 
     def __init__(
         self, name: str, images: Tensor, annotations: Annotations, channels: int, height: int, width: int

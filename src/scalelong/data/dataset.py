@@ -30,12 +30,15 @@ class Options:
     max_broken: int | float = 0.01  # a number, or a share if a float
     limit: int | None = None
     progress: Progress | None = None
+    image_cache: str = "none"  # "auto", or a folder
+    image_cache_limit: int | None = None  # bytes
+    say: Callable[[str], None] | None = None
 
     def __post_init__(self) -> None:
         sides = tuple(self.size) if isinstance(self.size, Sequence) else () if self.size is None else (self.size,)
         if not all(_whole(side, 1) for side in sides) or (isinstance(self.size, Sequence) and len(sides) != 2):
             raise InvalidConfigError(f"size must be a side or (height, width) in pixels, got {self.size!r}")
-        for name, least in (("channels", 1), ("limit", 1), ("memory_limit", 0)):
+        for name, least in (("channels", 1), ("limit", 1), ("memory_limit", 0), ("image_cache_limit", 0)):
             value = getattr(self, name)
             if value is not None and not _whole(value, least):
                 raise InvalidConfigError(f"{name} must be a whole number of at least {least}, got {value!r}")
@@ -44,6 +47,8 @@ class Options:
             raise InvalidConfigError(f"max_broken must be a number or a share from 0.0 to 1.0, got {self.max_broken!r}")
         if not isinstance(self.split, str) or not self.split:
             raise InvalidConfigError(f"split must be a name such as 'train' or 'test', got {self.split!r}")
+        if not isinstance(self.image_cache, str) or not self.image_cache:
+            raise InvalidConfigError(f"image_cache must be 'auto', 'none' or a folder, got {self.image_cache!r}")
 
     @property
     def shape(self) -> tuple[int, int] | None:
@@ -59,6 +64,10 @@ class Options:
 
     def fits(self, count: int, channels: int, height: int, width: int) -> bool:
         return count * channels * height * width <= self.memory_limit
+
+    def tell(self, text: str) -> None:
+        """A line for whoever opens the data: to the log, unless `say` takes it."""
+        (self.say or log.info)(text)
 
     def chosen(self, total: int) -> Tensor:
         """`limit` rows, evenly spread: the first rows of a sorted set would all be of one class."""
@@ -178,6 +187,7 @@ class ImageData(ABC):
     height: int
     width: int
     in_memory: bool  # one uint8 tensor; fetching is indexing
+    decodes: bool = False  # fetching decodes or converts stored images, which may as well be done once
     annotations: Annotations
     tally: Tally
     unread: tuple[str, ...] = ()  # files beside the images that are neither images nor about them
@@ -196,6 +206,11 @@ class ImageData(ABC):
     @abstractmethod
     def _pixel_digest(self) -> str:
         """A hash of all that decides the pixels."""
+
+    @property
+    def whereabouts(self) -> str:
+        """Where the pixels are, in a word."""
+        return "in memory" if self.in_memory else "streamed"
 
     @property
     def classes(self) -> tuple[str, ...] | None:
@@ -248,7 +263,7 @@ class ImageData(ABC):
             parts.append(f"{len(self.classes)} classes")
         if self.has_captions:
             parts.append("captions")
-        parts.append("in memory" if self.in_memory else "streamed")
+        parts.append(self.whereabouts)
         if self.broken:
             parts.append(f"{len(self.broken)} broken images skipped")
         if self.unread:

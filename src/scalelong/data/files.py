@@ -23,10 +23,10 @@ from ..errors import (
     UnreadableDataError,
     UnsafeArchiveError,
 )
-from ..files import in_words, read_bytes, require_regular
+from ..files import digest, in_words, read_bytes, require_regular
 from .dataset import Annotations, listed
 from .decode import SUFFIXES, UndecodableError
-from .source import Source
+from .source import Source, Stamp
 
 WORDS = {
     "train": "train",
@@ -134,6 +134,10 @@ class FileTree(ABC):
     def stamp(self, name: str) -> str:
         """Changes when the file does, without reading it."""
 
+    def times(self, names: list[str]) -> Stamp | None:  # noqa: ARG002, for those that have some
+        """Of these files, where they have sizes and times of their own; None where `stamp` tells as much."""
+        return None
+
     def images(self) -> list[str]:
         found = [name for name in self.names if os.path.splitext(name)[1].lower() in SUFFIXES]
         if not found:
@@ -172,6 +176,25 @@ class Folder(FileTree):
         except OSError:  # a dangling link: broken, as reading it will show
             return "unreadable"
 
+    def times(self, names: list[str]) -> Stamp:
+        return stamp_of_files(names, str(self.path))
+
+
+def stamp_of_files(names: Iterable[str], root: str = "") -> Stamp:
+    """Names, sizes and times of files. The time of the inode tells of changes whose own time was set back."""
+    lines, newest, stat = [], 0, os.stat
+    for name in names:
+        try:
+            found = stat(f"{root}/{name}" if root else name)
+        except OSError:  # a dangling link: broken, as reading it will show
+            lines.append(f"{name}\0unreadable\n")
+            continue
+        # The time of the inode is never older than that of the content, unless this was set into the future.
+        changed, written = found.st_ctime_ns, found.st_mtime_ns
+        newest = changed if changed > newest else newest
+        lines.append(f"{name}\0{found.st_size}\0{written}\0{changed}\n")
+    return Stamp(digest("".join(lines).encode("utf-8", "surrogateescape")), newest / 1e9)
+
 
 class TreeSource(Source):
     """The images of a tree."""
@@ -196,6 +219,9 @@ class TreeSource(Source):
         for name in self.names:
             sha.update(f"{name}\0{self.tree.stamp(name)}\0".encode("utf-8", "surrogateescape"))
         return sha.hexdigest()
+
+    def stamp(self) -> Stamp:
+        return self.tree.times(self.names) or super().stamp()
 
 
 def hidden(name: str) -> bool:
@@ -230,8 +256,10 @@ OURS = (
     {"commands.txt", "diagnosis.json"},
     {"range.json"},
     {"settings.json", "runs.jsonl"},
+    {"decoded.json", "pixels"},
+    {"progress.json", "unfinished"},
 )
-"""Files by which folders of runs, samples, comparisons and ranges are known. None of their images is data."""
+"""Files by which folders of runs, samples, comparisons, ranges and decoded images are known. None of it is data."""
 
 
 def is_our_output(folder: str, files: list[str], inner: list[str], top: bool = False) -> bool:

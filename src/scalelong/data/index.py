@@ -14,7 +14,6 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,8 @@ import torch
 from .._version import __version__
 from ..files import cache_folder, digest, key_of, not_kept, remove_leftovers, write_bytes, write_text
 from .dataset import Annotations, BrokenImage, ImageData, MemoryData, Options, Tally, log
-from .files import FileTree, Folder, TreeSource
-from .source import StreamData
+from .files import FileTree, TreeSource
+from .source import Stamp, StreamData
 
 FORMAT = 1
 INDEX, PIXELS = "index.json", "pixels"
@@ -34,31 +33,6 @@ SETTLED = 2.0
 """Seconds for which nothing must have changed: a file may change twice within one tick of a file system's clock."""
 ROOM = 3
 """The disk must have this many times the room that the pixels take."""
-
-
-@dataclass(frozen=True)
-class Stamp:
-    """Changes when the files do, without reading them."""
-
-    text: str
-    newest: float
-    """Time of the latest change."""
-
-
-def stamp_of_folder(tree: Folder) -> Stamp:
-    """Names, sizes and times of all files. The time of the inode tells of changes whose own time was set back."""
-    lines, newest, root, stat = [], 0, str(tree.path), os.stat
-    for name in tree.names:
-        try:
-            found = stat(f"{root}/{name}")
-        except OSError:  # a dangling link: broken, as reading it will show
-            lines.append(f"{name}\0unreadable\n")
-            continue
-        # The time of the inode is never older than that of the content, unless this was set into the future.
-        changed, written = found.st_ctime_ns, found.st_mtime_ns
-        newest = changed if changed > newest else newest
-        lines.append(f"{name}\0{found.st_size}\0{written}\0{changed}\n")
-    return Stamp(digest("".join(lines).encode("utf-8", "surrogateescape")), newest / 1e9)
 
 
 def stamp_of_file(path: Path) -> Stamp:
@@ -79,7 +53,7 @@ def indexed(
         "path": str(path.resolve()),
         "options": [options.shape, options.channels, options.split, options.memory_limit, options.max_broken],
         "limit": options.limit,
-        "versions": [FORMAT, __version__, _pillow()],
+        "versions": [FORMAT, __version__, pillow_version()],
     }
     folder = cache_folder("images") / key_of(about)
     found = _known(folder, name, stamp, tree)
@@ -93,7 +67,7 @@ def indexed(
     return data
 
 
-def _pillow() -> str:
+def pillow_version() -> str:
     try:
         from PIL import __version__ as version
     except ImportError:

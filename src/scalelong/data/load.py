@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -25,7 +26,8 @@ from .arrays import (
 from .dataset import Annotations, ImageData, Options, Progress
 from .decode import SUFFIXES
 from .files import FileTree, Folder, TreeSource, ZipTree, by_folder, canonical, split_in
-from .index import indexed, stamp_of_file, stamp_of_folder
+from .index import indexed, stamp_of_file
+from .mapped import decoded_once
 from .shapes import load_shapes
 from .source import from_source
 from .tables import HubSource, choose_part, find_parquet, is_saved, load_hub, load_parquet, load_saved
@@ -95,6 +97,9 @@ def load_data(
     max_broken: int | float = 0.01,
     limit: int | None = None,
     progress: Progress | None = None,
+    image_cache: str | os.PathLike[str] = "none",
+    image_cache_limit: int | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> ImageData:
     """Opens a data set.
 
@@ -105,10 +110,15 @@ def load_data(
     size: a side or (height, width); the shorter side is resized, the middle kept. Needed if the images differ in size.
     channels: 1, 3 or 4. By default 1 if all images are gray, 4 if all are RGBA, and 3 otherwise.
     split: "train", "test" or "validation".
-    memory_limit: bytes of pixels up to which all is decoded into memory; above it images are decoded when fetched.
+    memory_limit: bytes of pixels up to which all is decoded into memory; above it images are decoded when fetched, or
+        once into a file (image_cache).
     max_broken: how many unreadable images are skipped before it is an error, as a number or as a share.
     limit: at most this many images, evenly spread over the set.
     progress: called with (done, total) while headers are read and while images are decoded.
+    image_cache: for what does not fit into memory. "auto" decodes it once into a file of the cache, which is mapped;
+        a folder does so there; "none" decodes images when they are fetched.
+    image_cache_limit: bytes of such a file; by default half of what is free on the disk.
+    say: called with a line about that file; by default it goes to the log.
     """
     options = Options(
         size=size,
@@ -118,10 +128,19 @@ def load_data(
         max_broken=max_broken,
         limit=limit,
         progress=progress,
+        image_cache=os.fspath(image_cache),
+        image_cache_limit=image_cache_limit,
+        say=say,
     )
     spec = os.fspath(spec)
     if not spec.isprintable() and any("\ud800" <= letter <= "\udfff" or letter == "\0" for letter in spec):
         raise DataNotFoundError(f"the data {spec!r} have a name that is no text: rename the folder or file")
+    data = _opened(spec, options)
+    place = at_home(spec, "--data")
+    return decoded_once(data, str(place.resolve()) if place.exists() else spec, options)
+
+
+def _opened(spec: str, options: Options) -> ImageData:
     if spec == "digits":
         return load_digits(spec, options)
     if spec == "garments":
@@ -163,7 +182,7 @@ def _load_folder(name: str, path: Path, options: Options) -> ImageData:
     tree = Folder(path)
     suffixes = {f".{end}".lower() for end in {file.rpartition(".")[2] for file in tree.names}}
     if suffixes & SUFFIXES:
-        stamp = stamp_of_folder(tree)
+        stamp = tree.times(tree.names)
         return indexed(name, path, stamp, options, lambda: tree, lambda: _load_tree(name, tree, options))
     if ".parquet" in suffixes:
         return load_parquet(name, find_parquet(path, options.split), options)

@@ -97,6 +97,19 @@ class Source(ABC):
     def version(self) -> str:
         """Changes when the stored images do, as far as names and sizes tell."""
 
+    def stamp(self) -> Stamp:
+        """Changes when the stored images do, also when their sizes stay."""
+        return Stamp(self.version(), 0.0)
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """Changes when files do, without reading them."""
+
+    text: str
+    newest: float
+    """Time of the latest change."""
+
 
 def from_source(name: str, source: Source, options: Options) -> ImageData:
     """Plans size and channels from a few headers, then decodes into memory, or reads all headers and opens a stream."""
@@ -137,7 +150,7 @@ class StreamData(ImageData):
     index gives the same image always.
     """
 
-    in_memory = False
+    in_memory, decodes = False, True
 
     def __init__(self, name: str, source: Source, rows: Tensor, shape: tuple[int, int, int], tally: Tally) -> None:
         self.name, self.source, self.rows, self.tally = name, source, rows, tally

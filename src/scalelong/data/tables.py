@@ -13,8 +13,8 @@ from ..optional import needs
 from .annotations import CAPTIONS, LABELS, Numbered, check_captions, first_of, image_column, number_labels
 from .dataset import Annotations, ImageData, Options
 from .decode import UndecodableError
-from .files import MAX_MEMBER, by_file, canonical
-from .source import Source, from_source
+from .files import MAX_MEMBER, by_file, canonical, stamp_of_files
+from .source import Source, Stamp, from_source
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -77,6 +77,12 @@ class TableSource(Source):
 
     def version(self) -> str:
         return self._version
+
+    def stamp(self) -> Stamp:
+        rows = zip(self.bytes, self.inner or (), strict=False)
+        named = [str(self.paths[0].parent / inner) for content, inner in rows if content is None and inner]
+        found = stamp_of_files([*map(str, self.paths), *named])
+        return Stamp(f"{self._version} {found.text}", found.newest)
 
 
 def encoded_bytes(content: bytes | None, path: str | None, folders: Sequence[Path]) -> bytes:
@@ -317,6 +323,23 @@ class HubSource(Source):
 
     def version(self) -> str:
         return self._version
+
+    def stamp(self) -> Stamp:
+        files = [entry["filename"] for entry in self.dataset.cache_files]
+        named = [str(folder / path) for path in self._named() for folder in self.folders]
+        found = stamp_of_files([*files, *named])
+        return Stamp(f"{self._version} {found.text}", found.newest)
+
+    def _named(self) -> list[str]:
+        """The files that rows name instead of holding an image."""
+        types = needs("pyarrow.types", "hub", "loading a data set")
+        compute = needs("pyarrow.compute", "hub", "loading a data set")
+        column = self.dataset.data.column(self.image)
+        if not types.is_struct(column.type) or column.type.get_field_index("path") < 0:
+            return []
+        without = compute.is_null(compute.struct_field(column, "bytes"))
+        paths = compute.struct_field(column.filter(without), "path").to_pylist() if compute.any(without).as_py() else []
+        return [path for path in paths if path]
 
 
 def _values(dataset: Any, column: str) -> list[Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import InvalidConfigError
+from ..errors import InvalidConfigError, lacks_memory
 from ..noise import NoiseProcess, Prediction
 from ..optional import needs
 from ..skips import cached
@@ -81,8 +81,9 @@ class ImageMaker:
             part = list(wanted[start : start + batch_size])
             try:
                 images = self._batch(part, settings, torch.device(device), cache)
-            except torch.OutOfMemoryError:
-                if batch_size == 1:
+            except (torch.OutOfMemoryError, RuntimeError, MemoryError) as error:
+                # On a CPU, torch raises RuntimeError for it.
+                if batch_size == 1 or not (isinstance(error, torch.OutOfMemoryError) or lacks_memory(error)):
                     raise
                 batch_size = (batch_size + 1) // 2
                 continue

@@ -126,15 +126,25 @@ def scheduler(process: NoiseProcess, prediction: Prediction, sampler: str, *, cl
     if not process.is_diffusion:
         # Euler's and Heun's schedulers of these have no clipping.
         clipping = {"thresholding": clip} if sampler == "dpm++" else {}
-        return getattr(diffusers(), kind)(num_train_timesteps=STEPS, **options, **clipping)
+        return _clipping_plainly(getattr(diffusers(), kind)(num_train_timesteps=STEPS, **options, **clipping))
     clipping = {_CLIPPING[sampler]: clip} if sampler in _CLIPPING else {}
-    return getattr(diffusers(), kind)(
-        num_train_timesteps=STEPS,
-        trained_betas=process.betas.float().tolist(),
-        prediction_type=_DIFFUSERS_PREDICTIONS[prediction],
-        **options,
-        **clipping,
+    return _clipping_plainly(
+        getattr(diffusers(), kind)(
+            num_train_timesteps=STEPS,
+            trained_betas=process.betas.float().tolist(),
+            prediction_type=_DIFFUSERS_PREDICTIONS[prediction],
+            **options,
+            **clipping,
+        )
     )
+
+
+def _clipping_plainly(made: Any) -> Any:
+    """Dynamic thresholding sorts the pixels of every image at every step for a bound that lies between 1 and
+    `sample_max_value`. Where both are 1 the same comes out of a clamp, bit for bit."""
+    if made.config.get("thresholding") and made.config.get("sample_max_value") == 1.0:
+        made._threshold_sample = lambda sample: sample.clamp(-1, 1)
+    return made
 
 
 @torch.no_grad()

@@ -214,7 +214,7 @@ STORED = "scores.jsonl"
 
 def reference_data(config: TrainConfig) -> ImageData:
     """The images that a run is trained on, held-out ones included, also if it is trained on their latents."""
-    return load_data(config.data, size=config.images.size, channels=config.images.channels)
+    return load_data(config.data, **config.images.reading())
 
 
 def evaluation_prompts(config: TrainConfig, data: ImageData, count: int) -> tuple[Sequence[str], str]:

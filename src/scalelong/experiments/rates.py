@@ -35,7 +35,7 @@ from .sweeps import Drive
 from .units import RATE, Unit
 
 LEFT_ASIDE = ("checkpoints", "logging", "guard", "steps", "seed", "scaling", "optimizer.lr", "optimizer.warmup")
-LEFT_ASIDE += ("optimizer.decay", "optimizer.ema", "images.workers", "hardware")
+LEFT_ASIDE += ("optimizer.decay", "optimizer.ema", "images.workers", "images.image_cache", "hardware")
 """Fields of the configuration that a range does not depend on, or sets itself."""
 ZERO_BATCHES = 16
 

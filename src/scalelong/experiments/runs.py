@@ -262,7 +262,14 @@ def _is_told(name: str, short: str) -> bool:
 
 # A finished run stands for what is asked for only if it was asked for in the same way.
 
-SAME_RESULT = ("images.workers", "hardware.", "checkpoints.", "logging.trackers", "logging.monitor_every")
+SAME_RESULT = (
+    "images.workers",
+    "images.image_cache",
+    "hardware.",
+    "checkpoints.",
+    "logging.trackers",
+    "logging.monitor_every",
+)
 """Fields that may differ between a finished run and the one that is asked for: its numbers stay what they are."""
 
 

@@ -97,7 +97,7 @@ def scale_residuals_(model: nn.Module, spec: ResidualSpec) -> nn.Module:
     return model
 
 
-# The UNets of the paper, as configurations of diffusers' classes.
+# The UNets of the paper, as configurations of diffusers' classes, and a small one for CPUs.
 #
 # The paper gives their sizes, not their configurations. These are the nearest ones that diffusers can build;
 # `scalelong models` prints the parameter counts and the differences.
@@ -109,12 +109,26 @@ class UNetPreset:
 
     kind: str
     arguments: dict[str, Any]
-    published: int
-    """Parameters in millions."""
+    published: int | None
+    """Parameters in millions; None where the network is not the paper's."""
     note: str
 
 
 UNET_PRESETS: dict[str, UNetPreset] = {
+    "small": UNetPreset(
+        kind="UNet2DModel",
+        published=None,
+        note="for a few hundred images and two cores: what `scalelong train FOLDER` begins with",
+        arguments={
+            "sample_size": 32,
+            "block_out_channels": (32, 64, 96),
+            "down_block_types": ("DownBlock2D", "DownBlock2D", "AttnDownBlock2D"),
+            "up_block_types": ("AttnUpBlock2D", "UpBlock2D", "UpBlock2D"),
+            "layers_per_block": 1,
+            "attention_head_dim": 16,
+            "norm_num_groups": 8,
+        },
+    ),
     "cifar10": UNetPreset(
         kind="UNet2DModel",
         published=36,
@@ -166,7 +180,7 @@ UNET_PRESETS: dict[str, UNetPreset] = {
 
 
 def unet(name: str, *, residual_scaling: ResidualSpec = "none", **overrides: Any) -> nn.Module:
-    """A UNet of the paper, built with diffusers: `unet("cifar10")`, `unet("cifar10", dropout=0.0)`.
+    """A UNet by name, built with diffusers: `unet("cifar10")`, `unet("cifar10", dropout=0.0)`.
 
     Scale its long skips with `scale_skips_(model, "cs")`.
     """

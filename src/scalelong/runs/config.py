@@ -63,6 +63,9 @@ def seconds_of(budget: str) -> float:
     return sum(float(number) * UNITS[unit] for number, unit in parts)
 
 
+GIBIBYTE = 1024**3
+
+
 @dataclass(frozen=True, kw_only=True)
 class ImagesConfig:
     """How the images are read."""
@@ -77,13 +80,26 @@ class ImagesConfig:
     """Images kept apart for the held-out loss."""
     workers: int = 0
     """Background workers that read images which do not fit into memory."""
+    memory_limit: float = 2.0
+    """GiB of pixels up to which all images are decoded into memory."""
+    image_cache: str = "auto"
+    """Images beyond that are decoded once into a file, which is mapped: "auto" for one in the cache (SCALELONG_CACHE),
+    a folder, or "none" to decode them at every step."""
+    image_cache_limit: float | None = None
+    """Largest such file in GiB; None takes half of what is free on the disk."""
     autoencoder: str | None = None
     """A folder with diffusers' AutoencoderKL: train on its latents. The images are encoded once."""
 
     def __post_init__(self) -> None:
         require(not (self.flip and self.autoencoder), "latents cannot be mirrored: leave out flip or the autoencoder")
         require_at_least(1, size=self.size, channels=self.channels)
-        require_at_least(0, held_out=self.held_out, workers=self.workers)
+        require_at_least(0, held_out=self.held_out, workers=self.workers, memory_limit=self.memory_limit)
+        require_at_least(0, image_cache_limit=self.image_cache_limit)
+        require(bool(self.image_cache), "image_cache must be 'auto', 'none' or a folder")
+
+    def reading(self) -> dict[str, Any]:
+        """What `load_data` is to know in any case. Whether the images fit into memory decides their fingerprint."""
+        return {"size": self.size, "channels": self.channels, "memory_limit": int(self.memory_limit * GIBIBYTE)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -407,6 +423,7 @@ MAY_CHANGE = (
     "steps",
     "budget",
     "images.workers",
+    "images.image_cache",
     "hardware.accumulation",
     "hardware.compile",
     "hardware.gradient_checkpointing",
@@ -433,6 +450,7 @@ ADDED: dict[str, Any] = {
     "optimizer.output_start": "strict",
     "diffusion.loss_weighting": "none",
     "diffusion.min_snr_gamma": 5.0,
+    "images.memory_limit": 2.0,
 }
 """Fields that earlier versions did not have, with the values at which nothing is new: a run keeps its folder's name."""
 

@@ -54,7 +54,7 @@ from ..randomness import seed_global
 from ..scaling import NoScaling, as_scaling
 from ..skips import native_plan, scale_skips_, start_merges_
 from .adapters import add_adapters_
-from .config import TextConfig, TrainConfig
+from .config import GIBIBYTE, TextConfig, TrainConfig
 
 logger = logging.getLogger(__name__)
 
@@ -447,10 +447,25 @@ class RunData:
 
 
 def load_run_data(
-    config: TrainConfig, log: Log = logger.info, progress: Callable[[int, int], None] | None = None
+    config: TrainConfig,
+    log: Log = logger.info,
+    progress: Callable[[int, int], None] | None = None,
+    image_cache: bool = True,
 ) -> RunData:
-    """The images of a run. `progress` is called with (done, total) while they are decoded."""
-    images = load_data(config.data, size=config.images.size, channels=config.images.channels, progress=progress)
+    """The images of a run. `progress` is called with (done, total) while they are decoded.
+
+    `image_cache=False` is for a look at them: what does not fit into memory is not decoded into a file.
+    """
+    settings, limit = config.images, config.images.image_cache_limit
+    mapped = image_cache and settings.autoencoder is None  # each image is encoded once, and its latents are kept
+    images = load_data(
+        config.data,
+        **settings.reading(),
+        progress=progress,
+        image_cache=settings.image_cache if mapped else "none",
+        image_cache_limit=None if limit is None else int(limit * GIBIBYTE),
+        say=log,
+    )
     if config.diffusion.condition == "class":
         _require_classes(config, images.classes)
     if config.diffusion.condition == "text" and not images.has_captions:
@@ -469,7 +484,7 @@ def load_run_data(
 
 def load_images(config: TrainConfig, log: Log = logger.info) -> tuple[ImageData, ImageData | None]:
     """The images to train on, and those held out."""
-    data = load_run_data(config, log)
+    data = load_run_data(config, log, image_cache=False)
     return data.train, data.held_out
 
 

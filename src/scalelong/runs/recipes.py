@@ -235,23 +235,26 @@ def recipe(name: str) -> TrainConfig:
 # The default run folder. The same configuration gives the same folder, so that the same command continues.
 
 
-def default_folder(config: TrainConfig) -> Path:
+def default_folder(config: TrainConfig, network_open: bool = False) -> Path:
     """runs/RECIPE-SCALING-seedN, with a short hash if it differs from the recipe in other things, too.
 
-    The name that an earlier version gave stays where a run has it.
+    `network_open`: the network is still to be chosen, and not in the name. The name that an earlier version gave stays
+    where a run has it.
     """
-    former = _folder_of(with_former_defaults(config))
-    return former if (former / "config.yaml").exists() else _folder_of(config)
+    earlier = [_folder_of(with_former_defaults(config)), _folder_of(config)]
+    begun = [folder for folder in earlier if (folder / "config.yaml").exists()]
+    return begun[0] if begun else _folder_of(config, network_open)
 
 
-def _folder_of(config: TrainConfig) -> Path:
+def _folder_of(config: TrainConfig, network_open: bool = False) -> Path:
     scaling = _slug(config.scaling)
     for name in RECIPES:
         if _identity(config) == _identity(recipe(name), scaling=config.scaling, seed=config.seed):
             return Path("runs") / f"{name}-{scaling}-seed{config.seed}"
     data = _slug(Path(config.data).name or "data")
     digest = hashlib.sha256(_identity(config).encode()).hexdigest()[:6]
-    return Path("runs") / f"{data}-{_slug(config.model)}-{scaling}-seed{config.seed}-{digest}"
+    network = "" if network_open else f"{_slug(config.model)}-"
+    return Path("runs") / f"{data}-{network}{scaling}-seed{config.seed}-{digest}"
 
 
 def _identity(config: TrainConfig, **changes: object) -> str:

@@ -124,7 +124,8 @@ def train(
                 stack.enter_context(run.locked())
 
             on_main(accelerator, lock)
-            data = load_run_data(config, progress.say, Progress("reading images", enabled=progress.enabled))
+            reading = interrupt.between(Progress("reading images", enabled=progress.enabled))
+            data = load_run_data(config, progress.say, reading)
             start = on_main(accelerator, lambda: run.check(config, data, progress.say))
             trainer = Trainer(config, run, accelerator, data, progress, hooks, new=start is None)
             stack.callback(trainer.close)
@@ -563,6 +564,18 @@ class Interrupt:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+
+    def between(self, progress: Callable[[int, int], None]) -> Callable[[int, int], None]:
+        """Progress of work before the first step, when there is nothing to save: a signal ends it."""
+
+        def check(done: int, total: int) -> None:
+            progress(done, total)
+            if self.requested == "SIGTERM":
+                raise SystemExit(128 + signal.SIGTERM)
+            if self.requested is not None:
+                raise KeyboardInterrupt
+
+        return check
 
     def _receive(self, number: int, _: FrameType | None) -> None:
         if self.requested is None:

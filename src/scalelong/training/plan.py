@@ -46,7 +46,8 @@ def describe_run(
         base = f" at the base width {optimizer.base_width} (μP, output start {optimizer.output_start})"
     rows = {
         "run folder": f"{folder}{' (exists: will continue)' if (folder / 'config.yaml').exists() else ''}",
-        "data": f"{data.describe()}, {config.images.held_out} more held out, flip {_on(config.images.flip)}",
+        "data": f"{data.describe()}{_decoded(config, data)}, {config.images.held_out} more held out, "
+        f"flip {_on(config.images.flip)}",
         "model": f"{config.model} ({type(model).__name__}), {parameters / 1e6:.2f}M parameters",
         "long skips": _skips(config, model, shape),
         "scaling": config.scaling,
@@ -78,6 +79,14 @@ def describe_run(
         rows["averages"] = ", ".join(optimizer.ema_lengths) + _snapshots(config, parameters)
     width = max(map(len, rows))
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
+
+
+def _decoded(config: TrainConfig, data: ImageData) -> str:
+    settings = config.images
+    if not data.decodes or settings.image_cache == "none" or settings.autoencoder is not None:
+        return ""
+    size = (len(data) + settings.held_out) * data.channels * data.height * data.width
+    return f" (to be decoded once, {megabytes(size)} on the disk: --image-cache)"
 
 
 def _snapshots(config: TrainConfig, parameters: int) -> str:

@@ -11,7 +11,7 @@ What the user gave is never changed, and a run that has begun is never sized aga
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
@@ -49,29 +49,43 @@ SLOW_STEP = 3.0
 
 @dataclass(frozen=True)
 class Rung:
-    """A size at which training is worth its time: images of `side` pixels, a U-ViT, and the steps it needs."""
+    """A size at which training is worth its time: images of `side` pixels, a network, and the steps it needs."""
 
     side: int
-    dim: int
-    depth: int
-    heads: int
+    model: str
+    options: dict[str, Any]
     batch_size: int
     lr: float
     least: int
     """Steps before its samples show something."""
 
 
-# Small batches: on a CPU, more steps beat larger ones. Patches of 2x2 up to 32 pixels: larger ones leave a grain that
-# takes far longer to vanish. The last rung is U-ViT-S with its authors' rate.
-LADDER = (
-    Rung(16, 96, 4, 4, 32, 2e-3, 1000),
-    Rung(16, 128, 4, 4, 32, 2e-3, 5000),
-    Rung(32, 128, 4, 4, 32, 2e-3, 8000),
-    Rung(32, 192, 6, 4, 32, 1e-3, 10_000),
-    Rung(32, 256, 8, 4, 64, 1e-3, 20_000),
-    Rung(64, 384, 10, 6, 64, 5e-4, 40_000),
-    Rung(64, 512, 12, 8, 128, 2e-4, 100_000),
+def _uvit(dim: int, depth: int, heads: int) -> dict[str, Any]:
+    # The authors' deviation of 0.02 is for widths of 512 and more.
+    return {"dim": dim, "depth": depth, "heads": heads} | ({"init_std": 0.06} if dim < 256 else {})
+
+
+# Small batches: on a CPU, more steps beat larger ones. A small UNet shows far more in the minutes that a CPU has
+# (research/budget.py); beyond come U-ViTs, the last one U-ViT-S with its authors' rate.
+UNETS = (
+    Rung(16, "unet/small", {}, 32, 1e-3, 1000),
+    Rung(32, "unet/small", {}, 32, 1e-3, 3000),
+    Rung(32, "unet/small", {"block_out_channels": [64, 128, 192]}, 32, 1e-3, 10_000),
 )
+SMALL_UVITS = (
+    Rung(16, "uvit", _uvit(96, 4, 4), 32, 2e-3, 1000),
+    Rung(16, "uvit", _uvit(128, 4, 4), 32, 2e-3, 5000),
+    Rung(32, "uvit", _uvit(128, 4, 4), 32, 2e-3, 8000),
+    Rung(32, "uvit", _uvit(192, 6, 4), 32, 1e-3, 10_000),
+)
+LARGE_UVITS = (
+    Rung(32, "uvit", _uvit(256, 8, 4), 64, 1e-3, 20_000),
+    Rung(64, "uvit", _uvit(384, 10, 6), 64, 5e-4, 40_000),
+    Rung(64, "uvit", _uvit(512, 12, 8), 128, 2e-4, 100_000),
+)
+LARGEST_SIDE = max(rung.side for rung in LARGE_UVITS)
+HALVED = 4
+"""The sides of images of "unet/small" are multiples of this."""
 OTHER_NETWORKS = (16, 32, 64)
 """Image sizes that are tried with a network that the user chose."""
 
@@ -106,11 +120,11 @@ class Candidate:
 
     def __str__(self) -> str:
         options, side = self.config.model_options, self.config.images.size
-        network = (
-            f"U-ViT of width {options['dim']} and depth {options['depth']}"
-            if self.config.model == "uvit" and {"dim", "depth"} <= set(options)
-            else self.config.model
-        )
+        network = self.config.model
+        if network == "uvit" and {"dim", "depth"} <= set(options):
+            network = f"U-ViT of width {options['dim']} and depth {options['depth']}"
+        elif "block_out_channels" in options:
+            network += f" of widths {', '.join(map(str, options['block_out_channels']))}"
         return f"{network}, batch {self.config.batch_size}" + (f", on {side}x{side} pixels" if side else "")
 
 
@@ -162,8 +176,10 @@ class Plan:
         yield f"sized to this machine, for {duration(self.budget)} (--budget 2h gives it more):"
         if config.images.size:
             yield f"  images    {config.images.size}x{config.images.size} pixels (--size)"
-        network = ", ".join(f"{name} {options[name]}" for name in ("dim", "depth", "patch_size") if name in options)
-        yield f"  network   {config.model}{': ' * bool(network)}{network} (--model-options dim=... depth=...)"
+        shown = ("dim", "depth", "patch_size", "block_out_channels")
+        network = ", ".join(f"{name} {options[name]}" for name in shown if name in options)
+        flags = "--model-options dim=... depth=..." if config.model == "uvit" else "--model uvit takes a U-ViT"
+        yield f"  network   {config.model}{': ' * bool(network)}{network} ({flags})"
         yield f"  batch     {config.batch_size} images (--batch-size)"
         epochs = f"{self.epochs:,.0f}" if self.epochs >= 10 else f"{self.epochs:.2g}"
         yield f"  steps     {config.steps:,} = {epochs} epochs of {self.images} images (--steps)"
@@ -192,25 +208,32 @@ class Plan:
         return "this is the largest size that was tried" if self.timed else "what you gave"
 
 
+def ladder(config: TrainConfig, given: Collection[str]) -> Sequence[Rung]:
+    """The sizes to try, from small to large."""
+    if config.model != "uvit":
+        return [Rung(side, config.model, {}, SMALL_UVITS[0].batch_size, 0.0, 1000) for side in OTHER_NETWORKS]
+    # What is said of a U-ViT is said to get one; texts need one as well.
+    wanted = "model" in given or config.model_options or config.diffusion.condition == "text"
+    return (*(SMALL_UVITS if wanted else UNETS), *LARGE_UVITS)
+
+
 def candidates(config: TrainConfig, given: Collection[str], pictures: Pictures) -> list[Candidate]:
     """From small to large, each with everything that was not given filled in."""
     found: list[Candidate] = []
-    for rung in LADDER if config.model == "uvit" else [replace(LADDER[0], side=side) for side in OTHER_NETWORKS]:
-        side = config.images.size or _side(rung.side, pictures.side)
+    for rung in ladder(config, given):
+        side = config.images.size or _side(rung, pictures.side)
         values: dict[str, Any] = {"images.size": side, "images.held_out": held_out(pictures.count)}
         values |= {"batch_size": min(rung.batch_size, pictures.count)}
         values |= {"logging.samples": SAMPLES}
-        options: dict[str, Any] = {}
+        options = rung.options
         if config.model == "uvit":
             # A network that predicts v shows something much earlier than one that predicts ε.
             values |= {"diffusion.prediction": "v"} if NoiseProcess(config.diffusion.schedule).is_diffusion else {}
             values |= {"optimizer.lr": rung.lr, "optimizer.warmup": 100}
             values |= {"optimizer.betas": (0.9, 0.99), "optimizer.clip": 1.0}
-            options = {"dim": rung.dim, "depth": rung.depth, "heads": rung.heads}
-            # The authors' deviation of 0.02 is for widths of 512 and more.
-            options |= {"init_std": 0.06} if rung.dim < 256 else {}
-            options |= {"patch_size": _patch(side)} if side % _patch(side) == 0 else {}
-        filled = fill(config, given, values)
+        if rung.model == "uvit" and side % _patch(side) == 0:
+            options = options | {"patch_size": _patch(side)}
+        filled = replace(fill(config, given, values), model=rung.model)
         filled = replace(filled, model_options={**options, **config.model_options})
         if filled not in [each.config for each in found]:
             found.append(Candidate(filled, rung.least))
@@ -317,13 +340,15 @@ def _looks(config: TrainConfig) -> float:
     return forwards * FORWARD / config.batch_size
 
 
-def _side(side: int, native: int) -> int:
-    """At most that of the images, and a multiple of the patch."""
-    side = min(side, native)
-    return max(_patch(side), side // _patch(side) * _patch(side))
+def _side(rung: Rung, native: int) -> int:
+    """At most that of the images, and a multiple of the patch, or of what a UNet halves twice."""
+    side = min(rung.side, native)
+    unit = HALVED if rung.model.startswith("unet/") else _patch(side)
+    return max(unit, side // unit * unit)
 
 
 def _patch(side: int) -> int:
+    # Patches of 2x2 up to 32 pixels: larger ones leave a grain that takes far longer to vanish.
     return 2 if side <= 32 else 4 if side <= 64 else 8
 
 
@@ -383,12 +408,11 @@ def glance(config: TrainConfig, progress: Callable[[int, int], None] | None = No
     """Number, size and channels of the images. Those of different sizes are measured by the smallest."""
     if config.images.autoencoder is not None:
         raise InvalidConfigError("what trains on latents is not sized to the machine: leave out --budget, give --steps")
-    size = config.images.size
     try:
-        data = load_data(config.data, size=size, channels=config.images.channels, progress=progress)
+        data = load_data(config.data, **config.images.reading(), progress=progress)
     except MixedSizesError as error:
-        side = min(error.smallest, max(rung.side for rung in LADDER))
-        data = load_data(config.data, size=side, channels=config.images.channels, progress=progress)
+        side = min(error.smallest, LARGEST_SIDE)
+        data = load_data(config.data, **{**config.images.reading(), "size": side}, progress=progress)
     return Pictures(len(data), data.channels, data.height, data.width, data.classes)
 
 
