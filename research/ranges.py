@@ -41,7 +41,7 @@ def uvit(depth: int) -> Callable[..., RateRange]:
     def run(**settings: Any) -> RateRange:
         config = demo_config(depth)
         free = replace(config, optimizer=replace(config.optimizer, lr=0.0))
-        return config_range(free, rates=(4e-3, 8e-3, 1.6e-2), methods=("none", START), **settings)
+        return config_range(free, rates=(4e-3, 8e-3, 1.6e-2), methods=("none", START), stack=1, **settings)
 
     return run
 

@@ -291,7 +291,8 @@ def test_a_range_by_printed_commands_is_that_of_this_machine(tmp_path, capsys, k
     (tmp_path / "tiny.yaml").write_text(dump_config(tiny()))
     command = ["range", "--config", str(tmp_path / "tiny.yaml"), "--methods", "none,cs", "--rates", "1e-3,1e-2"]
     command += ["--seeds", "1", "--steps", "6", "--step-time", "1"]
-    assert main([*command, "--out", str(tmp_path / "here"), "--jobs", "1"]) == 0
+    # Engines train one by one.
+    assert main([*command, "--out", str(tmp_path / "here"), "--jobs", "1", "--stack", "1"]) == 0
     assert main([*command, "--out", str(tmp_path / "there"), "--print-commands", "--runs-per-job", "4"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "worker" in line]
     monkeypatch.setattr(sys, "argv", ["worker"])

@@ -76,6 +76,6 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--rates", default=str(demo("RATE")), help="learning rates, with commas (default: %(default)s)")
     add_job_options(made)
-    add_stack_option(made)
+    add_stack_option(made, demo("STACK"))
     add_quiet_option(made)
     return made

@@ -235,12 +235,14 @@ def add_job_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_stack_option(parser: argparse.ArgumentParser) -> None:
+def add_stack_option(parser: argparse.ArgumentParser, default: int | None = None) -> None:
+    usual = "by their size; 1: one by one" if default is None else str(default)
     parser.add_argument(
         "--stack",
         type=whole_number,
         metavar="N",
-        help="train up to N networks of one shape at once in each process (default: by their size; 1: one by one)",
+        default=default,
+        help=f"train up to N networks of one shape at once in each process (default: {usual})",
     )
 
 
