@@ -93,7 +93,13 @@ def verdicts(data: str, rows: Sequence[Row]) -> list[str]:
             shown = ", ".join(
                 f"{'not known' if regret is None else f'{regret:.1%}'} at {depth}" for depth, regret in regrets.items()
             )
-            holds = len(regrets) == len(DEPTHS) and all(each is not None and each <= 0.01 for each in regrets.values())
+            whole = len(regrets) == len(DEPTHS) and all(
+                len(seen) == len(SEEDS) for row in found.values() for seen in row.losses.values()
+            )
+            if not whole:
+                said.append(f"{data}, {name}: regret {shown or 'not known'}; not all runs are there: no verdict")
+                continue
+            holds = all(each is not None and each <= 0.01 for each in regrets.values())
             said.append(f"{data}, {name}: regret {shown}: the rate {'holds' if holds else 'does not hold'}")
     for depth in DEPTHS:
         best = {row.parametrisation: row.losses[row.best] for row in rows if row.width == depth}
@@ -104,7 +110,7 @@ def verdicts(data: str, rows: Sequence[Row]) -> list[str]:
             sign = "above" if min(pairs) > 0 else "below" if max(pairs) < 0 else "on both sides of"
             said.append(
                 f"{data}, depth {depth}, each at its best rate: {name} is {sign} depth^-1/2 without CS "
-                f"({len(pairs)} pairs, mean {fmean(pairs):+.4f})"
+                f"({len(pairs)} of {len(SEEDS)} pairs, mean {fmean(pairs):+.4f})"
             )
     return said
 
