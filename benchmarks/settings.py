@@ -101,6 +101,11 @@ class UViTSize:
         shape = [self.channels, self.image, self.image]
         return {"model": "uvit", "options": options, "shape": shape, "batch": self.batch}
 
+    def network(self) -> dict[str, Any]:
+        """Arguments of `UViT`, and the batch."""
+        sizes = {"image_size": self.image, "patch_size": self.patch, "channels": self.channels}
+        return {**sizes, "dim": self.dim, "depth": self.depth, "heads": self.heads, "batch": self.batch}
+
     def official(self) -> dict[str, Any]:
         """Arguments of the authors' constructor."""
         return {

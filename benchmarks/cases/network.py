@@ -72,25 +72,19 @@ def against_plain(sizes: list[UViTSize], rounds: int, seconds: float, settings: 
 
 
 def _races(sizes: list[UViTSize], rounds: int, seconds: float, threads: int) -> list[dict[str, Any]]:
-    arguments = [
-        {
-            "image_size": size.image,
-            "patch_size": size.patch,
-            "channels": size.channels,
-            "dim": size.dim,
-            "depth": size.depth,
-            "heads": size.heads,
-            "batch": size.batch,
-        }
-        for size in sizes
-    ]
-    races = Contender("both networks", PLAIN_RACES, {"sizes": arguments, "rounds": rounds, "seconds": seconds})
+    given = {"sizes": [size.network() for size in sizes], "rounds": rounds, "seconds": seconds}
+    contender = Contender("both networks", PLAIN_RACES, given)
+    return run_races(contender, 2 * len(sizes), threads, f"races with {threads} thread(s)")
+
+
+def run_races(contender: Contender, count: int, threads: int, title: str) -> list[dict[str, Any]]:
+    """So many races, one after the other, in one process."""
     with ExitStack() as stack:
-        worker = Worker(races, threads)
+        worker = Worker(contender, threads)
         stack.callback(worker.close)
         worker.wait_until_built()
-        progress = Progress(f"races with {threads} thread(s)", 2 * len(sizes), stream=sys.stderr)
-        for number in range(2 * len(sizes)):
+        progress = Progress(title, count, stream=sys.stderr)
+        for number in range(count):
             worker.turn(1)
             progress(number + 1)
         return worker.ask("found")

@@ -1,19 +1,15 @@
 """Many runs of a small network: one by one, and as a stack of several at once."""
 
-import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from scalelong.console import Progress
-
-from ..contender import Contender, Worker
+from ..contender import Contender
 from ..contenders import ALONE, SWEEP_RACES, TOGETHER
 from ..record import Result, Spread, Table, ratios
 from ..settings import BenchmarkError, Settings, UViTSize
 from .growth import exponent
-from .network import size_of
+from .network import run_races, size_of
 
 TOLERANCE = 1e-3
 """Largest difference between the losses of a run in both ways after some steps, as a share of it."""
@@ -94,29 +90,9 @@ def _agreement(races: Sequence[dict[str, Any]]) -> str:
 
 
 def _races(cases: Sequence[tuple[UViTSize, int]], rounds: int, steps: int, seconds: float) -> list[dict[str, Any]]:
-    arguments = [
-        {
-            "image_size": size.image,
-            "patch_size": size.patch,
-            "channels": size.channels,
-            "dim": size.dim,
-            "depth": size.depth,
-            "heads": size.heads,
-            "batch": size.batch,
-            "runs": runs,
-        }
-        for size, runs in cases
-    ]
-    given = {"races": arguments, "rounds": rounds, "seconds": seconds, "steps": steps}
-    with ExitStack() as stack:
-        worker = Worker(Contender("runs in both ways", SWEEP_RACES, given), threads=1)
-        stack.callback(worker.close)
-        worker.wait_until_built()
-        progress = Progress("sweeps", len(cases), stream=sys.stderr)
-        for number in range(len(cases)):
-            worker.turn(1)
-            progress(number + 1)
-        return worker.ask("found")
+    races = [{**size.network(), "runs": runs} for size, runs in cases]
+    given = {"races": races, "rounds": rounds, "seconds": seconds, "steps": steps}
+    return run_races(Contender("runs in both ways", SWEEP_RACES, given), len(cases), 1, "sweeps")
 
 
 CASES = {

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from scalelong.models import UViT
 
+from .races import Races
+
 Step = Callable[[], object]
 
 PLAIN, OURS = "plain", "ours"
@@ -152,21 +154,9 @@ class PlainRace:
             self.seconds[name].append(self._time(step, self.count))
 
 
-class PlainRaces:
-    """One race after the other. A call is a race of at most `rounds` rounds, fewer where they take long."""
+class PlainRaces(Races):
+    """Training and inference of each size."""
 
     def __init__(self, *, sizes: list[dict[str, Any]], rounds: int, seconds: float) -> None:
-        self.waiting = [{**size, "training": training} for size in sizes for training in (True, False)]
-        self.rounds, self.limit = rounds, seconds
-        self.results: list[dict[str, Any]] = []
-
-    def __call__(self) -> None:
-        race, began = PlainRace(**self.waiting.pop(0)), time.process_time()
-        for number in range(self.rounds):
-            if number >= FEWEST and time.process_time() - began > self.limit:
-                break
-            race()
-        self.results.append({"seconds": race.seconds, "difference": race.difference})
-
-    def found(self) -> list[dict[str, Any]]:
-        return self.results
+        made = [partial(PlainRace, **size, training=training) for size in sizes for training in (True, False)]
+        super().__init__(made, rounds=rounds, fewest=FEWEST, seconds=seconds)

@@ -1,6 +1,7 @@
 """Runs of a range one by one, and as a stack: what `rate_range` itself does with them, in one process in turns."""
 
 import time
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from scalelong.stability import DenoisingStep
 from scalelong.stability.range import Task, checked_task
 
 from . import ALONE, TOGETHER
+from .races import Races
 
 RATE = 1e-3
 FEWEST = 3
@@ -50,20 +52,7 @@ class SweepRace:
         self.difference = max(self.difference, float((losses[TOGETHER] / losses[ALONE] - 1).abs().max()))
 
 
-class SweepRaces:
-    """One race after the other. A call is a race of at most `rounds` rounds, fewer where they take long."""
-
+class SweepRaces(Races):
     def __init__(self, *, races: list[dict[str, Any]], rounds: int, seconds: float, steps: int) -> None:
-        self.waiting, self.rounds, self.limit, self.steps = list(races), rounds, seconds, steps
-        self.results: list[dict[str, Any]] = []
-
-    def __call__(self) -> None:
-        race, began = SweepRace(steps=self.steps, **self.waiting.pop(0)), time.process_time()
-        for number in range(self.rounds):
-            if number >= FEWEST and time.process_time() - began > self.limit:
-                break
-            race()
-        self.results.append({"seconds": race.seconds, "difference": race.difference})
-
-    def found(self) -> list[dict[str, Any]]:
-        return self.results
+        made = [partial(SweepRace, steps=steps, **race) for race in races]
+        super().__init__(made, rounds=rounds, fewest=FEWEST, seconds=seconds)
