@@ -125,6 +125,10 @@ S2_8 = UViTSize(image=32, patch=2, dim=512, depth=12, heads=8, batch=8)
 """U-ViT-S/2 on CIFAR-10's shape."""
 S2_32 = replace(S2_8, batch=32)
 SMALL = UViTSize(image=16, patch=2, dim=128, depth=12, heads=4, batch=64)
+DEMO = UViTSize(image=16, patch=4, dim=64, depth=24, heads=4, batch=8, channels=1)
+"""The network that `scalelong demo` and the range explore with."""
+DIGITS = UViTSize(image=8, patch=2, dim=96, depth=6, heads=4, batch=32, channels=1)
+"""The recipe digits-tiny."""
 TINY = UViTSize(image=8, patch=2, dim=32, depth=4, heads=2, batch=4)
 """For --quick."""
 

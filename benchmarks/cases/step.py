@@ -5,7 +5,7 @@ from functools import partial
 from ..contender import Contender, Race, ask_one, race
 from ..contenders import DIFFUSERS, OFFICIAL, OFFICIAL_CHECK, TRAINER, UNET_IMPORTS
 from ..record import Result, Table
-from ..settings import CIFAR_UNET, S2_8, S2_32, SMALL, TINY, TINY_UNET, BenchmarkError, Settings, UViTSize
+from ..settings import CIFAR_UNET, DEMO, DIGITS, S2_8, S2_32, SMALL, TINY, TINY_UNET, BenchmarkError, Settings, UViTSize
 
 OURS, COMPILED, THEIRS, SCRIPT = "ours", "ours, compiled", "authors", "diffusers' script"
 COLUMNS = {
@@ -86,4 +86,6 @@ CASES = {
     "s2-batch8": partial(uvit, S2_8, 5),
     "s2-batch32": partial(uvit, S2_32, 3),
     "unet": partial(unet, 9),
+    "demo": partial(uvit, DEMO, 25),
+    "digits": partial(uvit, DIGITS, 25),
 }

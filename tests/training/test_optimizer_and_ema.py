@@ -9,6 +9,7 @@ from torch import nn
 
 from scalelong.runs import OptimizerConfig
 from scalelong.training import Ema
+from scalelong.training.optimizers import QuickAdamW
 from scalelong.training.state import base_rate, clip_gradient, create_state, make_optimizer, rate, set_rate
 
 
@@ -38,6 +39,44 @@ def test_adamw_is_fused_and_its_early_state_changes_nothing():
             model(x).square().mean().backward()
             step.step()
     torch.testing.assert_close(ours.state_dict(), plain.state_dict())
+
+
+@pytest.mark.parametrize("tensor", [False, True], ids=["no flag", "flag"])
+def test_quick_steps_are_those_of_torch_in_every_bit(tensor):
+    """With groups of other rates, a step that the guard forbids, a gradient that is missing, and a state that is
+    loaded in between."""
+
+    def run(quick: bool) -> tuple[dict, dict]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2), nn.Linear(2, 2))
+        groups = [{"params": model[0].parameters()}, {"params": model[2:].parameters(), "lr": 3e-2}]
+        optimizer = torch.optim.AdamW(groups, lr=0.1, betas=(0.8, 0.9), weight_decay=0.1, fused=True)
+        create_state(optimizer)
+        assert QuickAdamW.fits(optimizer)
+        stepper = QuickAdamW(optimizer) if quick else optimizer
+        for step in range(9):
+            if step == 5:
+                optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+            stepper.zero_grad()
+            used = model[:3] if step == 3 else model
+            used(torch.randn(4, 5)).square().mean().backward()
+            if tensor:
+                optimizer.found_inf = torch.tensor(float(step == 6))
+            stepper.step()
+        return model.state_dict(), optimizer.state_dict()["state"]
+
+    for mine, theirs in zip(run(quick=True), run(quick=False), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
+
+
+def test_quick_steps_are_for_fused_adamw_alone():
+    layer = nn.Linear(2, 2)
+    assert not QuickAdamW.fits(torch.optim.SGD(layer.parameters(), lr=0.1))
+    assert not QuickAdamW.fits(torch.optim.AdamW(layer.parameters(), foreach=True))
+    assert not QuickAdamW.fits(torch.optim.AdamW(layer.parameters(), fused=True, amsgrad=True))
+    watched = torch.optim.AdamW(layer.parameters(), fused=True)
+    watched.register_step_post_hook(lambda *_: None)
+    assert not QuickAdamW.fits(watched)
 
 
 def test_clipping_reports_the_norm_before():

@@ -44,12 +44,13 @@ class CoreParallel:
         copies = [sharing_copy(model) for _ in range(count - 1)]
         self.networks = [Denoiser(each) for each in (model, *copies)]
         self.sums = [GradientSum(same) for same in zip(*(each.parameters() for each in (model, *copies)), strict=True)]
+        self.early = [each for each in self.sums if each.early]
         self.pool = ThreadPoolExecutor(max(1, count - 1), "core", initializer=torch.set_num_threads, initargs=(1,))
 
     def backward(self, losses_of: LossesOf, images: int, weight: float) -> Tensor:
         """The mean loss of a batch of `images` images; its gradient is multiplied by `weight`."""
         slices = chunks(images, images_at_once(self.model, images, self.count), self.count)
-        for each in self.sums:
+        for each in self.early:
             each.expect([len(slices[core :: self.count]) for core in range(self.count)])
 
         def work(core: int) -> list[Tensor]:
@@ -106,10 +107,11 @@ class GradientSum:
 
     def __init__(self, same: Sequence[nn.Parameter]) -> None:
         self.same, self.lock = same, threading.Lock()
-        self.missing, self.added = [0] * len(same), len(same)
-        for core, parameter in enumerate(same):
-            if parameter.requires_grad and parameter.numel() >= LARGE:
-                parameter.register_post_accumulate_grad_hook(partial(self._receive, core))
+        self.missing, self.added = [0] * len(same), 0
+        self.early = len(same) > 1 and same[0].requires_grad and same[0].numel() >= LARGE
+        """Whether gradients are added before the end of the step."""
+        for core, parameter in enumerate(same if self.early else ()):
+            parameter.register_post_accumulate_grad_hook(partial(self._receive, core))
 
     def expect(self, chunks: list[int]) -> None:
         """Before a batch: the number of chunks that each core will take."""
@@ -117,9 +119,10 @@ class GradientSum:
 
     def take(self, core: int) -> Tensor | None:
         """After a batch: the gradient of a core that has not been added. Those of the cores before it must be."""
-        if self.added > core:
-            return None
-        self.added = core + 1
+        if self.early:
+            if self.added > core:
+                return None
+            self.added = core + 1
         gradient, self.same[core].grad = self.same[core].grad, None
         return gradient
 

@@ -31,7 +31,7 @@ from ..runs.config import OptimizerConfig, TrainConfig
 from ..runs.model import RunData, mup_kinds, uses_channels_last
 from ..runs.processes import full_tensor, gather_objects
 from ..skips.record import without_records
-from .optimizers import averages_itself, falling, make_optimizer
+from .optimizers import QuickAdamW, averages_itself, falling, make_optimizer
 
 # pyright: reportPrivateImportUsage=false
 
@@ -60,6 +60,9 @@ class Ema:
         self.averages: list[Tensor] = [
             weight.detach().clone(memory_format=torch.preserve_format).float() for weight in self.weights
         ]
+        plain = all(weight.dtype is torch.float32 and not isinstance(weight, DTensor) for weight in self.weights)
+        self._same = [weight.detach() for weight in self.weights] if plain else []
+        """The weights themselves, which stay where they are in memory; empty if they must be converted each time."""
         lengths = [AverageLength.parse(length) for length in config.ema_lengths]
         self.tracks = {length: [average.clone() for average in self.averages] for length in lengths}
         """The averages of other lengths."""
@@ -120,7 +123,7 @@ class Ema:
         _copy(self.weights, kept)
 
     def _float_weights(self) -> list[Tensor]:
-        return [weight.detach().float() for weight in self.weights]
+        return self._same or [weight.detach().float() for weight in self.weights]
 
 
 def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
@@ -245,7 +248,10 @@ def base_rate(optimizer: torch.optim.Optimizer) -> float:
 def clip_gradient(parameters: list[nn.Parameter], largest: float | None) -> Tensor:
     """The norm of the gradient before clipping."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = torch.nn.utils.get_total_norm(gradients)
+    # torch's own sorts gradients by device and type first, which takes longer than the norms of small ones.
+    kinds = {(gradient.device, gradient.dtype, isinstance(gradient, DTensor)) for gradient in gradients}
+    quick = len(kinds) == 1 and not isinstance(gradients[0], DTensor)
+    norm = _norm(gradients) if quick else torch.nn.utils.get_total_norm(gradients)
     if largest is not None:
         torch.nn.utils.clip_grads_with_norm_(parameters, largest, norm)
     return full_tensor(norm)
@@ -295,7 +301,7 @@ def create(config: TrainConfig, accelerator: Any, bare: nn.Module, data: RunData
     model, prepared_optimizer = accelerator.prepare(model, optimizer)
     if accelerator.scaler is None and accelerator.distributed_type.value == "NO":
         # accelerate's has nothing to do then, and looks for packages on the disk at every step.
-        prepared_optimizer = optimizer
+        prepared_optimizer = QuickAdamW(optimizer) if QuickAdamW.fits(optimizer) else optimizer
     create_state(optimizer)
     if not is_adamw(optimizer) and any(isinstance(value, DTensor) for value in bare.parameters()):
         raise InvalidConfigError(f"--optimizer {config.optimizer.optimizer} cannot be sharded (FSDP2): take adamw")
