@@ -165,7 +165,7 @@ def table_of(rounds: list[dict[str, list[float]]]) -> Mapping[str, Tensor]:
 
 # Where the time of a training step goes, on all cores, by groups of operations.
 
-SCOPES = {"Optimizer.step": "optimiser", "bench::ema": "moving average", "bench::examples": "data and noise"}
+SCOPES = {"bench::optimiser": "optimiser", "bench::ema": "moving average", "bench::examples": "data and noise"}
 """Everything inside these counts for them, whatever it is."""
 
 GROUPS = {
@@ -240,7 +240,7 @@ def group_of(event: Any) -> str:
 def _marked(trainer: "Trainer") -> Iterator[None]:
     """Give the parts that are not one operation of torch a name in the profile."""
     state, examples, cores = trainer.state, trainer.examples, trainer.cores
-    update = state.ema.update
+    update, optimise = state.ema.update, state.prepared_optimizer.step
 
     def named(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **keywords: Any) -> Any:
@@ -250,12 +250,13 @@ def _marked(trainer: "Trainer") -> Iterator[None]:
         return call
 
     state.ema.update = named("bench::ema", update)
+    state.prepared_optimizer.step = named("bench::optimiser", optimise)
     trainer.examples = named("bench::examples", examples)  # pyright: ignore[reportAttributeAccessIssue]
     if cores is not None:
         cores.backward = named(SPLIT, cores.backward)
     try:
         yield
     finally:
-        state.ema.update, trainer.examples = update, examples
+        state.ema.update, trainer.examples, state.prepared_optimizer.step = update, examples, optimise
         if cores is not None:
             del cores.backward  # the method itself again
