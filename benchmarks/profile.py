@@ -165,7 +165,12 @@ def table_of(rounds: list[dict[str, list[float]]]) -> Mapping[str, Tensor]:
 
 # Where the time of a training step goes, on all cores, by groups of operations.
 
-SCOPES = {"bench::optimiser": "optimiser", "bench::ema": "moving average", "bench::examples": "data and noise"}
+SCOPES = {
+    "Optimizer.step": "optimiser",
+    "bench::optimiser": "optimiser",
+    "bench::ema": "moving average",
+    "bench::examples": "data and noise",
+}
 """Everything inside these counts for them, whatever it is."""
 
 GROUPS = {
