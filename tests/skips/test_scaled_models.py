@@ -188,6 +188,22 @@ def test_inference_mode_does_not_spoil_training():
     model(*IMAGE).sum().backward()
 
 
+@pytest.mark.parametrize("method", ["ls", "ls:start=paper", "ls:module=ie", "ls:module=scalar", "norm"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_a_gated_concatenation_is_the_same_with_and_without_gradients(method, dtype):
+    """Without gradients it is one multiplication, with gates for some channels and ones for the others."""
+    torch.manual_seed(0)
+    inputs = (torch.randn(2, 3, 16, 16), torch.tensor([3.0, 700.0]))
+    model = sl.scale_skips_(zoo.GuidedDiffusion().eval(), method, inputs)
+    with torch.no_grad():
+        for parameter in scaling_of(model).parameters():
+            parameter += 0.3 * torch.randn_like(parameter)
+    with torch.autocast("cpu", dtype, enabled=dtype is not torch.float32):
+        trained = model(*inputs)
+        with torch.inference_mode():
+            torch.testing.assert_close(model(*inputs), trained.detach(), rtol=0, atol=0)
+
+
 def test_fake_tensors_do_not_spoil_real_ones():
     from torch._subclasses.fake_tensor import FakeTensorMode
 
