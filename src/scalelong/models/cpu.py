@@ -10,6 +10,7 @@ other types of tensors, transforms, compilation) `is_ordinary` and `is_untouched
 by one.
 """
 
+import ctypes
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -372,3 +373,24 @@ def pack_dropout_(model: nn.Module) -> None:
 def _is_ordinary(x: Tensor) -> bool:
     dense = x.is_contiguous() or (x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last))
     return type(x) is Tensor and x.device.type == "cpu" and dense and not torch.compiler.is_compiling()
+
+
+# Memory that a step frees and the next one takes again
+
+# Names of glibc's malloc.h.
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
+LARGEST = 2**31 - 1
+
+
+def keep_freed_memory() -> bool:
+    """Keep what a step frees for the next one, in this process; False where the C library is not glibc.
+
+    A step allocates the same large tensors again and again. By default, glibc takes each from the system and gives it
+    back: the system must clear every page, and each time one thread gives memory back, the others wait.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError, TypeError):
+        return False
+    return bool(mallopt(M_MMAP_THRESHOLD, 2**30) and mallopt(M_TRIM_THRESHOLD, LARGEST))

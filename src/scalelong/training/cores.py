@@ -6,7 +6,6 @@ and each goes through its images in chunks that stay in its cache; only one chun
 """
 
 import copy
-import ctypes
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -201,24 +200,3 @@ def sharing_copy(model: nn.Module) -> nn.Module:
     for parameter in model.parameters():
         memo[id(parameter)] = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
     return copy.deepcopy(model, memo)
-
-
-# Memory
-
-# Names of glibc's malloc.h.
-M_TRIM_THRESHOLD = -1
-M_MMAP_THRESHOLD = -3
-LARGEST = 2**31 - 1
-
-
-def keep_freed_memory() -> bool:
-    """Keep what a step frees for the next one, in this process; False where the C library is not glibc.
-
-    A step allocates the same large tensors again and again. By default, glibc takes each from the system and gives it
-    back: the system must clear every page, and each time one thread gives memory back, the others wait.
-    """
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError, TypeError):
-        return False
-    return bool(mallopt(M_MMAP_THRESHOLD, 2**30) and mallopt(M_TRIM_THRESHOLD, LARGEST))

@@ -31,6 +31,7 @@ from ..diffusion.inputs import DataOrder, Examples, split_batch
 from ..errors import CheckpointError, CollapseError, DataWorkerError, NonFiniteError, RunFolderError
 from ..files import in_words, read_bytes
 from ..models.call import Denoiser
+from ..models.cpu import keep_freed_memory
 from ..noise import LEVELS, NoiseProcess, loss_weights, losses, mean_square, noise_levels, target
 from ..runs.adapters import add_adapters_
 from ..runs.averages import forget_snapshots_after, is_snapshot, shares, write_snapshot
@@ -52,7 +53,7 @@ from ..runs.processes import average, check_batch_size, describe_processes, gath
 from ..runs.recipes import default_folder
 from ..stability.collapse import Collapse, last_good
 from ..stability.nonfinite import explain_nonfinite
-from .cores import keep_freed_memory, make_cores
+from .cores import make_cores
 from .inspection import Inspector
 from .monitoring import RunMonitor, sums_by_level
 from .state import (

@@ -22,11 +22,12 @@ from ..console import duration
 from ..data import ImageData, load_data, require_both_sides
 from ..errors import InvalidConfigError, MixedSizesError
 from ..models.call import Denoiser
+from ..models.cpu import keep_freed_memory
 from ..noise import NoiseProcess, losses
 from ..runs.config import TrainConfig, seconds_of, with_values
 from ..runs.model import DataShape, Log, build_model, uses_channels_last
 from ..runs.processes import make_accelerator, on_main
-from .cores import keep_freed_memory, make_cores
+from .cores import make_cores
 from .optimizers import make_optimizer
 from .state import Ema, clip_gradient
 
