@@ -40,6 +40,7 @@ from .kappa import (
 from .models import (
     UViT as UViT,
     from_pretrained as from_pretrained,
+    keep_freed_memory as keep_freed_memory,
     unet as unet,
 )
 from .runs import (

@@ -10,6 +10,7 @@ call         arguments, outputs and conditions of any model
 """
 
 from .call import Denoiser, call_arguments, count_parameters, evaluating, output_tensor
+from .cpu import keep_freed_memory
 from .presets import UNET_PRESETS, UVIT_PRESETS, UVIT_PUBLISHED, UNetPreset, unet
 from .pretrained import from_pretrained
 from .uvit import SkipMerge, UViT
