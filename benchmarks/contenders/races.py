@@ -13,6 +13,10 @@ class Race(Protocol):
 
     def __call__(self) -> None: ...
 
+    def about(self) -> dict[str, Any]:
+        """What else is known of it, when it is over."""
+        ...
+
 
 class Races:
     """A call is a race of at most `rounds` rounds, and of `fewest` where they take longer than `seconds` in all."""
@@ -27,7 +31,7 @@ class Races:
             if number >= self.fewest and time.process_time() - began > self.limit:
                 break
             race()
-        self.results.append({"seconds": race.seconds, "difference": race.difference})
+        self.results.append({"seconds": race.seconds, "difference": race.difference, **race.about()})
 
     def found(self) -> list[dict[str, Any]]:
         return self.results

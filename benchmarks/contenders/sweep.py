@@ -51,6 +51,9 @@ class SweepRace:
             losses[name] = torch.tensor([run.last for run in runs])
         self.difference = max(self.difference, float((losses[TOGETHER] / losses[ALONE] - 1).abs().max()))
 
+    def about(self) -> dict[str, Any]:
+        return {}
+
 
 class SweepRaces(Races):
     def __init__(self, *, races: list[dict[str, Any]], rounds: int, seconds: float, steps: int) -> None:
