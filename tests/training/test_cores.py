@@ -162,6 +162,22 @@ def test_it_is_the_default_for_uvit_alone():
     assert isinstance(make_cores(TrainConfig(hardware=HardwareConfig(split_cores=True)), other, OnCpu()), CoreParallel)
 
 
+def test_small_shares_are_not_split_among_cores(monkeypatch):
+    """17 tokens of width 32: 64 images for each of two cores are 34,816 entries, 32 images are not enough."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+
+    def splits(batch: int, **hardware) -> bool:
+        config = TrainConfig(batch_size=batch, hardware=HardwareConfig(**hardware))
+        return make_cores(config, network(), OnCpu()) is not None
+
+    assert splits(128)
+    assert not splits(64)
+    assert not splits(128, accumulation=2)
+    assert splits(4, split_cores=True)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert splits(4)  # in chunks, on one core
+
+
 @pytest.mark.parametrize("bad", [nn.Dropout(0.1), nn.BatchNorm2d(1)])
 def test_networks_that_mix_images_or_draw_numbers_are_refused(bad):
     with pytest.raises(InvalidConfigError, match="batch norm or dropout"):

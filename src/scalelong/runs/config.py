@@ -242,7 +242,8 @@ class HardwareConfig:
     """Do not use an accelerator even if there is one."""
     split_cores: bool | None = None
     """On a CPU, let each core take its own images through the whole network, in chunks that fit its cache, instead of
-    sharing every operation; None does so for U-ViT. Not for networks that mix images (batch norm) or draw numbers."""
+    sharing every operation; None does so for a U-ViT that is not small. Not for networks that mix images (batch norm)
+    or draw numbers."""
 
     def __post_init__(self) -> None:
         require_choice("precision", self.precision, Precision)

@@ -1,4 +1,4 @@
-"""Training on a CPU: each core takes its own images through the whole network.
+"""Training on a CPU: each core takes its own images through the whole network, unless that is a small one.
 
 The usual way is that all cores share every operation. They then wait for each other after each of them, thousands of
 times in a step, and every tensor is that of the whole batch, too large for a cache. Here the cores meet once in a step,
@@ -26,6 +26,10 @@ ROWS = 1024
 LARGE = 2**18
 """Entries of a parameter whose gradients do not wait for the end of the step. For fewer, the hook costs more than it
 saves."""
+
+SMALL = 2**15
+"""Entries of one core's features (B·L·D) below which all cores share every operation: there the time is Python's, of
+which only one thread runs at once (`scalelong bench step/demo`)."""
 
 LossesOf = Callable[[Denoiser, slice], Tensor]
 """The losses of some images of a batch, one for each."""
@@ -167,7 +171,17 @@ def splits(config: TrainConfig, model: nn.Module, *, on_cpu: bool, processes: in
     wanted = config.hardware.split_cores
     if wanted is None:  # models that merge their skips themselves are ours, and take images one by one
         wanted = isinstance(model, SkipHost) and not any(map(_mixes_or_draws, model.modules()))
+        wanted = wanted and _is_enough(config, model, torch.get_num_threads())
     return wanted and on_cpu and processes == 1 and not config.hardware.compile
+
+
+def _is_enough(config: TrainConfig, model: nn.Module, cores: int) -> bool:
+    """Whether each core has enough to do that the threads seldom wait for Python's lock. The size alone decides."""
+    site = model.skip_sites()[0] if isinstance(model, SkipHost) else None
+    if cores == 1 or site is None or site.tokens is None:
+        return True
+    images = config.batch_size // config.hardware.accumulation // cores
+    return images * site.tokens * site.channels >= SMALL
 
 
 def _mixes_or_draws(module: nn.Module) -> bool:
