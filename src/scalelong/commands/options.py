@@ -174,6 +174,7 @@ def model_folder(name: str) -> Path:
 
 def trained_run(folder: Path, options: argparse.Namespace) -> Run:
     """The run with the weights and, where --tuned is given, the coefficients that the flags ask for."""
+    from ..models import keep_freed_memory
     from ..runs.load import load_run
     from ..skips import TunedSkips
 
@@ -181,6 +182,7 @@ def trained_run(folder: Path, options: argparse.Namespace) -> Run:
     if options.tuned is not None:
         tuned = TunedSkips.load(options.tuned)
         scaling = tuned.spelled()
+    keep_freed_memory()  # every command that runs a trained network calls it again and again
     return load_run(folder, weights=options.weights, step=options.checkpoint, trust=options.trust, scaling=scaling)
 
 
