@@ -9,6 +9,7 @@ An error is one line with its name. One without a name is a bug: the line tells 
 """
 
 import codecs
+import gc
 import io
 import os
 import signal
@@ -251,4 +252,5 @@ def _leave_process_group() -> None:
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         distributed.barrier()
+        gc.collect()  # sharded networks hold groups of their own, and sit in cycles
         distributed.destroy_process_group()

@@ -3,6 +3,7 @@
 accelerate shards on accelerators only, so the sharding is done here and accelerate leaves the model alone.
 """
 
+import gc
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -45,4 +46,5 @@ train(replace(config, steps=3), folder / "twice")
 train(config, folder / "twice")
 # As the command line does: a process that ends without it may be aborted by its communication threads.
 torch.distributed.barrier()
+gc.collect()
 torch.distributed.destroy_process_group()
