@@ -147,6 +147,7 @@ def test_network_estimate_is_capped_where_skips_fade_by_themselves(images) -> No
     choice = choose_kappa(small_uvit(), images * 0.1, method="network")
     assert choice.kappa == 1
     assert any("capped" in reason for reason in choice.reasons)
+    assert "learning rate" in choice.reasons[-1]
     assert choice.details["sensitivities"][0] == 1
 
 

@@ -122,6 +122,7 @@ def choose_from_moments(skips: int, data: Tensor | None = None, schedule: Any = 
         f"Σ κ^(2(j-1)) over {skips} skips is the mean at κ = {low.kappa:.3f}, the quantile at {high.kappa:.3f}",
         *[solution.limit for solution in (low, high) if solution.limit],
         PICK_REASON,
+        *edge_reasons(high.kappa),
     ]
     return KappaChoice(
         kappa=round(high.kappa, 4),
@@ -135,6 +136,18 @@ def choose_from_moments(skips: int, data: Tensor | None = None, schedule: Any = 
 
 
 PICK_REASON = "the pick is the upper end: Section 4.1 asks for room for the long tail of the ratio"
+
+MUCH = 0.8
+
+
+def edge_reasons(kappa: float) -> list[str]:
+    """What was seen where κ decides who survives: a κ near 1 is nearly no scaling."""
+    if kappa < MUCH:
+        return []
+    return [
+        "nothing here looks at the learning rate: a deep network at a rate that may break it survives more often with "
+        "0.7 than with no scaling (docs/evidence/edge)"
+    ]
 
 
 # Estimator B: κ from the network itself, through the sensitivities w_j = E‖∂out/∂κ_j‖² of its output to its skips.
@@ -189,6 +202,7 @@ def choose_from_network(
         "without scaling the skips count w_j/w_1 = " + ", ".join(f"{weight:.2g}" for weight in weights),
         *[solution.limit for solution in (low, high) if solution.limit],
         PICK_REASON,
+        *edge_reasons(high.kappa),
     ]
     return KappaChoice(
         kappa=round(high.kappa, 4),
