@@ -3,8 +3,8 @@
     python -m research.depth run              # what is missing (digits; `run garments`: the other data set)
     python -m research.depth redraw           # page of results and figure, from the raw results alone
 
-Depths 8, 24 and 40, with residual branches as they are, × (depth / 8)^-1/2 and × (depth / 8)^-1, and with CS whose κ is
-held or whose inmost κ_i is. Settings and rules were committed before the runs: docs/evidence/mup/plan.md, "Depth".
+Depths 8, 24 and 40, with residual branches as they are, × (depth / 8)^-1/2 and × (depth / 8)^-1, and with CS, of which κ is
+held, or the inmost κ_i. Settings and rules were committed before the runs: docs/evidence/mup/plan.md, "Depth".
 Interrupt at any time.
 """
 
@@ -27,8 +27,15 @@ BASE, DEPTHS, WIDTH, KAPPA = 8, (24, 40), 32, 0.7
 RATES = (2e-3, 4e-3, 8e-3, 1.6e-2)
 POWERS = {"as they are": 0.0, "depth^-1/2": 0.5, "depth^-1": 1.0}
 """Of the factor on residual branches, which is 1 at the base."""
-KAPPAS = {"κ held": 1.0, "inmost κ_i held": float(BASE)}
-"""CS, with branches × depth^-1/2: the exponent of κ is 1, or base / depth."""
+KAPPAS = {
+    "κ held": (0.5, False),
+    "inmost κ_i held": (0.5, True),
+    "depth^-1, κ held": (1.0, False),
+    "depth^-1, inmost κ_i held": (1.0, True),
+}
+"""CS: the power of the factor on branches, and whether the exponent of κ is base / depth, or 1."""
+LATER = RATES[1:]
+"""Rates of the last two rows, which were added when the others had been seen."""
 NONE, CS = "none", "CS"
 """The rows at the base."""
 
@@ -37,7 +44,11 @@ def planned(data: str) -> Iterator[Cell]:
     for seed in SEEDS:
         yield from (Cell(data, BASE, BASE, name, rate, seed) for name in (NONE, CS) for rate in NARROW)
         for depth in DEPTHS:
-            yield from (Cell(data, BASE, depth, name, rate, seed) for name in (*POWERS, *KAPPAS) for rate in RATES)
+            first = (*POWERS, *KAPPAS)[:5]
+            yield from (Cell(data, BASE, depth, name, rate, seed) for name in first for rate in RATES)
+    for seed in SEEDS:
+        for depth in DEPTHS:
+            yield from (Cell(data, BASE, depth, name, rate, seed) for name in list(KAPPAS)[2:] for rate in LATER)
 
 
 def train(cell: Cell) -> Trained:
@@ -49,8 +60,9 @@ def train(cell: Cell) -> Trained:
 
 
 def options(name: str, depth: int) -> dict[str, Any]:
-    branches = (depth / BASE) ** -POWERS.get(name, 0.5)
-    kappa = KAPPA ** (BASE / depth) if name == "inmost κ_i held" else KAPPA
+    power, stretched = KAPPAS[name] if name in KAPPAS else (POWERS.get(name, 0.0), False)
+    branches = (depth / BASE) ** -power
+    kappa = KAPPA ** (BASE / depth) if stretched else KAPPA
     scaled = name == CS or name in KAPPAS
     return {
         "depth": depth,
