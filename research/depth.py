@@ -3,8 +3,8 @@
     python -m research.depth run              # what is missing (digits; `run garments`: the other data set)
     python -m research.depth redraw           # page of results and figure, from the raw results alone
 
-Depths 8, 24 and 40, with residual branches as they are, × (depth / 8)^-1/2 and × (depth / 8)^-1, and with CS, of which κ is
-held, or the inmost κ_i. Settings and rules were committed before the runs: docs/evidence/mup/plan.md, "Depth".
+Depths 8, 24 and 40, with residual branches as they are, × (depth / 8)^-1/2 and × (depth / 8)^-1, and with CS, of which
+κ is held, or the inmost κ_i. Settings and rules were committed before the runs: docs/evidence/mup/plan.md, "Depth".
 Interrupt at any time.
 """
 
@@ -34,8 +34,8 @@ KAPPAS = {
     "depth^-1, inmost κ_i held": (1.0, True),
 }
 """CS: the power of the factor on branches, and whether the exponent of κ is base / depth, or 1."""
-LATER = RATES[1:]
-"""Rates of the last two rows, which were added when the others had been seen."""
+SECOND_LOOK = {name: RATES[1:] for name in ("depth^-1, κ held", "depth^-1, inmost κ_i held")}
+"""Rows that were added when the others had been seen, with their rates."""
 NONE, CS = "none", "CS"
 """The rows at the base."""
 
@@ -44,11 +44,12 @@ def planned(data: str) -> Iterator[Cell]:
     for seed in SEEDS:
         yield from (Cell(data, BASE, BASE, name, rate, seed) for name in (NONE, CS) for rate in NARROW)
         for depth in DEPTHS:
-            first = (*POWERS, *KAPPAS)[:5]
+            first = [name for name in (*POWERS, *KAPPAS) if name not in SECOND_LOOK]
             yield from (Cell(data, BASE, depth, name, rate, seed) for name in first for rate in RATES)
     for seed in SEEDS:
         for depth in DEPTHS:
-            yield from (Cell(data, BASE, depth, name, rate, seed) for name in list(KAPPAS)[2:] for rate in LATER)
+            for name, rates in SECOND_LOOK.items():
+                yield from (Cell(data, BASE, depth, name, rate, seed) for rate in rates)
 
 
 def train(cell: Cell) -> Trained:
