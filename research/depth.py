@@ -34,7 +34,7 @@ KAPPAS = {
     "depth^-1, inmost κ_i held": (1.0, True),
 }
 """CS: the power of the factor on branches, and whether the exponent of κ is base / depth, or 1."""
-SECOND_LOOK = {name: RATES[1:] for name in ("depth^-1, κ held", "depth^-1, inmost κ_i held")}
+SECOND_LOOK = dict.fromkeys(("depth^-1, κ held", "depth^-1, inmost κ_i held"), RATES[1:])
 """Rows that were added when the others had been seen, with their rates."""
 NONE, CS = "none", "CS"
 """The rows at the base."""
