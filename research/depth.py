@@ -11,6 +11,7 @@ Interrupt at any time.
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 from research import mup
 from research.mup import FOLDER, NARROW, SEEDS, Cell, Row, Trained
 from scalelong.console import text_table
+from scalelong.experiments.figures import colour_of, legend, panels, save
 from scalelong.experiments.runs import exit_code
 from scalelong.files import write_text
 from scalelong.randomness import seed_global
@@ -36,6 +38,8 @@ KAPPAS = {
 """CS: the power of the factor on branches, and whether the exponent of κ is base / depth, or 1."""
 SECOND_LOOK = dict.fromkeys(("depth^-1, κ held", "depth^-1, inmost κ_i held"), RATES[1:])
 """Rows that were added when the others had been seen, with their rates."""
+CEILING = 0.43
+"""Where the figure ends."""
 NONE, CS = "none", "CS"
 """The rows at the base."""
 
@@ -89,7 +93,7 @@ def redraw() -> int:
             mine = [narrow, *(row for row in rows if row.parametrisation in names)]
             page += [f"{data}, base {base}:", "", "```text", text_table(mup.table_of(mine, narrow, "depth")), "```", ""]
         page += [f"- {line}" for line in verdicts(data, rows)] + [""]
-    mup.draw(drawn, FOLDER / "depth.png")
+    draw(drawn, FOLDER / "depth.png")
     write_text(FOLDER / "depth.md", "\n".join(page))
     print("\n".join(page))
     return 0
@@ -126,6 +130,32 @@ def verdicts(data: str, rows: Sequence[Row]) -> list[str]:
                 f"({len(pairs)} of {len(SEEDS)} pairs, mean {fmean(pairs):+.4f})"
             )
     return said
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """A panel per data set and depth: loss over rate, a line per row, every seed as a dot; what does not learn is at
+    the top."""
+    shown = [(data, depth) for data in dict.fromkeys(row.data for row in rows) for depth in (BASE, *DEPTHS)]
+    names = list(dict.fromkeys((*POWERS, *KAPPAS)))
+    colours = {NONE: "black", CS: "grey"} | {name: colour_of(i) for i, name in enumerate(names)}
+    figure, axes = panels(len(shown), height=4.6, width=3.6)
+    for place, (data, depth) in zip(axes, shown, strict=True):
+        for row in rows:
+            if (row.data, row.width) != (data, depth):
+                continue
+            color, name = colours[row.parametrisation], row.parametrisation
+            for rate, seen in row.losses.items():
+                values = [min(value, CEILING) for value in seen.values()]
+                place.plot([rate] * len(seen), values, ".", color=color, alpha=0.5, markersize=4)
+            means = [min(row.mean(rate), CEILING) for rate in row.rates]
+            place.plot(row.rates, means, "--" if name in KAPPAS else "-", color=color, label=name)
+        rates = sorted({rate for row in rows for rate in row.losses})
+        place.set(xscale="log", xlabel="learning rate", title=f"{data}, depth {depth}", ylabel="held-out loss")
+        place.set_ylim(0.365, CEILING + 0.003)
+        place.set_xticks(rates, [f"{rate:g}" for rate in rates], rotation=45)
+        place.minorticks_off()
+        legend(place, loc="upper center", bbox_to_anchor=(0.5, -0.3))
+    save(figure, path)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
