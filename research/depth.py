@@ -154,7 +154,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         place.set_ylim(0.365, CEILING + 0.003)
         place.set_xticks(rates, [f"{rate:g}" for rate in rates], rotation=45)
         place.minorticks_off()
-        legend(place, loc="upper center", bbox_to_anchor=(0.5, -0.3))
+        legend(place, loc="upper center", bbox_to_anchor=(0.5, -0.3), ncols=2, columnspacing=1.0)
     save(figure, path)
 
 
