@@ -58,6 +58,7 @@ SAMPLER_STEPS, AT_ONCE = 8, 250
 REFERENCE = 10_000
 """Photographs of CIFAR-10 that samples are compared with. Of the garments it is all of them."""
 AVERAGE = 0.999
+KEPT_EVERY = 500
 
 
 # Settings
@@ -212,11 +213,12 @@ class Judge(edge.Reader):
 
 
 def train_averaged(
-    runs: Sequence[Run], images: Tensor, done: Callable[[Run, dict[str, Any]], None], judge: Judge
+    runs: Sequence[Run], images: Tensor, done: Callable[[Run, dict[str, Any]], None], judge: Judge, kept: Path
 ) -> None:
     """Train all runs as one stack, whatever their constant scaling, and look at the averages of their weights.
 
-    `survival.train` takes one method at a time. Over 10,000 steps a stack saves a third of the time.
+    `survival.train` takes one method at a time. Over 10,000 steps a stack saves a third of the time. `kept` holds the
+    state of an unfinished stack: it takes an hour on a machine with other things to do.
     """
     arm, setting, process = runs[0].spec, runs[0].setting, NoiseProcess()
     models: list[Any] = [survival.build(run, images.shape[1]) for run in runs]
@@ -230,7 +232,23 @@ def train_averaged(
         averages.copy_to(row, models[row])
         return models[row].state_dict()
 
-    for step in range(setting.steps):
+    began = 0
+    if kept.exists():
+        state = torch.load(kept, weights_only=False)
+        began, fates, judge.distances = state["step"], state["fates"], state["distances"]
+        judge.curves.update(state["curves"])
+        with torch.no_grad():
+            for mine, theirs in zip((*weights, *means), state["weights"], strict=True):
+                mine.copy_(theirs)
+        optimizer.load_state_dict(state["optimizer"])
+        for _ in range(began):
+            list(map(next, streams))
+        print(f"goes on after step {began}", flush=True)
+    for step in range(began, setting.steps):
+        if step % KEPT_EVERY == 0 and step > began:
+            # Before this step is looked at: otherwise it would be twice, once more when the run goes on.
+            state = {"step": step, "fates": fates, "curves": dict(judge.curves), "distances": judge.distances}
+            torch.save(state | {"weights": [*weights, *means], "optimizer": optimizer.state_dict()}, kept)
         for row, run in enumerate(runs):
             if judge.wants(run, step):
                 judge.look(run, step, state_of(row))
@@ -249,8 +267,13 @@ def train_averaged(
                 fate.add(step, loss)
         if step % 500 == 499:
             print(f"step {step + 1}: smoothed losses {[round(fate.smoothed, 4) for fate in fates]}", flush=True)
-    for row, run in enumerate(runs):
-        done(run, fates[row].record() | judge.end(run, state_of(row)))
+    # All of them before the first is written: a stack goes on whole or not at all.
+    ends = [
+        fate.record() | judge.end(run, state_of(row)) for row, (run, fate) in enumerate(zip(runs, fates, strict=True))
+    ]
+    for run, result in zip(runs, ends, strict=True):
+        done(run, result)
+    kept.unlink(missing_ok=True)
 
 
 def run(folder: Path, data: Path | None, order: Sequence[tuple[str, tuple[str, ...]]] = ORDER) -> None:
@@ -280,7 +303,7 @@ def run(folder: Path, data: Path | None, order: Sequence[tuple[str, tuple[str, .
                 if waiting := [run for run in missing if run.arm == method]:
                     survival.train(waiting, images, partial(keep, path), judge)
         else:
-            train_averaged(missing, images, partial(keep, path), judge)
+            train_averaged(missing, images, partial(keep, path), judge, path.with_suffix(".pt"))
 
 
 def keep(path: Path, run: Run, result: dict[str, Any]) -> None:

@@ -48,7 +48,30 @@ def test_what_runs_leave_and_that_they_are_not_repeated(tmp_path, monkeypatch, s
     quality.run(tmp_path, None, small)  # nothing is left to do
 
 
-def test_the_average_is_that_of_a_plain_loop(small):
+def test_a_stack_that_was_interrupted_ends_with_the_same_numbers(tmp_path, monkeypatch, small):
+    monkeypatch.setattr(quality, "KEPT_EVERY", 3)
+    for name in ("whole", "cut"):
+        (tmp_path / name).mkdir()
+    quality.run(tmp_path / "whole", None, small[1:])
+    look = quality.Judge.look
+
+    def interrupt(self, run, step, state):
+        if step == 4:
+            raise KeyboardInterrupt
+        look(self, run, step, state)
+
+    monkeypatch.setattr(quality.Judge, "look", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        quality.run(tmp_path / "cut", None, small[1:])
+    assert not (tmp_path / "cut" / "length.jsonl").exists()
+    monkeypatch.setattr(quality.Judge, "look", look)
+    quality.run(tmp_path / "cut", None, small[1:])
+    first, second = (survival.read(tmp_path / name / "length.jsonl") for name in ("whole", "cut"))
+    assert first == second
+    assert not list(tmp_path.rglob("*.pt"))
+
+
+def test_the_average_is_that_of_a_plain_loop(tmp_path, small):
     """One network by itself, with torch's own modules, ends with the same averaged weights as in the stack."""
     place = quality.PLACES["length"]
     images = survival.load_images("garments", None)
@@ -64,7 +87,7 @@ def test_the_average_is_that_of_a_plain_loop(small):
             ends[run.key] = {name: value.clone() for name, value in state.items()}
             return {}
 
-    quality.train_averaged(runs, images, lambda *_: None, Keeper())
+    quality.train_averaged(runs, images, lambda *_: None, Keeper(), tmp_path / "kept.pt")
     one = runs[-1]
     model, arm = survival.build(one, 1), one.spec
     mean = {name: value.detach().clone() for name, value in model.named_parameters()}
