@@ -43,7 +43,7 @@ from scalelong.diffusion.solvers import sample
 from scalelong.evaluation import Moments, frechet_distance
 from scalelong.evaluation.anchors import MOST_IMAGES, anchors_of, trusted_features
 from scalelong.evaluation.features import features_of
-from scalelong.experiments.figures import colour_of, draw_seeds, legend, log_scale, panels, save
+from scalelong.experiments.figures import colour_of, draw_seeds, legend, panels, save
 from scalelong.experiments.records import Curve, RunRecord, rounded
 from scalelong.experiments.results import Results
 from scalelong.files import write_text
@@ -537,7 +537,12 @@ def draw_length(results: Results, path: Path) -> None:
     for axis, label in zip(axes, labels, strict=True):
         axis.set(xscale="log", xlabel="step", ylabel=label)
         axis.tick_params(labelsize=7, which="both")
-    log_scale(axes[0])
+    axes[0].set_yscale("log")
+    ticks = (0.05, 0.1, 0.2, 0.4, 0.8)
+    axes[0].set_yticks(ticks, map(str, ticks))
+    axes[0].set_yticks([], minor=True)
+    for line in axes[2].get_lines():
+        line.set(marker="o", markersize=3)
     legend(axes[0])
     save(figure, path)
 
