@@ -390,7 +390,7 @@ def of_starts(results: Results) -> Iterator[Claim]:
 
 ITEMS: dict[str, tuple[str, Callable[[Results], Iterator[Claim]]]] = {
     "table1": ("Table 1: Fréchet distance at equal steps", partial(at_equal_steps, quantity=FRECHET)),
-    "loss": ("Held-out loss of the same runs", partial(at_equal_steps, quantity=LOSS)),
+    "loss": ("Loss at equal steps", partial(at_equal_steps, quantity=LOSS)),
     "length": ("Length: 10,000 steps", after_long),
     "start": ("Start: ours and the authors'", of_starts),
 }
