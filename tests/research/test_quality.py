@@ -14,8 +14,8 @@ from research.survival import Setting
 
 FOLDER = Path(__file__).parents[2] / "docs" / "evidence" / "quality"
 TINY = Setting(data="garments", depth=4, steps=6)
-ABOUT = {"garments": {"anchors": {"noise": 12.0, "real": 0.1, "blurred": 5.0, "shuffled": 3.0}}}
-ABOUT["garments"] |= {"features": "random", "digest": "0" * 64, "images": 2000}
+ANCHORS = {"noise": 12.0, "real": 0.1, "blurred": 5.0, "shuffled": 3.0}
+ABOUT = {"garments": {"anchors": ANCHORS, "features": "random", "digest": "0" * 64, "images": 2000}}
 
 
 @pytest.fixture
