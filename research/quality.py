@@ -217,8 +217,8 @@ def train_averaged(
 ) -> None:
     """Train all runs as one stack, whatever their constant scaling, and look at the averages of their weights.
 
-    `survival.train` takes one method at a time. Over 10,000 steps a stack saves about a quarter of the time. `kept` holds the
-    state of an unfinished stack: it takes an hour on a machine with other things to do.
+    `survival.train` takes one method at a time; a stack saves about a quarter of the time. `kept` holds the state of an
+    unfinished stack: 10,000 steps take an hour on a machine with other things to do.
     """
     arm, setting, process = runs[0].spec, runs[0].setting, NoiseProcess()
     models: list[Any] = [survival.build(run, images.shape[1]) for run in runs]
