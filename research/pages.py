@@ -257,8 +257,8 @@ def index(out: Path, items: Iterable[Study]) -> str:
         "# Evidence",
         "The paper's figures and tables again, by command. Each page has the command, all seeds and the claims.",
         "Fréchet distances compare the runs of one page with each other, and not with what `scalelong eval` prints: "
-        "those of docs/evidence were measured with the classifier's features, the default before anchors "
-        "(docs/evaluation.md).",
+        "those of these figures and tables were measured with the classifier's features, the default before anchors "
+        "(docs/evaluation.md). The studies docs/evidence/quality and docs/evidence/probe have the features of today.",
         table(["figure or table", "scale", "seeds", "steps", "verdict", "claims", "to judge the rest"], rows),
         "## The rule",
         RULE,

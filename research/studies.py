@@ -16,7 +16,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from research import ablations, collapse, edge, recipe, survival
+from research import ablations, collapse, edge, quality, recipe, survival
 from research.pages import STUDIES_FILE, studies_table, write_index
 from research.reproduce.items import ITEMS
 from scalelong.experiments.results import fisher_p
@@ -74,6 +74,21 @@ def edge_rows(folder: Path) -> Iterator[Row]:
     for row in edge.kappa_rows(folder):
         text = f"κ of estimator {row.choices}, {row.method}, against 0.7: loss"
         yield Row("edge", text, row.place, row.claim.interval_text(), row.verdict)
+
+
+def quality_rows(folder: Path) -> Iterator[Row]:
+    """Fréchet distances and losses at equal steps, and 10,000 steps. The page has those against 1/√2."""
+    results = quality.results_of(folder)
+    for item, (title, _) in quality.ITEMS.items():
+        for claim in quality.claims_of(item, results):
+            if "1/√2" not in claim.text:
+                text = f"{title.partition(':')[0]}: {claim.text}"
+                yield Row("quality", text, place_text(claim.setting), claim.interval_text(), claim.verdict_text())
+
+
+def place_text(name: str) -> str:
+    setting = quality.PLACES[name].setting
+    return f"{name}: depth {setting.depth}, {setting.steps:,} steps"
 
 
 def survival_rows(folder: Path) -> Iterator[Row]:
@@ -173,6 +188,7 @@ def recipe_rows(folder: Path) -> Iterator[Row]:
 
 SOURCES = {
     "edge": edge_rows,
+    "quality": quality_rows,
     "survival": survival_rows,
     "ablations": ablation_rows,
     "ranges": range_rows,
