@@ -61,7 +61,7 @@ def test_quick_steps_are_those_of_torch_in_every_bit(tensor):
             used = model[:3] if step == 3 else model
             used(torch.randn(4, 5)).square().mean().backward()
             if tensor:
-                optimizer.found_inf = torch.tensor(float(step == 6))
+                optimizer.found_inf = torch.tensor(float(step == 6))  # pyright: ignore[reportAttributeAccessIssue]
             stepper.step()
         return model.state_dict(), optimizer.state_dict()["state"]
 
