@@ -235,8 +235,10 @@ def train_averaged(
 
     began = 0
     if kept.exists():
-        state = torch.load(kept, weights_only=False)
-        began, fates, judge.distances = state["step"], state["fates"], state["distances"]
+        state = torch.load(kept, weights_only=True)
+        began, judge.distances = state["step"], state["distances"]
+        for fate, known in zip(fates, state["fates"], strict=True):
+            vars(fate).update(known)
         judge.curves.update(state["curves"])
         with torch.no_grad():
             for mine, theirs in zip((*weights, *means), state["weights"], strict=True):
@@ -248,7 +250,12 @@ def train_averaged(
     for step in range(began, setting.steps):
         if step % KEPT_EVERY == 0 and step > began:
             # Before this step is looked at: otherwise it would be twice, once more when the run goes on.
-            state = {"step": step, "fates": fates, "curves": dict(judge.curves), "distances": judge.distances}
+            state = {
+                "step": step,
+                "fates": list(map(vars, fates)),
+                "curves": dict(judge.curves),
+                "distances": judge.distances,
+            }
             torch.save(state | {"weights": [*weights, *means], "optimizer": optimizer.state_dict()}, kept)
         for row, run in enumerate(runs):
             if judge.wants(run, step):
