@@ -122,7 +122,8 @@ class Average:
         self.means = [parameter.detach().clone() for parameter in parameters]
 
     def take(self) -> None:
-        torch._foreach_lerp_(self.means, [parameter.detach() for parameter in self.parameters], SHARE)
+        for mean, parameter in zip(self.means, self.parameters, strict=True):
+            mean.lerp_(parameter.detach(), SHARE)
 
     @contextmanager
     def lent(self) -> Iterator[None]:

@@ -74,7 +74,7 @@ def build(run: Run) -> nn.Module:
     model = UNet2DModel(**sizes, **blocks, block_out_channels=(width, 2 * width), norm_num_groups=8)
     if run.arm == BRANCHES:
         for layer in last_layers(model):
-            layer.register_forward_hook(lambda _layer, _given, output: TAU * output)
+            layer.register_forward_hook(scale_output)
     if run.arm == ZERO:
         for layer in last_layers(model):
             for parameter in layer.parameters():
@@ -83,6 +83,10 @@ def build(run: Run) -> nn.Module:
         example = torch.zeros(2, 1, 16, 16), torch.zeros(2)
         sl.scale_skips_(model, "cs:kappa=0.7,behind_norms=true", example)
     return model
+
+
+def scale_output(_layer: nn.Module, _given: Any, output: Tensor) -> Tensor:
+    return TAU * output
 
 
 def last_layers(model: nn.Module) -> Iterator[nn.Module]:
@@ -112,7 +116,7 @@ def train(run: Run, images: Tensor, judge: Judge, done: Callable[[Run, Record], 
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if fate.add(step, float(loss)):
+        if fate.add(step, float(loss.detach())):
             break
         if (step + 1) % AVERAGE_EVERY == 0:
             average.take()
