@@ -97,15 +97,15 @@ class Width:
 
 WIDTHS = {
     128: Width(128, (1e-3, 2e-3, 4e-3, 8e-3), 240, 480, SEEDS, 80, 8),
-    256: Width(256, (5e-4, 1e-3, 2e-3, 4e-3), 200, 200, SEEDS, 80, 4),
-    512: Width(512, (), 100, 100, SEEDS[:3], 40, 1),
+    256: Width(256, (5e-4, 1e-3, 2e-3, 4e-3), 160, 160, SEEDS, 60, 4),
+    512: Width(512, (), 80, 80, SEEDS[:3], 40, 1),
 }
 GLIMPSE, FROM = 512, 256
 """The widest has half of the rates of the one before it."""
 PARTS: dict[str, tuple[int, tuple[str, ...]]] = {
     "128": (128, JUDGED_ARMS),
     "256": (256, JUDGED_ARMS),
-    "512": (512, JUDGED_ARMS),
+    "512": (512, (AUTHORS, BRANCHES, UNIT)),
     "all": (128, (ALL,)),
 }
 """In the order of the plan: if time runs out, the last ones are not done, and the page says so."""
@@ -493,7 +493,7 @@ def changes_table(records: Mapping[Any, Record]) -> str:
 
 def unjudged_table(records: Mapping[Any, Record]) -> str:
     """The glimpse, the last convolution, and other steps of the judged runs."""
-    asked = [(512, *pair, until) for pair in COMPARED for until in (40, 100)]
+    asked = [(512, *pair, until) for pair in COMPARED for until in (40, 80)]
     asked += [(128, AUTHORS, ALL, until) for until in (80, 240, 480)]
     asked += [(128, UNIT, ALL, until) for until in (80, 240, 480)]
     asked += [(128, *COMPARED[2], 480)]

@@ -134,8 +134,8 @@ def at_rate(arm: str, rate: float) -> list[Run]:
     return [Run(UNET, arm, rate, seed) for seed in SEEDS]
 
 
-def run(folder: Path) -> None:
-    """Train what is missing, in the order of the plan."""
+def run(folder: Path, high: Sequence[float] | None = None) -> None:
+    """Train what is missing, in the order of the plan; `high`: at these high rates alone."""
     path = folder / RUNS
     folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
@@ -151,7 +151,7 @@ def run(folder: Path) -> None:
     records = read(folder)
     chosen = {arm: best_rate(choosing(arm), records) for arm in ARMS}
     train_missing([each for arm, rate in chosen.items() if rate is not None for each in at_rate(arm, rate)])
-    for rate in HIGH:
+    for rate in HIGH if high is None else high:
         train_missing([each for arm in ARMS for each in at_rate(arm, rate)])
 
 
@@ -348,10 +348,17 @@ def draw(records: Mapping[Any, Record], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m research.unets", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("command", choices=("run", "redraw"))
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="of the results (default: %(default)s)")
+    commands = parser.add_subparsers(dest="command", required=True)
+    running = commands.add_parser("run", help="train what is missing")
+    running.add_argument("--high", type=float, nargs="*", choices=HIGH, help="the high rates to run (default: all)")
+    redrawing = commands.add_parser("redraw", help="page and figure, from the JSON lines alone")
+    for command in (running, redrawing):
+        command.add_argument("--folder", type=Path, default=FOLDER, help="of the results (default: %(default)s)")
     options = parser.parse_args()
-    (run if options.command == "run" else redraw)(options.folder)
+    if options.command == "run":
+        run(options.folder, options.high)
+    else:
+        redraw(options.folder)
 
 
 if __name__ == "__main__":
