@@ -180,7 +180,8 @@ def curve_of(record: Record) -> Curve:
 
 def keep(path: Path, run: Run, result: Record) -> None:
     survival.append(path, run, result)
-    fate = "survived" if result["survived"] else f"collapsed at {result['collapsed']}"
+    # Who ends high without a collapse does not survive either.
+    fate = "survived" if result["survived"] else f"did not survive, collapsed at {result['collapsed'] or '-'}"
     last = result["held_out"][-1] if result["held_out"] else "-"
     print(f"{run.setting.width}, {run.arm}, {run.lr:g}, seed {run.seed}: {fate}, held out {last}", flush=True)
 
@@ -447,7 +448,7 @@ def rates_table(records: Mapping[Any, Record]) -> str:
             if width.rates:
                 runs = width.choosing(arm)
                 means = {r: fmean(last_loss(records[run.key]) for run in runs if run.lr == r) for r in width.rates}
-                cells = [f"{r:g}: {mean:.4f}" for r, mean in means.items()]
+                cells = [f"{r:g}: {mean:.5f}" for r, mean in means.items()]
             end = " (an end of the four)" if rate in width.rates[:1] + width.rates[-1:] else ""
             rows.append([str(number), arm, ", ".join(cells), f"{rate:g}{end}"])
     return table(["width", "arm", "mean loss by rate", "chosen"], rows)
@@ -527,8 +528,9 @@ def losses_table(records: Mapping[Any, Record]) -> str:
 
 def draw_curves(records: Mapping[Any, Record], path: Path) -> None:
     """Every seed thin, the mean thick, a panel for each width."""
-    figure, axes = panels(len(WIDTHS), height=3.2, width=3.8)
-    for axis, width in zip(axes, WIDTHS.values(), strict=True):
+    shown = [width for width in WIDTHS.values() if any(judged(width, arm, records) for arm in ARMS)]
+    figure, axes = panels(len(shown), height=3.2, width=3.8)
+    for axis, width in zip(axes, shown, strict=True):
         for place, arm in enumerate(ARMS):
             if found := judged(width, arm, records):
                 rate = chosen_rate(width, arm, records)
@@ -546,8 +548,9 @@ def draw_curves(records: Mapping[Any, Record], path: Path) -> None:
 
 def draw_saved(records: Mapping[Any, Record], path: Path) -> None:
     """Steps saved over the step until which losses are looked at: a factor is level on the left, a head start right."""
-    figure, axes = panels(4, height=2.9, width=4.4)
-    for row, number in enumerate((128, 256)):
+    compared = dict.fromkeys(claim.width for claim in changes(records))
+    figure, axes = panels(2 * len(compared), height=2.9, width=4.4)
+    for row, number in enumerate(compared):
         width = WIDTHS[number]
         for place, arm in enumerate((UNIT, BRANCHES), start=1):
             both = pairs(width, arm, AUTHORS, records)

@@ -324,25 +324,36 @@ def claims_table(records: Mapping[Any, Record]) -> str:
 
 
 def draw(records: Mapping[Any, Record], path: Path) -> None:
-    """The loss at the end of every run over its rate; those that did not survive stand at 1."""
-    figure, axes = panels(len(ARMS), height=2.8, width=4.2)
-    for place, (axis, arm) in enumerate(zip(axes, ARMS, strict=True)):
+    """Left the loss at the end of the runs that survive, right the share of them at high rates, with its interval."""
+    figure, (left, right) = panels(2, height=3.4, width=5)
+    for place, arm in enumerate(ARMS):
+        # Arms stand beside each other at each rate.
+        aside = 1.05 ** (place - (len(ARMS) - 1) / 2)
         for seeds, marker in ((SELECTION, "x"), (SEEDS, "o")):
-            found = [
-                (each["lr"], last_loss(each))
-                for each in records.values()
-                if each["arm"] == arm and each["seed"] in seeds
-            ]
-            label = "selection" if marker == "x" else "judged"
-            axis.plot(*zip(*found, strict=True), marker, color=colour_of(place), alpha=0.7, markersize=4, label=label)
-        axis.set(title=arm, xlabel="rate", ylabel="held-out loss at the end", xscale="log", yscale="log")
-        axis.set_xticks(RATES, [f"{rate:g}" for rate in RATES])
-        axis.set_xticks([], minor=True)
-        axis.set_ylim(0.07, 1.2)
-        axis.set_yticks([0.1, 0.2, 0.5, 1], ["0.1", "0.2", "0.5", "1"])
-        axis.set_yticks([], minor=True)
-        axis.tick_params(labelsize=7)
-    axes[0].legend(frameon=False, fontsize=7)
+            mine = [each for each in records.values() if each["arm"] == arm and each["seed"] in seeds]
+            points = [(each["lr"] * aside, last_loss(each)) for each in mine if each["survived"]]
+            left.plot(
+                *(zip(*points, strict=True) if points else ((), ())),
+                marker,
+                color=colour_of(place),
+                alpha=0.7,
+                markersize=4,
+            )
+        left.plot([], [], "o", color=colour_of(place), label=arm)
+        for rate in HIGH:
+            if found := found_at(arm, rate, records):
+                alive, middle = sum(record["survived"] for record in found.values()), HIGH[::-1].index(rate)
+                spot = middle + 0.12 * (place - (len(ARMS) - 1) / 2)
+                right.plot([spot, spot], survival.wilson(alive, len(found)), color=colour_of(place), alpha=0.4)
+                right.plot(spot, alive / len(found), "o", color=colour_of(place), markersize=5)
+    left.set(xlabel="rate (× selection, ● judged)", ylabel="held-out loss at the end", xscale="log")
+    left.set_title("runs that survive", fontsize=9)
+    left.set_xticks(RATES, [f"{rate:g}" for rate in RATES])
+    left.set_xticks([], minor=True)
+    right.set(xlabel="rate", ylabel="share of eight that survive (95 %)", xlim=(-0.5, len(HIGH) - 0.5))
+    right.set_title("who survives", fontsize=9)
+    right.set_xticks(range(len(HIGH)), [f"{rate:g}" for rate in sorted(HIGH)])
+    left.legend(frameon=False, fontsize=7)
     save(figure, path)
 
 
