@@ -347,6 +347,8 @@ class Change:
     differences: list[tuple[float, float]]
     """In steps."""
     confidence: float
+    saves: bool = True
+    """False where the first question found that there is no saving."""
 
     @property
     def ratio_change(self) -> Region:
@@ -359,6 +361,8 @@ class Change:
     @property
     def verdict(self) -> str:
         ratio, difference = sign(self.ratio_change), sign(self.difference_change)
+        if not self.saves:
+            return "there is no saving"
         if difference < 0:
             return "**less than a head start**: it fades"
         if ratio > 0:
@@ -391,7 +395,13 @@ def changes(records: Mapping[Any, Record]) -> list[Change]:
             if len(both) == len(width.seeds):
                 ratios, differences = ([(early[k], late[k]) for early, late in both] for k in (0, 1))
                 found.append((number, arm, width.early, width.steps, ratios, differences))
-    return [Change(*each, confidence=1 - CHANCE / (2 * len(found))) for each in found]
+    nothing = {
+        (claim.width, claim.arm)
+        for claim in savings(records)
+        if claim.other == AUTHORS and claim.verdict in ("**costs**", "saves nothing")
+    }
+    confidence = 1 - CHANCE / (2 * len(found)) if found else 1.0
+    return [Change(*each, confidence=confidence, saves=each[:2] not in nothing) for each in found]
 
 
 # Page and figures

@@ -72,6 +72,7 @@ def test_a_factor_and_a_head_start_are_told_apart():
 def test_the_rest_of_the_table_of_verdicts(ratio, difference, word):
     ratios, differences = ([(0.0, k + e) for e in (-0.1, 0.0, 0.1)] for k in (ratio, difference))
     assert word in Change(128, UNIT, 60, 200, ratios, differences, 0.9).verdict
+    assert Change(128, UNIT, 60, 200, ratios, differences, 0.9, saves=False).verdict == "there is no saving"
 
 
 # Runs
