@@ -264,6 +264,8 @@ def page(folder: Path) -> str:
         "## Who survives",
         survivors_table(records),
         claims_table(records),
+        "## Shown and not judged: losses at one rate, where all runs survive",
+        one_rate_table(records),
     ]
     return document(parts)
 
@@ -321,6 +323,19 @@ def claims_table(records: Mapping[Any, Record]) -> str:
         for claim in survival_claims(records)
     ]
     return table(["arms", "rates", "survive", "of none", "p (McNemar, Holm)", "verdict"], rows)
+
+
+def one_rate_table(records: Mapping[Any, Record]) -> str:
+    """So that an arm with another best rate can be seen beside none at the same rate."""
+    rows = []
+    for rate in HIGH:
+        base = found_at(NONE, rate, records)
+        for arm in ARMS[1:]:
+            mine = found_at(arm, rate, records)
+            if base and mine and all(record["survived"] for record in (*base.values(), *mine.values())):
+                logs = [math.log(last_loss(mine[seed]) / last_loss(base[seed])) for seed in SEEDS]
+                rows.append([f"{arm} against none", f"{rate:g}", LossClaim(arm, logs, 1 - CHANCE / len(ARMS[1:])).text])
+    return table(["arms", "rate", "loss (interval)"], rows)
 
 
 def draw(records: Mapping[Any, Record], path: Path) -> None:
