@@ -515,8 +515,10 @@ def unjudged_table(records: Mapping[Any, Record]) -> str:
             logs, steps = zip(*found, strict=True)
             cells = " ".join(f"{math.exp(value):.2f}" for value in logs)
             mean = f"{math.exp(fmean(logs)):.2f}"
+            if len(logs) == len(SEEDS):
+                mean = Saving(number, arm, other, until, list(logs), 1 - CHANCE / 6).text
             rows.append([str(number), f"{arm} against {other}", str(until), cells, mean, f"{fmean(steps):.0f}"])
-    heads = ["width", "arms", "until step", "times saved, by seed", "mean", "steps saved, mean"]
+    heads = ["width", "arms", "until step", "times saved, by seed", "mean (interval)", "steps saved, mean"]
     return table(heads, rows) if rows else ""
 
 
