@@ -16,7 +16,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from research import ablations, collapse, edge, quality, recipe, survival
+from research import ablations, collapse, edge, head_start, quality, recipe, survival, unets
 from research.pages import STUDIES_FILE, studies_table, write_index
 from research.reproduce.items import ITEMS
 from scalelong.experiments.results import fisher_p
@@ -186,6 +186,36 @@ def recipe_rows(folder: Path) -> Iterator[Row]:
         yield Row("recipe", row["change"], row["setting"], effect, f"{word}, {row['seeds']} seeds")
 
 
+def start_rows(folder: Path) -> Iterator[Row]:
+    """Steps saved at widths of 128 and 256, and whether that is a factor or a head start."""
+    records = head_start.read(folder)
+    for claim in head_start.savings(records):
+        setting = f"depth 8, width {claim.width}, {claim.until} steps, best of four rates"
+        effect = f"{claim.text} times fewer steps"
+        yield Row("starts", f"{claim.arm} against {claim.other}", setting, effect, f"{claim.verdict}, 8 seeds")
+    for claim in head_start.changes(records):
+        ratio, difference = claim.ratio_change, claim.difference_change
+        effect = (
+            f"times saved × {math.exp(ratio.low):.2f} to {math.exp(ratio.high):.2f}, "
+            f"steps saved {difference.low:+.0f} to {difference.high:+.0f}"
+        )
+        text = f"{claim.arm} against {head_start.AUTHORS}: factor or head start?"
+        setting = f"depth 8, width {claim.width}, from step {claim.early} to {claim.late}"
+        yield Row("starts", text, setting, effect, claim.verdict)
+
+
+def unet_rows(folder: Path) -> Iterator[Row]:
+    """Each arm against the plain UNet: losses at the best rates, survivors at the high ones."""
+    records = unets.read(folder)
+    for claim in unets.loss_claims(records):
+        yield Row("unets", f"loss: {claim.arm} against none", "a UNet, best of four rates", claim.text, claim.verdict)
+    for claim in unets.survival_claims(records):
+        setting = "a UNet at " + " and ".join(f"{rate:g}" for rate in claim.rates)
+        effect = shares(claim.survivors, claim.runs, claim.baseline_survivors, claim.runs)
+        gain = claim.survivors - claim.baseline_survivors
+        yield Row("unets", f"{claim.arm} against none", setting, effect, by_p(claim.p, gain, "McNemar, Holm"))
+
+
 SOURCES = {
     "edge": edge_rows,
     "quality": quality_rows,
@@ -194,6 +224,8 @@ SOURCES = {
     "ranges": range_rows,
     "collapse": collapse_rows,
     "recipe": recipe_rows,
+    "starts": start_rows,
+    "unets": unet_rows,
 }
 
 
