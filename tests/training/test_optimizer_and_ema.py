@@ -69,14 +69,33 @@ def test_quick_steps_are_those_of_torch_in_every_bit(tensor):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
 
 
+def test_quick_steps_call_the_hooks_of_the_optimizer():
+    """Also those that are registered later, as the monitor's."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    layer, heard = nn.Linear(2, 2), []
+    optimizer = torch.optim.AdamW(layer.parameters(), fused=True)
+    create_state(optimizer)
+    quick = QuickAdamW(optimizer)
+    before = layer.weight.detach().clone()
+    handles = [
+        optimizer.register_step_pre_hook(lambda *_: heard.append(("before", torch.equal(layer.weight, before)))),
+        optimizer.register_step_post_hook(lambda *_: heard.append(("after", torch.equal(layer.weight, before)))),
+        register_optimizer_step_post_hook(lambda *_: heard.append(("after all", None))),
+    ]
+    layer(torch.ones(1, 2)).sum().backward()
+    quick.step()
+    for handle in handles:
+        handle.remove()
+    quick.step()
+    assert heard == [("before", True), ("after", False), ("after all", None)]
+
+
 def test_quick_steps_are_for_fused_adamw_alone():
     layer = nn.Linear(2, 2)
     assert not QuickAdamW.fits(torch.optim.SGD(layer.parameters(), lr=0.1))
     assert not QuickAdamW.fits(torch.optim.AdamW(layer.parameters(), foreach=True))
     assert not QuickAdamW.fits(torch.optim.AdamW(layer.parameters(), fused=True, amsgrad=True))
-    watched = torch.optim.AdamW(layer.parameters(), fused=True)
-    watched.register_step_post_hook(lambda *_: None)
-    assert not QuickAdamW.fits(watched)
 
 
 def test_clipping_reports_the_norm_before():

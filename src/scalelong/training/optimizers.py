@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from ..errors import InvalidConfigError
 from ..mup import Kind, groups_of
@@ -94,33 +95,37 @@ class QuickAdamW:
 
     @staticmethod
     def fits(optimizer: torch.optim.Optimizer) -> bool:
-        """One device and type in each group, nothing that another kernel would be called for, nobody who listens."""
-        return (
-            type(optimizer) is torch.optim.AdamW
-            and not optimizer._optimizer_step_pre_hooks
-            and not optimizer._optimizer_step_post_hooks
-            and all(
-                group["fused"]
-                and not (group["amsgrad"] or group["maximize"] or group["capturable"])
-                and {type(parameter) for parameter in group["params"]} == {nn.Parameter}
-                and len({(parameter.device, parameter.dtype) for parameter in group["params"]}) == 1
-                for group in optimizer.param_groups
-            )
+        """One device and type in each group, and nothing that another kernel would be called for."""
+        return type(optimizer) is torch.optim.AdamW and all(
+            group["fused"]
+            and not (group["amsgrad"] or group["maximize"] or group["capturable"])
+            and {type(parameter) for parameter in group["params"]} == {nn.Parameter}
+            and len({(parameter.device, parameter.dtype) for parameter in group["params"]}) == 1
+            for group in optimizer.param_groups
         )
 
-    @torch.no_grad()
     def step(self) -> None:
+        optimizer = self.optimizer
         if not self._is_current():
-            self.lists = [self._lists(group) for group in self.optimizer.param_groups]
+            self.lists = [self._lists(group) for group in optimizer.param_groups]
+        gradients = [[parameter.grad for parameter in lists[0]] for lists in self.lists]
+        if any(gradient is None for group in gradients for gradient in group):
+            optimizer.step()  # parameters that took no part in the loss are left as they are
+            return
+        # The monitor reads gradients in a hook, which comes and goes.
+        for before in (*_global_optimizer_pre_hooks.values(), *optimizer._optimizer_step_pre_hooks.values()):
+            before(optimizer, (optimizer,), {})
+        self._update(gradients)
+        for after in (*optimizer._optimizer_step_post_hooks.values(), *_global_optimizer_post_hooks.values()):
+            after(optimizer, (optimizer,), {})
+
+    @torch.no_grad()
+    def _update(self, gradients: list[list[Any]]) -> None:
         found_inf = getattr(self.optimizer, "found_inf", None)  # set by the guard: no update
         if found_inf is not None and found_inf.is_cpu:
             if found_inf:
                 return
             found_inf = None
-        gradients = [[parameter.grad for parameter in lists[0]] for lists in self.lists]
-        if any(gradient is None for group in gradients for gradient in group):
-            self.optimizer.step()  # parameters that took no part in the loss are left as they are
-            return
         for group, given, (parameters, means, squares, steps) in zip(
             self.optimizer.param_groups, gradients, self.lists, strict=True
         ):
