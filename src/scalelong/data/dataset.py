@@ -11,6 +11,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.connection import wait
 from typing import Any
 
 import torch
@@ -399,8 +400,16 @@ def _start_workers(loader: torch.utils.data.DataLoader) -> Any:
     return results
 
 
+WAIT_FOR_END = 1.0
+"""Seconds."""
+
+
 def _worker_error(results: Any, error: Exception) -> DataWorkerError:
-    codes = [worker.exitcode for worker in getattr(results, "_workers", ()) if worker.exitcode]
+    workers = getattr(results, "_workers", ())
+    # A pipe breaks a moment before the system tells how its process ended.
+    if workers:
+        wait([worker.sentinel for worker in workers], timeout=WAIT_FOR_END)
+    codes = [worker.exitcode for worker in workers if worker.exitcode]
     names = [signal.Signals(-code).name if code < 0 else f"exit code {code}" for code in codes]
     how = f"ended by {', '.join(dict.fromkeys(names))}" if names else f"failed: {str(error).partition(chr(10))[0]}"
     memory = ": SIGKILL often means that the memory is used up" if "SIGKILL" in names else ""
