@@ -55,8 +55,13 @@ from scalelong.stability.alarms import oscillation
 FOLDER = Path("docs/evidence/edge")
 SEEDS, KAPPA_SEEDS = tuple(range(51_000, 51_008)), tuple(range(51_100, 51_108))
 HELD_OUT, JUDGE_EVERY, READ_EVERY = 128, 25, 2
-READ = ("encoder.0", "encoder.4", "encoder.8", "middle", "decoder.3", "decoder.7", "decoder.11")
-"""The blocks whose outputs are read, of a network of depth 24."""
+
+
+def blocks_read(depth: int) -> tuple[str, ...]:
+    """The blocks whose outputs are read: seven, evenly spread, mirrored in the decoder; fewer of a small network."""
+    half = depth // 2
+    places = list(dict.fromkeys(i * half // 3 for i in range(3)))
+    return *(f"encoder.{i}" for i in places), "middle", *(f"decoder.{half - 1 - i}" for i in reversed(places))
 
 
 # Methods and settings
@@ -246,7 +251,8 @@ class Reader(survival.Observer):
 
             return keep
 
-        handles = [shell.get_submodule(name).register_forward_hook(hook(name)) for name in READ]
+        blocks = blocks_read(run.setting.depth)
+        handles = [shell.get_submodule(name).register_forward_hook(hook(name)) for name in blocks]
         functional_call(shell, state, (self.probe, self.probe_times))
         for handle in handles:
             handle.remove()
@@ -362,11 +368,16 @@ def oscillation_ratio(mine: RunRecord, theirs: RunRecord, names: Sequence[str]) 
 
 
 def smoother(results: Results, place: str, method: Method, other: Method, what: str) -> Claim:
-    names = READ if what == "features" else ("gradient",)
+    def names(run: RunRecord) -> list[str]:
+        return [name for name in run.traces if (name == "gradient") == (what == "gradient")]
+
     return Claim(
         f"O1 of the {what}: {method.label} below {other.label}",
         place,
-        [oscillation_ratio(mine, theirs, names) for mine, theirs in results.pairs(method.label, other.label, place)],
+        [
+            oscillation_ratio(mine, theirs, names(mine))
+            for mine, theirs in results.pairs(method.label, other.label, place)
+        ],
         BELOW_ZERO,
         (ABOVE_ZERO,),
         effect=CLEARLY,
@@ -421,8 +432,12 @@ ITEMS = {
 
 
 def finished(name: str, folder: Path) -> list[dict[str, Any]]:
+    return whole_methods(place_of(name, folder), folder / f"{file_name(name)}.jsonl")
+
+
+def whole_methods(place: Place, path: Path) -> list[dict[str, Any]]:
     """The runs of the methods of a setting of which all seeds are there."""
-    place, lines = place_of(name, folder), survival.read(folder / f"{file_name(name)}.jsonl")
+    lines = survival.read(path)
     by_key = {survival.key_of(line): line for line in lines}
     wanted = {method: [run.key for run in place.runs([method])] for method in place.methods}
     return [by_key[key] for keys in wanted.values() if all(key in by_key for key in keys) for key in keys]
@@ -564,7 +579,7 @@ def places_of(results: Results) -> list[str]:
 def survivors_table(results: Results) -> str:
     """With Fisher's exact test against none, which no verdict rests on and which is not corrected."""
     rows = []
-    for method in METHODS:
+    for method in results.methods():
         cells = []
         for place in places_of(results):
             runs, base = results.of(method, place), results.of(NONE.label, place)
@@ -600,7 +615,8 @@ def losses_table(results: Results) -> str:
         for place in places_of(results)
         for method in results.methods(place)
     ]
-    return table(["setting", "method", *(f"seed {seed}" for seed in SEEDS)], rows)
+    seeds = sorted({run.seed for run in results.runs})
+    return table(["setting", "method", *(f"seed {seed}" for seed in seeds)], rows)
 
 
 def draw_losses(results: Results, path: Path) -> None:
@@ -620,11 +636,11 @@ def draw_losses(results: Results, path: Path) -> None:
 
 def draw_traces(runs: Sequence[RunRecord], path: Path) -> None:
     """RMS behind the middle block and norm of the gradient, of the first seed."""
-    places = list(dict.fromkeys(run.setting for run in runs))
+    places, first = list(dict.fromkeys(run.setting for run in runs)), min(run.seed for run in runs)
     shown = [(name, place) for name in ("middle", "gradient") for place in places]
     figure, axes = panels(len(shown))
     for axis, (name, place) in zip(axes, shown, strict=True):
-        for number, run in enumerate(run for run in runs if run.setting == place and run.seed == SEEDS[0]):
+        for number, run in enumerate(run for run in runs if run.setting == place and run.seed == first):
             steps = range(0, READ_EVERY * len(run.traces[name]), READ_EVERY)
             axis.plot(steps, run.traces[name], color=colour_of(number), linewidth=0.8, label=run.method)
         label = "norm of the gradient" if name == "gradient" else "RMS behind the middle block"

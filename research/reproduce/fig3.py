@@ -11,6 +11,7 @@ from scalelong.data import load_data, to_float
 from scalelong.errors import ScaleLongError
 from scalelong.experiments.figures import draw_seeds, legend, panels
 from scalelong.experiments.records import RunRecord, rounded
+from scalelong.experiments.results import Results
 from scalelong.experiments.runs import PlannedRun
 from scalelong.noise import epsilon_losses, even_fractions
 from scalelong.runs.load import load_run
@@ -135,15 +136,22 @@ def increase(sigma: float) -> Quantity:
 
 
 def claims(results: StudyResults) -> list[Claim]:
-    found = data_claims(results)
-    for setting in results.settings:
-        found.append(hurts(results, setting, SIGMAS[-1]))
-        for quantity in (*map(increase, SIGMAS), GAIN):
-            found += [below(results, setting, method, NONE, quantity, CLEARLY) for method in (UNIFORM, CS, LS)]
-    return found
+    return data_claims(results) + [claim for setting in results.settings for claim in noise_claims(results, setting)]
 
 
-def hurts(results: StudyResults, setting: str, sigma: float) -> Claim:
+def noise_claims(results: Results, setting: str) -> list[Claim]:
+    """(c), of the networks of one setting."""
+    return [
+        hurts(results, setting, SIGMAS[-1]),
+        *(
+            below(results, setting, method, NONE, quantity, CLEARLY)
+            for quantity in (*map(increase, SIGMAS), GAIN)
+            for method in (UNIFORM, CS, LS)
+        ),
+    ]
+
+
+def hurts(results: Results, setting: str, sigma: float) -> Claim:
     values = [increase(sigma).of(run) for run in results.of(NONE.label, setting)]
     logs = [math.log(value) if value else None for value in values]
     return Claim(

@@ -7,6 +7,7 @@ import torch
 
 from scalelong.experiments.figures import draw_seeds, legend, panels
 from scalelong.experiments.records import RunRecord, rounded
+from scalelong.experiments.results import Results
 from scalelong.experiments.runs import PlannedRun
 from scalelong.runs.load import load_run
 from scalelong.skips import coefficients
@@ -96,7 +97,7 @@ def claims(results: StudyResults) -> list[Claim]:
     return [claim for setting in results.settings for claim in of_setting(results, setting, LS)]
 
 
-def of_setting(results: StudyResults, setting: str, method: Method) -> list[Claim]:
+def of_setting(results: Results, setting: str, method: Method) -> list[Claim]:
     # Gates that still stand where they were put have learnt nothing that could agree or disagree with the paper.
     runs = [run if has_learnt(run) else None for run in results.of(method.label, setting)]
     low, high = (math.log(kappa) for kappa in BAND)

@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
+from scalelong.experiments.results import Results
+
 from . import fig3, fig7
 from .claims import (
     CLEARLY,
@@ -196,12 +198,15 @@ def table2_runs(scale: Scale) -> list[Arm]:
 
 def table2_claims(results: StudyResults) -> list[Claim]:
     (setting,) = results.settings
-    found: list[Claim] = []
-    for quantity in qualities(results):
-        for other in (*LS_RATIOS, *LS_ACTIVATIONS, LS_IE, LS_PER_SKIP):
-            found.append(alike(results, setting, other, LS, quantity, MARGIN))
-        found += [below(results, setting, module, LS_SCALAR, quantity) for module in (LS, LS_IE)]
-    return found
+    return [claim for quantity in qualities(results) for claim in modules_alike(results, setting, quantity)]
+
+
+def modules_alike(results: Results, setting: str, quantity: Quantity) -> list[Claim]:
+    others = (*LS_RATIOS, *LS_ACTIVATIONS, LS_IE, LS_PER_SKIP)
+    return [
+        *(alike(results, setting, other, LS, quantity, MARGIN) for other in others),
+        *(below(results, setting, module, LS_SCALAR, quantity) for module in (LS, LS_IE)),
+    ]
 
 
 TABLE2 = Study(

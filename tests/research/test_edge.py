@@ -118,7 +118,6 @@ def test_a_choice_is_judged_by_losses_and_by_survivors(tmp_path):
 def test_what_a_run_leaves_and_that_it_is_not_repeated(tmp_path, monkeypatch):
     place = edge.Place(SHORT, 1e-3, ("none", "CS(0.7)"), (3, 4), read=True)
     monkeypatch.setitem(edge.PLACES, "edge", place)
-    monkeypatch.setattr(edge, "READ", ("encoder.0", "middle"))
     monkeypatch.setattr(edge, "JUDGE_EVERY", 4)
     monkeypatch.setattr(edge, "HELD_OUT", 8)
     edge.run("edge", tmp_path, None)
@@ -126,11 +125,8 @@ def test_what_a_run_leaves_and_that_it_is_not_repeated(tmp_path, monkeypatch):
     assert [(entry["arm"], entry["seed"]) for entry in found] == [(m, s) for m in place.methods for s in place.seeds]
     first = found[0]
     assert [step for step, _ in first["held_out"]] == [4, 6]
-    assert {name: len(values) for name, values in first["series"].items()} == {
-        "gradient": 3,
-        "encoder.0": 3,
-        "middle": 3,
-    }
+    names = ["gradient", "encoder.0", "encoder.1", "middle", "decoder.0", "decoder.1"]
+    assert {name: len(values) for name, values in first["series"].items()} == dict.fromkeys(names, 3)
     # The last held-out loss is that of the network at the end, which a plain loop finds, too.
     images, held_out = survival.load_images("garments", None), edge.held_out_images("garments", None)
     reader = edge.Reader(replace(place, read=False), images, held_out)
