@@ -216,13 +216,19 @@ class Reader(survival.Observer):
         self.noise = torch.randn(held_out.shape, generator=torch.Generator().manual_seed(11))
         self.x = process.add_noise(held_out, self.noise, self.t)
 
-    def wants(self, run: Run, step: int) -> bool:  # noqa: ARG002
-        return (step > 0 and step % JUDGE_EVERY == 0) or (self.place.read and step % READ_EVERY == 0)
+    def judges(self, step: int) -> bool:
+        return step > 0 and step % JUDGE_EVERY == 0
+
+    def reads(self, run: Run, step: int) -> bool:  # noqa: ARG002
+        return self.place.read and step % READ_EVERY == 0
+
+    def wants(self, run: Run, step: int) -> bool:
+        return self.judges(step) or self.reads(run, step)
 
     def before(self, run: Run, step: int, state: dict[str, Tensor], gradients: dict[str, Tensor]) -> None:
-        if step > 0 and step % JUDGE_EVERY == 0:
+        if self.judges(step):
             self.judge(run, step, state)
-        if self.place.read and step % READ_EVERY == 0:
+        if self.reads(run, step):
             series = self.series[run.key]
             squares = torch.stack([gradient.square().sum() for gradient in gradients.values()])
             series["gradient"].append(short(float(squares.sum().sqrt())))
@@ -257,6 +263,14 @@ class Reader(survival.Observer):
         for handle in handles:
             handle.remove()
         return found
+
+    @torch.no_grad()
+    def filled(self, run: Run, state: dict[str, Tensor]) -> nn.Module:
+        """A network with the weights of a run."""
+        model = self.shell(run)
+        for name, own in (*model.named_parameters(), *model.named_buffers()):
+            own.copy_(state[name])
+        return model.eval()
 
     def shell(self, run: Run) -> nn.Module:
         if run.arm not in self.shells:

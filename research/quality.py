@@ -204,10 +204,7 @@ class Judge(edge.Reader):
     def look(self, run: Run, step: int, state: dict[str, Tensor]) -> None:
         self.judge(run, step, state)
         if step in self.place.scored:
-            model = self.shell(run)
-            for name, own in (*model.named_parameters(), *model.named_buffers()):
-                own.copy_(state[name])
-            found = self.scorer.distance(model.eval(), self.place.images)
+            found = self.scorer.distance(self.filled(run, state), self.place.images)
             self.distances.setdefault(run.key, {})[step] = found
             print(f"{run.arm}, seed {run.seed}, step {step}: distance {found}", flush=True)
 

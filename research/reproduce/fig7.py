@@ -90,7 +90,7 @@ def outside(record: RunRecord) -> float:
 
 
 def has_learnt(record: RunRecord) -> bool:
-    return max(abs(value - START) for value in kappas(record)) >= MOVED
+    return any(abs(value - START) >= MOVED for value in kappas(record))
 
 
 def claims(results: StudyResults) -> list[Claim]:
