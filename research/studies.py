@@ -10,16 +10,16 @@ their difference, with Newcombe's 95 % interval; losses, steps and oscillation b
 import argparse
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from research import ablations, collapse, edge, head_start, quality, recipe, survival, unets
+from research import ablations, again, collapse, edge, head_start, quality, recipe, survival, unets
 from research.pages import STUDIES_FILE, studies_table, write_index
 from research.reproduce.items import ITEMS
-from scalelong.experiments.results import fisher_p
+from scalelong.experiments.results import Results, fisher_p
 from scalelong.files import read_json_lines, write_text
 
 FOLDER = Path("docs/evidence")
@@ -63,17 +63,29 @@ def by_p(p: float, gain: float, test: str) -> str:
 
 
 def edge_rows(folder: Path) -> Iterator[Row]:
-    """The paper's claims about CS at the edge of stability, and κ. The page has those about LS and 1/√2."""
-    results = edge.results_of(folder)
-    for item in edge.ITEMS.values():
-        for claim in edge.claims_of(item, results):
-            other_step = "at step" in claim.text and f"at step {edge.JUDGED[-1]}" not in claim.text
-            if "CS(0.7)" in claim.text and "1/√2" not in claim.text and not other_step:
-                title = item.title.partition(":")[0]
-                yield Row("edge", f"{title}: {claim.text}", claim.setting, claim.interval_text(), claim.verdict_text())
+    """The paper's claims at the edge of stability, and κ."""
+    yield from paper_rows("edge", edge.ITEMS.values(), edge.results_of(folder))
     for row in edge.kappa_rows(folder):
         text = f"κ of estimator {row.choices}, {row.method}, against 0.7: loss"
         yield Row("edge", text, row.place, row.claim.interval_text(), row.verdict)
+
+
+def again_rows(folder: Path) -> Iterator[Row]:
+    """The paper's claims in its own setting and in the best one."""
+    yield from paper_rows("again", again.ITEMS.values(), again.results_of(folder))
+
+
+def paper_rows(study: str, items: Iterable[edge.Item], results: Results) -> Iterator[Row]:
+    """About CS against no scaling, and about LS alone. The pages have those against 1/√2 and the earlier looks."""
+    for item in items:
+        claims = edge.claims_of(item, results)
+        last = {claim.setting: claim for claim in claims if "at step" in claim.text}
+        for claim in claims:
+            about = "CS(0.7)" in claim.text or "LS" in claim.text.partition(":")[0] or "within" in claim.text
+            earlier = claim.setting in last and claim is not last[claim.setting]
+            if about and "1/√2" not in claim.text and not earlier:
+                title = item.title.partition(":")[0]
+                yield Row(study, f"{title}: {claim.text}", claim.setting, claim.interval_text(), claim.verdict_text())
 
 
 def quality_rows(folder: Path) -> Iterator[Row]:
@@ -218,6 +230,7 @@ def unet_rows(folder: Path) -> Iterator[Row]:
 
 SOURCES = {
     "edge": edge_rows,
+    "again": again_rows,
     "quality": quality_rows,
     "survival": survival_rows,
     "ablations": ablation_rows,
