@@ -178,15 +178,16 @@ def _with_additions(trace: Trace, selection: Selection, adds: list[Candidate]) -
     """Some networks concatenate at some levels and add at others."""
     chain = selection.chosen
     whole = reduce(common_scope, [c.scope for c in chain])
+    useful = [c for c in adds if _has_decoder(trace, c) and not any(_feeds_skip(trace, c, one) for one in chain)]
     levels = [
         c
-        for c in adds
-        if not any(_feeds_skip(trace, c, one) for one in chain)
-        and _has_decoder(trace, c)
-        and c.goes_lower
+        for c in useful
+        if c.goes_lower
         and (c.scope is whole or any(contains(trace, c, inner) for inner in chain))
         and any(contains(trace, c, one) or contains(trace, one, c) for one in chain)
     ]
+    if again := _merged_again(trace, useful, chain):
+        return Selection(chain, [*selection.doubtful, *again], selection.repeats)
     if not levels:
         return selection
     joined = longest_chain(trace, [*chain, *levels], contains_or_again)
@@ -219,7 +220,8 @@ def _hidden(trace: Trace, chain: list[Candidate], others: list[Candidate]) -> li
         is_level = len(inside) + len(outside) == len(chain) and (inside or lower) and _has_decoder(trace, c)
         if is_level and c.skip_layers <= 1 and _dominates(trace, c.start, c.main_node):
             found.append(c)
-    return found
+    again = _merged_again(trace, [c for c in others if _has_decoder(trace, c)], chain)
+    return found + [c for c in again if c not in found]
 
 
 def _dominates(trace: Trace, start: int, node: int) -> bool:
@@ -344,6 +346,19 @@ def _has_decoder(trace: Trace, candidate: Candidate) -> bool:
 def _feeds_skip(trace: Trace, candidate: Candidate, one: Candidate) -> bool:
     """Whether an addition is a part of the gate on another skip."""
     return trace.depends(one.skip_node, candidate.end) and not trace.depends(one.main_node, candidate.end)
+
+
+def _merged_again(trace: Trace, found: list[Candidate], chain: list[Candidate]) -> list[Candidate]:
+    """Merges of the very features of several skips, later in the decoder: with one of two uses scaled, such a skip
+    would be neither scaled nor left alone. Of one skip alone it is a residual around the U.
+    """
+
+    def repeats(candidate: Candidate, one: Candidate) -> bool:
+        same = candidate.start == one.start and not candidate.skip_layers and not one.skip_layers
+        return same and trace.depends(candidate.end, one.end)
+
+    again = [c for c in found if any(repeats(c, one) for one in chain)]
+    return again if len({c.start for c in again}) > 1 else []
 
 
 def _repeats(trace: Trace, chain: list[Candidate], rest: list[Candidate]) -> int:

@@ -75,6 +75,46 @@ class CombinedOutputs(WidePyramid):
         return self.head(torch.cat([F.interpolate(h, size=x.shape[2:]) for h in maps], 1))
 
 
+class AddedBehindTheConcat(WidePyramid):
+    """Each skip is used twice: concatenated, and added behind the convolution."""
+
+    must = False  # refused as ambiguous, with all candidates
+
+    def forward(self, x):
+        h, skips = self.encode(x)
+        for up, dec in zip(self.up, self.dec, strict=True):
+            i = len(skips)
+            skip = self.k(i, skips.pop())
+            h = F.silu(dec(torch.cat([up(h), skip], 1))) + skip
+        return self.head(h)
+
+
+class MultipliedBehindTheConcat(WidePyramid):
+    must = False  # refused: a product cannot be scaled
+
+    def forward(self, x):
+        h, skips = self.encode(x)
+        for up, dec in zip(self.up, self.dec, strict=True):
+            i = len(skips)
+            skip = self.k(i, skips.pop())
+            h = F.silu(dec(torch.cat([up(h), skip], 1))) * skip
+        return self.head(h)
+
+
+class ResidualOfTheStem(WidePyramid):
+    """The feature of the outermost skip alone is added at the end: a residual around the U, which is no long skip."""
+
+    must = True
+
+    def forward(self, x):
+        h, skips = self.encode(x)
+        first = skips[0]
+        for up, dec in zip(self.up, self.dec, strict=True):
+            i = len(skips)
+            h = F.silu(dec(torch.cat([up(h), self.k(i, skips.pop())], 1)))
+        return self.head(h + first)
+
+
 class ConditionEncoder(WidePyramid):
     """A second encoder, for the condition, which is added in the middle."""
 
