@@ -44,7 +44,7 @@ from scalelong.skips import coefficients
 from scalelong.theory import noise_gain
 
 FOLDER = Path("docs/evidence/again")
-SEEDS = tuple(range(71_000, 71_008))
+SEEDS, LONG_SEEDS = tuple(range(71_000, 71_008)), tuple(range(71_100, 71_108))
 
 
 # Methods and settings
@@ -91,7 +91,11 @@ PLACES: dict[str, Place] = {
     "paper-like, batch 2": Place(replace(LIKE, batch=2), RATE, PAPER, SEEDS, how=LIKE_PAPER),
     "paper-like, depth 24": Place(replace(LIKE, depth=24), RATE, PAPER, SEEDS, how=LIKE_PAPER),
 }
-"""In the order in which they are run: if time runs out, the last ones are not done, and the page says so."""
+FIRST = tuple(PLACES)
+LONG = "paper-like, 5,000 steps"
+PLACES[LONG] = Place(replace(LIKE, steps=5000), RATE, ("LS",), LONG_SEEDS, how=LIKE_PAPER)
+"""In the order in which they are run: if time runs out, the last ones are not done, and the page says so. The long
+setting is the second part of the plan."""
 
 
 # Looking at runs
@@ -151,7 +155,7 @@ def keep(path: Path, run: Run, result: dict[str, Any]) -> None:
 
 
 def file_name(name: str) -> str:
-    return f"{name.replace(', ', '-').replace(' ', '')}.jsonl"
+    return f"{name.replace(', ', '-').replace(' ', '').replace(',', '')}.jsonl"
 
 
 # Claims
@@ -195,10 +199,11 @@ MAIN = ("paper-like", "best")
 HARDER = ("paper-like, batch 2", "paper-like, depth 24")
 ITEMS = {
     "fig1": Item("Figure 1: oscillation of features and gradients", MAIN, edge.fig1),
-    "fig3": Item("Figure 3 (c): extra noise on the input", tuple(PLACES), fig3.noise_claims),
+    "fig3": Item("Figure 3 (c): extra noise on the input", FIRST, fig3.noise_claims),
     "fig5": Item("Figure 5: training curves", (*MAIN, *HARDER), edge.fig5, ("none", "CS(0.7)", "LS")),
     "fig6": Item("Figure 6: batch sizes and depths", HARDER, losses),
-    "fig7": Item("Figure 7: what LS learns", tuple(PLACES), of_gates, ("LS",)),
+    "fig7": Item("Figure 7: what LS learns", FIRST, of_gates, ("LS",)),
+    "fig7 long": Item("Figure 7, second part: what LS learns in 5,000 steps", (LONG,), of_gates, ("LS",)),
     "table1": Item("Table 1: quality after training (loss)", MAIN, losses),
     "table2": Item("Table 2: the network inside LS", (*MAIN, "edge"), table2, TABLE2),
     "table3": Item("Table 3: scaling of block outputs", MAIN, edge.table3, ("CS(0.7)", "LS", *OTHERS[1:])),
@@ -239,7 +244,7 @@ def page(folder: Path) -> str:
     ]
     for item in ITEMS.values():
         if claims := edge.claims_of(item, results):
-            parts += [f"## {item.title}", claims_table(claims, SEEDS)]
+            parts += [f"## {item.title}", claims_table(claims, PLACES[claims[0].setting].seeds)]
     return document([*parts, "## Held-out loss at the end", edge.losses_table(results), "## κ_i", gates_table(results)])
 
 

@@ -629,8 +629,8 @@ def losses_table(results: Results) -> str:
         for place in places_of(results)
         for method in results.methods(place)
     ]
-    seeds = sorted({run.seed for run in results.runs})
-    return table(["setting", "method", *(f"seed {seed}" for seed in seeds)], rows)
+    most = max(map(len, rows), default=2)
+    return table(["setting", "method", *(f"seed {number}" for number in range(1, most - 1))], rows)
 
 
 def draw_losses(results: Results, path: Path) -> None:

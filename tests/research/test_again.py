@@ -24,7 +24,7 @@ def test_settings_are_those_of_the_plan():
     assert best.spec.network == {"init_std": "unit", "residual_scaling": "rezero"}
     assert best.spec.share(399, 400) == pytest.approx(1 / 350)
     assert again.PLACES["edge"].runs(["none"])[0].spec == survival.Arm()
-    assert sum(len(place.runs()) for place in again.PLACES.values()) == 392
+    assert sum(len(again.PLACES[name].runs()) for name in again.FIRST) == 392
     assert again.METHODS["LS, scalars"].attach == "ls:start=paper,module=scalar"
     wanted = {method for item in again.ITEMS.values() for method in item.methods}
     assert wanted <= set(again.PLACES["paper-like"].methods)
