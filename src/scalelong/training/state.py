@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from ..errors import CheckpointError, InvalidConfigError
 from ..files import in_words
 from ..models.call import Denoiser
+from ..models.resnet import keep_less_
 from ..models.winograd import multiply_less_
 from ..mup import LR_SCALE
 from ..randomness import global_state, restore_global_state, seed_global
@@ -299,6 +300,7 @@ def create(config: TrainConfig, accelerator: Any, bare: nn.Module, data: RunData
     bare.to(accelerator.device)
     optimizer = make_optimizer(bare, config.optimizer, mup_kinds(bare, config, data.shape))
     if channels_last and accelerator.device.type == "cpu" and not config.hardware.compile:
+        keep_less_(bare)
         multiply_less_(bare)
     model = torch.compile(bare) if config.hardware.compile else bare
     model, prepared_optimizer = accelerator.prepare(model, optimizer)
