@@ -30,7 +30,7 @@ LEAST_CHANNELS = 128
 LEAST_TILES = 128
 """Of a batch. With fewer, the transform of the filter does."""
 TILES_AT_ONCE = 64
-"""Images go through in parts of so many tiles, which bounds the memory that the transforms need."""
+"""Images go through in parts of so many tiles for each thread, which bounds the memory that the transforms need."""
 
 _convolution_backward = torch.ops.aten.convolution_backward.default
 
@@ -143,7 +143,7 @@ def _input_tiles(x: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Bᵀ d B of some images after the other: which ones, and (36, tiles, C)."""
     batch, channels, height, width = x.shape
     down, across = height // 4, width // 4
-    transform, images = _transforms()[0], max(1, TILES_AT_ONCE // (down * across))
+    transform, images = _transforms()[0], max(1, TILES_AT_ONCE * torch.get_num_threads() // (down * across))
     for start in range(0, batch, images):
         part = slice(start, min(batch, start + images))
         padded = F.pad(x[part].permute(0, 2, 3, 1), (0, 0, 1, 1, 1, 1))
