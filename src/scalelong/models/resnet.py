@@ -61,7 +61,8 @@ class LeanBlock(nn.Module):
     def __reduce_ex__(self, protocol: Any) -> Any:
         # By the name of diffusers' class: a class that is made when it is needed cannot be found by its own.
         _, _, *state = super().__reduce_ex__(protocol)
-        return _new_block, (type(self).__mro__[2],), *state
+        bases = type(self).__mro__
+        return _new_block, (bases[bases.index(LeanBlock) + 1],), *state
 
 
 @cache
