@@ -9,9 +9,10 @@ which takes 36 multiplications instead of 144. With many channels ⊙ is a produ
 (tiles, inputs) by (inputs, outputs). The transforms are products with small matrices as well: of the entries of a tile,
 in one row, with B ⊗ B, G ⊗ G and A ⊗ A.
 
-Rounding errors are about five times those of a direct convolution: 1e-5 of the largest output. cuDNN takes the same
-algorithm. Gradients are the same kind of products: that of the input is a convolution with the filter turned round, and
-that of the filter is Gᵀ [Σ (A Y' Aᵀ) ⊙ (Bᵀ d B)] G, the sum over all tiles.
+Rounding errors of outputs are about five times those of a direct convolution, and of the filter's gradient ten times:
+1e-5 of the largest value. cuDNN takes the same algorithm. Gradients are the same kind of products: that of the input is
+a convolution with the filter turned round, and that of the filter is Gᵀ [Σ (A Y' Aᵀ) ⊙ (Bᵀ d B)] G, the sum over all
+tiles.
 """
 
 from collections.abc import Iterator
