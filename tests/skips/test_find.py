@@ -168,6 +168,13 @@ def test_errors_say_what_to_do():
         find_skips(lambda x: x, IMAGE)  # pyright: ignore
 
 
+def test_programs_of_export_are_refused_by_name():
+    program = torch.export.export(zoo.HandWritten().eval(), IMAGE)
+    for model in (program.module(), torch.export.unflatten(program)):
+        with pytest.raises(UnsupportedModelError, match=r"torch\.export: scale the model, then export it"):
+            scale_skips_(model, "cs", IMAGE)
+
+
 class Restless(zoo.HandWritten):
     """Changes everything that a forward can change, and may fail at the end."""
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from scalelong.errors import InvalidConfigError, NoLongSkipsError
 from scalelong.models import Denoiser
+from scalelong.models.resnet import LeanBlock
 from scalelong.runs import DataShape, DiffusionConfig, HardwareConfig, TrainConfig, build_model, load_run
 from scalelong.runs.model import uses_channels_last
 from scalelong.skips import coefficients
@@ -183,6 +184,21 @@ def test_an_attached_unet_trains_resumes_and_loads(tiny, crash_at, final_state, 
     run = load_run(tmp_path / "b", trust=True)
     assert len(coefficients(run.model, torch.zeros(1, 1, 8, 8), torch.tensor([5.0]))) >= 3
     assert all(torch.equal(value, run.model.state_dict()[name]) for name, value in first.ema.items())
+
+
+@pytest.mark.parametrize("width", [16, 128])
+def test_a_unet_with_dropout_keeps_less_and_resumes(tiny, crash_at, final_state, tmp_path, width):
+    options = {**SMALL_UNET, "block_out_channels": [width, 16], "dropout": 0.3}
+    config = replace(tiny, model="unet/cifar10", model_options=options, batch_size=32, steps=4)
+    lean = []
+    note = lambda state: lean.extend(isinstance(module, LeanBlock) for module in state.bare.modules())  # noqa: E731
+    train(config, tmp_path / "a", hooks=[note])
+    assert any(lean)
+    crash_at(config, tmp_path / "b", 3)
+    train(config, tmp_path / "b")
+    first, second = final_state(tmp_path / "a"), final_state(tmp_path / "b")
+    assert all(torch.equal(value, second.model[name]) for name, value in first.model.items())
+    assert torch.equal(first.training["random"][0]["torch"], second.training["random"][0]["torch"])
 
 
 @pytest.mark.parametrize("hardware", [HardwareConfig(precision="bf16"), HardwareConfig(gradient_checkpointing=True)])

@@ -96,7 +96,7 @@ class _Block(Function):
         x, skip, *rest = ctx.saved_tensors
         weights, kept = rest[:count], rest[count:]
         if torch.is_grad_enabled():  # it will be differentiated once more
-            return None, None, *_by_autograd(partial(plain_block, numbers, factors), gradient, x, skip, *weights)
+            return None, None, *by_autograd(partial(plain_block, numbers, factors), gradient, x, skip, *weights)
         return None, None, *_backward(numbers, factors, gradient, x, skip, weights, kept, ctx.needs_input_grad[2:])
 
 
@@ -260,7 +260,7 @@ class _GatedAddition(Function):
     def backward(ctx: Any, gradient: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         x, gate, weight = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return gradient, *_by_autograd(_gated_linear, gradient, x, gate, weight)
+            return gradient, *by_autograd(_gated_linear, gradient, x, gate, weight)
         by_weight = gradient.flatten(0, -2).t() @ (x * gate).flatten(0, -2)
         by_gated = gradient @ weight
         by_gate = (by_gated * x).sum_to_size(gate.shape)
@@ -327,7 +327,7 @@ def is_untouched(parts: Sequence[nn.Module], kinds: Sequence[type[nn.Module]]) -
     return True
 
 
-def _by_autograd(function: Any, gradient: Tensor, *inputs: Tensor | None) -> tuple[Tensor | None, ...]:
+def by_autograd(function: Any, gradient: Tensor, *inputs: Tensor | None) -> tuple[Tensor | None, ...]:
     """The same gradient from the plain layers, so that it can be differentiated once more."""
     # Another tensor for each input: one that is given twice has two gradients here.
     inputs = tuple(value.view_as(value) if value is not None and value.requires_grad else value for value in inputs)
@@ -350,16 +350,16 @@ class PackedDropout(nn.Dropout):
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (torch's name)
         if not (self.training and 0 < self.p < 1 and _is_ordinary(input)):
             return super().forward(input)
-        factors = draw_factors(input, self.p)
+        factors = draw_kept(input, self.p).to(input.dtype).div_(1 - self.p)
         return input.mul_(factors) if self.inplace else input * factors
 
 
-def draw_factors(x: Tensor, p: float) -> Tensor:
-    """For each entry of x, 0 with probability p and 1 / (1 - p) otherwise; laid out in memory as x is."""
+def draw_kept(x: Tensor, p: float) -> Tensor:
+    """For each entry of x, False with probability p; laid out in memory as x is."""
     count, levels = x.numel(), 2**BITS
     numbers = torch.empty(-(-count * BITS // 64), dtype=torch.int64).random_(-(2**63), None)
     kept = numbers.view(torch.int16)[:count] >= round(p * levels) - levels // 2
-    return kept.to(x.dtype).div_(1 - p).as_strided(x.shape, x.stride())
+    return kept.as_strided(x.shape, x.stride())
 
 
 def pack_dropout_(model: nn.Module) -> None:

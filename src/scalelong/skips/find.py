@@ -45,6 +45,10 @@ def find_skips(
     host = unwrap(model)
     if not isinstance(host, nn.Module) or isinstance(host, torch.jit.ScriptModule):
         raise UnsupportedModelError(f"long skips are found in nn.Modules, not in a {type(host).__name__}")
+    if any(base.__module__.startswith("torch.export") for base in type(host).__mro__):
+        raise UnsupportedModelError(
+            "long skips are found in nn.Modules, not in a program of torch.export: scale the model, then export it"
+        )
     plan = native_plan(host)
     if plan is not None:
         return plan

@@ -23,6 +23,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from ..errors import CheckpointError, InvalidConfigError
 from ..files import in_words
 from ..models.call import Denoiser
+from ..models.resnet import keep_less_
+from ..models.winograd import multiply_less_
 from ..mup import LR_SCALE
 from ..randomness import global_state, restore_global_state, seed_global
 from ..runs.averages import AverageLength
@@ -297,6 +299,9 @@ def create(config: TrainConfig, accelerator: Any, bare: nn.Module, data: RunData
         bare = bare.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     bare.to(accelerator.device)
     optimizer = make_optimizer(bare, config.optimizer, mup_kinds(bare, config, data.shape))
+    if channels_last and accelerator.device.type == "cpu" and not config.hardware.compile:
+        keep_less_(bare)
+        multiply_less_(bare)
     model = torch.compile(bare) if config.hardware.compile else bare
     model, prepared_optimizer = accelerator.prepare(model, optimizer)
     if accelerator.scaler is None and accelerator.distributed_type.value == "NO":
