@@ -224,17 +224,12 @@ def redraw(folder: Path) -> None:
 
 def page(folder: Path) -> str:
     results = results_of(folder)
-    left = {
-        name: [method for method in place.methods if method not in results.methods(name)]
-        for name, place in PLACES.items()
-    }
-    told = "; ".join(f"{name}: {', '.join(methods)}" for name, methods in left.items() if methods)
     heads = ["figure or table", "settings", "verdict", "claims"]
     parts = [
         "# The paper's figures and tables once more: all results",
         "Written by `python -m research.again redraw` from the JSON lines beside it. Meaning: [README](README.md); "
         "rules: [plan](plan.md). Intervals of an item hold together with 90 % (Bonferroni). "
-        + (f"Of the plan was not run: {told}." if told else "All of the plan was run."),
+        + edge.run_of_plan(PLACES, results),
         "## Verdicts",
         table(heads, [edge.item_row(item, results) for item in ITEMS.values()]),
         "## Who survives",

@@ -14,7 +14,7 @@ import argparse
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -466,6 +466,13 @@ def missing(folder: Path) -> dict[str, list[str]]:
         if left or not there:
             found[name] = left
     return found
+
+
+def run_of_plan(places: Mapping[str, Place], results: Results) -> str:
+    """What a page says of the methods that were not run with all seeds."""
+    left = {name: [m for m in place.methods if m not in results.methods(name)] for name, place in places.items()}
+    told = "; ".join(f"{name}: {', '.join(methods)}" for name, methods in left.items() if methods)
+    return f"Of the plan was not run: {told}." if told else "All of the plan was run."
 
 
 def results_of(folder: Path) -> Results:

@@ -329,7 +329,7 @@ def keep(path: Path, run: Run, result: dict[str, Any]) -> None:
 
 
 def file_name(name: str) -> str:
-    return f"{name.replace(', ', '-').lower()}.jsonl"
+    return f"{name.replace(', ', '-').replace(' ', '').lower()}.jsonl"
 
 
 # Claims
@@ -439,16 +439,11 @@ def redraw(folder: Path) -> None:
 
 def page(folder: Path) -> str:
     results = results_of(folder)
-    left = {
-        name: [method for method in place.methods if method not in results.methods(name)]
-        for name, place in PLACES.items()
-    }
-    told = "; ".join(f"{name}: {', '.join(methods)}" for name, methods in left.items() if methods)
     parts = [
         "# Quality at equal steps, and length: all results",
         "Written by `python -m research.quality redraw` from the JSON lines beside it. Meaning: [README](README.md); "
         "rules: [plan](plan.md). Intervals of an item hold together with 90 % (Bonferroni). "
-        + (f"Of the plan was not run: {told}." if told else "All of the plan was run."),
+        + edge.run_of_plan(PLACES, results),
         "## Verdicts",
         table(["item", "settings", "verdict", "claims"], [item_row(item, results) for item in ITEMS]),
         "## Features",
