@@ -268,6 +268,12 @@ def index(out: Path, items: Iterable[Study]) -> str:
         "scalelong reproduce all --scale paper --dry-run     # the plan for GPUs\n```",
     ]
     if (out / STUDIES_FILE).exists():
+        parts.insert(
+            2,
+            "These have three seeds, in shallow networks at a rate that all survive. With eight, by plans that were "
+            "committed first: [the paper's own setting taken to this width, and the best one](again/README.md), "
+            "[where runs break](edge/README.md), [Fréchet distances and 10,000 steps](quality/README.md).",
+        )
         rows = json.loads((out / STUDIES_FILE).read_text(encoding="utf-8"))
         parts += [
             "## All studies",

@@ -76,14 +76,16 @@ def again_rows(folder: Path) -> Iterator[Row]:
 
 
 def paper_rows(study: str, items: Iterable[edge.Item], results: Results) -> Iterator[Row]:
-    """About CS against no scaling, and about LS alone. The pages have those against 1/√2 and the earlier looks."""
+    """About CS against no scaling, and about LS alone. The pages have those against 1/√2, the earlier looks, and those
+    that no run has numbers for.
+    """
     for item in items:
         claims = edge.claims_of(item, results)
         last = {claim.setting: claim for claim in claims if "at step" in claim.text}
         for claim in claims:
             about = "CS(0.7)" in claim.text or "LS" in claim.text.partition(":")[0] or "within" in claim.text
             earlier = claim.setting in last and claim is not last[claim.setting]
-            if about and "1/√2" not in claim.text and not earlier:
+            if about and "1/√2" not in claim.text and not earlier and len(claim.known) > 1:
                 title = item.title.partition(":")[0]
                 yield Row(study, f"{title}: {claim.text}", claim.setting, claim.interval_text(), claim.verdict_text())
 
