@@ -8,7 +8,6 @@ The rules were committed before the runs: docs/evidence/again/plan.md. Training 
 with the runs that are missing.
 """
 
-import argparse
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from research import edge, survival
+from research.commands import add_parts, parts_of, study_parser
 from research.edge import Item
 from research.pages import claims_table, document, table
 from research.reproduce import fig3, fig7
@@ -270,20 +270,13 @@ def draw_gates(results: Results, path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m research.again", description=(__doc__ or "").split("\n")[0])
-    commands = parser.add_subparsers(dest="command", required=True)
-    running = commands.add_parser("run", help="train what is missing")
-    running.add_argument("places", nargs="*", help=f"by default all: {'; '.join(PLACES)}")
-    redrawing = commands.add_parser("redraw", help="page and figures, from the JSON files alone")
-    for command in (running, redrawing):
-        command.add_argument("--folder", type=Path, default=FOLDER, help="of the results (default: %(default)s)")
+    parser, commands = study_parser("again", __doc__, FOLDER)
+    add_parts(commands["run"], PLACES)
     options = parser.parse_args()
-    if options.command == "redraw":
+    if options.command == "run":
+        run(parts_of(parser, options.parts, PLACES), options.folder)
+    else:
         redraw(options.folder)
-        return
-    if unknown := sorted(set(options.places) - set(PLACES)):
-        parser.error(f"no setting {', '.join(unknown)}; known: {', '.join(PLACES)}")
-    run(options.places or PLACES, options.folder)
 
 
 if __name__ == "__main__":

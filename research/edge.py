@@ -10,7 +10,6 @@ docs/evidence/edge/plan.md. Training and fates are those of `research.survival`.
 goes on with the runs that are missing.
 """
 
-import argparse
 import json
 import math
 from collections import defaultdict
@@ -27,6 +26,7 @@ from torch.func import functional_call
 
 from research import survival
 from research.ablations import holm
+from research.commands import add_parts, parts_of, study_parser
 from research.pages import claims_table, counts, document, table, verdict_of
 from research.reproduce.claims import (
     ABOVE_ZERO,
@@ -672,23 +672,15 @@ def draw_traces(runs: Sequence[RunRecord], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m research.edge", description=(__doc__ or "").split("\n")[0])
-    commands = parser.add_subparsers(dest="command", required=True)
-    asking = commands.add_parser("kappas", help="ask the estimators of κ")
-    running = commands.add_parser("run", help="train what is missing")
-    running.add_argument("places", nargs="*", help=f"by default all: {', '.join(ORDER)}")
-    for command in (asking, running):
-        command.add_argument("--data", type=Path, help="a folder with CIFAR-10")
-    redrawing = commands.add_parser("redraw", help="page and figures, from the JSON files alone")
-    for command in (asking, running, redrawing):
-        command.add_argument("--folder", type=Path, default=FOLDER, help="of the results (default: %(default)s)")
+    parser, commands = study_parser("edge", __doc__, FOLDER, {"kappas": "ask the estimators of κ"})
+    add_parts(commands["run"], ORDER)
+    for command in ("kappas", "run"):
+        commands[command].add_argument("--data", type=Path, help="a folder with CIFAR-10")
     options = parser.parse_args()
     if options.command == "kappas":
         ask(options.folder, options.data)
     elif options.command == "run":
-        if unknown := sorted(set(options.places) - set(ORDER)):
-            parser.error(f"no setting {', '.join(unknown)}; known: {', '.join(ORDER)}")
-        for name in options.places or ORDER:
+        for name in parts_of(parser, options.parts, ORDER):
             run(name, options.folder, options.data)
     else:
         redraw(options.folder)

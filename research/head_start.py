@@ -9,7 +9,6 @@ time: the same command goes on with the runs that are missing. Seeds of one arm 
 (`UViTStack`): each has its own weights, images, times and noise, drawn from its seed alone, so arms are paired by seed.
 """
 
-import argparse
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from torch import Tensor, nn
 
 import scalelong as sl
 from research import survival
+from research.commands import add_parts, parts_of, study_parser
 from research.edge import short
 from research.pages import document, table
 from research.reproduce.claims import Region, region_of
@@ -584,18 +584,11 @@ def draw_saved(records: Mapping[Any, Record], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m research.head_start", description=(__doc__ or "").split("\n")[0])
-    commands = parser.add_subparsers(dest="command", required=True)
-    running = commands.add_parser("run", help="train what is missing")
-    running.add_argument("parts", nargs="*", help=f"by default all: {', '.join(PARTS)}")
-    redrawing = commands.add_parser("redraw", help="page and figures, from the JSON lines alone")
-    for command in (running, redrawing):
-        command.add_argument("--folder", type=Path, default=FOLDER, help="of the results (default: %(default)s)")
+    parser, commands = study_parser("head_start", __doc__, FOLDER)
+    add_parts(commands["run"], PARTS)
     options = parser.parse_args()
     if options.command == "run":
-        if unknown := sorted(set(options.parts) - set(PARTS)):
-            parser.error(f"no part {', '.join(unknown)}; known: {', '.join(PARTS)}")
-        for part in options.parts or PARTS:
+        for part in parts_of(parser, options.parts, PARTS):
             run(part, options.folder)
     else:
         redraw(options.folder)

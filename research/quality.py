@@ -8,7 +8,6 @@ garments that come with the package. The rules were committed before the runs: d
 at any time: the same command goes on with the runs that are missing.
 """
 
-import argparse
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from research import edge, survival
+from research.commands import study_parser
 from research.pages import claims_table, counts, document, table, verdict_of
 from research.reproduce.claims import (
     ABOVE_ZERO,
@@ -566,13 +566,8 @@ def draw_length(results: Results, path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m research.quality", description=(__doc__ or "").split("\n")[0])
-    commands = parser.add_subparsers(dest="command", required=True)
-    running = commands.add_parser("run", help="train and score what is missing")
-    running.add_argument("--data", type=Path, help="a folder with CIFAR-10")
-    redrawing = commands.add_parser("redraw", help="page and figures, from the JSON files alone")
-    for command in (running, redrawing):
-        command.add_argument("--folder", type=Path, default=FOLDER, help="of the results (default: %(default)s)")
+    parser, commands = study_parser("quality", __doc__, FOLDER)
+    commands["run"].add_argument("--data", type=Path, help="a folder with CIFAR-10")
     options = parser.parse_args()
     if options.command == "run":
         run(options.folder, options.data)

@@ -8,7 +8,6 @@ time: the same command goes on with the runs that are missing. Averages, held-ou
 those of `research.head_start`, fates those of `research.survival`.
 """
 
-import argparse
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 import scalelong as sl
 from research import survival
 from research.ablations import holm
+from research.commands import study_parser
 from research.edge import short
 from research.head_start import (
     AVERAGE_EVERY,
@@ -373,13 +373,9 @@ def draw(records: Mapping[Any, Record], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m research.unets", description=(__doc__ or "").split("\n")[0])
-    commands = parser.add_subparsers(dest="command", required=True)
-    running = commands.add_parser("run", help="train what is missing")
-    running.add_argument("--high", type=float, nargs="*", choices=HIGH, help="the high rates to run (default: all)")
-    redrawing = commands.add_parser("redraw", help="page and figure, from the JSON lines alone")
-    for command in (running, redrawing):
-        command.add_argument("--folder", type=Path, default=FOLDER, help="of the results (default: %(default)s)")
+    parser, commands = study_parser("unets", __doc__, FOLDER)
+    rates: dict[str, Any] = {"type": float, "nargs": "*", "choices": HIGH}
+    commands["run"].add_argument("--high", **rates, help="the high rates to run (default: all)")
     options = parser.parse_args()
     if options.command == "run":
         run(options.folder, options.high)
