@@ -8,7 +8,7 @@ import pytest
 
 PROGRAM = """
 import sys, resource, torch
-from scalelong.models.cpu import keep_freed_memory
+from scalelong.models.allocator import keep_freed_memory
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
 for _ in range(3):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from scalelong.models import unet
-from scalelong.models.cpu import PackedDropout
+from scalelong.models.dropout import PackedDropout
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.93])

@@ -9,7 +9,7 @@ from diffusers.models.resnet import ResnetBlock2D
 from torch import nn
 
 from scalelong.models import resnet, unet
-from scalelong.models.cpu import PackedDropout
+from scalelong.models.dropout import PackedDropout
 from scalelong.models.resnet import keep_less_
 from scalelong.models.winograd import multiply_less_
 from scalelong.skips import scale_skips_

@@ -11,8 +11,8 @@ pretrained   a folder of weights with its scaling
 call         arguments, outputs and conditions of any model
 """
 
+from .allocator import keep_freed_memory
 from .call import Denoiser, call_arguments, count_parameters, evaluating, output_tensor
-from .cpu import keep_freed_memory
 from .presets import UNET_PRESETS, UVIT_PRESETS, UVIT_PUBLISHED, UNetPreset, unet
 from .pretrained import from_pretrained
 from .uvit import SkipMerge, UViT

@@ -10,7 +10,6 @@ other types of tensors, transforms, compilation) `is_ordinary` and `is_untouched
 by one.
 """
 
-import ctypes
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -334,64 +333,3 @@ def by_autograd(function: Any, gradient: Tensor, *inputs: Tensor | None) -> tupl
     wanted = [value for value in inputs if value is not None and value.requires_grad]
     found = iter(torch.autograd.grad(function(*inputs), wanted, gradient, create_graph=True))
     return tuple(next(found) if value is not None and value.requires_grad else None for value in inputs)
-
-
-# Dropout that draws fewer random numbers, for training on a CPU.
-#
-# torch draws one number there for each entry, one after the other. Here one number decides about four entries.
-
-BITS = 16
-"""For each entry: a probability is rounded to a multiple of 1 / 65536."""
-
-
-class PackedDropout(nn.Dropout):
-    """nn.Dropout, but on a CPU with other random numbers."""
-
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (torch's name)
-        if not (self.training and 0 < self.p < 1 and _is_ordinary(input)):
-            return super().forward(input)
-        factors = draw_kept(input, self.p).to(input.dtype).div_(1 - self.p)
-        return input.mul_(factors) if self.inplace else input * factors
-
-
-def draw_kept(x: Tensor, p: float) -> Tensor:
-    """For each entry of x, False with probability p; laid out in memory as x is."""
-    count, levels = x.numel(), 2**BITS
-    numbers = torch.empty(-(-count * BITS // 64), dtype=torch.int64).random_(-(2**63), None)
-    kept = numbers.view(torch.int16)[:count] >= round(p * levels) - levels // 2
-    return kept.as_strided(x.shape, x.stride())
-
-
-def pack_dropout_(model: nn.Module) -> None:
-    """Exchange the dropouts of a network."""
-    for module in model.modules():
-        for name, child in module.named_children():
-            if type(child) is nn.Dropout:
-                setattr(module, name, PackedDropout(child.p, child.inplace).train(child.training))
-
-
-def _is_ordinary(x: Tensor) -> bool:
-    dense = x.is_contiguous() or (x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last))
-    return type(x) is Tensor and x.device.type == "cpu" and dense and not torch.compiler.is_compiling()
-
-
-# Memory that a step frees and the next one takes again
-
-# Names of glibc's malloc.h.
-M_TRIM_THRESHOLD = -1
-M_MMAP_THRESHOLD = -3
-LARGEST = 2**31 - 1
-
-
-def keep_freed_memory() -> bool:
-    """For loops on a CPU: keep what a step frees for the next one; False where the C library is not glibc.
-
-    Call it once, before the first step; it holds for the whole process. `scalelong train` does so itself. A step
-    allocates the same large tensors again and again. By default, glibc takes each from the system and gives it back:
-    the system must clear every page, and each time one thread gives memory back, the others wait.
-    """
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError, TypeError):
-        return False
-    return bool(mallopt(M_MMAP_THRESHOLD, 2**30) and mallopt(M_TRIM_THRESHOLD, LARGEST))

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from ..errors import AlreadyScaledError, InvalidConfigError
 from ..optional import needs
 from ..scaling.baselines import ResidualBranch, ResidualSpec, validate_residual
-from .cpu import pack_dropout_
+from .dropout import pack_dropout_
 
 _SIZES: dict[str, dict[str, Any]] = {
     "small": {"dim": 512, "depth": 12, "heads": 8},

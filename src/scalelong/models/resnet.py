@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import Function
 
-from .cpu import PackedDropout, by_autograd, draw_kept, is_ordinary, is_untouched
+from .cpu import by_autograd, is_ordinary, is_untouched
+from .dropout import PackedDropout, draw_kept
 from .winograd import WinogradConv2d, convolve, convolve_backward, is_three_by_three
 
 _silu_backward_ = torch.ops.aten.silu_backward.grad_input

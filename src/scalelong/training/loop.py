@@ -30,8 +30,8 @@ from ..data import Batch, batches
 from ..diffusion.inputs import DataOrder, Examples, split_batch
 from ..errors import CheckpointError, CollapseError, DataWorkerError, NonFiniteError, RunFolderError
 from ..files import in_words, read_bytes
+from ..models.allocator import keep_freed_memory
 from ..models.call import Denoiser
-from ..models.cpu import keep_freed_memory
 from ..noise import LEVELS, NoiseProcess, loss_weights, losses, mean_square, noise_levels, target
 from ..runs.adapters import add_adapters_
 from ..runs.averages import forget_snapshots_after, is_snapshot, shares, write_snapshot

@@ -21,8 +21,8 @@ import torch
 from ..console import duration
 from ..data import ImageData, load_data, require_both_sides
 from ..errors import InvalidConfigError, MixedSizesError
+from ..models.allocator import keep_freed_memory
 from ..models.call import Denoiser
-from ..models.cpu import keep_freed_memory
 from ..noise import NoiseProcess, losses
 from ..runs.config import TrainConfig, seconds_of, with_values
 from ..runs.model import DataShape, Log, build_model, uses_channels_last
