@@ -49,7 +49,7 @@ def calls(monkeypatch) -> list[bool]:
     found = []
     real = fused.fused_block
     monkeypatch.setattr(
-        "scalelong.models.uvit.fused_block", lambda *args: (found.append(args[1] is not None), real(*args))[1]
+        "scalelong.models.uvit.fused_block", lambda *args: (found.append(len(args) > 2), real(*args))[1]
     )
     return found
 
@@ -103,7 +103,7 @@ def test_features_that_are_not_contiguous(path):
 def test_the_paths_are_the_reference():
     module = block()
     x, skip = torch.randn(3, 5, 12), torch.randn(3, 5, 12)
-    numbers = (3, 1e-5, 1e-5, 1.0, 1.0)
+    numbers = fused.Numbers(3, 1e-5, 1e-5, 1.0, 1.0)
     attention, mlp = module.attention, module.mlp
     assert module.merge is not None
     layers = (
@@ -158,6 +158,126 @@ def test_frozen_layers(path):
         module(x, x, UNSCALED).sum().backward()
     torch.testing.assert_close(ours, module.mlp.reduce.weight.grad)
     assert module.mlp.expand.weight.grad is None
+
+
+def network(**options) -> UViT:
+    torch.manual_seed(0)
+    model = UViT(**{"image_size": 8, "patch_size": 2, "channels": 1, "dim": 16, "depth": 4, "heads": 2, **options})
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+def rows(monkeypatch) -> list[int]:
+    """How many blocks each call of a row has had."""
+    found = []
+    real = fused.fused_blocks
+    monkeypatch.setattr(
+        "scalelong.models.uvit.fused_blocks", lambda *args: (found.append(len(args[0])), real(*args))[1]
+    )
+    return found
+
+
+def gradients(model: UViT, images: int = 3):
+    torch.manual_seed(1)
+    x = torch.randn(images, 1, 8, 8, requires_grad=True)
+    output = model(x, torch.rand(images) * 999)
+    return output, torch.autograd.grad(output.square().sum(), [x, *model.parameters()])
+
+
+@pytest.mark.parametrize("images", [3, 40])  # 6 sequences, and 80
+@pytest.mark.parametrize("scaling", ["none", "cs", "ls", "ls:module=scalar", "uniform", "mp", "norm"])
+@pytest.mark.parametrize("options", [{}, {"qkv_bias": True, "residual_scaling": 0.3}, {"merge_norm": True}])
+def test_a_row_of_blocks_is_its_layers(images, scaling, options, monkeypatch):
+    model, called = network(scaling=scaling, **options), rows(monkeypatch)
+    ours = gradients(model, images)
+    assert called == ([3] if "merge_norm" in options else [3, 2])
+    with layer_by_layer():
+        torch.testing.assert_close(ours, gradients(model, images), rtol=1e-4, atol=2e-4)
+
+
+def test_the_gradient_of_a_row_can_be_differentiated(monkeypatch):
+    model, called = network(scaling="cs"), rows(monkeypatch)
+    x, t = torch.randn(2, 1, 8, 8, requires_grad=True), torch.rand(2)
+
+    def second():
+        (first,) = torch.autograd.grad(model(x, t).square().sum(), x, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), [x, *model.parameters()], allow_unused=True)
+
+    ours = second()
+    assert called == [3, 2]
+    with sdpa_kernel(SDPBackend.MATH):
+        plain = second()
+    for one, other in zip(ours, plain, strict=True):
+        one, other = (torch.zeros(1) if value is None else value for value in (one, other))
+        torch.testing.assert_close(one, other, rtol=2e-3, atol=2e-3 * float(other.abs().max()))
+
+
+def test_outputs_of_a_row_that_nobody_uses():
+    model = network()
+    blocks = [block.fused() for block in model.encoder if isinstance(block, Block)]
+    x = torch.randn(3, 17, 16, requires_grad=True)
+    first, _ = fused.fused_blocks(blocks, x)  # pyright: ignore[reportArgumentType]
+    first.sum().backward()
+    assert x.grad is not None
+    assert all(parameter.grad is None for parameter in model.encoder[1].parameters())
+    ours = x.grad.clone()
+    x.grad = None
+    with layer_by_layer():
+        model.encoder[0](x).sum().backward()
+    torch.testing.assert_close(ours, x.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_a_row_steps_aside_for_whoever_would_notice(monkeypatch):
+    model, called = network(), rows(monkeypatch)
+    x, t = torch.randn(2, 1, 8, 8), torch.rand(2)
+
+    def made():
+        called.clear()
+        model(x, t)
+        return called[:]
+
+    assert made() == [3, 2]
+    seen = []
+    handle = model.encoder[1].register_forward_hook(lambda *_: seen.append(1))
+    assert made() == [2]
+    assert seen == [1]
+    handle.remove()
+    handle = model.decoder[0].register_full_backward_hook(lambda *_: None)
+    assert made() == [3]
+    handle.remove()
+    model.decoder[1].requires_grad_(False)  # nothing before it is asked for gradients that it need not have
+    assert made() == [3]
+    model.requires_grad_(True)
+    model.enable_gradient_checkpointing()
+    assert made() == []
+    model.disable_gradient_checkpointing()
+    with torch.no_grad():
+        assert made() == []
+    monkeypatch.setattr(fused, "LARGE", 0)
+    assert made() == []
+
+
+@pytest.mark.parametrize("products", [True, False])
+def test_attention_is_torchs(products, monkeypatch):
+    monkeypatch.setattr(fused, "_products_are_faster", lambda *_: products)
+    module = block()
+    ours = values(module, UNSCALED, shape=(4, 9, 12))
+    with layer_by_layer():
+        torch.testing.assert_close(ours, values(module, UNSCALED, shape=(4, 9, 12)), rtol=2e-5, atol=5e-5)
+
+
+def test_attention_of_large_scores():
+    """Its softmax subtracts the largest score first."""
+    module = block()
+    with torch.no_grad():
+        module.attention.qkv.weight *= 100
+    ours = values(module, UNSCALED, shape=(8, 9, 12))
+    assert fused._products_are_faster(torch.empty(8, 9, 12), 3)
+    with layer_by_layer():
+        plain = values(module, UNSCALED, shape=(8, 9, 12))
+    torch.testing.assert_close(ours[0], plain[0], rtol=1e-3, atol=1e-3)
+    assert all(gradient.isfinite().all() for gradient in ours[1])
 
 
 def test_it_steps_aside_for_whoever_would_notice(monkeypatch):

@@ -1,9 +1,12 @@
-"""A transformer block for float32 on a CPU: the operations of its layers, with fewer calls around them.
+"""Transformer blocks for float32 on a CPU: the operations of their layers, with fewer calls around them.
 
-In a small network most of a step is not arithmetic: modules call modules, and autograd makes a node for every view. So
-small blocks (`_small_block`) call the operations themselves, on matrices. Large blocks (`_Block`) are one node of
-autograd each, whose gradients are added in place, and which keeps less: the outputs of norms and GELU are computed
-again from their inputs, which are kept anyway. So a block keeps a third less.
+In a small network most of a step is not arithmetic: modules call modules, and autograd makes a node for every operation
+and every view. So `fused_blocks` calls the operations themselves, on matrices, and is one node of autograd, whose
+backward pass is written out below: for one block, or for a row of them. It knows two sizes.
+
+- Small blocks keep whatever the backward pass needs, and a whole row of them is one node.
+- Large blocks are nodes of their own, so that each is forgotten as soon as its gradient is there, and keep less: the
+  outputs of norms and GELU are computed again from their inputs, which are kept anyway. So a block keeps a third less.
 
 All compute what the layers compute; `plain_block` is the reference. Where somebody would notice (hooks, adapters,
 other types of tensors, transforms, compilation) `is_ordinary` and `is_untouched` say no, and the layers are called one
@@ -12,7 +15,7 @@ by one.
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -31,189 +34,324 @@ _attend_backward: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_atten
 _attend_backward = _attend and getattr(_attend_backward, "default", None)
 _norm_backward = torch.ops.aten.native_layer_norm_backward.default
 _gelu_backward_ = torch.ops.aten.gelu_backward.grad_input
+_softmax_backward = torch.ops.aten._softmax_backward_data.default
 
 
-Numbers = tuple[int, float, float, float, float]
-"""Heads; ε of the norms before attention and MLP; τ by which their branches are multiplied before they are added."""
+class Numbers(NamedTuple):
+    """What a block has besides weights."""
+
+    heads: int
+    eps1: float
+    """ε of the norm before the attention."""
+    eps2: float
+    tau1: float
+    """By this the attention's branch is multiplied before it is added."""
+    tau2: float
 
 
-def fused_block(
-    x: Tensor,
-    skip: Tensor | None,
-    factors: tuple[float, float],
-    merge: Mapping[str, Any],
-    numbers: Numbers,
-    layers: Sequence[Mapping[str, Any]],
-) -> Tensor:
-    """A block as one call: x, perhaps merged with a skip, + τ attention(norm(x)), + τ mlp(norm(x)); all (B, L, D).
+class FusedBlock(NamedTuple):
+    """A block as `fused_blocks` takes it: numbers, and weight and bias of each layer.
 
-    `merge` has the parameters of the merge, whose operands are multiplied by `factors`; `layers` has those of both
-    norms, of queries, keys and values, the attention's output, the MLP's expansion and reduction.
+    The layers are the merge, if it has one, both norms, queries, keys and values, the attention's output, the MLP's
+    expansion and reduction.
     """
-    weights = [layer[name] for layer in (merge, *layers) if layer for name in ("weight", "bias")]
-    if x.numel() >= LARGE and torch.is_grad_enabled():
-        return _Block.apply(numbers, factors, x, skip, *weights)  # pyright: ignore[reportReturnType]
-    return _small_block(numbers, factors, x, skip, weights)
+
+    numbers: Numbers
+    weights: Sequence[Any]
+
+    @classmethod
+    def of(cls, numbers: Numbers, layers: Sequence[Mapping[str, Any]]) -> "FusedBlock":
+        """From the parameters of the layers."""
+        return cls(numbers, [layer[name] for layer in layers for name in ("weight", "bias")])
 
 
-def _small_block(
-    numbers: Numbers, factors: tuple[float, float], x: Tensor, skip: Tensor | None, weights: Sequence[Any]
-) -> Tensor:
-    """By torch's own nodes, but as few as there can be: all on matrices (B L, D), without views of them in between."""
-    heads, eps1, eps2, tau1, tau2 = numbers
-    scale1, shift1, scale2, shift2, qkv_weight, qkv_bias, out, out_bias, expand, expand_bias, reduce, reduce_bias = (
-        weights[-12:]
-    )
-    shape = batch, length, dim = x.shape
-    x = x.reshape(-1, dim)
-    if skip is not None:
-        x = merge_features(x, skip.reshape(-1, dim), factors, weights[0], weights[1])
-    normed = torch.native_layer_norm(x, (dim,), scale1, shift1, eps1)[0]
-    qkv = F.linear(normed, qkv_weight, qkv_bias).view(batch, length, 3, heads, -1)
-    attended = _attend(*qkv.permute(2, 0, 3, 1, 4).unbind(0))[0]
-    branch = F.linear(attended.transpose(1, 2).reshape(-1, dim), out, out_bias)
-    x = branch.add_(x) if tau1 == 1.0 else torch.add(x, branch, alpha=tau1)
-    normed = torch.native_layer_norm(x, (dim,), scale2, shift2, eps2)[0]
-    branch = F.linear(F.gelu(F.linear(normed, expand, expand_bias)), reduce, reduce_bias)
-    x = branch.add_(x) if tau2 == 1.0 else torch.add(x, branch, alpha=tau2)
-    return x.view(shape)
+Factors = tuple[float, float]
+"""By these both operands of a merge are multiplied."""
 
 
-class _Block(Function):
+def fused_block(block: FusedBlock, x: Tensor, skip: Tensor | None = None, factors: Factors = (1.0, 1.0)) -> Tensor:
+    """x, perhaps merged with a skip, + τ attention(norm(x)), + τ mlp(norm(x)); all (B, L, D)."""
+    skips = () if skip is None else (skip,)
+    if torch.is_grad_enabled():
+        return _apply([block], x, skips, [factors], keeps=is_small(x))[-1]
+    products = torch.get_num_threads() > 1 and _products_are_faster(x, block.numbers.heads)
+    rows = [each.reshape(-1, x.shape[-1]) for each in (x, *skips)]
+    way = _Way(x.shape, keeps=is_small(x), products=products)
+    return _forward(way, block.numbers, factors, rows[0], rows[-1] if skips else None, block.weights)[0].view(x.shape)
+
+
+def fused_blocks(
+    blocks: Sequence[FusedBlock], x: Tensor, skips: Sequence[Tensor] = (), factors: Sequence[Factors] = ()
+) -> tuple[Tensor, ...]:
+    """The output of each block, one after the other, as one node. With skips each merges one of them first.
+
+    For small features that will be differentiated: all blocks are remembered until the last gradient is there.
+    """
+    return _apply(blocks, x, skips, factors or [(1.0, 1.0)] * len(blocks), keeps=True)
+
+
+def _apply(
+    blocks: Sequence[FusedBlock], x: Tensor, skips: Sequence[Tensor], factors: Sequence[Factors], *, keeps: bool
+) -> tuple[Tensor, ...]:
+    heads = blocks[0].numbers.heads
+    # Products keep the attention's weights, L for each token and head. Large blocks have no room for many of them.
+    products = _products_are_faster(x, heads) and (keeps or heads * x.shape[1] <= x.shape[2])
+    way = _Way(x.shape, keeps, products)
+    weights = [value for block in blocks for value in block.weights]
+    numbers = [block.numbers for block in blocks]
+    return _Blocks.apply(way, numbers, factors, x, *skips, *weights)  # pyright: ignore[reportReturnType]
+
+
+class _Way(NamedTuple):
+    """How blocks are computed."""
+
+    shape: Sequence[int]
+    """Of the features: (B, L, D)."""
+    keeps: bool
+    """Whether the outputs of norms, GELU and concatenations are kept."""
+    products: bool
+    """Whether the attention is made of batched products, and not torch's kernel for long sequences."""
+
+
+class _Blocks(Function):
     @staticmethod
-    def forward(
-        ctx: Any, numbers: Numbers, factors: tuple[float, float], x: Tensor, skip: Tensor | None, *weights: Any
-    ):
-        output, kept = _forward(numbers, factors, x, skip, weights)
-        ctx.settings = numbers, factors, len(weights)
-        ctx.save_for_backward(x, skip, *weights, *kept)
-        return output
+    def forward(ctx: Any, way: _Way, numbers: Sequence[Numbers], factors: Sequence[Factors], x: Tensor, *rest: Any):
+        blocks = len(numbers)
+        skips, weights = _split(rest, blocks)
+        stream, outputs, kept = x.reshape(-1, way.shape[2]), [], []
+        for i in range(blocks):
+            skip = skips[i].reshape(-1, way.shape[2]) if skips else None
+            stream, own = _forward(way, numbers[i], factors[i], stream, skip, weights[i])
+            outputs.append(stream.view(way.shape))
+            kept += own
+        ctx.settings = way, numbers, factors
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, *rest, *kept)
+        return tuple(outputs)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
-        numbers, factors, count = ctx.settings
-        x, skip, *rest = ctx.saved_tensors
-        weights, kept = rest[:count], rest[count:]
+    def backward(ctx: Any, *gradients: Tensor | None):  # pyright: ignore[reportIncompatibleMethodOverride]
+        way, numbers, factors = ctx.settings
+        blocks, count = len(numbers), len(ctx.needs_input_grad) - 4
+        x, *saved = ctx.saved_tensors
+        rest, kept = saved[:count], saved[count:]
         if torch.is_grad_enabled():  # it will be differentiated once more
-            return None, None, *by_autograd(partial(plain_block, numbers, factors), gradient, x, skip, *weights)
-        return None, None, *_backward(numbers, factors, gradient, x, skip, weights, kept, ctx.needs_input_grad[2:])
+            given = [i for i in range(blocks) if gradients[i] is not None]
+            function = partial(plain_blocks, numbers, factors, given)
+            return None, None, None, *by_autograd(function, [gradients[i] for i in given], x, *rest)
+        skips, weights = _split(rest, blocks)
+        need_skips, needed = _split(ctx.needs_input_grad[4:], blocks)
+        by_skips, by_weights, by_x = [], [], None
+        for i in reversed(range(blocks)):
+            # The gradient of what this block gives: to the next block, and to whoever took it besides.
+            gradient = gradients[i]
+            gradient = None if gradient is None else gradient.reshape(-1, way.shape[2])
+            if by_x is not None:
+                gradient = by_x if gradient is None else gradient + by_x
+            if gradient is None:
+                by_skips[:0], by_weights[:0] = [None] * bool(skips), [None] * len(weights[i])
+                continue
+            need = (i > 0 or ctx.needs_input_grad[3], bool(skips) and need_skips[i], *needed[i])
+            sources = (x.reshape(gradient.shape), skips[i].reshape(gradient.shape)) if skips else None
+            own = kept[KEPT * i : KEPT * (i + 1)]
+            by_x, by_skip, *found = _backward(way, numbers[i], factors[i], gradient, sources, weights[i], own, need)
+            by_skips[:0] = [None if by_skip is None else by_skip.reshape(way.shape)] if skips else []
+            by_weights[:0] = found
+        by_x = None if by_x is None else by_x.reshape(way.shape)
+        return None, None, None, by_x, *by_skips, *by_weights
+
+
+def _split(values: Sequence[Any], blocks: int) -> tuple[Sequence[Any], list[Sequence[Any]]]:
+    """Skips, or whatever is said of them, one for each block or none; and the weights of each block."""
+    count = blocks * (len(values) // blocks % 2)  # a block has an even number of weights
+    size = (len(values) - count) // blocks
+    return values[:count], [values[count + size * i : count + size * (i + 1)] for i in range(blocks)]
+
+
+KEPT = 14
+"""Entries that `_forward` keeps of a block."""
 
 
 def _forward(
-    numbers: Numbers,
-    factors: tuple[float, float],
-    x: Tensor,
-    skip: Tensor | None,
-    weights: Sequence[Any],
+    way: _Way, numbers: Numbers, factors: Factors, x: Tensor, skip: Tensor | None, weights: Sequence[Any]
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-    """The output, and what the backward pass needs and cannot compute again at once."""
+    """The output, and what the backward pass needs. All features are matrices (B L, D)."""
     heads, eps1, eps2, tau1, tau2 = numbers
     scale1, shift1, scale2, shift2, qkv_weight, qkv_bias, out, out_bias, expand, expand_bias, reduce, reduce_bias = (
         weights[-12:]
     )
-    batch, length, dim = x.shape
-    stream = x.reshape(-1, dim)
-    merged = None
-    if skip is not None:
+    dim, both = (way.shape[2],), None
+    if skip is not None and way.keeps:
+        both = _concatenated(x, skip, factors)
+        x = F.linear(both, weights[0], weights[1])
+    elif skip is not None:
         weight = weights[0].t()
-        merged = torch.addmm(weights[1], stream, weight[:dim], alpha=factors[0])
-        stream = merged.addmm_(skip.reshape(-1, dim), weight[dim:], alpha=factors[1])
-    normed, mean1, deviation1 = torch.native_layer_norm(stream, (dim,), scale1, shift1, eps1)
-    qkv = F.linear(normed, qkv_weight, qkv_bias)
-    q, k, v = qkv.view(batch, length, 3, heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
-    attended, logs = _attend(q, k, v)
-    branch = F.linear(attended.transpose(1, 2).reshape(-1, dim), out, out_bias)
-    middle = branch.add_(stream) if tau1 == 1.0 else torch.add(stream, branch, alpha=tau1)
-    normed, mean2, deviation2 = torch.native_layer_norm(middle, (dim,), scale2, shift2, eps2)
-    hidden = F.linear(normed, expand, expand_bias)
-    branch = F.linear(F.gelu(hidden), reduce, reduce_bias)
+        merged = torch.addmm(weights[1], x, weight[: dim[0]], alpha=factors[0])
+        x = merged.addmm_(skip, weight[dim[0] :], alpha=factors[1])
+    normed1, mean1, deviation1 = torch.native_layer_norm(x, dim, scale1, shift1, eps1)
+    attended, remembered = _attention(way, heads, F.linear(normed1, qkv_weight, qkv_bias))
+    branch = F.linear(attended, out, out_bias)
+    middle = branch.add_(x) if tau1 == 1.0 else torch.add(x, branch, alpha=tau1)
+    normed2, mean2, deviation2 = torch.native_layer_norm(middle, dim, scale2, shift2, eps2)
+    hidden = F.linear(normed2, expand, expand_bias)
+    active = F.gelu(hidden)
+    branch = F.linear(active, reduce, reduce_bias)
     output = branch.add_(middle) if tau2 == 1.0 else torch.add(middle, branch, alpha=tau2)
-    kept = (merged, mean1, deviation1, qkv, attended, logs, middle, mean2, deviation2, hidden)
-    return output.view(batch, length, dim), kept
+    again = (normed1, normed2, active) if way.keeps else (None, None, None)
+    return output, (both, x, mean1, deviation1, *remembered, middle, mean2, deviation2, hidden, *again)
 
 
 def _backward(
+    way: _Way,
     numbers: Numbers,
-    factors: tuple[float, float],
+    factors: Factors,
     gradient: Tensor,
-    x: Tensor,
-    skip: Tensor | None,
+    sources: tuple[Tensor, Tensor] | None,
     weights: Sequence[Any],
     kept: Sequence[Any],
-    needed: Sequence[bool],
+    need: Sequence[bool],
 ) -> list[Tensor | None]:
-    """The gradients of x, of the skip and of the weights."""
+    """The gradients of x, of the skip and of the weights. `sources` are x and the skip, if there was a merge."""
     heads, eps1, eps2, tau1, tau2 = numbers
     scale1, shift1, scale2, shift2, qkv_weight, _, out, _, expand, _, reduce, _ = weights[-12:]
-    merged, mean1, deviation1, qkv, attended, logs, middle, mean2, deviation2, hidden = kept
-    batch, length, dim = x.shape
-    need = needed[-12:]
-    stream = x.reshape(-1, dim) if merged is None else merged
-    gradient = gradient.reshape(-1, dim)
+    both, x, mean1, deviation1, *remembered, middle, mean2, deviation2, hidden, normed1, normed2, active = kept
+    dim = (way.shape[2],)
+    need_layers = need[-12:]
 
     # The MLP
     by_branch = gradient if tau2 == 1.0 else gradient * tau2
+    active = F.gelu(hidden) if active is None else active
+    by_reduce = torch.mm(by_branch.t(), active) if need_layers[10] else None
+    by_reduce_bias = by_branch.sum(0) if need_layers[11] else None
+    del active
     by_hidden = torch.mm(by_branch, reduce)
     _gelu_backward_(by_hidden, hidden, grad_input=by_hidden)
-    by_normed = torch.mm(by_hidden, expand)
+    if normed2 is None:
+        normed2 = torch.native_layer_norm(middle, dim, scale2, shift2, eps2)[0]
+    by_expand = torch.mm(by_hidden.t(), normed2) if need_layers[8] else None
+    by_expand_bias = by_hidden.sum(0) if need_layers[9] else None
+    del normed2
     by_middle, by_scale2, by_shift2 = _norm_backward(
-        by_normed, middle, [dim], mean2, deviation2, scale2, shift2, [True, need[2], need[3]]
+        torch.mm(by_hidden, expand), middle, dim, mean2, deviation2, scale2, shift2, (True, *need_layers[2:4])
     )
     by_middle.add_(gradient)
-    normed = torch.native_layer_norm(middle, (dim,), scale2, shift2, eps2)[0]
-    mlp = (
-        torch.mm(by_hidden.t(), normed) if need[8] else None,
-        by_hidden.sum(0) if need[9] else None,
-        torch.mm(by_branch.t(), F.gelu(hidden)) if need[10] else None,
-        by_branch.sum(0) if need[11] else None,
-    )
-    del normed, by_hidden
+    del by_hidden
 
     # The attention
     by_branch = by_middle if tau1 == 1.0 else by_middle * tau1
-    by_attended = torch.mm(by_branch, out).view(batch, length, heads, -1).transpose(1, 2)
-    q, k, v = qkv.view(batch, length, 3, heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
-    parts = _attend_backward(by_attended, q, k, v, attended, logs, 0.0, False)
-    by_qkv = torch.cat([part.transpose(1, 2).reshape(-1, dim) for part in parts], dim=1)
-    by_normed = torch.mm(by_qkv, qkv_weight)
-    by_stream, by_scale1, by_shift1 = _norm_backward(
-        by_normed, stream, [dim], mean1, deviation1, scale1, shift1, [True, need[0], need[1]]
+    by_out = torch.mm(by_branch.t(), _attended(way, remembered)) if need_layers[6] else None
+    by_out_bias = by_branch.sum(0) if need_layers[7] else None
+    by_qkv = _attention_backward(way, heads, torch.mm(by_branch, out), remembered)
+    if normed1 is None:
+        normed1 = torch.native_layer_norm(x, dim, scale1, shift1, eps1)[0]
+    by_qkv_weight = torch.mm(by_qkv.t(), normed1) if need_layers[4] else None
+    by_qkv_bias = by_qkv.sum(0) if need_layers[5] else None
+    del normed1
+    by_x, by_scale1, by_shift1 = _norm_backward(
+        torch.mm(by_qkv, qkv_weight), x, dim, mean1, deviation1, scale1, shift1, (True, *need_layers[:2])
     )
-    by_stream.add_(by_middle)
-    normed = torch.native_layer_norm(stream, (dim,), scale1, shift1, eps1)[0]
-    joined = attended.transpose(1, 2).reshape(-1, dim)
-    attention = (
-        torch.mm(by_qkv.t(), normed) if need[4] else None,
-        by_qkv.sum(0) if need[5] else None,
-        torch.mm(by_branch.t(), joined) if need[6] else None,
-        by_branch.sum(0) if need[7] else None,
-    )
-    found = [by_scale1, by_shift1, by_scale2, by_shift2, *attention, *mlp]
+    by_x.add_(by_middle)
+    found = [by_scale1, by_shift1, by_scale2, by_shift2, by_qkv_weight, by_qkv_bias, by_out, by_out_bias]
+    found += [by_expand, by_expand_bias, by_reduce, by_reduce_bias]
 
     # The merge
-    if skip is None:
-        return [by_stream.view_as(x), None, *found]
-    main_part, skip_part = weights[0][:, :dim], weights[0][:, dim:]
+    if sources is None:
+        return [by_x, None, *found]
+    need_x, need_skip, need_weight, need_bias = need[:4]
+    by_bias = by_x.sum(0) if need_bias else None
+    if both is not None:
+        by_weight = torch.mm(by_x.t(), both) if need_weight else None
+        by_main, by_skip = torch.mm(by_x, weights[0]).split(dim[0], dim=1)
+        return [_times(by_main, factors[0]), _times(by_skip, factors[1]), by_weight, by_bias, *found]
     by_weight = None
-    if needed[2]:
-        by_weight, transposed = torch.empty_like(weights[0]), by_stream.t()
-        torch.mm(transposed, x.reshape(-1, dim), out=by_weight[:, :dim])
-        torch.mm(transposed, skip.reshape(-1, dim), out=by_weight[:, dim:])
-        _times_(by_weight[:, :dim], factors[0])
-        _times_(by_weight[:, dim:], factors[1])
-    by_x = _times_(torch.mm(by_stream, main_part), factors[0]).view_as(x) if needed[0] else None
-    by_skip = _times_(torch.mm(by_stream, skip_part), factors[1]).view_as(skip) if needed[1] else None
-    return [by_x, by_skip, by_weight, by_stream.sum(0) if needed[3] else None, *found]
+    if need_weight:
+        by_weight, transposed = torch.empty_like(weights[0]), by_x.t()
+        for source, factor, part in zip(sources, factors, by_weight.split(dim[0], dim=1), strict=True):
+            torch.mm(transposed, source, out=part)
+            _times_(part, factor)
+    parts = weights[0].split(dim[0], dim=1)
+    by_main = _times_(torch.mm(by_x, parts[0]), factors[0]) if need_x else None
+    by_skip = _times_(torch.mm(by_x, parts[1]), factors[1]) if need_skip else None
+    return [by_main, by_skip, by_weight, by_bias, *found]
+
+
+def _times(x: Tensor, factor: float) -> Tensor:
+    return x if factor == 1.0 else x * factor
 
 
 def _times_(x: Tensor, factor: float) -> Tensor:
     return x if factor == 1.0 else x.mul_(factor)
 
 
-def plain_block(
-    numbers: Numbers, factors: tuple[float, float], x: Tensor, skip: Tensor | None, *weights: Any
-) -> Tensor:
-    """What `fused_block` computes, by torch's own layers."""
+def _concatenated(main: Tensor, skip: Tensor, factors: Factors) -> Tensor:
+    return torch.cat((_times(main, factors[0]), _times(skip, factors[1])), 1)
+
+
+# Attention, from (B L, 3 D) to (B L, D). torch's kernel goes through the images and heads one by one, in tiles that are
+# made for long sequences. Many short ones are faster as batched products, most of all on several cores.
+
+
+def _products_are_faster(x: Tensor, heads: int) -> bool:
+    """By the size alone (`scalelong bench network`)."""
+    batch, length, _ = x.shape
+    return batch * heads >= 16 and length <= 128 and batch * heads * length**2 <= 2**20
+
+
+def _attention(way: _Way, heads: int, qkv: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+    """What is attended to, and what the backward pass needs."""
+    batch, length, dim = way.shape
+    qkv = qkv.view(batch, length, 3, heads, -1).permute(2, 0, 3, 1, 4)
+    if not way.products:
+        attended, logs = _attend(*qkv.unbind(0))
+        return attended.transpose(1, 2).reshape(-1, dim), (qkv, attended, logs)
+    # softmax(Q K^T / √d) V
+    qkv = qkv.reshape(3, batch * heads, length, -1)
+    q, k, v = qkv.unbind(0)
+    shares = q.new_empty(batch * heads, length, length)
+    torch.baddbmm(shares, q, k.transpose(1, 2), beta=0, alpha=q.shape[2] ** -0.5, out=shares)
+    shares = torch.softmax(shares, -1)
+    attended = torch.bmm(shares, v).view(batch, heads, length, -1).transpose(1, 2).reshape(-1, dim)
+    return attended, (qkv, attended, shares)
+
+
+def _attended(way: _Way, remembered: Sequence[Tensor]) -> Tensor:
+    attended = remembered[1]
+    return attended if way.products else attended.transpose(1, 2).reshape(-1, way.shape[2])
+
+
+def _attention_backward(way: _Way, heads: int, gradient: Tensor, remembered: Sequence[Tensor]) -> Tensor:
+    batch, length, dim = way.shape
+    qkv, attended, shares = remembered
+    q, k, v = qkv.unbind(0)
+    gradient = gradient.view(batch, length, heads, -1).transpose(1, 2)
+    if not way.products:
+        parts = _attend_backward(gradient, q, k, v, attended, shares, 0.0, False)
+        return torch.cat([part.transpose(1, 2).reshape(-1, dim) for part in parts], dim=1)
+    gradient, scale = gradient.reshape(v.shape), q.shape[2] ** -0.5
+    found = torch.empty_like(qkv)
+    by_q, by_k, by_v = found.unbind(0)
+    torch.bmm(shares.transpose(1, 2), gradient, out=by_v)
+    by_scores = _softmax_backward(torch.bmm(gradient, v.transpose(1, 2)), shares, -1, shares.dtype)
+    torch.baddbmm(by_q, by_scores, k, beta=0, alpha=scale, out=by_q)
+    torch.baddbmm(by_k, by_scores.transpose(1, 2), q, beta=0, alpha=scale, out=by_k)
+    return found.view(3, batch, heads, length, -1).permute(1, 3, 0, 2, 4).reshape(-1, 3 * dim)
+
+
+# The same by torch's own layers
+
+
+def plain_blocks(
+    numbers: Sequence[Numbers], factors: Sequence[Factors], wanted: Sequence[int], x: Tensor, *rest: Any
+) -> list[Tensor]:
+    """What `fused_blocks` computes: the outputs of some blocks."""
+    outputs, (skips, weights) = [], _split(rest, len(numbers))
+    for i, own in enumerate(numbers):
+        x = plain_block(own, factors[i], x, skips[i] if skips else None, *weights[i])
+        outputs.append(x)
+    return [outputs[i] for i in wanted]
+
+
+def plain_block(numbers: Numbers, factors: Factors, x: Tensor, skip: Tensor | None, *weights: Any) -> Tensor:
     heads, eps1, eps2, tau1, tau2 = numbers
     scale1, shift1, scale2, shift2, qkv_weight, qkv_bias, out, out_bias, expand, expand_bias, reduce, reduce_bias = (
         weights[-12:]
@@ -231,7 +369,7 @@ def plain_block(
     return x + tau2 * F.linear(F.gelu(F.linear(normed, expand, expand_bias)), reduce, reduce_bias)
 
 
-def merge_features(main: Tensor, skip: Tensor, factors: tuple[float, float], weight: Tensor, bias: Tensor) -> Tensor:
+def merge_features(main: Tensor, skip: Tensor, factors: Factors, weight: Tensor, bias: Tensor) -> Tensor:
     """W [f_main main ⊕ f_skip skip] + b for matrices (B L, D) each.
 
     For large features by two products, which take the factors along: the concatenation is never made. For small ones
@@ -239,9 +377,7 @@ def merge_features(main: Tensor, skip: Tensor, factors: tuple[float, float], wei
     """
     dim = main.shape[1]
     if is_small(main):
-        main = main if factors[0] == 1.0 else main * factors[0]
-        skip = skip if factors[1] == 1.0 else skip * factors[1]
-        return F.linear(torch.cat((main, skip), 1), weight, bias)
+        return F.linear(_concatenated(main, skip, factors), weight, bias)
     main_weight, skip_weight = weight.t().split((dim, weight.shape[1] - dim))
     merged = torch.addmm(bias, main, main_weight, alpha=factors[0])
     return torch.addmm(merged, skip, skip_weight, alpha=factors[1])
@@ -326,10 +462,10 @@ def is_untouched(parts: Sequence[nn.Module], kinds: Sequence[type[nn.Module]]) -
     return True
 
 
-def by_autograd(function: Any, gradient: Tensor, *inputs: Tensor | None) -> tuple[Tensor | None, ...]:
+def by_autograd(function: Any, gradient: Tensor | Sequence[Any], *inputs: Tensor | None) -> tuple[Tensor | None, ...]:
     """The same gradient from the plain layers, so that it can be differentiated once more."""
     # Another tensor for each input: one that is given twice has two gradients here.
     inputs = tuple(value.view_as(value) if value is not None and value.requires_grad else value for value in inputs)
     wanted = [value for value in inputs if value is not None and value.requires_grad]
-    found = iter(torch.autograd.grad(function(*inputs), wanted, gradient, create_graph=True))
+    found = iter(torch.autograd.grad(function(*inputs), wanted, gradient, create_graph=True, allow_unused=True))
     return tuple(next(found) if value is not None and value.requires_grad else None for value in inputs)

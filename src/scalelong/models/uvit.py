@@ -11,7 +11,7 @@ stand, in this order: tokens, blocks and merges, starts, and the network.
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from os import PathLike
 from pathlib import Path
@@ -27,7 +27,17 @@ from ..files import make_folder, read_bytes, read_json, write_bytes, write_text
 from ..scaling.base import UNSCALED, Constants, Scaling, SkipScaling, SkipSite, as_scaling
 from ..scaling.baselines import ResidualBranch, ResidualSpec, require_merge_start, start_merge_, validate_residual
 from ..skips.host import NativeHost
-from .cpu import fused_block, gated_addition, is_ordinary, is_small, is_untouched, merge_features
+from .cpu import (
+    FusedBlock,
+    Numbers,
+    fused_block,
+    fused_blocks,
+    gated_addition,
+    is_ordinary,
+    is_small,
+    is_untouched,
+    merge_features,
+)
 from .official import load_official_, official_arguments
 from .presets import preset_arguments
 from .self_conditioning import SelfConditioning, modulated, require_self_conditioning, saved_kind
@@ -208,22 +218,18 @@ class Block(nn.Module):
         modulation: Tensor | None = None,
     ) -> Tensor:
         """x and skip: (B, L, D); modulation: (B, 4D), scale and shift of both norms (`SelfConditioning`)."""
-        merge = None if skip is None else self._modules.get("merge")
         # Another class than this (FSDP2 makes one of its own) may look at what goes in and comes out. Fused blocks have
         # one gain for all images, so a modulated one calls its layers.
-        fused = self._fused() if modulation is None and type(self) is Block and is_ordinary(x) else None
-        if (
-            merge is not None
-            and fused is not None
-            and gate is None
-            and is_untouched((merge,), MERGE)
-            and not merge._modules
-        ):
-            return fused_block(x, skip, factors, merge._parameters, *fused)
-        if merge is not None:
-            x = merge(x, skip, factors, gate)
+        may_fuse = modulation is None and type(self) is Block and is_ordinary(x)
+        if skip is not None:
+            fused = self.fused(merges=True) if may_fuse and gate is None else None
+            if fused is not None:
+                return fused_block(fused, x, skip, factors)
+            assert self.merge is not None
+            x = self.merge(x, skip, factors, gate)
+        fused = self.fused() if may_fuse else None
         if fused is not None:
-            return fused_block(x, None, UNSCALED, {}, *fused)
+            return fused_block(fused, x)
         first: Norm = self.attention_norm
         second: Norm = self.mlp_norm
         if modulation is not None:
@@ -232,8 +238,8 @@ class Block(nn.Module):
         x = self.attention_residual(x, self.attention(x, first))
         return self.mlp_residual(x, self.mlp(x, second))
 
-    def _fused(self) -> tuple[Any, ...] | None:
-        """The arguments of `fused_block` for this block; None if anybody looks at a part of it, or exchanged one.
+    def fused(self, merges: bool = False) -> FusedBlock | None:
+        """The block as one call, with its merge or without; None if anybody looks at a part of it, or exchanged one.
 
         This is asked at every call. So parts are taken from their dictionaries: `nn.Module.__getattr__` is slow.
         """
@@ -248,13 +254,19 @@ class Block(nn.Module):
             each._parameters for each in residuals
         ):
             return None
-        numbers = (attention.heads, norms[0].eps, norms[1].eps, residuals[0].tau, residuals[1].tau)
-        return numbers, [each._parameters for each in layers]
+        if merges:
+            merge = parts.get("merge")
+            if merge is None or not is_untouched((merge,), MERGE) or merge._modules:
+                return None
+            layers = (merge, *layers)
+        numbers = Numbers(attention.heads, norms[0].eps, norms[1].eps, residuals[0].tau, residuals[1].tau)
+        return FusedBlock.of(numbers, [each._parameters for each in layers])
 
 
 PARTS: tuple[type[nn.Module], ...] = (Attention, MLP, *2 * (ResidualBranch,), *2 * (nn.LayerNorm,), *4 * (nn.Linear,))
 """All parts of a block that one call replaces, in the order in which it asks for them."""
 MERGE: tuple[type[nn.Module], ...] = (SkipMerge,)
+BLOCK: tuple[type[nn.Module], ...] = (Block,)
 
 
 # The weights before the first step of training
@@ -529,16 +541,8 @@ class UViT(nn.Module):
         grid = self._check(x, y, context)
         x = self._embed(x, t, y, context)
         x = x + self.position_embedding(grid)  # (B, L, D)
-        skips = []
-        for block in self.encoder:
-            x = self._run(block, x)
-            skips.append(x)
-        x = self._run(self.middle, x)
-        modulations = self._modulations(x, t)
-        for position, block in enumerate(self.decoder):
-            index = len(self.decoder) - position
-            skip = self._merge(index).norm_skip(skips.pop()) if self.merge_norm else skips.pop()
-            x = self._run(block, x, *self.skip_scaling.prepare(skip, index), *modulations[position : position + 1])
+        *skips, x = self._encode(x)
+        x = self._decode(x, skips, self._modulations(x, t))
         x = self.to_patches(self.norm(x)[:, self.extra_tokens :])
         return self.final_conv(unpatchify(x, grid, self.patch_size, self.channels))
 
@@ -548,6 +552,45 @@ class UViT(nn.Module):
 
     def disable_gradient_checkpointing(self) -> None:
         self.checkpointing = False
+
+    def _encode(self, x: Tensor) -> Sequence[Tensor]:
+        """The outputs of the encoder's blocks, and of the middle."""
+        blocks = [*self.encoder, self.middle]
+        row = self._row(blocks, x)
+        if row is not None:
+            return fused_blocks(row, x)
+        outputs = []
+        for block in blocks:
+            x = self._run(block, x)
+            outputs.append(x)
+        return outputs
+
+    def _decode(self, x: Tensor, skips: list[Tensor], modulations: Sequence[Tensor]) -> Tensor:
+        row = None if modulations else self._row(self.decoder, x, merges=True)
+        prepared = (self._prepared(skips.pop(), index) for index in range(len(skips), 0, -1))
+        if row is not None:
+            scaled = [(skip if gate is None else skip * gate, factors) for skip, factors, gate in prepared]
+            return fused_blocks(row, x, *zip(*scaled, strict=True))[-1]
+        for position, (block, merged) in enumerate(zip(self.decoder, prepared, strict=True)):
+            x = self._run(block, x, *merged, *modulations[position : position + 1])
+        return x
+
+    def _prepared(self, skip: Tensor, index: int) -> tuple[Tensor, Constants, Tensor | None]:
+        """A skip, and the constants and the gate that its merge multiplies by."""
+        return self.skip_scaling.prepare(self._merge(index).norm_skip(skip) if self.merge_norm else skip, index)
+
+    def _row(self, blocks: Iterable[nn.Module], x: Tensor, merges: bool = False) -> list[FusedBlock] | None:
+        """Blocks as one call: if they are small, will be trained, and nobody looks at any of them."""
+        if self.checkpointing or not (torch.is_grad_enabled() and is_ordinary(x) and is_small(x)):
+            return None
+        row = []
+        for block in blocks:
+            fused = block.fused(merges) if is_untouched((block,), BLOCK) and isinstance(block, Block) else None
+            # Where weights are frozen, autograd may stop early, which a row does not.
+            if fused is None or not all(value is None or value.requires_grad for value in fused.weights):
+                return None
+            row.append(fused)
+        return row
 
     def _run(self, block: nn.Module, *inputs: Any) -> Tensor:
         if self.checkpointing and torch.is_grad_enabled():
