@@ -226,3 +226,19 @@ def test_residual_baselines():
     h = torch.randn(2, 5, 32)
     a = h + 0.3 * block.attention(h, block.attention_norm)  # pyright: ignore
     torch.testing.assert_close(block(h), a + 0.3 * block.mlp(a, block.mlp_norm))  # pyright: ignore
+
+
+@pytest.mark.parametrize("size", [(8, 8), (6, 12)])
+def test_patches_are_those_of_the_convolution(size):
+    model = tiny(image_size=size)
+    x = torch.randn(3, 3, *size, requires_grad=True)
+    seen = []
+
+    def found():
+        patches = model._patches(x)
+        return patches, torch.autograd.grad(patches.square().sum(), [x, *model.patch_embedding.parameters()])
+
+    ours = found()
+    model.patch_embedding.register_forward_hook(lambda *_: seen.append(1))
+    torch.testing.assert_close(ours, found(), rtol=1e-4, atol=1e-4)
+    assert seen == [1]  # whoever looks at the layer sees it called

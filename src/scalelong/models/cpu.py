@@ -152,7 +152,8 @@ class _Blocks(Function):
                 by_skips[:0], by_weights[:0] = [None] * bool(skips), [None] * len(weights[i])
                 continue
             need = (i > 0 or ctx.needs_input_grad[3], bool(skips) and need_skips[i], *needed[i])
-            sources = (x.reshape(gradient.shape), skips[i].reshape(gradient.shape)) if skips else None
+            merges = skips and not way.keeps
+            sources = (x.reshape(gradient.shape), skips[i].reshape(gradient.shape)) if merges else None
             own = kept[KEPT * i : KEPT * (i + 1)]
             by_x, by_skip, *found = _backward(way, numbers[i], factors[i], gradient, sources, weights[i], own, need)
             by_skips[:0] = [None if by_skip is None else by_skip.reshape(way.shape)] if skips else []
@@ -211,55 +212,56 @@ def _backward(
     kept: Sequence[Any],
     need: Sequence[bool],
 ) -> list[Tensor | None]:
-    """The gradients of x, of the skip and of the weights. `sources` are x and the skip, if there was a merge."""
+    """The gradients of x, of the skip and of the weights. `sources` are x and the skip, if there was a merge and their
+    concatenation was not kept."""
     heads, eps1, eps2, tau1, tau2 = numbers
     scale1, shift1, scale2, shift2, qkv_weight, _, out, _, expand, _, reduce, _ = weights[-12:]
     both, x, mean1, deviation1, *remembered, middle, mean2, deviation2, hidden, normed1, normed2, active = kept
     dim = (way.shape[2],)
-    need_layers = need[-12:]
+    need_norm1, need_norm2, *needs = need[-12:-10], need[-10:-8], *need[-8:]
 
     # The MLP
     by_branch = gradient if tau2 == 1.0 else gradient * tau2
     active = F.gelu(hidden) if active is None else active
-    by_reduce = torch.mm(by_branch.t(), active) if need_layers[10] else None
-    by_reduce_bias = by_branch.sum(0) if need_layers[11] else None
+    by_reduce = torch.mm(by_branch.t(), active) if needs[6] else None
+    by_reduce_bias = by_branch.sum(0) if needs[7] else None
     del active
     by_hidden = torch.mm(by_branch, reduce)
     _gelu_backward_(by_hidden, hidden, grad_input=by_hidden)
     if normed2 is None:
         normed2 = torch.native_layer_norm(middle, dim, scale2, shift2, eps2)[0]
-    by_expand = torch.mm(by_hidden.t(), normed2) if need_layers[8] else None
-    by_expand_bias = by_hidden.sum(0) if need_layers[9] else None
+    by_expand = torch.mm(by_hidden.t(), normed2) if needs[4] else None
+    by_expand_bias = by_hidden.sum(0) if needs[5] else None
     del normed2
     by_middle, by_scale2, by_shift2 = _norm_backward(
-        torch.mm(by_hidden, expand), middle, dim, mean2, deviation2, scale2, shift2, (True, *need_layers[2:4])
+        torch.mm(by_hidden, expand), middle, dim, mean2, deviation2, scale2, shift2, (True, *need_norm2)
     )
     by_middle.add_(gradient)
     del by_hidden
 
     # The attention
     by_branch = by_middle if tau1 == 1.0 else by_middle * tau1
-    by_out = torch.mm(by_branch.t(), _attended(way, remembered)) if need_layers[6] else None
-    by_out_bias = by_branch.sum(0) if need_layers[7] else None
+    by_out = torch.mm(by_branch.t(), _attended(way, remembered)) if needs[2] else None
+    by_out_bias = by_branch.sum(0) if needs[3] else None
     by_qkv = _attention_backward(way, heads, torch.mm(by_branch, out), remembered)
     if normed1 is None:
         normed1 = torch.native_layer_norm(x, dim, scale1, shift1, eps1)[0]
-    by_qkv_weight = torch.mm(by_qkv.t(), normed1) if need_layers[4] else None
-    by_qkv_bias = by_qkv.sum(0) if need_layers[5] else None
+    by_qkv_weight = torch.mm(by_qkv.t(), normed1) if needs[0] else None
+    by_qkv_bias = by_qkv.sum(0) if needs[1] else None
     del normed1
     by_x, by_scale1, by_shift1 = _norm_backward(
-        torch.mm(by_qkv, qkv_weight), x, dim, mean1, deviation1, scale1, shift1, (True, *need_layers[:2])
+        torch.mm(by_qkv, qkv_weight), x, dim, mean1, deviation1, scale1, shift1, (True, *need_norm1)
     )
     by_x.add_(by_middle)
     found = [by_scale1, by_shift1, by_scale2, by_shift2, by_qkv_weight, by_qkv_bias, by_out, by_out_bias]
     found += [by_expand, by_expand_bias, by_reduce, by_reduce_bias]
 
     # The merge
-    if sources is None:
+    if len(weights) == 12:
         return [by_x, None, *found]
     need_x, need_skip, need_weight, need_bias = need[:4]
     by_bias = by_x.sum(0) if need_bias else None
-    if both is not None:
+    if sources is None:
         by_weight = torch.mm(by_x.t(), both) if need_weight else None
         by_main, by_skip = torch.mm(by_x, weights[0]).split(dim[0], dim=1)
         return [_times(by_main, factors[0]), _times(by_skip, factors[1]), by_weight, by_bias, *found]

@@ -27,7 +27,7 @@ from ..scaling.base import UNSCALED
 from ..scaling.baselines import ResidualBranch
 from ..scaling.constant import FixedSkipScaling
 from .cpu import is_untouched
-from .uvit import MLP, Attention, Block, PositionEmbedding, SkipMerge, UViT, timestep_embedding, unpatchify
+from .uvit import MLP, Attention, Block, PositionEmbedding, SkipMerge, UViT, cut_patches, timestep_embedding, unpatchify
 
 PARTS = (UViT, Block, Attention, MLP, SkipMerge, PositionEmbedding, ResidualBranch, FixedSkipScaling)
 PARTS += (nn.ModuleList, nn.Sequential, nn.Linear, nn.LayerNorm, nn.Conv2d, nn.Embedding, nn.Identity, nn.SiLU)
@@ -135,10 +135,7 @@ class UViTStack:
     def _embed(self, x: Tensor, t: Tensor, condition: Tensor | None) -> Tensor:
         """(S, B, L, D), in the order class, time, context, patches."""
         model, (count, images) = self.model, t.shape
-        size = model.patch_size
-        # (S, B, C, rows, p, columns, p) to a row of the convolution's weights for each patch.
-        cut = x.unflatten(3, (-1, size)).unflatten(5, (-1, size)).permute(0, 1, 3, 5, 2, 4, 6)
-        cut = cut.reshape(count, -1, model.channels * size**2)
+        cut = cut_patches(x, model.patch_size).flatten(1, 2)
         kernel, bias = (self.parameters[f"patch_embedding.{kind}"] for kind in ("weight", "bias"))
         patches = torch.baddbmm(bias.unsqueeze(1), cut, kernel.flatten(2).transpose(1, 2))
         patches = patches.view(count, images, -1, model.dim)

@@ -92,6 +92,13 @@ def patch_grid(x: Tensor, patch_size: int) -> tuple[int, int]:
     return height // patch_size, width // patch_size
 
 
+def cut_patches(x: Tensor, patch_size: int) -> Tensor:
+    """(..., C, H, W) to (..., rows·columns, C·p·p): a row of a convolution's weights for each patch."""
+    cut = x.unflatten(-2, (-1, patch_size)).unflatten(-1, (-1, patch_size))  # (..., C, rows, p, columns, p)
+    rows, columns = cut.shape[-4], cut.shape[-2]
+    return cut.movedim((-4, -2), (-5, -4)).reshape(*x.shape[:-3], rows * columns, -1)
+
+
 def unpatchify(tokens: Tensor, grid: tuple[int, int], patch_size: int, channels: int) -> Tensor:
     """(B, rows·columns, p·p·C) to (B, C, H, W)."""
     rows, columns = grid
@@ -267,6 +274,7 @@ PARTS: tuple[type[nn.Module], ...] = (Attention, MLP, *2 * (ResidualBranch,), *2
 """All parts of a block that one call replaces, in the order in which it asks for them."""
 MERGE: tuple[type[nn.Module], ...] = (SkipMerge,)
 BLOCK: tuple[type[nn.Module], ...] = (Block,)
+CONVOLUTION: tuple[type[nn.Module], ...] = (nn.Conv2d,)
 
 
 # The weights before the first step of training
@@ -613,13 +621,21 @@ class UViT(nn.Module):
 
     def _embed(self, x: Tensor, t: Tensor, y: Tensor | None, context: Tensor | None) -> Tensor:
         """Tokens in the order class, time, context, patches."""
-        patches = self.patch_embedding(x).flatten(2).transpose(1, 2)
+        patches = self._patches(x)
         tokens = [self.time_embedding(self._sinusoid(x, t)).unsqueeze(1)]
         if self.class_embedding is not None:
             tokens.insert(0, self.class_embedding(y).unsqueeze(1))
         if self.context_embedding is not None:
             tokens.append(self.context_embedding(context))
         return torch.cat([*tokens, patches], dim=1)
+
+    def _patches(self, x: Tensor) -> Tensor:
+        """(B, rows · columns, D)."""
+        layer = self.patch_embedding
+        if not (is_ordinary(x) and is_untouched((layer,), CONVOLUTION)):
+            return layer(x).flatten(2).transpose(1, 2)
+        # The kernel is as large as its step, so this convolution is a product, for which oneDNN prepares much less.
+        return F.linear(cut_patches(x, self.patch_size), layer.weight.flatten(1), layer.bias)
 
     def _load_from_state_dict(
         self,
