@@ -64,8 +64,8 @@ def against_plain(sizes: list[UViTSize], rounds: int, seconds: float, settings: 
             f"{TOLERANCE:.0e}: their speeds cannot be compared"
         )
     notes = [
-        "Processor time in one process, the networks in turns; the same loop and fused AdamW for both. Above 1 ours is "
-        "the faster.",
+        "One process, the networks in turns; the same loop and fused AdamW for both. Processor time with one thread, "
+        "the clock on the wall with several. Above 1 ours is the faster.",
         "At most: if all of a plain step were free but its products, attention, GELU and norms, which both call; on "
         "one thread.",
         f"With the same weights both networks' outputs differ by at most {largest:.0e} of the largest.",
@@ -97,7 +97,7 @@ def run_races(contender: Contender, count: int, threads: int, title: str) -> lis
 
 def _cells(race: dict[str, Any], threads: int) -> tuple[Spread, Spread, float | None]:
     seconds = race["seconds"]
-    # Kernels are timed by the clock on the wall, the networks by all threads' processor time.
+    # Kernels are timed on one thread.
     bound = max(1.0, median(seconds["plain"]) / race["kernels"]) if threads == 1 else None
     return Spread.of(seconds["ours"]), Spread.of(ratios(seconds["plain"], seconds["ours"])), bound
 

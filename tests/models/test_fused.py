@@ -253,7 +253,9 @@ def test_a_row_steps_aside_for_whoever_would_notice(monkeypatch):
     assert made() == []
     model.disable_gradient_checkpointing()
     with torch.no_grad():
-        assert made() == []
+        assert made() == [3, 2]
+        model.requires_grad_(False)
+        assert made() == [3, 2]
     monkeypatch.setattr(fused, "LARGE", 0)
     assert made() == []
 

@@ -13,7 +13,7 @@ other types of tensors, transforms, compilation) `is_ordinary` and `is_untouched
 by one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -59,11 +59,6 @@ class FusedBlock(NamedTuple):
     numbers: Numbers
     weights: Sequence[Any]
 
-    @classmethod
-    def of(cls, numbers: Numbers, layers: Sequence[Mapping[str, Any]]) -> "FusedBlock":
-        """From the parameters of the layers."""
-        return cls(numbers, [layer[name] for layer in layers for name in ("weight", "bias")])
-
 
 Factors = tuple[float, float]
 """By these both operands of a merge are multiplied."""
@@ -71,34 +66,30 @@ Factors = tuple[float, float]
 
 def fused_block(block: FusedBlock, x: Tensor, skip: Tensor | None = None, factors: Factors = (1.0, 1.0)) -> Tensor:
     """x, perhaps merged with a skip, + τ attention(norm(x)), + τ mlp(norm(x)); all (B, L, D)."""
-    skips = () if skip is None else (skip,)
-    if torch.is_grad_enabled():
-        return _apply([block], x, skips, [factors], keeps=is_small(x))[-1]
-    products = torch.get_num_threads() > 1 and _products_are_faster(x, block.numbers.heads)
-    rows = [each.reshape(-1, x.shape[-1]) for each in (x, *skips)]
-    way = _Way(x.shape, keeps=is_small(x), products=products)
-    return _forward(way, block.numbers, factors, rows[0], rows[-1] if skips else None, block.weights)[0].view(x.shape)
+    return _apply([block], x, () if skip is None else (skip,), [factors], is_small(x))[-1]
 
 
 def fused_blocks(
     blocks: Sequence[FusedBlock], x: Tensor, skips: Sequence[Tensor] = (), factors: Sequence[Factors] = ()
-) -> tuple[Tensor, ...]:
+) -> Sequence[Tensor]:
     """The output of each block, one after the other, as one node. With skips each merges one of them first.
 
-    For small features that will be differentiated: all blocks are remembered until the last gradient is there.
+    For small features: all blocks are remembered until the last gradient is there.
     """
-    return _apply(blocks, x, skips, factors or [(1.0, 1.0)] * len(blocks), keeps=True)
+    return _apply(blocks, x, skips, factors or [(1.0, 1.0)] * len(blocks), True)
 
 
 def _apply(
-    blocks: Sequence[FusedBlock], x: Tensor, skips: Sequence[Tensor], factors: Sequence[Factors], *, keeps: bool
-) -> tuple[Tensor, ...]:
-    heads = blocks[0].numbers.heads
+    blocks: Sequence[FusedBlock], x: Tensor, skips: Sequence[Tensor], factors: Sequence[Factors], keeps: bool
+) -> Sequence[Tensor]:
+    numbers, heads = [block.numbers for block in blocks], blocks[0].numbers.heads
+    if not torch.is_grad_enabled():
+        products = torch.get_num_threads() > 1 and _products_are_faster(x, heads)
+        way = _Way(x.shape, keeps, products)
+        return _forward_all(way, numbers, factors, x, skips, [block.weights for block in blocks])[0]
     # Products keep the attention's weights, L for each token and head. Large blocks have no room for many of them.
     products = _products_are_faster(x, heads) and (keeps or heads * x.shape[1] <= x.shape[2])
-    way = _Way(x.shape, keeps, products)
-    weights = [value for block in blocks for value in block.weights]
-    numbers = [block.numbers for block in blocks]
+    way, weights = _Way(x.shape, keeps, products), [value for block in blocks for value in block.weights]
     return _Blocks.apply(way, numbers, factors, x, *skips, *weights)  # pyright: ignore[reportReturnType]
 
 
@@ -116,14 +107,7 @@ class _Way(NamedTuple):
 class _Blocks(Function):
     @staticmethod
     def forward(ctx: Any, way: _Way, numbers: Sequence[Numbers], factors: Sequence[Factors], x: Tensor, *rest: Any):
-        blocks = len(numbers)
-        skips, weights = _split(rest, blocks)
-        stream, outputs, kept = x.reshape(-1, way.shape[2]), [], []
-        for i in range(blocks):
-            skip = skips[i].reshape(-1, way.shape[2]) if skips else None
-            stream, own = _forward(way, numbers[i], factors[i], stream, skip, weights[i])
-            outputs.append(stream.view(way.shape))
-            kept += own
+        outputs, kept = _forward_all(way, numbers, factors, x, *_split(rest, len(numbers)), keep=True)
         ctx.settings = way, numbers, factors
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, *rest, *kept)
@@ -167,6 +151,26 @@ def _split(values: Sequence[Any], blocks: int) -> tuple[Sequence[Any], list[Sequ
     count = blocks * (len(values) // blocks % 2)  # a block has an even number of weights
     size = (len(values) - count) // blocks
     return values[:count], [values[count + size * i : count + size * (i + 1)] for i in range(blocks)]
+
+
+def _forward_all(
+    way: _Way,
+    numbers: Sequence[Numbers],
+    factors: Sequence[Factors],
+    x: Tensor,
+    skips: Sequence[Tensor],
+    weights: Sequence[Sequence[Any]],
+    keep: bool = False,
+) -> tuple[list[Tensor], list[Tensor | None]]:
+    """The outputs of all blocks, and what the backward pass needs."""
+    stream, outputs, kept = x.reshape(-1, way.shape[2]), [], []
+    for i, own in enumerate(numbers):
+        skip = skips[i].reshape(-1, way.shape[2]) if skips else None
+        stream, needed = _forward(way, own, factors[i], stream, skip, weights[i])
+        outputs.append(stream.view(way.shape))
+        if keep:
+            kept += needed
+    return outputs, kept
 
 
 KEPT = 14

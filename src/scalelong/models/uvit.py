@@ -94,9 +94,10 @@ def patch_grid(x: Tensor, patch_size: int) -> tuple[int, int]:
 
 def cut_patches(x: Tensor, patch_size: int) -> Tensor:
     """(..., C, H, W) to (..., rows·columns, C·p·p): a row of a convolution's weights for each patch."""
-    cut = x.unflatten(-2, (-1, patch_size)).unflatten(-1, (-1, patch_size))  # (..., C, rows, p, columns, p)
-    rows, columns = cut.shape[-4], cut.shape[-2]
-    return cut.movedim((-4, -2), (-5, -4)).reshape(*x.shape[:-3], rows * columns, -1)
+    *lead, channels, height, width = x.shape
+    rows, columns, n = height // patch_size, width // patch_size, len(lead)
+    cut = x.reshape(*lead, channels, rows, patch_size, columns, patch_size)
+    return cut.permute(*range(n), n + 1, n + 3, n, n + 2, n + 4).reshape(*lead, rows * columns, -1)
 
 
 def unpatchify(tokens: Tensor, grid: tuple[int, int], patch_size: int, channels: int) -> Tensor:
@@ -267,7 +268,7 @@ class Block(nn.Module):
                 return None
             layers = (merge, *layers)
         numbers = Numbers(attention.heads, norms[0].eps, norms[1].eps, residuals[0].tau, residuals[1].tau)
-        return FusedBlock.of(numbers, [each._parameters for each in layers])
+        return FusedBlock(numbers, [layer._parameters[name] for layer in layers for name in ("weight", "bias")])
 
 
 PARTS: tuple[type[nn.Module], ...] = (Attention, MLP, *2 * (ResidualBranch,), *2 * (nn.LayerNorm,), *4 * (nn.Linear,))
@@ -563,39 +564,42 @@ class UViT(nn.Module):
 
     def _encode(self, x: Tensor) -> Sequence[Tensor]:
         """The outputs of the encoder's blocks, and of the middle."""
-        blocks = [*self.encoder, self.middle]
-        row = self._row(blocks, x)
+        row = self._row([*self.encoder, self.middle]) if self._takes_rows(x) else None
         if row is not None:
             return fused_blocks(row, x)
         outputs = []
-        for block in blocks:
+        for block in self.encoder:
             x = self._run(block, x)
             outputs.append(x)
+        outputs.append(self._run(self.middle, x))
         return outputs
 
     def _decode(self, x: Tensor, skips: list[Tensor], modulations: Sequence[Tensor]) -> Tensor:
-        row = None if modulations else self._row(self.decoder, x, merges=True)
-        prepared = (self._prepared(skips.pop(), index) for index in range(len(skips), 0, -1))
+        row = self._row(self.decoder, merges=True) if not modulations and self._takes_rows(x) else None
         if row is not None:
+            prepared = [self._prepared(skips.pop(), index) for index in range(len(skips), 0, -1)]
             scaled = [(skip if gate is None else skip * gate, factors) for skip, factors, gate in prepared]
             return fused_blocks(row, x, *zip(*scaled, strict=True))[-1]
-        for position, (block, merged) in enumerate(zip(self.decoder, prepared, strict=True)):
-            x = self._run(block, x, *merged, *modulations[position : position + 1])
+        for position, block in enumerate(self.decoder):
+            prepared = self._prepared(skips.pop(), len(self.decoder) - position)
+            x = self._run(block, x, *prepared, *modulations[position : position + 1])
         return x
 
     def _prepared(self, skip: Tensor, index: int) -> tuple[Tensor, Constants, Tensor | None]:
         """A skip, and the constants and the gate that its merge multiplies by."""
         return self.skip_scaling.prepare(self._merge(index).norm_skip(skip) if self.merge_norm else skip, index)
 
-    def _row(self, blocks: Iterable[nn.Module], x: Tensor, merges: bool = False) -> list[FusedBlock] | None:
-        """Blocks as one call: if they are small, will be trained, and nobody looks at any of them."""
-        if self.checkpointing or not (torch.is_grad_enabled() and is_ordinary(x) and is_small(x)):
-            return None
-        row = []
+    def _takes_rows(self, x: Tensor) -> bool:
+        """Small blocks are called in rows."""
+        return is_small(x) and is_ordinary(x) and not (self.checkpointing and torch.is_grad_enabled())
+
+    def _row(self, blocks: Iterable[nn.Module], merges: bool = False) -> list[FusedBlock] | None:
+        """Blocks as one call; None if anybody looks at any of them."""
+        row, trained = [], torch.is_grad_enabled()
         for block in blocks:
             fused = block.fused(merges) if is_untouched((block,), BLOCK) and isinstance(block, Block) else None
             # Where weights are frozen, autograd may stop early, which a row does not.
-            if fused is None or not all(value is None or value.requires_grad for value in fused.weights):
+            if fused is None or (trained and not all(v is None or v.requires_grad for v in fused.weights)):
                 return None
             row.append(fused)
         return row
@@ -632,9 +636,9 @@ class UViT(nn.Module):
     def _patches(self, x: Tensor) -> Tensor:
         """(B, rows · columns, D)."""
         layer = self.patch_embedding
-        if not (is_ordinary(x) and is_untouched((layer,), CONVOLUTION)):
+        if not (torch.is_grad_enabled() and is_ordinary(x) and is_untouched((layer,), CONVOLUTION)):
             return layer(x).flatten(2).transpose(1, 2)
-        # The kernel is as large as its step, so this convolution is a product, for which oneDNN prepares much less.
+        # The kernel is as large as its step, so this convolution is a product. The gradient of that takes less time.
         return F.linear(cut_patches(x, self.patch_size), layer.weight.flatten(1), layer.bias)
 
     def _load_from_state_dict(
