@@ -33,6 +33,7 @@ _attend: Any = getattr(torch, "_scaled_dot_product_flash_attention_for_cpu", Non
 _attend_backward: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)
 _attend_backward = _attend and getattr(_attend_backward, "default", None)
 _norm_backward = torch.ops.aten.native_layer_norm_backward.default
+_gelu_ = torch.ops.aten.gelu_.default
 _gelu_backward_ = torch.ops.aten.gelu_backward.grad_input
 _softmax_backward = torch.ops.aten._softmax_backward_data.default
 
@@ -85,8 +86,7 @@ def _apply(
     numbers, heads = [block.numbers for block in blocks], blocks[0].numbers.heads
     if not torch.is_grad_enabled():
         products = torch.get_num_threads() > 1 and _products_are_faster(x, heads)
-        way = _Way(x.shape, keeps, products)
-        return _forward_all(way, numbers, factors, x, skips, [block.weights for block in blocks])[0]
+        return _without_gradients(_Way(x.shape, keeps, products), blocks, x, skips, factors)
     # Products keep the attention's weights, L for each token and head. Large blocks have no room for many of them.
     products = _products_are_faster(x, heads) and (keeps or heads * x.shape[1] <= x.shape[2])
     way, weights = _Way(x.shape, keeps, products), [value for block in blocks for value in block.weights]
@@ -107,7 +107,13 @@ class _Way(NamedTuple):
 class _Blocks(Function):
     @staticmethod
     def forward(ctx: Any, way: _Way, numbers: Sequence[Numbers], factors: Sequence[Factors], x: Tensor, *rest: Any):
-        outputs, kept = _forward_all(way, numbers, factors, x, *_split(rest, len(numbers)), keep=True)
+        stream, outputs, kept = x.reshape(-1, way.shape[2]), [], []
+        skips, weights = _split(rest, len(numbers))
+        for i, own in enumerate(numbers):
+            skip = skips[i].reshape(-1, way.shape[2]) if skips else None
+            stream, needed = _forward(way, own, factors[i], stream, skip, weights[i])
+            outputs.append(stream.view(way.shape))
+            kept += needed
         ctx.settings = way, numbers, factors
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, *rest, *kept)
@@ -153,26 +159,6 @@ def _split(values: Sequence[Any], blocks: int) -> tuple[Sequence[Any], list[Sequ
     return values[:count], [values[count + size * i : count + size * (i + 1)] for i in range(blocks)]
 
 
-def _forward_all(
-    way: _Way,
-    numbers: Sequence[Numbers],
-    factors: Sequence[Factors],
-    x: Tensor,
-    skips: Sequence[Tensor],
-    weights: Sequence[Sequence[Any]],
-    keep: bool = False,
-) -> tuple[list[Tensor], list[Tensor | None]]:
-    """The outputs of all blocks, and what the backward pass needs."""
-    stream, outputs, kept = x.reshape(-1, way.shape[2]), [], []
-    for i, own in enumerate(numbers):
-        skip = skips[i].reshape(-1, way.shape[2]) if skips else None
-        stream, needed = _forward(way, own, factors[i], stream, skip, weights[i])
-        outputs.append(stream.view(way.shape))
-        if keep:
-            kept += needed
-    return outputs, kept
-
-
 KEPT = 14
 """Entries that `_forward` keeps of a block."""
 
@@ -204,6 +190,27 @@ def _forward(
     output = branch.add_(middle) if tau2 == 1.0 else torch.add(middle, branch, alpha=tau2)
     again = (normed1, normed2, active) if way.keeps else (None, None, None)
     return output, (both, x, mean1, deviation1, *remembered, middle, mean2, deviation2, hidden, *again)
+
+
+def _without_gradients(
+    way: _Way, blocks: Sequence[FusedBlock], x: Tensor, skips: Sequence[Tensor], factors: Sequence[Factors]
+) -> list[Tensor]:
+    """The outputs of blocks, of which nothing is kept: the next operation finds freed memory in the cache."""
+    dim, outputs, x = (way.shape[2],), [], x.reshape(-1, way.shape[2])
+    for i, ((heads, eps1, eps2, tau1, tau2), weights) in enumerate(blocks):
+        scale1, shift1, scale2, shift2, qkv, qkv_bias, out, out_bias, expand, expand_bias, reduce, reduce_bias = (
+            weights[-12:]
+        )
+        if skips:
+            x = merge_features(x, skips[i].reshape(-1, *dim), factors[i], weights[0], weights[1])
+        values = F.linear(torch.native_layer_norm(x, dim, scale1, shift1, eps1)[0], qkv, qkv_bias)
+        branch = F.linear(_attention(way, heads, values)[0], out, out_bias)
+        x = branch.add_(x) if tau1 == 1.0 else torch.add(x, branch, alpha=tau1)
+        values = F.linear(torch.native_layer_norm(x, dim, scale2, shift2, eps2)[0], expand, expand_bias)
+        branch = F.linear(_gelu_(values), reduce, reduce_bias)
+        x = branch.add_(x) if tau2 == 1.0 else torch.add(x, branch, alpha=tau2)
+        outputs.append(x.view(way.shape))
+    return outputs
 
 
 def _backward(
