@@ -242,3 +242,10 @@ def test_patches_are_those_of_the_convolution(size):
     model.patch_embedding.register_forward_hook(lambda *_: seen.append(1))
     torch.testing.assert_close(ours, found(), rtol=1e-4, atol=1e-4)
     assert seen == [1]  # whoever looks at the layer sees it called
+
+
+def test_another_convolution_in_the_place_of_the_patches_is_called():
+    model = tiny(channels=4)
+    model.patch_embedding = torch.nn.Conv2d(4, 32, 2, stride=2, dilation=2, padding=1, groups=2)
+    x = torch.randn(3, 4, 8, 8)
+    torch.testing.assert_close(model._patches(x), model.patch_embedding(x).flatten(2).transpose(1, 2), rtol=0, atol=0)

@@ -4,6 +4,8 @@ uvit         U-ViT, from the formula to the model
 cpu          its fast paths on a CPU
 resnet       diffusers' residual blocks, which keep less on a CPU
 winograd     convolutions with fewer multiplications on a CPU
+dropout      dropout with fewer random numbers on a CPU
+allocator    memory that a step frees and the next one takes
 stack        several U-ViTs of one shape as one network
 presets      the networks of the paper: U-ViT's sizes, diffusers' UNets
 official     weights of the authors' U-ViT

@@ -635,10 +635,16 @@ class UViT(nn.Module):
 
     def _patches(self, x: Tensor) -> Tensor:
         """(B, rows · columns, D)."""
-        layer = self.patch_embedding
-        if not (torch.is_grad_enabled() and is_ordinary(x) and is_untouched((layer,), CONVOLUTION)):
+        layer, size = self.patch_embedding, (self.patch_size, self.patch_size)
+        # If the kernel is as large as its step, the convolution is a product. The gradient of that takes less time.
+        if not (
+            torch.is_grad_enabled()
+            and is_ordinary(x)
+            and is_untouched((layer,), CONVOLUTION)
+            and layer.kernel_size == layer.stride == size
+            and (layer.padding, layer.dilation, layer.groups) == ((0, 0), (1, 1), 1)
+        ):
             return layer(x).flatten(2).transpose(1, 2)
-        # The kernel is as large as its step, so this convolution is a product. The gradient of that takes less time.
         return F.linear(cut_patches(x, self.patch_size), layer.weight.flatten(1), layer.bias)
 
     def _load_from_state_dict(
