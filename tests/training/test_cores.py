@@ -53,9 +53,11 @@ def test_the_gradient_is_that_of_the_whole_batch(count, images, scaling, large, 
         torch.testing.assert_close(b.grad, a.grad, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("rows", [1024, 100])
 @pytest.mark.parametrize("count", [2, 3, 5])
-def test_the_same_bits_every_time(count, monkeypatch):
+def test_the_same_bits_every_time(count, rows, monkeypatch):
     monkeypatch.setattr(cores_module, "LARGE", 1)
+    monkeypatch.setattr(cores_module, "ROWS", rows)
     x, t = torch.randn(64, 1, 8, 8), torch.rand(64) * 999
     found = []
     for _ in range(4):
@@ -66,6 +68,32 @@ def test_the_same_bits_every_time(count, monkeypatch):
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 
 
+def test_gradients_are_added_in_turn_whoever_comes_first(monkeypatch):
+    """The second core goes through both of its chunks before the first one begins, and the other way round."""
+    monkeypatch.setattr(cores_module, "LARGE", 1)
+    monkeypatch.setattr(cores_module, "ROWS", 34)
+    x, t = torch.randn(8, 1, 8, 8), torch.rand(8) * 999
+    found = []
+    for first in (0, 1):
+        model, ended, loss = network(), threading.Event(), summed(x, t)
+        cores = CoreParallel(model, 2)
+
+        def in_turn(call, part, first=first, ended=ended, model=model, loss=loss):
+            core = int(call.call is not model)
+            if core != first:
+                assert ended.wait(30)
+            found = loss(call, part)
+            if core == first and part.start >= 4:
+                # After its backward pass: the last gradient is that of the position embedding or before it.
+                found.register_hook(lambda _: threading.Timer(0.2, ended.set).start())
+            return found
+
+        cores.backward(in_turn, 8, 1.0)
+        found.append([parameter.grad for parameter in model.parameters()])
+        assert not any(each.waiting for each in cores.sums)
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
 def test_gradients_are_added_as_they_come_and_none_stays_with_a_copy(monkeypatch):
     monkeypatch.setattr(cores_module, "LARGE", 1)
     model, most = network(), [0]
@@ -73,7 +101,7 @@ def test_gradients_are_added_as_they_come_and_none_stays_with_a_copy(monkeypatch
     copies = [each.same[1] for each in cores.sums]
 
     def look(_):
-        most[0] = max(most[0], sum(p.grad is not None for p in copies))
+        most[0] = max(most[0], sum(len(each.waiting) for each in cores.sums))
 
     # The second core waits for the first, so each of its gradients can be added at once.
     x, t = torch.randn(8, 1, 8, 8), torch.rand(8) * 999
@@ -150,6 +178,8 @@ def test_a_chunk_of_a_uvit_has_about_a_thousand_tokens():
     small = UViT(image_size=16, patch_size=2, dim=32, depth=2, heads=2)
     assert images_at_once(small, images=64, cores=2) == 16  # 65 tokens each
     assert images_at_once(small, images=8, cores=2) == 4
+    wide = UViT(image_size=16, patch_size=2, dim=1024, depth=2, heads=2)
+    assert images_at_once(wide, images=64, cores=2) == 4  # their features would not fit a cache
     assert images_at_once(nn.Linear(1, 1), images=8, cores=2) == 4
 
 

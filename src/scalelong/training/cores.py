@@ -20,8 +20,9 @@ from ..models.call import Denoiser
 from ..runs.config import TrainConfig, require
 from ..skips import SkipHost
 
-ROWS = 1024
-"""Tokens of a chunk: fewer make thin matrix products, more do not fit a cache (`scalelong bench step`)."""
+ROWS, ENTRIES = 1024, 2**18
+"""Tokens of a chunk, and entries of its features (B·L·D), at most: more do not fit a cache, fewer make thin matrix
+products and more gradients to add up (`scalelong bench step`)."""
 
 LARGE = 2**18
 """Entries of a parameter whose gradients do not wait for the end of the step. For fewer, the hook costs more than it
@@ -54,7 +55,7 @@ class CoreParallel:
         """The mean loss of a batch of `images` images; its gradient is multiplied by `weight`."""
         slices = chunks(images, images_at_once(self.model, images, self.count), self.count)
         for each in self.early:
-            each.expect([len(slices[core :: self.count]) for core in range(self.count)])
+            each.begin()
 
         def work(core: int) -> list[Tensor]:
             return [
@@ -82,13 +83,14 @@ class CoreParallel:
     @torch.no_grad()
     def _add_rest(self) -> None:
         """What has not been added yet: of small parameters, and of those that took no part in every chunk's loss."""
+        for each in self.early:
+            each.end()
         for core in range(1, self.count):
             sums, gradients = [], []
-            for each in self.sums:
-                gradient = each.take(core)
+            for own, *others in (each.same for each in self.sums if not each.early):
+                gradient, others[core - 1].grad = others[core - 1].grad, None
                 if gradient is None:
                     continue
-                own = each.same[0]
                 if own.grad is None:
                     own.grad = gradient
                 else:
@@ -102,48 +104,48 @@ class CoreParallel:
 
 
 class GradientSum:
-    """One parameter, as each core has it: adds up the gradients of all cores to that of the model.
+    """One parameter, as each core has it: adds up the gradients of all chunks to that of the model.
 
-    Each is added as soon as it is complete and those of all cores before it are, so that most of them exist for a
-    moment only, and always in the same order.
+    If it is large, each is added as soon as those of all chunks before it are, so that most exist for a moment only.
+    The order is always the same: the first chunk of each core, the second of each, and so on.
     """
 
     def __init__(self, same: Sequence[nn.Parameter]) -> None:
         self.same, self.lock = same, threading.Lock()
-        self.missing, self.added = [0] * len(same), 0
         self.early = len(same) > 1 and same[0].requires_grad and same[0].numel() >= LARGE
         """Whether gradients are added before the end of the step."""
         for core, parameter in enumerate(same if self.early else ()):
             parameter.register_post_accumulate_grad_hook(partial(self._receive, core))
+        self.total: Tensor | None = None
+        self.received, self.added = [0] * len(same), 0
+        self.waiting: dict[int, Tensor] = {}
+        """Gradients that came before their turn, by turn."""
 
-    def expect(self, chunks: list[int]) -> None:
-        """Before a batch: the number of chunks that each core will take."""
-        self.missing, self.added = chunks, 0
+    def begin(self) -> None:
+        """Before a batch. What the model has is kept, and added to."""
+        self.total, self.same[0].grad = self.same[0].grad, None
+        self.received, self.added = [0] * len(self.same), 0
+        self.waiting.clear()  # of a batch that an error ended
 
-    def take(self, core: int) -> Tensor | None:
-        """After a batch: the gradient of a core that has not been added. Those of the cores before it must be."""
-        if self.early:
-            if self.added > core:
-                return None
-            self.added = core + 1
-        gradient, self.same[core].grad = self.same[core].grad, None
-        return gradient
+    def end(self) -> None:
+        """After a batch: where a parameter took no part in every loss, the turns that never came are passed over."""
+        for turn in sorted(self.waiting):
+            self._add(self.waiting.pop(turn))
+        self.same[0].grad, self.total = self.total, None
 
-    def _receive(self, core: int, _: Tensor) -> None:
+    def _receive(self, core: int, parameter: Tensor) -> None:
+        gradient, parameter.grad = parameter.grad, None
+        assert gradient is not None
         with self.lock:
-            self.missing[core] -= 1
-            self._add()
+            self.waiting[self.received[core] * len(self.same) + core] = gradient
+            self.received[core] += 1
+            while self.added in self.waiting:
+                self._add(self.waiting.pop(self.added))
+                self.added += 1
 
     @torch.no_grad()
-    def _add(self) -> None:
-        own = self.same[0]
-        while self.added < len(self.same) and self.missing[self.added] <= 0:
-            other = self.same[self.added]
-            self.added += 1
-            if other is own or other.grad is None:
-                continue
-            gradient, other.grad = other.grad, None
-            own.grad = gradient if own.grad is None else own.grad.add_(gradient)
+    def _add(self, gradient: Tensor) -> None:
+        self.total = gradient if self.total is None else self.total.add_(gradient)
 
 
 def _backward_chunk(losses_of: LossesOf, network: Denoiser, part: slice, factor: float) -> Tensor:
@@ -194,10 +196,10 @@ def _mixes_or_draws(module: nn.Module) -> bool:
 def images_at_once(model: nn.Module, images: int, cores: int) -> int:
     """Images of a chunk."""
     share = -(-images // cores)
-    tokens = model.skip_sites()[0].tokens if isinstance(model, SkipHost) else None
-    if tokens is None:
+    site = model.skip_sites()[0] if isinstance(model, SkipHost) else None
+    if site is None or site.tokens is None:
         return share
-    return min(share, max(1, round(ROWS / tokens)))
+    return min(share, max(1, round(min(ROWS, ENTRIES / site.channels) / site.tokens)))
 
 
 def chunks(images: int, at_most: int, cores: int) -> list[slice]:
