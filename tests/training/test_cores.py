@@ -193,16 +193,16 @@ def test_it_is_the_default_for_uvit_alone():
 
 
 def test_small_shares_are_not_split_among_cores(monkeypatch):
-    """17 tokens of width 32: 64 images for each of two cores are 34,816 entries, 32 images are not enough."""
+    """17 tokens of width 32: 128 images for each of two cores are 69,632 entries, 64 images are not enough."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
 
     def splits(batch: int, **hardware) -> bool:
         config = TrainConfig(batch_size=batch, hardware=HardwareConfig(**hardware))
         return make_cores(config, network(), OnCpu()) is not None
 
-    assert splits(128)
-    assert not splits(64)
-    assert not splits(128, accumulation=2)
+    assert splits(256)
+    assert not splits(128)
+    assert not splits(256, accumulation=2)
     assert splits(4, split_cores=True)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     assert splits(4)  # in chunks, on one core

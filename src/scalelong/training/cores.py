@@ -28,7 +28,7 @@ LARGE = 2**18
 """Entries of a parameter whose gradients do not wait for the end of the step. For fewer, the hook costs more than it
 saves."""
 
-SMALL = 2**15
+SMALL = 2**16
 """Entries of one core's features (B·L·D) below which all cores share every operation: there the time is Python's, of
 which only one thread runs at once (`scalelong bench step/demo`)."""
 

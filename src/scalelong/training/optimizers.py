@@ -86,12 +86,15 @@ class QuickAdamW:
     """`step` and `zero_grad` of torch's fused AdamW, without the work that is the same at every step.
 
     torch looks up the state of each parameter and sorts all tensors by device and type, every time: for a small network
-    that takes longer than the update. Here the lists are made once. The kernel is the same, and so is every bit.
+    that takes longer than the update. Here the lists are made once, and the steps of all parameters, which each have a
+    tensor of their own, become views of one. The kernel is the same, and so is every bit.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
         self.lists: list[tuple[list[Any], ...]] = []
+        self.steps: list[torch.Tensor] = []
+        """For each group, the tensor that has the steps of all of its parameters."""
 
     @staticmethod
     def fits(optimizer: torch.optim.Optimizer) -> bool:
@@ -107,6 +110,7 @@ class QuickAdamW:
     def step(self) -> None:
         optimizer = self.optimizer
         if not self._is_current():
+            self.steps = [self._joined_steps(group) for group in optimizer.param_groups]
             self.lists = [self._lists(group) for group in optimizer.param_groups]
         gradients = [[parameter.grad for parameter in lists[0]] for lists in self.lists]
         if any(gradient is None for group in gradients for gradient in group):
@@ -126,11 +130,11 @@ class QuickAdamW:
             if found_inf:
                 return
             found_inf = None
-        for group, given, (parameters, means, squares, steps) in zip(
-            self.optimizer.param_groups, gradients, self.lists, strict=True
+        for group, given, together, (parameters, means, squares, steps) in zip(
+            self.optimizer.param_groups, gradients, self.steps, self.lists, strict=True
         ):
             beta1, beta2 = group["betas"]
-            torch._foreach_add_(steps, 1)
+            together += 1
             torch._fused_adamw_(
                 parameters,
                 given,
@@ -148,12 +152,20 @@ class QuickAdamW:
                 found_inf=found_inf,
             )
             if found_inf is not None:
-                torch._foreach_sub_(steps, [found_inf] * len(steps))
+                together -= found_inf
 
     def zero_grad(self) -> None:
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None
+
+    @torch.no_grad()
+    def _joined_steps(self, group: dict[str, Any]) -> torch.Tensor:
+        states = [self.optimizer.state[parameter] for parameter in group["params"]]
+        together = torch.stack([state["step"] for state in states])
+        for state, step in zip(states, together.unbind(), strict=True):
+            state["step"] = step
+        return together
 
     def _lists(self, group: dict[str, Any]) -> tuple[list[Any], ...]:
         states = [self.optimizer.state[parameter] for parameter in group["params"]]
