@@ -174,7 +174,7 @@ SCOPES = {
 """Everything inside these counts for them, whatever it is."""
 
 GROUPS = {
-    "attention": r"scaled_dot_product|flash_attention",
+    "attention": r"scaled_dot_product|flash_attention|softmax",
     "matrix products": r"aten::(addmm|mm|bmm|baddbmm|_?addmm_activation|matmul|linear)\b|mkldnn.*linear|mkl.*linear",
     "convolutions": r"convolution|conv2d",
     "GELU": r"gelu",
@@ -205,6 +205,19 @@ def profile_by_group(trainer: "Trainer", step: Callable[[], object]) -> dict[str
             with record_function(STEP):
                 step()
     return shares_of(list(found.events() or ()), torch.get_num_threads())
+
+
+def seconds_by_group(step: Callable[[], object], steps: int) -> dict[str, float]:
+    """Seconds of a step in each group, on one thread. Operations count without those that they call."""
+    with profile(activities=[ProfilerActivity.CPU]) as found:
+        for _ in range(steps):
+            step()
+    seconds = dict.fromkeys([*GROUPS, *SCOPES.values()], 0.0)
+    for event in found.events() or ():
+        group = group_of(event)
+        if group != REST:
+            seconds[group] += event.self_cpu_time_total / steps / 1e6
+    return seconds
 
 
 def shares_of(events: list[Any], cores: int) -> dict[str, float]:

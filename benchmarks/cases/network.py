@@ -30,6 +30,29 @@ COLUMNS = {
 }
 
 
+GRID_COLUMNS = {
+    "": "text",
+    "threads": "count",
+    "sizes": "count",
+    "training, times as fast": "times",
+    "inference, times as fast": "times",
+}
+SLOWER_COLUMNS = {"": "text", "threads": "count", "what": "text", "times as fast": "times"}
+TITLE = "UViT against a U-ViT of stock modules, in a plain loop"
+TURNS = (
+    "One process, the networks in turns; the same loop and fused AdamW for both. Processor time with one thread, the "
+    "clock on the wall with several. Above 1 ours is the faster."
+)
+Race = dict[str, Any]
+Found = dict[int, list[Race]]
+"""Races by the number of threads: training and inference of each size in turn."""
+KERNELS = ("matrix products", "attention", "GELU", "norms")
+"""Groups of operations that both networks have to compute. They bound how much faster one can be that calls the same
+kernels."""
+SIDES = ("plain", "ours")
+REST = "rest (Python, autograd, allocation)"
+
+
 def size_of(dim: int, depth: int, tokens: int, batch: int) -> UViTSize:
     side = round((tokens - 1) ** 0.5)
     heads = max(1, dim // (32 if dim < 512 else 64))
@@ -45,38 +68,102 @@ SMALL = [size_of(*each) for each in ((32, 4, 17, 1), (32, 40, 17, 4), (48, 6, 17
 MIDDLE = [size_of(*each) for each in ((96, 8, 17, 64), (96, 12, 65, 16), (128, 12, 65, 8), (192, 8, 17, 64))]
 LARGE = [size_of(*each) for each in ((256, 4, 257, 2), (512, 4, 17, 1), (512, 12, 257, 1))]
 GRID = [size_of(*each) for each in product((32, 64, 128, 256, 512), (4, 12, 40), (17, 65, 257), (1, 8, 32, 128))]
+EXTREMES = [size_of(32, 4, 17, 1), size_of(512, 12, 257, 1)]
 TINY = [size_of(32, 4, 17, 1)]
 
 
 def against_plain(sizes: list[UViTSize], rounds: int, seconds: float, settings: Settings) -> Result:
-    sizes = TINY if settings.quick else sizes
-    measured = [size for size in sizes if operations(size) <= LARGEST]
-    threads = sorted({1, settings.threads})
-    found = {count: _races(measured, settings.rounds_or(rounds), seconds, count) for count in threads}
+    sizes, found = _measured(sizes, rounds, seconds, settings)
     rows: list[list[Any]] = []
     for count, races in found.items():
-        for size, training, inference in zip(measured, races[::2], races[1::2], strict=True):
+        for size, training, inference in zip(sizes, races[::2], races[1::2], strict=True):
             rows.append([size.describe(), count, *_cells(training, count), *_cells(inference, count)])
+    bound = (
+        "At most: if all of a plain step were free but its products, attention, GELU and norms, which both call; on "
+        "one thread."
+    )
+    table = Table(TITLE, COLUMNS, rows, [TURNS, bound, _agreement(found)])
+    return Result([table], {"races": _by_text(found)})
+
+
+def over_grid(rounds: int, seconds: float, settings: Settings) -> Result:
+    sizes, found = _measured(GRID, rounds, seconds, settings)
+    return grid_result(sizes, found, len(GRID))
+
+
+def grid_result(sizes: list[UViTSize], found: Found, tried: int) -> Result:
+    """The ratios of all sizes by width and tokens, and the sizes at which ours is the slower one."""
+    groups: dict[tuple[int, int, int], list[list[Spread]]] = {}
+    slower: list[list[Any]] = []
+    for count, races in found.items():
+        for size, *pair in zip(sizes, races[::2], races[1::2], strict=True):
+            speeds = [_speed(race) for race in pair]
+            groups.setdefault((size.dim, size.tokens, count), []).append(speeds)
+            for what, speed in zip(("training", "inference"), speeds, strict=True):
+                if speed.high < 1.0:
+                    slower.append([size.describe(), count, what, speed])
+    rows: list[list[Any]] = []
+    for (dim, tokens, count), speeds in sorted(groups.items(), key=lambda item: (item[0][2], *item[0][:2])):
+        medians = [[speed.median for speed in column] for column in zip(*speeds, strict=True)]
+        rows.append([f"dim {dim}, {tokens} tokens", count, len(speeds), *(Spread.of(column) for column in medians)])
+    notes = [
+        TURNS,
+        "In brackets the quartiles over depths of 4, 12 and 40 and batches of 1, 8, 32 and 128.",
+        f"{len(slower)} of {2 * len(sizes) * len(found)} ratios have both quartiles over their rounds below 1.",
+        _agreement(found),
+    ]
+    if len(sizes) < tried:
+        notes.append(f"{tried - len(sizes)} sizes of more than {LARGEST / 1e9:.0f} GFLOP a step are left out.")
+    tables = [Table(f"{TITLE}: all sizes", GRID_COLUMNS, rows, notes)]
+    if slower:
+        slower.sort(key=lambda row: row[3].median)
+        tables.append(Table("The sizes at which ours is slower", SLOWER_COLUMNS, slower, []))
+    return Result(tables, {"races": _by_text(found)})
+
+
+def profiles(sizes: list[UViTSize], rounds: int, seconds: float, settings: Settings) -> Result:
+    """Where the time of a training step goes, with stock modules and with ours."""
+    sizes = TINY if settings.quick else sizes
+    races = _races(sizes, settings.rounds_or(rounds), seconds, 1)[::2]
+    tables = []
+    for size, race in zip(sizes, races, strict=True):
+        whole, groups = {name: median(race["seconds"][name]) for name in SIDES}, race["groups"]
+        rest = {name: max(0.0, whole[name] - sum(groups[name].values())) for name in SIDES}
+        names = [name for name in groups[SIDES[0]] if any(groups[side][name] for side in SIDES)]
+        rows: list[list[Any]] = [[name, *(groups[side][name] for side in SIDES)] for name in names]
+        rows.sort(key=lambda row: -row[1])
+        rows += [[REST, *rest.values()], ["together", *whole.values()]]
+        columns = {"": "text", "stock modules": "seconds", "ours": "seconds"}
+        notes = [
+            "One thread. Together: the median step, in turns. Groups: by a profile, without what an operation calls. "
+            "An attention of batched products counts among the products.",
+        ]
+        tables.append(Table(f"A training step of U-ViT, {size.describe()}", columns, rows, notes))
+    return Result(tables, {"races": races})
+
+
+def _measured(sizes: list[UViTSize], rounds: int, seconds: float, settings: Settings) -> tuple[list[UViTSize], Found]:
+    """The sizes that are not too large, and their races by the number of threads."""
+    sizes = [size for size in (TINY if settings.quick else sizes) if operations(size) <= LARGEST]
+    threads = sorted({1, settings.threads})
+    return sizes, {count: _races(sizes, settings.rounds_or(rounds), seconds, count) for count in threads}
+
+
+def _agreement(found: Found) -> str:
     largest = max(race["difference"] for races in found.values() for race in races)
     if not largest <= TOLERANCE:
         raise BenchmarkError(
             f"both networks differ by {largest:.1e} of the largest output with the same weights, more than "
             f"{TOLERANCE:.0e}: their speeds cannot be compared"
         )
-    notes = [
-        "One process, the networks in turns; the same loop and fused AdamW for both. Processor time with one thread, "
-        "the clock on the wall with several. Above 1 ours is the faster.",
-        "At most: if all of a plain step were free but its products, attention, GELU and norms, which both call; on "
-        "one thread.",
-        f"With the same weights both networks' outputs differ by at most {largest:.0e} of the largest.",
-    ]
-    if len(measured) < len(sizes):
-        notes.append(f"{len(sizes) - len(measured)} sizes of more than {LARGEST / 1e9:.0f} GFLOP a step are left out.")
-    table = Table("UViT against a U-ViT of stock modules, in a plain loop", COLUMNS, rows, notes)
-    return Result([table], {"races": {str(count): races for count, races in found.items()}})
+    return f"With the same weights both networks' outputs differ by at most {largest:.0e} of the largest."
 
 
-def _races(sizes: list[UViTSize], rounds: int, seconds: float, threads: int) -> list[dict[str, Any]]:
+def _by_text(found: Found) -> dict[str, list[Race]]:
+    return {str(count): races for count, races in found.items()}
+
+
+def _races(sizes: list[UViTSize], rounds: int, seconds: float, threads: int) -> list[Race]:
     given = {"sizes": [size.network() for size in sizes], "rounds": rounds, "seconds": seconds}
     contender = Contender("both networks", PLAIN_RACES, given)
     return run_races(contender, 2 * len(sizes), threads, f"races with {threads} thread(s)")
@@ -95,16 +182,22 @@ def run_races(contender: Contender, count: int, threads: int, title: str) -> lis
         return worker.ask("found")
 
 
-def _cells(race: dict[str, Any], threads: int) -> tuple[Spread, Spread, float | None]:
+def _speed(race: Race) -> Spread:
+    return Spread.of(ratios(race["seconds"]["plain"], race["seconds"]["ours"]))
+
+
+def _cells(race: Race, threads: int) -> tuple[Spread, Spread, float | None]:
     seconds = race["seconds"]
     # Kernels are timed on one thread.
-    bound = max(1.0, median(seconds["plain"]) / race["kernels"]) if threads == 1 else None
-    return Spread.of(seconds["ours"]), Spread.of(ratios(seconds["plain"], seconds["ours"])), bound
+    kernels = sum(race["groups"]["plain"][name] for name in KERNELS)
+    bound = max(1.0, median(seconds["plain"]) / kernels) if threads == 1 else None
+    return Spread.of(seconds["ours"]), _speed(race), bound
 
 
 CASES = {
     "small": partial(against_plain, SMALL, 60, 4.0),
     "middle": partial(against_plain, MIDDLE, 30, 4.0),
     "large": partial(against_plain, LARGE, 20, 4.0),
-    "grid": partial(against_plain, GRID, 20, 3.0),
+    "grid": partial(over_grid, 20, 3.0),
+    "profile": partial(profiles, EXTREMES, 20, 4.0),
 }

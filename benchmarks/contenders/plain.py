@@ -5,7 +5,6 @@ moment falls on both, and the clock is the processor time of this process.
 """
 
 import math
-import re
 import time
 from collections.abc import Callable
 from functools import partial
@@ -14,17 +13,17 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
 
 from scalelong.models import UViT
 
-from ..profile import GROUPS
+from ..profile import seconds_by_group
 from .races import Races
 
 Step = Callable[[], object]
 
 PLAIN, OURS = "plain", "ours"
-KERNELS, PROFILED = ("matrix products", "attention", "GELU", "norms"), 5
+PROFILED = 5
+"""Steps of each network that are profiled."""
 FEWEST = 7
 """Rounds of a race, however long they take."""
 
@@ -154,15 +153,8 @@ class PlainRace:
         return (clock() - start) / count
 
     def about(self) -> dict[str, Any]:
-        """The seconds that a step of the plain network spends in products, attention, GELU and norms, which both have
-        to compute. They bound how much faster a network can be that calls the same kernels."""
-        with profile(activities=[ProfilerActivity.CPU]) as found:
-            for _ in range(PROFILED):
-                self.steps[PLAIN]()
-        kernels = (
-            event for event in found.key_averages() if any(re.search(GROUPS[name], event.key) for name in KERNELS)
-        )
-        return {"kernels": sum(event.self_cpu_time_total for event in kernels) / PROFILED / 1e6}
+        """The seconds of a step of each network in each group of operations."""
+        return {"groups": {name: seconds_by_group(step, PROFILED) for name, step in self.steps.items()}}
 
     def __call__(self) -> None:
         # To and fro, so that neither always finds the caches as the other left them.
