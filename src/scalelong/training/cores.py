@@ -20,9 +20,9 @@ from ..models.call import Denoiser
 from ..runs.config import TrainConfig, require
 from ..skips import SkipHost
 
-ROWS, ENTRIES = 1024, 2**18
-"""Tokens of a chunk, and entries of its features (B·L·D), at most: more do not fit a cache, fewer make thin matrix
-products and more gradients to add up (`scalelong bench step`)."""
+ROWS, FEWEST_ROWS, ENTRIES = 1024, 512, 2**18
+"""Tokens of a chunk at most, and at least where the entries of its features (B·L·D) are too many: more do not fit a
+cache, fewer make thin matrix products and more gradients to add up (`scalelong bench step`)."""
 
 LARGE = 2**18
 """Entries of a parameter whose gradients do not wait for the end of the step. For fewer, the hook costs more than it
@@ -199,7 +199,8 @@ def images_at_once(model: nn.Module, images: int, cores: int) -> int:
     site = model.skip_sites()[0] if isinstance(model, SkipHost) else None
     if site is None or site.tokens is None:
         return share
-    return min(share, max(1, round(min(ROWS, ENTRIES / site.channels) / site.tokens)))
+    rows = min(ROWS, max(FEWEST_ROWS, ENTRIES / site.channels))
+    return min(share, max(1, round(rows / site.tokens)))
 
 
 def chunks(images: int, at_most: int, cores: int) -> list[slice]:
