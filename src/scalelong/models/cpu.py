@@ -28,6 +28,10 @@ LARGE = 2**17
 """Entries of the features from which a block keeps less and computes more, and its merge makes no concatenation. Of
 norms and GELU it would keep six times as many: 3 MiB."""
 
+ROOM = 2.0
+"""An attention of products keeps its weights, L for each token and head. Large blocks have room for so many times D:
+they keep 10 D else, and stock modules 17 D."""
+
 # What `scaled_dot_product_attention` calls on a CPU. A release of torch may rename it; then blocks call their layers.
 _attend: Any = getattr(torch, "_scaled_dot_product_flash_attention_for_cpu", None)
 _attend_backward: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)
@@ -87,8 +91,7 @@ def _apply(
     if not torch.is_grad_enabled():
         products = torch.get_num_threads() > 1 and _products_are_faster(x, heads)
         return _without_gradients(_Way(x.shape, keeps, products), blocks, x, skips, factors)
-    # Products keep the attention's weights, L for each token and head. Large blocks have no room for many of them.
-    products = _products_are_faster(x, heads) and (keeps or heads * x.shape[1] <= x.shape[2])
+    products = _products_are_faster(x, heads) and (keeps or heads * x.shape[1] <= ROOM * x.shape[2])
     way, weights = _Way(x.shape, keeps, products), [value for block in blocks for value in block.weights]
     return _Blocks.apply(way, numbers, factors, x, *skips, *weights)  # pyright: ignore[reportReturnType]
 
@@ -305,9 +308,9 @@ def _concatenated(main: Tensor, skip: Tensor, factors: Factors) -> Tensor:
 
 
 def _products_are_faster(x: Tensor, heads: int) -> bool:
-    """By the size alone (`scalelong bench network`)."""
+    """By the size alone (`scalelong bench network`). With one head torch's kernel needs no copies, and is faster."""
     batch, length, _ = x.shape
-    return batch * heads >= 16 and length <= 128 and batch * heads * length**2 <= 2**20
+    return heads > 1 and batch * heads >= 16 and length <= 128 and batch * heads * length**2 <= 2**20
 
 
 def _attention(way: _Way, heads: int, qkv: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
