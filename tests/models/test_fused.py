@@ -41,6 +41,7 @@ def layer_by_layer():
     """As if somebody looked."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("scalelong.models.uvit.is_ordinary", lambda _: False)
+        patch.setattr("scalelong.models.uvit.is_fusible", lambda _: False)
         yield
 
 
@@ -294,7 +295,7 @@ def test_it_steps_aside_for_whoever_would_notice(monkeypatch):
     assert fuses() == [True]
     assert not fuses(x.double(), block().double())
     assert not fuses(x.to("meta"), block().to("meta"))
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", torch.float16):
         assert not fuses()
     with FlopCounterMode(display=False):
         assert not fuses()
@@ -383,3 +384,137 @@ def test_a_large_block_remembers_a_third_less():
     with layer_by_layer():
         assert lean < 0.7 * kept(model, images)
     assert kept(model, images // 2) > 0.55 * lean  # below that, everything is kept
+
+
+# Mixed precision: autocast to bfloat16
+
+
+def mixed():
+    return torch.autocast("cpu", torch.bfloat16)
+
+
+@pytest.fixture(params=[True, False])
+def low_attention(request, monkeypatch):
+    monkeypatch.setattr(fused, "_low_products_are_faster", lambda *_: request.param)
+    return request.param
+
+
+def errors(found, exact) -> list[float]:
+    """Of the output and of each gradient, as a share of its norm."""
+    pairs = zip((found[0], *found[1]), (exact[0], *exact[1]), strict=True)
+    return [float((a.detach() - b.detach()).norm() / (b.detach().norm() + 1e-12)) for a, b in pairs]
+
+
+def exact_values(module: Block, factors: Constants, **options):
+    """In double precision, with the same inputs."""
+    wide = block(merges=module.merge is not None).double()
+    wide.load_state_dict(module.state_dict())
+    torch.manual_seed(1)
+    x, skip = (torch.randn(options["shape"]).double().requires_grad_() for _ in range(2))
+    output = wide(x, skip, factors)
+    return output, torch.autograd.grad(output.square().sum(), [x, skip, *wide.parameters()])
+
+
+@pytest.mark.parametrize("factors", [UNSCALED, Constants(0.9, 0.6)])
+@pytest.mark.parametrize("products", [True, False])
+@pytest.mark.usefixtures("low_attention")
+def test_mixed_precision_rounds_no_more_than_torchs_layers(path, factors, products, monkeypatch):
+    monkeypatch.setattr(fused, "_products_are_faster", lambda *_: products)
+    module, called, shape = block(), calls(monkeypatch), (8, 50, 12)
+    exact = exact_values(module, factors, shape=shape)
+    with mixed():
+        ours = values(module, factors, shape=shape)
+        assert called == [True]
+        with layer_by_layer():
+            layers = values(module, factors, shape=shape)
+    assert ours[0].dtype is torch.float32
+    assert all(gradient.dtype is torch.float32 for gradient in ours[1])
+    for own, theirs in zip(errors(ours, exact), errors(layers, exact), strict=True):
+        assert own < max(1.3 * theirs, 0.01), path
+
+
+@pytest.mark.usefixtures("low_attention")
+def test_mixed_precision_without_gradients_is_the_same(path):
+    module, x = block(), torch.randn(8, 50, 12)
+    with mixed():
+        expected = module(x, x, Constants(0.9, 0.6))
+        with torch.no_grad():
+            torch.testing.assert_close(module(x, x, Constants(0.9, 0.6)), expected, rtol=0, atol=0)
+
+
+def test_features_in_bfloat16_under_autocast(path):
+    """As the merge of a gated skip leaves them."""
+    module = block(merges=False)
+    x = torch.randn(2, 5, 12).bfloat16().requires_grad_()
+    with mixed():
+        output = module(x)
+    output.sum().backward()
+    assert x.grad is not None
+    assert x.grad.dtype is torch.bfloat16
+    with mixed():
+        torch.testing.assert_close(output, module(x.detach().float()))
+
+
+def test_a_backward_pass_under_autocast_is_the_same(path):
+    module = block()
+    with mixed():
+        inside = values(module, UNSCALED)
+    torch.manual_seed(1)
+    x, skip = (torch.randn(3, 5, 12, requires_grad=True) for _ in range(2))
+    with mixed():
+        output = module(x, skip, UNSCALED)
+    outside = torch.autograd.grad(output.square().sum(), [x, skip, *module.parameters()])
+    torch.testing.assert_close(inside[1], outside, rtol=0, atol=0)
+
+
+def test_weights_that_others_use_under_the_same_autocast(path):
+    """torch remembers what it has cast: a copy that was made without gradients would cut them off for everybody."""
+    module, x = block(), torch.randn(3, 5, 12)
+    weight = module.attention.out.weight
+    with mixed():
+        module(x, x, UNSCALED)
+        alone = torch.nn.functional.linear(x, weight)
+    (gradient,) = torch.autograd.grad(alone.float().sum(), weight)
+    assert gradient.abs().max() > 0
+
+
+@pytest.mark.usefixtures("at_any_size")
+def test_the_gradient_of_mixed_precision_can_be_differentiated():
+    module, exact = block(), block().double()
+    torch.manual_seed(2)
+    x = torch.randn(2, 3, 12)
+
+    def second(module, x):
+        x = x.detach().requires_grad_()
+        (first,) = torch.autograd.grad(module(x, x, Constants(1.0, 0.5)).square().sum(), x, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), [x, module.mlp.expand.weight])
+
+    with mixed():
+        ours = second(module, x)
+    with sdpa_kernel(SDPBackend.MATH):
+        expected = second(exact, x.double())
+    for a, b in zip(ours, expected, strict=True):
+        assert (a.double() - b).norm() < 0.05 * b.norm()
+
+
+@pytest.mark.parametrize("scaling", ["cs", "ls"])
+def test_a_network_in_mixed_precision(path, scaling):
+    torch.manual_seed(0)
+    model = UViT(image_size=16, patch_size=2, channels=1, dim=32, depth=4, heads=2, scaling=scaling)
+    x, t = torch.randn(4, 1, 16, 16), torch.linspace(0, 999, 4)
+
+    def found(model, x):
+        output = model(x, t)
+        return output, torch.autograd.grad(output.square().sum(), list(model.parameters()))
+
+    with mixed():
+        ours = found(model, x)
+        with layer_by_layer():
+            layers = found(model, x)
+    exact = found(model.double(), x.double())
+    for own, theirs in zip(errors(ours, exact), errors(layers, exact), strict=True):
+        assert own < max(1.5 * theirs, 0.02), path
+
+
+def test_the_gain_of_bfloat16_is_a_ratio_of_times():
+    assert 0 < fused.gain_of_bfloat16(size=64) < 1000

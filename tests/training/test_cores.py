@@ -2,6 +2,7 @@
 
 import copy
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 from scalelong.errors import InvalidConfigError
 from scalelong.models import UViT
 from scalelong.runs import HardwareConfig, TrainConfig
+from scalelong.runs.processes import make_accelerator
 from scalelong.training import cores as cores_module
 from scalelong.training.cores import CoreParallel, chunks, images_at_once, make_cores, sharing_copy
 
@@ -190,6 +192,36 @@ def test_it_is_the_default_for_uvit_alone():
     other = nn.Sequential(nn.Conv2d(1, 1, 1), nn.Dropout(0.0))
     assert make_cores(TrainConfig(), other, OnCpu()) is None
     assert isinstance(make_cores(TrainConfig(hardware=HardwareConfig(split_cores=True)), other, OnCpu()), CoreParallel)
+
+
+@pytest.mark.parametrize("scaling", ["cs", "ls"])
+def test_mixed_precision_on_each_core(scaling):
+    """accelerate replaces the forward of a model: that of each copy must be its own."""
+    accelerator = make_accelerator(TrainConfig(hardware=HardwareConfig(precision="bf16", cpu=True)), "unused")
+    plain = network(scaling)
+    split = accelerator.prepare_model(copy.deepcopy(plain))
+    x, t = torch.randn(7, 1, 8, 8), torch.rand(7) * 999
+    expected = whole(plain, x, t)
+    cores = CoreParallel(split, 3)
+    models: list[Any] = [each.call for each in cores.networks]
+    assert [model.forward.__self__ for model in models] == models
+    found = cores.backward(summed(x, t), 7, 1.0)
+    assert found.dtype is torch.float32
+    torch.testing.assert_close(found, expected, rtol=1e-2, atol=0)
+    assert not torch.equal(found, expected)  # it was rounded
+    for a, b in zip(plain.parameters(), split.parameters(), strict=True):
+        assert a.grad is not None
+        assert b.grad is not None
+        assert (b.grad - a.grad).norm() <= 0.05 * a.grad.norm()
+
+
+def test_which_precisions_are_split():
+    def splits(precision: str) -> bool:
+        accelerator = OnCpu()
+        accelerator.mixed_precision = precision
+        return make_cores(TrainConfig(), network(), accelerator) is not None
+
+    assert [splits(each) for each in ("no", "bf16", "fp16")] == [True, True, False]
 
 
 def test_small_shares_are_not_split_among_cores(monkeypatch):

@@ -116,6 +116,23 @@ def test_a_crash_and_the_same_command_end_bit_identically(full_tiny, finished, c
     assert without_times(read_metrics(finished)) == without_times(read_metrics(tmp_path / "b"))
 
 
+@pytest.mark.parametrize("split", [True, False])
+def test_mixed_precision_resumes_bit_identically(tiny, crash_at, final_state, tmp_path, split):
+    config = replace(tiny, scaling="ls", hardware=HardwareConfig(precision="bf16", cpu=True, split_cores=split))
+    train(config, tmp_path / "whole", quiet=True)
+    crash_at(config, tmp_path / "crashed", 7)
+    train(config, tmp_path / "crashed", quiet=True)
+    same(final_state(tmp_path / "crashed"), final_state(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize(("gain", "said"), [(0.25, True), (2.0, False)])
+def test_bf16_on_a_processor_that_is_slow_in_it(tiny, monkeypatch, capsys, tmp_path, gain, said):
+    monkeypatch.setattr("scalelong.training.loop.gain_of_bfloat16", lambda: gain)
+    train(replace(tiny, steps=1, hardware=HardwareConfig(precision="bf16", cpu=True)), tmp_path / "run")
+    printed = capsys.readouterr()
+    assert ("0.25 times float32's speed" in printed.out + printed.err) == said
+
+
 def test_global_generators_buffers_and_frozen_weights_resume(tiny, crash_at, final_state, tmp_path):
     config = replace(tiny, model=f"{__name__}:Dropout", model_options={})
     train(config, tmp_path / "a")

@@ -33,6 +33,7 @@ from .cpu import (
     fused_block,
     fused_blocks,
     gated_addition,
+    is_fusible,
     is_ordinary,
     is_small,
     is_untouched,
@@ -176,7 +177,8 @@ class SkipMerge(nn.Module):
             return gated_addition(merged, skip, gate * factors.skip if factors.skip != 1.0 else gate, skip_weight)
         if gate is not None:
             skip = skip * gate.to(skip.dtype)
-        merged = merge_features(main.flatten(0, 1), skip.flatten(0, 1), factors, weight, self.bias)
+        operands = main.flatten(0, 1), skip.flatten(0, 1)
+        merged = merge_features(*operands, factors, weight, self.bias, concatenate=is_small(main))
         return merged.view_as(main)
 
     def norm_skip(self, skip: Tensor) -> Tensor:
@@ -228,7 +230,7 @@ class Block(nn.Module):
         """x and skip: (B, L, D); modulation: (B, 4D), scale and shift of both norms (`SelfConditioning`)."""
         # Another class than this (FSDP2 makes one of its own) may look at what goes in and comes out. Fused blocks have
         # one gain for all images, so a modulated one calls its layers.
-        may_fuse = modulation is None and type(self) is Block and is_ordinary(x)
+        may_fuse = modulation is None and type(self) is Block and is_fusible(x)
         if skip is not None:
             fused = self.fused(merges=True) if may_fuse and gate is None else None
             if fused is not None:
@@ -591,7 +593,7 @@ class UViT(nn.Module):
 
     def _takes_rows(self, x: Tensor) -> bool:
         """Small blocks are called in rows."""
-        return is_small(x) and is_ordinary(x) and not (self.checkpointing and torch.is_grad_enabled())
+        return is_small(x) and is_fusible(x) and not (self.checkpointing and torch.is_grad_enabled())
 
     def _row(self, blocks: Iterable[nn.Module], merges: bool = False) -> list[FusedBlock] | None:
         """Blocks as one call; None if anybody looks at any of them."""

@@ -156,11 +156,11 @@ def _backward_chunk(losses_of: LossesOf, network: Denoiser, part: slice, factor:
 
 def make_cores(config: TrainConfig, model: nn.Module, accelerator: Any) -> CoreParallel | None:
     """None where all cores share every operation: on accelerators, and for networks of unknown kinds."""
-    on_cpu, full = accelerator.device.type == "cpu", accelerator.mixed_precision == "no"
-    if not splits(config, model, on_cpu=on_cpu and full, processes=accelerator.num_processes):
+    on_cpu, precision = accelerator.device.type == "cpu", accelerator.mixed_precision
+    if not splits(config, model, on_cpu=on_cpu, precision=precision, processes=accelerator.num_processes):
         require(
             not config.hardware.split_cores,
-            "split_cores is for one process on a CPU, in full precision, without compile; leave it out here",
+            "split_cores is for one process on a CPU, in float32 or bf16, without compile; leave it out here",
         )
         return None
     if config.hardware.split_cores:
@@ -169,12 +169,13 @@ def make_cores(config: TrainConfig, model: nn.Module, accelerator: Any) -> CoreP
     return CoreParallel(model, torch.get_num_threads())
 
 
-def splits(config: TrainConfig, model: nn.Module, *, on_cpu: bool, processes: int) -> bool:
+def splits(config: TrainConfig, model: nn.Module, *, on_cpu: bool, precision: str, processes: int) -> bool:
+    """Not in fp16, whose gradients have to be scaled as a whole."""
     wanted = config.hardware.split_cores
     if wanted is None:  # models that merge their skips themselves are ours, and take images one by one
         wanted = isinstance(model, SkipHost) and not any(map(_mixes_or_draws, model.modules()))
         wanted = wanted and _is_enough(config, model, torch.get_num_threads())
-    return wanted and on_cpu and processes == 1 and not config.hardware.compile
+    return wanted and on_cpu and precision in ("no", "bf16") and processes == 1 and not config.hardware.compile
 
 
 def _is_enough(config: TrainConfig, model: nn.Module, cores: int) -> bool:

@@ -32,6 +32,7 @@ from ..errors import CheckpointError, CollapseError, DataWorkerError, NonFiniteE
 from ..files import in_words, read_bytes
 from ..models.allocator import keep_freed_memory
 from ..models.call import Denoiser
+from ..models.cpu import gain_of_bfloat16
 from ..noise import LEVELS, NoiseProcess, loss_weights, losses, mean_square, noise_levels, target
 from ..runs.adapters import add_adapters_
 from ..runs.averages import forget_snapshots_after, is_snapshot, shares, write_snapshot
@@ -162,6 +163,8 @@ class Trainer:
         self.process = NoiseProcess(config.diffusion.schedule)
         if accelerator.device.type == "cpu":
             keep_freed_memory()
+            if accelerator.mixed_precision == "bf16" and (gain := gain_of_bfloat16()) < 1:
+                progress.say(f"bf16: this processor has no fast products for it ({gain:.2g} times float32's speed)")
         self.state = create(config, accelerator, self.network(new), data)
         self.cores = make_cores(config, self.state.bare, accelerator)
         self.order = DataOrder(len(data.train), config.batch_size, config.seed)

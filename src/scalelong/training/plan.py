@@ -101,7 +101,7 @@ def _snapshots(config: TrainConfig, parameters: int) -> str:
 def images_in_memory(config: TrainConfig, model: nn.Module, per_part: float, processes: int) -> float:
     """A CPU's cores go through a U-ViT's images in chunks."""
     on_cpu = config.hardware.cpu or not torch.accelerator.is_available()
-    if not splits(config, model, on_cpu=on_cpu and config.hardware.precision == "no", processes=processes):
+    if not splits(config, model, on_cpu=on_cpu, precision=config.hardware.precision, processes=processes):
         return per_part
     cores = torch.get_num_threads()
     return min(per_part, cores * images_at_once(model, int(per_part), cores))
