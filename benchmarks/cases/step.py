@@ -1,5 +1,6 @@
 """A training step of ours, against what a user would run instead."""
 
+from dataclasses import replace
 from functools import partial
 
 from ..contender import Contender, Race, ask_one, race
@@ -8,6 +9,7 @@ from ..record import Result, Table
 from ..settings import CIFAR_UNET, DEMO, DIGITS, S2_8, S2_32, SMALL, TINY, TINY_UNET, BenchmarkError, Settings, UViTSize
 
 OURS, COMPILED, THEIRS, SCRIPT = "ours", "ours, compiled", "authors", "diffusers' script"
+LOW = "{}, bf16"
 COLUMNS = {
     "": "text",
     "time per step": "seconds",
@@ -23,7 +25,7 @@ MOST_COMPILED = 64 * 65
 
 def uvit(size: UViTSize, rounds: int, settings: Settings) -> Result:
     size = TINY if settings.quick else size
-    contenders, notes = [Contender(OURS, TRAINER, size.ours())], []
+    contenders, notes = _in_both_precisions(Contender(OURS, TRAINER, size.ours())), []
     if settings.official is None:
         notes.append("The authors' code was not measured: give a checkout of it with --official PATH.")
     else:
@@ -35,11 +37,12 @@ def uvit(size: UViTSize, rounds: int, settings: Settings) -> Result:
                 f"weights, more than {TOLERANCE:.0e}: their speeds cannot be compared"
             )
         notes.append(f"With the same weights both networks' outputs differ by {difference:.0e} of the largest.")
-        contenders.insert(0, Contender(THEIRS, OFFICIAL, arguments, imports=("accelerate", "einops")))
+        theirs = Contender(THEIRS, OFFICIAL, arguments, imports=("accelerate", "einops"))
+        contenders = [*_in_both_precisions(theirs), *contenders]
     if size.batch * size.tokens <= MOST_COMPILED and not settings.quick:
         contenders.append(Contender(COMPILED, TRAINER, {**size.ours(), "compiled": True}, optional=True))
     found = race(contenders, settings, rounds)
-    notes += _drop_slower(found, COMPILED, OURS)
+    notes += [*_drop_slower(found, COMPILED, OURS), *_drop_slow_bf16(found, THEIRS)]
     return _result(f"Training step of U-ViT, {size.describe()}", found, notes)
 
 
@@ -47,10 +50,31 @@ def unet(rounds: int, settings: Settings) -> Result:
     size = TINY_UNET if settings.quick else CIFAR_UNET
     ours = {**size.ours(), "schedule": "ddpm", "clip": 1.0}
     contenders = [
-        Contender(SCRIPT, DIFFUSERS, size.theirs(), imports=UNET_IMPORTS),
-        Contender(OURS, TRAINER, ours, imports=UNET_IMPORTS),
+        *_in_both_precisions(Contender(SCRIPT, DIFFUSERS, size.theirs(), imports=UNET_IMPORTS)),
+        *_in_both_precisions(Contender(OURS, TRAINER, ours, imports=UNET_IMPORTS)),
     ]
-    return _result(f"Training step of {size.describe()}", race(contenders, settings, rounds), [])
+    found = race(contenders, settings, rounds)
+    return _result(f"Training step of {size.describe()}", found, _drop_slow_bf16(found, SCRIPT))
+
+
+def _in_both_precisions(contender: Contender) -> list[Contender]:
+    low = {**contender.arguments, "precision": "bf16"}
+    return [contender, replace(contender, name=LOW.format(contender.name), arguments=low)]
+
+
+def _drop_slow_bf16(found: Race, theirs: str) -> list[str]:
+    """Mixed precision is reported only where it helps, and then beside the other side's."""
+    low, other = LOW.format(OURS), LOW.format(theirs)
+    speed = found.speed(low, OURS).median
+    if speed <= 1.0:
+        for name in {low, other} & set(found.seconds):
+            del found.seconds[name]
+        return [f"In bf16 it is {speed:.2f} times as fast as in float32 on this processor, so it is left out."]
+    if other not in found:
+        return [f"In bf16 it is {speed:.2f} times as fast as in float32."]
+    ratio, memory = found.speed(low, other), found.memory_ratio(low, other)
+    times = f"{ratio.median:.3f} [{ratio.low:.3f}, {ratio.high:.3f}] times as fast as '{other}'"
+    return [f"In bf16 it is {speed:.2f} times as fast as in float32, and {times}, in {memory:.3f} of its memory."]
 
 
 def _drop_slower(found: Race, name: str, than: str) -> list[str]:

@@ -22,6 +22,7 @@ from scalelong.runs.config import (
     ImagesConfig,
     LoggingConfig,
     OptimizerConfig,
+    Precision,
     TrainConfig,
 )
 from scalelong.runs.folder import RunFolder
@@ -83,6 +84,7 @@ def configuration(
     schedule: Any = "vp",
     clip: float | None = None,
     workers: int = 0,
+    precision: Precision = "no",
 ) -> TrainConfig:
     """The authors' settings for CIFAR-10, without trackers."""
     return TrainConfig(
@@ -95,7 +97,7 @@ def configuration(
         images=ImagesConfig(size=shape[-1], channels=shape[0], flip=True, workers=workers),
         diffusion=DiffusionConfig(schedule=schedule),
         optimizer=OptimizerConfig(lr=2e-4, weight_decay=0.03, betas=(0.99, 0.999), warmup=2500, clip=clip),
-        hardware=HardwareConfig(compile=compiled, cpu=True),
+        hardware=HardwareConfig(compile=compiled, cpu=True, precision=precision),
         logging=LoggingConfig(trackers=(), monitor_every=0),
     )
 

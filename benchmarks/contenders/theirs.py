@@ -28,14 +28,14 @@ LIBRARY = "official_uvit_libs"
 class OfficialStep:
     """One `train_step` of their train.py, with the settings of their CIFAR-10 configuration."""
 
-    def __init__(self, path: str, batch: int, **size: Any) -> None:
+    def __init__(self, path: str, batch: int, precision: str = "no", **size: Any) -> None:
         import accelerate
 
         root = checkout(path)
         sde = definitions(root / "sde.py", ("stp", "mos", "duplicate", "SDE", "VPSDE", "ScoreModel", "LSimple"))
         utils = definitions(root / "utils.py", ("get_optimizer", "get_lr_scheduler", "customized_lr_scheduler", "ema"))
         network = network_class(root)
-        self.accelerator = accelerate.Accelerator(cpu=True)
+        self.accelerator = accelerate.Accelerator(cpu=True, mixed_precision=precision)
         model, average = network(**size), network(**size)
         average.eval()
         utils.ema(average, model, 0)
@@ -135,7 +135,7 @@ TRAINING_STEPS = 100_000
 
 
 class ScriptStep:
-    def __init__(self, options: dict[str, Any], image: int, batch: int) -> None:
+    def __init__(self, options: dict[str, Any], image: int, batch: int, precision: str = "no") -> None:
         # Here, so that the authors' step above does not load what it does not use.
         from accelerate import Accelerator
         from diffusers.models.unets.unet_2d import UNet2DModel
@@ -143,7 +143,7 @@ class ScriptStep:
         from diffusers.schedulers.scheduling_ddpm import DDPMScheduler
         from diffusers.training_utils import EMAModel
 
-        self.accelerator = Accelerator(gradient_accumulation_steps=1, mixed_precision="no", cpu=True)
+        self.accelerator = Accelerator(gradient_accumulation_steps=1, mixed_precision=precision, cpu=True)
         model = UNet2DModel(**{**UNET_PRESETS["cifar10"].arguments, **options})
         self.ema = EMAModel(
             model.parameters(),
