@@ -28,8 +28,8 @@ COLUMNS = {
     "inference, times as fast": "times",
     "at most ": "times",
 }
-
-
+LOW_COLUMNS = {name: kind for name, kind in COLUMNS.items() if name.strip() != "at most"}
+"""In bf16 the attention of both is another kernel, so that the kernels of one do not bound the other."""
 GRID_COLUMNS = {
     "": "text",
     "threads": "count",
@@ -42,6 +42,10 @@ TITLE = "UViT against a U-ViT of stock modules, in a plain loop"
 TURNS = (
     "One process, the networks in turns; the same loop and fused AdamW for both. Processor time with one thread, the "
     "clock on the wall with several. Above 1 ours is the faster."
+)
+BOUND = (
+    "At most: if all of a plain step were free but its products, attention, GELU and norms, which both call; on one "
+    "thread."
 )
 Race = dict[str, Any]
 Found = dict[int, list[Race]]
@@ -72,17 +76,20 @@ EXTREMES = [size_of(32, 4, 17, 1), size_of(512, 12, 257, 1)]
 TINY = [size_of(32, 4, 17, 1)]
 
 
-def against_plain(sizes: list[UViTSize], rounds: int, seconds: float, settings: Settings) -> Result:
-    sizes, found = _measured(sizes, rounds, seconds, settings)
+def against_plain(
+    sizes: list[UViTSize], rounds: int, seconds: float, settings: Settings, *, low: bool = False
+) -> Result:
+    """`low`: both under autocast to bf16."""
+    sizes, found = _measured(sizes, rounds, seconds, settings, low)
     rows: list[list[Any]] = []
     for count, races in found.items():
         for size, training, inference in zip(sizes, races[::2], races[1::2], strict=True):
-            rows.append([size.describe(), count, *_cells(training, count), *_cells(inference, count)])
-    bound = (
-        "At most: if all of a plain step were free but its products, attention, GELU and norms, which both call; on "
-        "one thread."
-    )
-    table = Table(TITLE, COLUMNS, rows, [TURNS, bound, _agreement(found)])
+            cells = [_cells(race, count)[: 2 if low else 3] for race in (training, inference)]
+            rows.append([size.describe(), count, *cells[0], *cells[1]])
+    if low:
+        table = Table(f"{TITLE}, both in bf16", LOW_COLUMNS, rows, [TURNS, _agreement(found)])
+    else:
+        table = Table(TITLE, COLUMNS, rows, [TURNS, BOUND, _agreement(found)])
     return Result([table], {"races": _by_text(found)})
 
 
@@ -142,11 +149,13 @@ def profiles(sizes: list[UViTSize], rounds: int, seconds: float, settings: Setti
     return Result(tables, {"races": races})
 
 
-def _measured(sizes: list[UViTSize], rounds: int, seconds: float, settings: Settings) -> tuple[list[UViTSize], Found]:
+def _measured(
+    sizes: list[UViTSize], rounds: int, seconds: float, settings: Settings, low: bool = False
+) -> tuple[list[UViTSize], Found]:
     """The sizes that are not too large, and their races by the number of threads."""
     sizes = [size for size in (TINY if settings.quick else sizes) if operations(size) <= LARGEST]
     threads = sorted({1, settings.threads})
-    return sizes, {count: _races(sizes, settings.rounds_or(rounds), seconds, count) for count in threads}
+    return sizes, {count: _races(sizes, settings.rounds_or(rounds), seconds, count, low) for count in threads}
 
 
 def _agreement(found: Found) -> str:
@@ -163,8 +172,8 @@ def _by_text(found: Found) -> dict[str, list[Race]]:
     return {str(count): races for count, races in found.items()}
 
 
-def _races(sizes: list[UViTSize], rounds: int, seconds: float, threads: int) -> list[Race]:
-    given = {"sizes": [size.network() for size in sizes], "rounds": rounds, "seconds": seconds}
+def _races(sizes: list[UViTSize], rounds: int, seconds: float, threads: int, low: bool = False) -> list[Race]:
+    given = {"sizes": [size.network() for size in sizes], "rounds": rounds, "seconds": seconds, "low": low}
     contender = Contender("both networks", PLAIN_RACES, given)
     return run_races(contender, 2 * len(sizes), threads, f"races with {threads} thread(s)")
 
@@ -199,5 +208,6 @@ CASES = {
     "middle": partial(against_plain, MIDDLE, 30, 4.0),
     "large": partial(against_plain, LARGE, 20, 4.0),
     "grid": partial(over_grid, 20, 3.0),
+    "bf16": partial(against_plain, [*SMALL[2:4], *MIDDLE, *LARGE[::2]], 20, 4.0, low=True),
     "profile": partial(profiles, EXTREMES, 20, 4.0),
 }

@@ -3,7 +3,7 @@
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from scalelong.data import ImageData
     from scalelong.diffusion.images import ImageMaker
+    from scalelong.diffusion.solvers import SampleSettings
     from scalelong.runs.load import Run
 
 
@@ -38,6 +39,21 @@ NEAR = 1.05
 
 def sweep(rounds: int, settings: Settings) -> Result:
     """Two networks that come with the package, or the given run: speed and distance of each sampler."""
+    from scalelong.diffusion.solvers import SampleSettings
+
+    ways = (QUICK_SWEEP if settings.quick else SWEEP).items()
+    return _over_runs(
+        {
+            f"{sampler}, {count} steps": SampleSettings(sampler=sampler, steps=count)
+            for sampler, counts in ways
+            for count in counts
+        },
+        rounds,
+        settings,
+    )
+
+
+def _over_runs(ways: "dict[str, SampleSettings]", rounds: int, settings: Settings) -> Result:
     import torch
 
     from scalelong.runs.load import load_run
@@ -47,7 +63,7 @@ def sweep(rounds: int, settings: Settings) -> Result:
     runs = [load_run(settings.run)] if settings.run is not None else map(load_trained, NETWORKS)
     tables, values = [], {}
     for run in runs:
-        table, found = _sweep_run(run, rounds, settings)
+        table, found = _sweep_run(run, ways, rounds, settings)
         tables.append(table)
         values[run.folder.name] = found
         if settings.quick:
@@ -55,9 +71,11 @@ def sweep(rounds: int, settings: Settings) -> Result:
     return Result(tables, values)
 
 
-def _sweep_run(run: "Run", rounds: int, settings: Settings) -> tuple[Table, dict[str, Any]]:
+def _sweep_run(
+    run: "Run", ways: "dict[str, SampleSettings]", rounds: int, settings: Settings
+) -> tuple[Table, dict[str, Any]]:
+    """The last of the ways is what the others are compared with."""
     from scalelong.diffusion.images import requests
-    from scalelong.diffusion.solvers import SampleSettings
     from scalelong.evaluation import evaluation_prompts, reference_data, trusted_features
 
     sets, count = (2, 32) if settings.quick else (SETS, IMAGES)
@@ -66,20 +84,13 @@ def _sweep_run(run: "Run", rounds: int, settings: Settings) -> tuple[Table, dict
     wanted = requests(sets * count, 0, evaluation_prompts(run.config, data, count)[0])
     distances: dict[str, Distances] = {}
     turns = {}
-    for sampler, steps in _ways(settings):
-        way, name = SampleSettings(sampler=sampler, steps=steps), f"{sampler}, {steps} steps"
+    for name, way in ways.items():
         images = run.maker.all(wanted, way, batch_size=BATCH)
         distances[name] = _distances(images, sets, extractor, reference)
         turns[name] = turn_of(partial(run.maker.all, wanted[:BATCH], way, batch_size=BATCH), _clock(settings))
     seconds = interleave(turns, settings.rounds_or(rounds), turn_seconds=0.0, warm_up=1)
     table = _table(run, data, distances, seconds, count, extractor.name, settings)
     return table, {"seconds": seconds, "frechet": {name: asdict(found) for name, found in distances.items()}}
-
-
-def _ways(settings: Settings) -> Iterator[tuple[str, int]]:
-    for sampler, all_steps in (QUICK_SWEEP if settings.quick else SWEEP).items():
-        for steps in all_steps:
-            yield sampler, steps
 
 
 @dataclass(frozen=True)
@@ -129,6 +140,10 @@ def _clock(settings: Settings) -> Callable[[], float]:
     return time.process_time if settings.threads == 1 else time.perf_counter
 
 
+def _clock_name(settings: Settings) -> str:
+    return "processor time of one thread" if settings.threads == 1 else f"{settings.threads} threads, the clock"
+
+
 def _table(
     run: "Run",
     data: "ImageData",
@@ -161,7 +176,7 @@ def _table(
         "reaches the target": "text",
     }
     fastest = f"the fastest that reaches it is {max(reached, key=lambda name: reached[name])}" if reached else "no one"
-    clock = "processor time of one thread" if settings.threads == 1 else f"{settings.threads} threads, the clock"
+    clock = _clock_name(settings)
     notes = [
         f"Target: a distance of {target:.3g}; {fastest}.",
         f"Distances of {images} images of the same seeds, by {features} features; 95 % intervals by a jackknife over "
@@ -171,6 +186,64 @@ def _table(
     parameters = sum(parameter.numel() for parameter in run.model.parameters())
     title = f"Sampling {data.name} with {run.folder.name} ({run.config.model}, {parameters:,} parameters)"
     return Table(title, columns, rows, notes)
+
+
+# Mixed precision
+
+FRESH = {"U-ViT, dim 128, depth 12, 65 tokens": 64, "U-ViT-S/2": 16, "unet/cifar10": 16}
+"""Networks as they are built, and their batches: how fast they are does not depend on what they have learned."""
+
+
+def precision(rounds: int, settings: Settings) -> Result:
+    """Speed and distance in bf16 of networks that come with the package, and speed of larger ones."""
+    from scalelong.diffusion.solvers import SampleSettings
+
+    steps = 2 if settings.quick else 25
+    ways = {
+        f"dpm++, {steps} steps, bf16": SampleSettings(steps=steps, precision="bf16"),
+        f"dpm++, {steps} steps": SampleSettings(steps=steps),
+    }
+    found = _over_runs(ways, rounds, settings)
+    if settings.quick or settings.run is not None:
+        return found
+    from scalelong.diffusion.images import requests
+
+    rows, values = [], {}
+    for name, batch in FRESH.items():
+        maker, wanted = _fresh(name), requests(batch, 0)
+        turns = {
+            each: turn_of(partial(maker.all, wanted, SampleSettings(steps=2, precision=each)), _clock(settings))
+            for each in ("no", "bf16")
+        }
+        seconds = interleave(turns, settings.rounds_or(rounds), turn_seconds=0.0, warm_up=1)
+        rates = [Spread.of([batch / value for value in seconds[each]]) for each in ("no", "bf16")]
+        rows.append([f"{name}, batch {batch}", *rates, Spread.of(ratios(seconds["no"], seconds["bf16"]))])
+        values[name] = seconds
+    columns = {"network": "text", "float32, images per second": "rate", "bf16": "rate", "times as fast": "times"}
+    notes = [f"Two steps of dpm++; {_clock_name(settings)}."]
+    table = Table("Sampling in bf16, networks with random weights", columns, rows, notes)
+    return Result([*found.tables, table], {**found.rounds, "fresh": values})
+
+
+def _fresh(name: str) -> "ImageMaker":
+    import torch
+
+    from scalelong.diffusion.conditions import Unconditional
+    from scalelong.diffusion.images import ImageMaker
+    from scalelong.models import UViT
+    from scalelong.models.call import Denoiser
+    from scalelong.models.presets import unet
+    from scalelong.noise import NoiseProcess
+
+    torch.manual_seed(0)
+    if name == "unet/cifar10":
+        model: Any = unet("cifar10").eval()
+        model.to(memory_format=torch.channels_last)
+    elif name == "U-ViT-S/2":
+        model = UViT.preset("cifar10-s2").eval()
+    else:
+        model = UViT(image_size=32, patch_size=4, channels=3, dim=128, depth=12, heads=4).eval()
+    return ImageMaker(model, Denoiser(model), NoiseProcess("ddpm"), "epsilon", (3, 32, 32), Unconditional(), None)
 
 
 # diffusers' own pipeline, with the same network and the same scheduler
@@ -201,7 +274,7 @@ def pipeline(rounds: int, settings: Settings) -> Result:
         "times as fast": "times",
         "levels apart": "number",
     }
-    clock = "processor time of one thread" if settings.threads == 1 else f"{settings.threads} threads, the clock"
+    clock = _clock_name(settings)
     notes = [
         "`DDPMPipeline` of diffusers, which takes any network and scheduler, against `scalelong sample`, in turns in "
         f"one process; {clock}. unet is unet/cifar10, narrow (32x32). Levels apart: the largest difference of a pixel, "
@@ -272,4 +345,4 @@ def _maker(network: str) -> "tuple[ImageMaker, Sequence[str]]":
 def _silent(_: str) -> None: ...
 
 
-CASES = {"sweep": partial(sweep, 3), "pipeline": partial(pipeline, 9)}
+CASES = {"sweep": partial(sweep, 3), "precision": partial(precision, 5), "pipeline": partial(pipeline, 9)}

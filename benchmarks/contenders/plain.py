@@ -103,12 +103,14 @@ class PlainUViT(nn.Module):
         self.load_state_dict(weights)
 
 
-def training_step(model: nn.Module, x: Tensor, t: Tensor, target: Tensor) -> Step:
+def training_step(model: nn.Module, x: Tensor, t: Tensor, target: Tensor, low: bool = False) -> Step:
     """The step of a plain loop."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
     def step() -> None:
-        loss = F.mse_loss(model(x, t), target)
+        with torch.autocast("cpu", torch.bfloat16, enabled=low):
+            output = model(x, t)
+        loss = F.mse_loss(output.float(), target)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -116,9 +118,9 @@ def training_step(model: nn.Module, x: Tensor, t: Tensor, target: Tensor) -> Ste
     return step
 
 
-def inference_step(model: nn.Module, x: Tensor, t: Tensor) -> Step:
+def inference_step(model: nn.Module, x: Tensor, t: Tensor, low: bool = False) -> Step:
     def step() -> None:
-        with torch.inference_mode():
+        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=low):
             model(x, t)
 
     return step
@@ -127,7 +129,7 @@ def inference_step(model: nn.Module, x: Tensor, t: Tensor) -> Step:
 class PlainRace:
     """Steps of both networks in turns, in training or in inference. A call is one turn of each."""
 
-    def __init__(self, *, batch: int, training: bool, turn: float = 0.01, **size: Any) -> None:
+    def __init__(self, *, batch: int, training: bool, turn: float = 0.01, low: bool = False, **size: Any) -> None:
         torch.manual_seed(0)
         ours = UViT(**size)
         plain = PlainUViT(**size)
@@ -137,7 +139,8 @@ class PlainRace:
         with torch.no_grad():
             outputs = plain(x, t)
             self.difference = float((ours(x, t) - outputs).abs().max() / outputs.abs().max())
-        make = partial(training_step, x=x, t=t, target=target) if training else partial(inference_step, x=x, t=t)
+        given = {"x": x, "t": t, "low": low}
+        make = partial(training_step, target=target, **given) if training else partial(inference_step, **given)
         self.steps = {PLAIN: make(plain), OURS: make(ours)}
         self.seconds: dict[str, list[float]] = {name: [] for name in self.steps}
         warm = [min(self._time(step, 1) for step in self.steps.values()) for _ in range(3)]
@@ -166,6 +169,6 @@ class PlainRace:
 class PlainRaces(Races):
     """Training and inference of each size."""
 
-    def __init__(self, *, sizes: list[dict[str, Any]], rounds: int, seconds: float) -> None:
-        made = [partial(PlainRace, **size, training=training) for size in sizes for training in (True, False)]
+    def __init__(self, *, sizes: list[dict[str, Any]], rounds: int, seconds: float, low: bool = False) -> None:
+        made = [partial(PlainRace, **size, training=each, low=low) for size in sizes for each in (True, False)]
         super().__init__(made, rounds=rounds, fewest=FEWEST, seconds=seconds)

@@ -210,3 +210,29 @@ def test_a_grid_is_a_picture_that_notebooks_show(class_run: Path, tmp_path: Path
     shown = TrainResult(class_run, run.step, True, tmp_path / "newest.png")._repr_html_()
     assert "finished at step" in shown
     assert "data:image/png;base64,iVBOR" in shown
+
+
+def test_precision_is_that_of_the_network_alone(class_run: Path) -> None:
+    run = load_run(class_run)
+    seen: list[tuple[torch.dtype, bool]] = []
+
+    def look(_: object, inputs: tuple[torch.Tensor, ...]) -> None:
+        seen.append((inputs[0].dtype, torch.is_autocast_enabled("cpu")))
+
+    handle = run.model.register_forward_pre_hook(look)
+    low = run.sample(8, steps=3, precision="bf16")
+    handle.remove()
+    assert seen == [(torch.float32, True)] * 3
+    full = run.sample(8, steps=3)
+    assert not torch.equal(low, full)
+    assert (low.float() - full.float()).abs().mean() < 4  # of 255
+
+
+def test_the_command_samples_in_bf16_and_never_mixes(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*arguments, "--precision", "bf16"]) == 0
+    note = json.loads((Path(arguments[arguments.index("--out") + 1]) / "samples.json").read_text())
+    assert note["precision"] == "bf16"
+    assert main(arguments) != 0
+    assert "precision: 'bf16' -> None" in capsys.readouterr().err
+    with pytest.raises(InvalidConfigError, match="precision must be one of no, bf16, fp16, got 'int4'"):
+        SampleSettings(precision="int4")

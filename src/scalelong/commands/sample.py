@@ -17,6 +17,7 @@ from .options import (
     add_quiet_option,
     add_sampling_options,
     model_folder,
+    names_in,
     sample_settings,
     trained_run,
     whole_number,
@@ -48,6 +49,13 @@ def parser() -> argparse.ArgumentParser:
         help="run what lies inside long skip `depth` at every third step only: faster, and not the same images; "
         "with centre=10,power=1.4 the full steps are closer around step 10",
     )
+    made.add_argument(
+        "--precision",
+        default="no",
+        choices=names_in("diffusion.solvers", "PRECISIONS"),
+        help="multiply in bf16 or fp16: faster on GPUs, and in bf16 on CPUs with instructions for it; not quite the "
+        "same images (default: no, which is float32)",
+    )
     made.add_argument("--out", type=Path, help="folder for the images (default: a name that says how, in the run)")
     add_quiet_option(made)
     return made
@@ -69,7 +77,7 @@ def run(options: argparse.Namespace) -> None:
     place = model_folder(options.model) if options.model else Path(options.targets[0])
     trained = trained_run(place, options)
     wanted = requests(options.n, options.seed, asked or options.prompts or trained.default_prompts)
-    settings = replace(sample_settings(options), cache=options.cache)
+    settings = replace(sample_settings(options), cache=options.cache, precision=options.precision)
     folder = options.out or trained.folder / "images" / folder_name(trained, settings)
     progress = Progress("images", enabled=False if options.quiet else None)
     log = silent if options.quiet else print

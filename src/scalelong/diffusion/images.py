@@ -16,7 +16,7 @@ from ..noise import NoiseProcess, Prediction
 from ..optional import needs
 from ..skips import cached
 from .conditions import Conditions, Unconditional
-from .solvers import Conditional, SampleSettings, guided, sample
+from .solvers import Conditional, SampleSettings, guided, in_precision, sample
 
 if TYPE_CHECKING:
     from .latents import Autoencoder
@@ -117,9 +117,10 @@ class ImageMaker:
         filled = part + [part[-1]] * (-len(part) % CPU_MULTIPLE if device.type == "cpu" else 0)
         condition = self.conditions.from_prompts([request.prompt for request in filled if request.prompt is not None])
         condition = None if condition is None else condition.to(device)
+        network = in_precision(self.network, settings.precision, device)
         with cache:
             x = sample(
-                guided(self.network, condition, self.conditions.null(), settings.guidance),
+                guided(network, condition, self.conditions.null(), settings.guidance),
                 self.process,
                 self.prediction,
                 self.shape,

@@ -31,6 +31,22 @@ Conditional = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """A network that takes x_t, the times and the condition."""
 
 
+PRECISIONS = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""Types that a network may multiply in."""
+
+
+def in_precision(network: Conditional, precision: str, device: torch.device) -> Conditional:
+    """The network under autocast; what it gives is float32 again."""
+    if precision == "no":
+        return network
+
+    def call(x: Tensor, t: Tensor, condition: Tensor | None) -> Tensor:
+        with torch.autocast(device.type, PRECISIONS[precision]):
+            return network(x, t, condition).float()
+
+    return call
+
+
 def guided(network: Conditional, condition: Tensor | None, null: Tensor | None, scale: float) -> Predict:
     """F(x, ∅) + w (F(x, c) - F(x, ∅)). With w = 1 the condition alone is used, with w = 0 it is ignored.
 
@@ -201,9 +217,13 @@ class SampleSettings:
     cache: str = ""
     """"every=3,depth=1": the inner part of the network runs at every third step only (`scalelong.cached`). With
     "centre=10,power=1.4" the full steps are closer around step 10 (`scalelong.full_steps`)."""
+    precision: str = "no"
+    """Of the network's products: "bf16", "fp16", or "no" for float32. The sampler itself is always in float32."""
 
     def __post_init__(self) -> None:
         require_sampler(self.sampler, self.steps)
+        if self.precision not in PRECISIONS:
+            raise InvalidConfigError(f"precision must be one of {', '.join(PRECISIONS)}, got {self.precision!r}")
         self.cache_arguments()
         if not 0 <= self.guidance <= 1000:
             raise InvalidConfigError(f"guidance must be a number from 0 to 1000, got {self.guidance}")

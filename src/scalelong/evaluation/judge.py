@@ -295,7 +295,10 @@ def score_folder(
     if (path / NOTE).exists():
         note = SampleFolder(path).note()
         made_by = {
-            "sampler": note["sampler"],
+            # What else was done to the network makes it another way of sampling.
+            "sampler": ", ".join(
+                [note["sampler"], *(str(note[name]) for name in ("cache", "precision") if name in note)]
+            ),
             "sampler_steps": note["steps"],
             "guidance": note["guidance"],
             "weights": note["weights"],

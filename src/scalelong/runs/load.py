@@ -114,16 +114,18 @@ class Run:
         steps: int = 25,
         guidance: float = 1.0,
         cache: str = "",
+        precision: str = "no",
         batch_size: int = 64,
         device: torch.device | str = "cpu",
     ) -> Tensor:
         """Images, uint8 (n, C, H, W). Image i has the seed `seed + i` and does not depend on n or batch_size.
 
         `prompts` are classes or texts, which take turns; a class-conditional model without prompts shows all classes.
-        `wishes` is an earlier name of `prompts`. `cache` is that of SampleSettings: "every=3,depth=1".
+        `wishes` is an earlier name of `prompts`. `cache` ("every=3,depth=1") and `precision` ("bf16") are those of
+        SampleSettings.
         """
         wanted = requests(n, seed, prompts or wishes or self.default_prompts)
-        settings = SampleSettings(sampler=sampler, steps=steps, guidance=guidance, cache=cache)
+        settings = SampleSettings(sampler=sampler, steps=steps, guidance=guidance, cache=cache, precision=precision)
         return self.maker.all(wanted, settings, batch_size=batch_size, device=device)
 
     def grid(self, n: int = 16, *, columns: int | None = None, **options: Any) -> Any:

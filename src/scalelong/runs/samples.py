@@ -190,9 +190,13 @@ def processes() -> Any:
 def folder_name(run: Run, settings: SampleSettings) -> str:
     guidance = f"-guidance{settings.guidance:g}" if settings.guidance != 1 else ""
     cache = "".join(f"-{name}{value:g}" for name, value in settings.cache_options().items())
+    precision = f"-{settings.precision}" if settings.precision != "no" else ""
     tuned = f"-tuned-{hashlib.sha256(run.config.scaling.encode()).hexdigest()[:6]}" if run.is_rescaled else ""
     weights = run.weights.replace(":", "").replace("%", "pct")  # of ema:10%; a colon is not for file names
-    return f"step{run.step}-{weights}-{settings.sampler}{settings.steps}{guidance}{cache}{tuned}"
+    return f"step{run.step}-{weights}-{settings.sampler}{settings.steps}{guidance}{cache}{precision}{tuned}"
+
+
+UNSAID = (("cache", ""), ("precision", "no"))
 
 
 def describe_samples(run: Run, settings: SampleSettings) -> dict[str, Any]:
@@ -201,7 +205,8 @@ def describe_samples(run: Run, settings: SampleSettings) -> dict[str, Any]:
         "weights": run.weights,
         "step": run.step,
         "weights_sha256": run.weights_sha256,
-        **{name: value for name, value in asdict(settings).items() if name != "cache" or value},
+        # Folders that were made before there were these do not name them.
+        **{name: value for name, value in asdict(settings).items() if (name, value) not in UNSAID},
         **({"scaling": run.config.scaling} if run.is_rescaled else {}),
     }
 
