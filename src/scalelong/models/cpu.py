@@ -10,8 +10,8 @@ backward pass is written out below: for one block, or for a row of them. It know
   outputs of norms and GELU are computed again from their inputs, which are kept anyway. So a block keeps a third less.
 
 Under `torch.autocast("cpu", torch.bfloat16)` products are of bfloat16, and the stream between them, norms and the
-scores of the attention stay in float32. torch's attention takes up to ten times as long backward in bfloat16 as in
-float32, so that it is never called there.
+scores of the attention stay in float32. torch's attention takes several times as long backward in bfloat16 as in
+float32 where sequences are short, so that it is never called there.
 
 All compute what the layers compute; `plain_block` is the reference. Where somebody would notice (hooks, adapters,
 other types of tensors, transforms, compilation) `is_ordinary` and `is_untouched` say no, and the layers are called one

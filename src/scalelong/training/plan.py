@@ -9,6 +9,7 @@ from ..console import duration
 from ..data import ImageData
 from ..errors import ScaleLongError
 from ..models.call import Denoiser, count_parameters
+from ..models.cpu import gain_of_bfloat16
 from ..noise import NoiseProcess, losses
 from ..runs.averages import OLDEST, is_snapshot, shares
 from ..runs.config import TrainConfig
@@ -21,6 +22,10 @@ from .sizing import MOST_EPOCHS
 BYTES_PER_PARAMETER = {"weights": 4, "gradients": 4, "AdamW": 8, "moving average": 4}
 PROBE = 2
 """Images in the pass that measures how much memory an image takes."""
+
+
+WORTH_SAYING = 1.5
+"""So many times as fast products of bf16 have to be that a plan in float32 names them."""
 
 
 def describe_run(
@@ -59,6 +64,7 @@ def describe_run(
         f"EMA {optimizer.ema_length or optimizer.ema_rate}",
         "batch": f"{config.batch_size} images = {processes} process(es) x {config.hardware.accumulation} part(s) x "
         f"{per_part:g} images",
+        "precision": _precision(config),
         "length": f"{config.steps} steps = {epochs:.1f} epochs"
         + (": the network will learn the images by heart" if epochs > MOST_EPOCHS else ""),
         "time": "not measured" if seconds is None else f"about {duration(seconds)} on this machine",
@@ -105,6 +111,18 @@ def images_in_memory(config: TrainConfig, model: nn.Module, per_part: float, pro
         return per_part
     cores = torch.get_num_threads()
     return min(per_part, cores * images_at_once(model, int(per_part), cores))
+
+
+def _precision(config: TrainConfig) -> str:
+    """And on a CPU whether bf16 pays, which depends on the processor."""
+    chosen = "float32" if config.hardware.precision == "no" else config.hardware.precision
+    if not (config.hardware.cpu or not torch.accelerator.is_available()) or chosen == "fp16":
+        return chosen
+    gain = gain_of_bfloat16()
+    if chosen == "float32" and gain < WORTH_SAYING:
+        return chosen
+    hint = ": try --precision bf16" if chosen == "float32" else ""
+    return f"{chosen} (this processor multiplies bf16 {gain:.2g} times as fast as float32{hint})"
 
 
 def _on(value: bool) -> str:
