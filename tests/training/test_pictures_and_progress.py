@@ -1,11 +1,15 @@
 """Grids, PNG files and the line that people watch."""
 
+import json
+import re
+
 import pytest
 import torch
 from PIL import Image
 
 from scalelong.console import StopWatch, TrainingProgress, duration
 from scalelong.runs import image_grid, save_png
+from scalelong.training import train
 from scalelong.training.tracking import Window
 
 
@@ -59,6 +63,15 @@ def test_a_line_says_where_the_run_is(capsys):
     assert capsys.readouterr().err == "step 50/100  loss 0.5000  gradient 0.25  640 images/s  0:00:05 left\n"
     TrainingProgress(100, enabled=False).record(metrics)
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_line_shows_the_held_out_loss_of_its_own_step(full_tiny, tmp_path, capsys):
+    train(full_tiny, tmp_path / "run")
+    shown = re.findall(r"step (\d+)/12  .*held-out ([\d.]+)", capsys.readouterr().err)
+    lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    measured = {line["step"]: f"{line['held_out_loss']:.4f}" for line in lines if "held_out_loss" in line}
+    assert list(measured) == [5, 10, 12]
+    assert shown == [(str(step), measured[at]) for step, at in ((6, 5), (8, 5), (10, 10), (12, 12))]
 
 
 def test_durations():

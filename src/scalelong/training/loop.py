@@ -336,13 +336,16 @@ class Trainer:
             self.recorder.write(step, hook(self.state))
         self.recorder.write(step, self.monitor.after_step())
         self.progress.tick(step)
+        recorded = None
         if step % self.config.logging.log_every == 0 or final:
-            self.recorder.record(self.state, self.window, self.watch, self.order.epoch(step))
+            recorded = self.recorder.record(self.state, self.window, self.watch, self.order.epoch(step))
         with self.watch.paused():
             if step % self.config.held_out_every == 0 or final:
                 held_out = self.inspector.held_out_loss()
                 self.recorder.held_out(step, held_out)
                 self.measured("held-out", (held_out or {}).get("held_out_loss"), step % self.config.held_out_every == 0)
+            if recorded is not None:  # only now, because the line shows the held-out loss of its step
+                self.progress.record(recorded)
             if self.config.samples_every and (step % self.config.samples_every == 0 or final):
                 self.recorder.images(step, self.inspector.sample_grid())
             if self.config.logging.scores_every and (step % self.config.logging.scores_every == 0 or final):

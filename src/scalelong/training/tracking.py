@@ -103,7 +103,7 @@ class Recorder:
             self.run.keep_mlflow_id(self.accelerator.trackers[0].tracker.info.run_id)
 
     def record(self, state: TrainState, window: Window, watch: StopWatch, epoch: float) -> dict[str, Any]:
-        """Close the window and write its means."""
+        """Close the window and write its means, which are given back for the line of progress."""
         seconds, steps = watch.lap(state.step)
         state.seconds += seconds
         metrics = {
@@ -119,7 +119,6 @@ class Recorder:
         if state.accelerator.scaler is not None:
             metrics["loss_scale"] = state.accelerator.scaler.get_scale()
         self.write(state.step, metrics)
-        self.progress.record(metrics)
         return metrics
 
     def held_out(self, step: int, values: dict[str, float] | None) -> None:
