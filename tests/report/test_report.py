@@ -149,7 +149,14 @@ def test_gaps_between_samples_are_clear(tmp_path):
 
 def test_a_folder_with_a_range_needs_no_runs(tmp_path):
     cells = [
-        {"method": method, "rate": rate, "survived": alive, "runs": 8, "best_loss": [0.1], "last_loss": [None]}
+        {
+            "method": method,
+            "rate": rate,
+            "survived": alive,
+            "runs": 8,
+            "best_loss": [0.1, 0.2, 0.9, None],
+            "last_loss": [None],
+        }
         for method, rate, alive in (("none", 0.008, 1), ("none", 0.012, 0), ("cs", 0.008, 7), ("cs", 0.012, 5))
     ]
     run = {"method": "none", "rate": 0.008, "seed": 0, "outcome": "collapsed", "curve": [[10, 1.0], [20, 0.5]]}
@@ -168,6 +175,7 @@ def test_a_folder_with_a_range_needs_no_runs(tmp_path):
     assert data["verdict"] == [{"title": "deep", "text": ["CS survives."]}]
     (found,) = data["ranges"]
     assert [[cell["survived"] for cell in row] for row in found["cells"]] == [[1, 0], [7, 5]]
+    assert [(cell["best"], cell["last"]) for cell in found["cells"][0]] == [(0.2, None)] * 2  # medians
     assert found["rows"][1]["half of the runs survive"] == "1.1e-2"
     write_report([tmp_path], tmp_path / "report.html")
     (tmp_path / "range.json").write_text('{"methods": 3}')

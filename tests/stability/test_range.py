@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 import scalelong as sl
 from scalelong.errors import RunFolderError
+from scalelong.report import collect
 from scalelong.stability import CollapseRule, Method, RateRange, RateRun, StepFailedError, rate_range
 from scalelong.stability.range import Fate
 from scalelong.stability.survival import rate_text
@@ -363,8 +365,6 @@ def test_runs_at_rates_too_low_to_learn_are_not_collapses():
 
 
 def replaced(run: RateRun, outcome: str) -> RateRun:
-    from dataclasses import replace
-
     return replace(run, outcome=outcome)
 
 
@@ -418,6 +418,17 @@ def test_p_values_are_those_of_the_sign_test():
     # Eight pairs of one sign: 2 / 2^8, times two methods for the smaller of two (Holm).
     found = made_up({"none": {8e-3: 0}, "cs": {8e-3: 8}, "ls": {8e-3: 0}})
     assert [entry.p for entry in found.differences] == [2 / 2**8 * 2, 1.0]
+
+
+def test_the_best_loss_is_the_median_of_the_smallest_losses_as_in_the_report(tmp_path):
+    found = made_up({"none": {4e-3: 8, 8e-3: 8}}, seeds=3)
+    best = {(4e-3, 0): 0.1, (4e-3, 1): 0.2, (4e-3, 2): 0.9, (8e-3, 0): 0.3, (8e-3, 1): 0.3, (8e-3, 2): 0.3}
+    found = replace(found, runs=tuple(replace(run, best=best[run.rate, run.seed]) for run in found.runs))
+    assert found.rows()[0]["best loss (at)"] == "0.2 (4e-3)"
+    assert "best loss: the median of the runs' smallest smoothed losses" in str(found)
+    found.save(tmp_path)
+    (shown,) = collect([tmp_path])["ranges"]
+    assert [cell["best"] for cell in shown["cells"][0]] == [0.2, 0.3]
 
 
 def test_json_round_trip_and_bad_json():

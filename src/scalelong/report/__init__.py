@@ -18,6 +18,7 @@ from dataclasses import replace
 from importlib.resources import files
 from os import PathLike
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from .._version import __version__
@@ -441,15 +442,19 @@ def _range(path: Path) -> dict[str, Any]:
 def _range_cell(cell: dict[str, Any] | None) -> dict[str, Any] | None:
     if cell is None:
         return None
-    losses = [loss for loss in cell.get("last_loss", []) if loss is not None and math.isfinite(loss)]
-    reached = [loss for loss in cell.get("best_loss", []) if loss is not None and math.isfinite(loss)]
     return {
         "survived": cell["survived"],
         "count": cell["runs"],
         "outcomes": {name: count for name, count in cell.get("outcomes", {}).items() if count},
-        "best": _finite(sum(reached) / len(reached)) if reached else None,
-        "last": _finite(sum(losses) / len(losses)) if losses else None,
+        "best": _median(cell.get("best_loss", [])),
+        "last": _median(cell.get("last_loss", [])),
     }
+
+
+def _median(losses: Iterable[float | None]) -> float | None:
+    """Of the losses that are numbers: the same statistic as in the printed table."""
+    found = [loss for loss in losses if loss is not None and math.isfinite(loss)]
+    return _finite(median(found)) if found else None
 
 
 def _left_first(entry: dict[str, Any]) -> str:

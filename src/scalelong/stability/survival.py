@@ -50,6 +50,7 @@ LEVEL = 0.05
 """Below this p-value (Holm's) two methods differ."""
 EXACT = 14
 """Up to so many seeds all signs are flipped; for more, a sample of the flips is drawn."""
+BEST_LOSS = "best loss: the median of the runs' smallest smoothed losses, at the rate where it is lowest"
 # Distinguishable with the common forms of colour blindness (Okabe and Ito).
 COLOURS = ("#555555", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#b8a900")
 
@@ -142,7 +143,7 @@ class RateRange:
 
     def __str__(self) -> str:
         title = f"{self.title}\n" if self.title else ""
-        return f"{title}{self.table()}\n\n{self.verdict}"
+        return f"{title}{self.table()}\n{BEST_LOSS}\n\n{self.verdict}"
 
     # Counts
 
@@ -375,16 +376,20 @@ class RateRange:
         return text_table(self.rows())
 
     def _best_loss(self, method: str) -> str:
-        """The median over seeds of the smallest loss, at the rate where it is smallest."""
-        found = {
-            rate: median(values)
-            for rate in self.rates
-            if (values := [run.best for run in self.cell(method, rate) if run.best is not None])
-        }
+        """As BEST_LOSS says."""
+        found = self._median_best(method)
         if not found:
             return "-"
         rate = min(found, key=lambda each: found[each])
         return f"{found[rate]:.3g} ({rate_text(rate)})"
+
+    def _median_best(self, method: str) -> dict[float, float]:
+        """The median over seeds of the smallest loss, by rate."""
+        return {
+            rate: median(values)
+            for rate in self.rates
+            if (values := [run.best for run in self.cell(method, rate) if run.best is not None])
+        }
 
     def left_first(self, method: str) -> Counter[str]:
         """Which block or skip left its level first, over the collapsed runs of the method."""
@@ -533,11 +538,7 @@ class RateRange:
                     markersize=3.5,
                     alpha=0.6,
                 )
-            lines = [
-                (rate * shift, median(values))
-                for rate in self.rates
-                if (values := [run.best for run in self.cell(method, rate) if run.best is not None])
-            ]
+            lines = [(rate * shift, loss) for rate, loss in self._median_best(method).items()]
             axes.plot([x for x, _ in lines], [y for _, y in lines], color=_colour(row), linewidth=1.4, label=method)
         if self.your_rate is not None and self.rates[0] <= self.your_rate <= self.rates[-1]:
             axes.axvline(self.your_rate, color="#999999", linestyle=":", label="your rate")

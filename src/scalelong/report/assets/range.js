@@ -20,7 +20,7 @@ function rangeMap(range, colour) {
   const cell = (found) => {
     if (!found || !found.count) return html("td", { class: "untried" }, "–");
     const outcomes = Object.entries(found.outcomes).map(([name, count]) => `${count} ${name}`).join(", ");
-    const text = `${outcomes || `${found.survived} of ${found.count} survived`}; best loss ${format(found.best)}, last ${format(found.last)} (means)`;
+    const text = `${outcomes || `${found.survived} of ${found.count} survived`}; best loss ${format(found.best)}, last ${format(found.last)} (medians)`;
     const dots = Array.from({ length: found.count }, (_, i) => html("i", { class: i < found.survived ? "alive" : "lost" }));
     return html("td", { style: `--share:${found.survived / found.count}`, title: text }, html("span", { class: "dots", "aria-hidden": "true" }, ...dots), html("b", {}, `${found.survived} of ${found.count}`),
       html("small", {}, found.best === null ? "" : `loss ${format(Number(found.best.toPrecision(2)))}`));
@@ -32,7 +32,7 @@ function rangeMap(range, colour) {
   return html("div", { class: "card range" }, html("div", { class: "head" }, html("h3", {}, title)),
     html("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": title }, table), html("p", { class: "sideways", "aria-hidden": "true" }, "scroll sideways for more →"),
     html("div", { class: "legend" }, html("span", { class: "key" }, html("i", { class: "dot alive" }), "survived"), html("span", { class: "key" }, html("i", { class: "dot lost" }), "lost"),
-      html("span", {}, `Columns are learning rates; the loss is the mean of the smallest losses.${yours} ${sentence(range.rule)}.`)));
+      html("span", {}, `Columns are learning rates; the loss is the median of the runs' smallest smoothed losses.${yours} ${sentence(range.rule)}.`)));
 }
 
 // The smoothed losses of all runs at one rate: first at the rate where the methods differ most.
