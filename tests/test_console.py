@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from scalelong import console
-from scalelong.console import Progress, TrainingProgress, byte_size, show_table, text_table
+from scalelong.console import Progress, TrainingProgress, byte_size, listed, show_table, text_table
 
 ROWS = [{"name": "cs", "value": 0.123456, "n": 3}, {"name": "longer", "value": 12.0, "n": 1200}]
 PLAIN = """\
@@ -22,6 +22,15 @@ longer      12  1200"""
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
+
+
+def test_names_in_a_sentence():
+    assert [listed("abcd"[:count]) for count in range(4)] == ["", "a", "a and b", "a, b and c"]
+    assert [listed("abcde"[:count], 3) for count in (3, 4, 5)] == [
+        "a, b and c",
+        "a, b, c and 1 other",
+        "a, b, c and 2 others",
+    ]
 
 
 def test_a_plain_table():

@@ -87,6 +87,13 @@ def html_lines(lines: Sequence[str]) -> str:
     return f"<p>{'<br>'.join(escape(line) for line in lines if line)}</p>"
 
 
+def listed(names: Sequence[str], most: int | None = None) -> str:
+    """Names in a sentence: "a, b and c"; of more than `most` the rest is counted: "a, b, c and 2 others"."""
+    rest = 0 if most is None else len(names) - most
+    shown = [*names[:most], f"{rest} other{'s' if rest > 1 else ''}"] if rest > 0 else list(names)
+    return " and ".join(filter(None, [", ".join(shown[:-1]), *shown[-1:]]))
+
+
 def cell_text(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 

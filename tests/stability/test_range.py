@@ -431,6 +431,21 @@ def test_the_best_loss_is_the_median_of_the_smallest_losses_as_in_the_report(tmp
     assert [cell["best"] for cell in shown["cells"][0]] == [0.2, 0.3]
 
 
+def test_what_left_first_names_all_places_that_are_equally_common(tmp_path):
+    def left(*places: str) -> str:
+        made = made_up({"none": {8e-3: 0}}, seeds=len(places))
+        runs = tuple(replace(run, left_first={"where": places[run.seed]}) for run in made.runs)
+        found = replace(made, runs=runs)
+        found.save(tmp_path)
+        return found.rows()[0]["left first"]
+
+    assert left("a", "b", "b") == "b (2 of 3)"
+    assert left("a", "b", "b", "a", "c") == "a and b (2 of 5 each)"
+    assert left("a", "b", "c", "d", "e") == "a, b, c and 2 others (1 of 5 each)"
+    (shown,) = collect([tmp_path])["ranges"]
+    assert shown["rows"][0]["left first"] == "a (1), b (1), c (1) and 2 others"
+
+
 def test_json_round_trip_and_bad_json():
     found = made_up({"none": {4e-3: 8, 8e-3: 1}, "cs": {4e-3: 8, 8e-3: 8}}, title="A title", your_rate=1e-3)
     again = RateRange.from_json(found.to_json())

@@ -22,11 +22,13 @@ from statistics import median
 from typing import Any
 
 from .._version import __version__
+from ..console import listed
 from ..errors import NoRunsError as NoRunsError, ScaleLongError
 from ..experiments.records import BASELINE, CONFIG, CONTROL, DIAGNOSIS, Curve, RunRecord, read_json, read_run
 from ..experiments.results import Results, level_rows, table_rows, verdict
 from ..files import in_words, read_bytes, read_json as read_json_file, read_json_lines, read_text, write_text
 from ..stability.alarms import AlarmDetector, AlarmRules
+from ..stability.survival import PLACES
 
 MOST_POINTS = 600
 """Longer curves are thinned: more points than pixels cannot be seen."""
@@ -460,7 +462,7 @@ def _median(losses: Iterable[float | None]) -> float | None:
 def _left_first(entry: dict[str, Any]) -> str:
     """Where the readings left their course first, most frequent first."""
     counts = sorted(entry.get("counts", {}).items(), key=lambda item: -item[1])
-    return ", ".join(f"{where} ({count})" for where, count in counts[:3]) or "-"
+    return listed([f"{where} ({count})" for where, count in counts], PLACES) or "-"
 
 
 # The HTML file: template, style, script and data in one, without any reference to the outside

@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from ..console import text_table
+from ..console import listed, text_table
 from ..errors import InvalidConfigError, MissingDependencyError
 from ..files import fitting, in_words, make_folder, parse_json, write_bytes, write_text
 
@@ -51,6 +51,8 @@ LEVEL = 0.05
 EXACT = 14
 """Up to so many seeds all signs are flipped; for more, a sample of the flips is drawn."""
 BEST_LOSS = "best loss: the median of the runs' smallest smoothed losses, at the rate where it is lowest"
+PLACES = 3
+"""Of more places that left first, the rest is counted."""
 # Distinguishable with the common forms of colour blindness (Okabe and Ito).
 COLOURS = ("#555555", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#b8a900")
 
@@ -296,12 +298,12 @@ class RateRange:
             also = [entry.method for entry in better if entry is not best]
             parts.append(f"{self._advantage(best.method)}{self._advice(best.method)}")
             if also:
-                parts.append(f"More survive as well with {_listed(also)}.")
+                parts.append(f"More survive as well with {listed(also)}.")
         if worse:
-            parts.append(f"Fewer survive with {_listed([entry.method for entry in worse])} than with {self.baseline}.")
+            parts.append(f"Fewer survive with {listed([entry.method for entry in worse])} than with {self.baseline}.")
         same = [entry.method for entry in self.differences if not entry.differs]
         if same:
-            parts.append(f"No difference that {len(self.seeds)} seeds can show with {_listed(same)}.")
+            parts.append(f"No difference that {len(self.seeds)} seeds can show with {listed(same)}.")
         return f"{' '.join(parts)} Survivors: {counted}."
 
     def _best(self, better: list[Difference]) -> Difference:
@@ -398,9 +400,13 @@ class RateRange:
         )
 
     def _left_first_text(self, method: str) -> str:
+        """The most common place of the lost runs; all of them where several are equally common."""
         lost = sum(run.method == method and not run.survived for run in self.runs)
-        common = self.left_first(method).most_common(1)
-        return f"{common[0][0]} ({common[0][1]} of {lost})" if common else "-"
+        counts = self.left_first(method)
+        most = max(counts.values(), default=0)
+        places = [place for place, count in counts.items() if count == most]
+        each = " each" if len(places) > 1 else ""
+        return f"{listed(places, PLACES)} ({most} of {lost}{each})" if places else "-"
 
     # Files
 
@@ -588,10 +594,6 @@ def _of(counts: tuple[int, int]) -> str:
 
 def _all(counts: tuple[int, int]) -> bool:
     return counts[1] > 0 and counts[0] == counts[1]
-
-
-def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _colour(position: int) -> str:
