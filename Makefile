@@ -36,7 +36,7 @@ format: $(INSTALLED)
 
 # The site, in build/site: strict, so that a broken link or an unknown name fails, and without a network.
 docs: $(INSTALLED)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "build/site/index.html is there; make serve shows it"
 
 serve: docs
