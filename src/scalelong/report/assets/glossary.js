@@ -1,6 +1,6 @@
 // What the words and symbols mean: on hover, focus and tap, and as a list at the end of the page, which prints.
 const GLOSSARY = {
-  "held-out loss": "The error of the network on images that it was not trained on, by the averaged weights, with the same noise and times for all methods of a seed. Lower is better.",
+  "held-out loss": "The error of the network on images that it was not trained on, by the averaged weights, with the same noise and times for all methods of a seed. Lower is better. It is the error in the noise ε whatever the network predicts, so that the training loss compares with it only where the network predicts ε and its loss is not weighted.",
   "log-SNR": "The noise level of an image: the logarithm of signal over noise power. Below -6 it is nearly all noise, above 6 nearly all image; the loss differs a hundredfold between them.",
   "steps to the baseline's loss": "The steps after which a method reaches the loss where the baseline ends, divided by the steps that the baseline needs for it. × 0.5 is twice as fast.",
   "Fréchet distance": "How far samples are from real images, in the features of a network. Lower is better; only equal features, numbers of images and samplers can be compared.",
