@@ -32,7 +32,7 @@ COMMANDS = {
     "stats": "compute and keep the reference statistics of a data set",
     "ema": "choose the length of the moving average after training",
     "export": "write a trained model as a diffusers folder or as safetensors",
-    "models": "list the networks of the paper with their parameter counts",
+    "models": "list trained networks that come along, and those of the paper",
     "bench": "measure speed and memory on this machine, against what one would run instead",
     "demo": "see a deep U-ViT collapse at a high rate, and what keeps it alive, in three minutes",
     "completion": "print a script that completes commands and flags in bash, zsh or fish",
