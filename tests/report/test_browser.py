@@ -183,6 +183,32 @@ def test_curves_that_overlap_are_shown_as_a_difference_at_once(shared_browser, t
     assert shared_browser.run("document.querySelector('#held-out input[type=checkbox]').checked") is True
 
 
+CONTRAST = """(() => {
+  const channels = (text) => text.match(/[\\d.]+/g).slice(0, 3)
+    .map((part) => part / (text.startsWith("rgb") ? 255 : 1));
+  const linear = (value) => value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
+  const weights = [0.2126, 0.7152, 0.0722];
+  const light = (text) => channels(text).reduce((sum, value, i) => sum + weights[i] * linear(value), 0.05);
+  return [...document.querySelectorAll(".grid td small")].map((node) => {
+    const pair = [light(getComputedStyle(node).color), light(getComputedStyle(node.parentElement).backgroundColor)];
+    return Math.max(...pair) / Math.min(...pair);
+  });
+})()"""
+"""The contrast of each loss in the grid with its cell, as WCAG defines it."""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_losses_in_the_grid_can_be_read_on_every_cell(shared_browser, tmp_path, theme):
+    rates = [0.001 * (survived + 1) for survived in range(9)]
+    about = {"method": "none", "runs": 8, "best_loss": [0.1], "last_loss": [0.2]}
+    cells = [{**about, "rate": rate, "survived": survived} for survived, rate in enumerate(rates)]
+    (tmp_path / "range.json").write_text(json.dumps({"methods": ["none"], "rates": rates, "cells": cells}))
+    shared_browser.open(write_report([tmp_path], tmp_path / "report.html"), query=f"?theme={theme}")
+    found = shared_browser.run(CONTRAST)
+    assert len(found) == 9
+    assert min(found) >= 4.5
+
+
 def test_a_range_is_drawn(shared_browser, tmp_path):
     cell = {"method": "none", "rate": 0.008, "survived": 1, "runs": 8, "best_loss": [0.1], "last_loss": [0.2]}
     run = {"method": "none", "rate": 0.008, "seed": 0, "outcome": "collapsed", "curve": [[10, 1.0], [20, 0.5]]}
