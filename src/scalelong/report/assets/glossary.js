@@ -15,7 +15,11 @@ const GLOSSARY = {
   "w_i": "The sensitivity of the output to long skip i at the weights of that moment; shown relative to the outermost skip.",
   "RMS": "The root mean square of a feature: its size.",
   "κ kept": "The share of a skip's channels for which a constant κ is not cancelled by the normalisation behind the merge.",
-  "collapsed": "The loss climbed back to more than twice its smallest value and stayed finite: the network has forgotten what it knew.",
+  "collapsed": "The loss went back towards that of a network that knows nothing. In a range of rates, unless the rule under the grid has other numbers: the smoothed loss is above half of the reference and above twice its best after the warm-up, or was below 0.9 of the reference and ends above it. In a training run: half of what had been learned is lost, by the evidence of several steps.",
+  "reference": "The loss of a network that knows nothing: of one that always answers zero, or of the baseline at the start.",
+  "left first": "Of the runs that were lost, the block or long skip whose size was the first to change by a factor of two from what it was at the best loss. The trouble shows there first; its cause may lie elsewhere.",
+  "none": "The network as it is: no scaling of the long skips, and its usual start.",
+  "unit gain": "A start in which all residual branches together add about as much as the features have, so that features keep their size through the network. The long skips are not scaled.",
   "diverged": "The loss or the weights became infinite or not a number, and the run was ended.",
   "90 % interval": "Where the mean over seeds lies with 90 % confidence (Student's t), each seed paired with the baseline of the same seed.",
 };
@@ -75,7 +79,7 @@ function drawGlossary(box) {
   document.addEventListener("click", dismiss);
   box.replaceChildren();
   const page = document.querySelector("main").innerText;  // without what is hidden
-  const written = { "κ_i": "κ", "steps to the baseline's loss": "steps to ", "90 % interval": "90 %", "w_i": "wi/w1" };
+  const written = { "κ_i": "κ", "steps to the baseline's loss": "steps to ", "90 % interval": "90 %", "w_i": "wi/w1", "reference": "of the reference" };
   const used = Object.entries(GLOSSARY).filter(([name]) => page.includes(written[name] ?? name));
   box.replaceChildren(...used.flatMap(([name, text]) => [html("dt", {}, rich(name)), html("dd", {}, text)]));
   box.closest("section").hidden = !used.length;
