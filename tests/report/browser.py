@@ -82,6 +82,10 @@ class Browser:
     def hover(self, x: float, y: float) -> None:
         self._call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
+    def prefer(self, theme: str) -> None:
+        """The theme of the system: "light", "dark", or "" for its own."""
+        self._call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
+
     def close(self) -> None:
         self.process.terminate()
         self.process.wait()

@@ -112,6 +112,27 @@ def test_theme_switches(browser):
     assert browser.run("getComputedStyle(document.body).backgroundColor") != before
 
 
+def test_the_theme_follows_the_system_until_one_is_chosen(browser, page):
+    theme = "document.documentElement.dataset.theme"
+    # A page is told of the change with a frame: in the second one it has been.
+    later = f"new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done({theme}))))"
+    browser.run("localStorage.clear()")
+    browser.prefer("light")
+    browser.open(page)
+    for system in ("dark", "light"):
+        browser.prefer(system)
+        assert browser.run(later) == system
+    browser.open(page)  # to have been shown in a theme is not to have chosen it
+    browser.run("document.getElementById('theme').click()")
+    for system in ("dark", "light"):
+        browser.prefer(system)
+        assert browser.run(later) == "dark"
+    browser.open(page)
+    assert browser.run(theme) == "dark"
+    browser.run("localStorage.clear()")
+    browser.prefer("")
+
+
 def test_a_phone_needs_no_sideways_scrolling(browser, page):
     browser.open(page, width=390, height=800)
     assert browser.run("document.documentElement.scrollWidth") <= 390

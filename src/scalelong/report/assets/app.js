@@ -13,17 +13,22 @@
     return visible().map((label) => ({ label, colour: colour(label), lines: runsOf(label).map((run) => line(run, name)).filter(Boolean) })).filter((group) => group.lines.length);
   }
 
-  function theme(next) {
-    document.documentElement.dataset.theme = next;
-    try { localStorage.setItem("scalelong-theme", next); } catch { /* a file opened from disk may have no storage */ }
-  }
+  // The system's theme, also when it changes, until somebody chooses. Only a choice is stored; under the name
+  // "scalelong-theme" older reports stored the system's as well.
+  const STORED = "scalelong-chosen-theme";
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  let chosenTheme = new URLSearchParams(location.search).get("theme");
+  function applyTheme() { document.documentElement.dataset.theme = chosenTheme || (system.matches ? "dark" : "light"); }
 
   function startTheme() {
-    let saved = null;
-    try { saved = localStorage.getItem("scalelong-theme"); } catch { /* none */ }
-    const asked = new URLSearchParams(location.search).get("theme");
-    theme(asked || saved || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"));
-    find("theme").addEventListener("click", () => { theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"); draw(); });
+    try { chosenTheme ||= localStorage.getItem(STORED); } catch { /* a file opened from disk may have no storage */ }
+    applyTheme();
+    system.addEventListener("change", () => { applyTheme(); draw(); });
+    find("theme").addEventListener("click", () => {
+      chosenTheme = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
+      try { localStorage.setItem(STORED, chosenTheme); } catch { /* then it holds for this page */ }
+      applyTheme(); draw();
+    });
   }
 
   function makeToggles() {
