@@ -455,6 +455,19 @@ def test_features_in_bfloat16_under_autocast(path):
         torch.testing.assert_close(output, module(x.detach().float()))
 
 
+@pytest.mark.parametrize("norms", [torch.float32, torch.bfloat16])
+def test_weights_in_bfloat16_under_autocast(path, norms, monkeypatch):
+    module, called = block().bfloat16(), calls(monkeypatch)
+    for part in (module.attention_norm, module.mlp_norm):
+        part.to(norms)
+    x = torch.randn(2, 5, 12).bfloat16()
+    with mixed():
+        output = module(x, x, UNSCALED)
+    assert not called, path
+    output.float().sum().backward()
+    assert all(each.grad is not None and each.grad.dtype is each.dtype for each in module.parameters())
+
+
 def test_a_backward_pass_under_autocast_is_the_same(path):
     module = block()
     with mixed():

@@ -270,7 +270,11 @@ class Block(nn.Module):
                 return None
             layers = (merge, *layers)
         numbers = Numbers(attention.heads, norms[0].eps, norms[1].eps, residuals[0].tau, residuals[1].tau)
-        return FusedBlock(numbers, [layer._parameters[name] for layer in layers for name in ("weight", "bias")])
+        weights = [layer._parameters[name] for layer in layers for name in ("weight", "bias")]
+        # Autocast goes with weights of any type, fused blocks with those that it is made for.
+        if torch.is_autocast_enabled("cpu") and any(v is not None and v.dtype is not torch.float32 for v in weights):
+            return None
+        return FusedBlock(numbers, weights)
 
 
 PARTS: tuple[type[nn.Module], ...] = (Attention, MLP, *2 * (ResidualBranch,), *2 * (nn.LayerNorm,), *4 * (nn.Linear,))
