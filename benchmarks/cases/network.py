@@ -165,7 +165,7 @@ def _agreement(found: Found) -> str:
             f"both networks differ by {largest:.1e} of the largest output with the same weights, more than "
             f"{TOLERANCE:.0e}: their speeds cannot be compared"
         )
-    return f"With the same weights both networks' outputs differ by at most {largest:.0e} of the largest."
+    return f"With the same weights both networks' outputs differ by at most {largest:.0e} of the largest in float32."
 
 
 def _by_text(found: Found) -> dict[str, list[Race]]:

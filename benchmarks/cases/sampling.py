@@ -228,22 +228,29 @@ def precision(rounds: int, settings: Settings) -> Result:
 def _fresh(name: str) -> "ImageMaker":
     import torch
 
-    from scalelong.diffusion.conditions import Unconditional
-    from scalelong.diffusion.images import ImageMaker
     from scalelong.models import UViT
-    from scalelong.models.call import Denoiser
     from scalelong.models.presets import unet
-    from scalelong.noise import NoiseProcess
 
     torch.manual_seed(0)
     if name == "unet/cifar10":
-        model: Any = unet("cifar10").eval()
+        model: Any = unet("cifar10")
         model.to(memory_format=torch.channels_last)
     elif name == "U-ViT-S/2":
-        model = UViT.preset("cifar10-s2").eval()
+        model = UViT.preset("cifar10-s2")
     else:
-        model = UViT(image_size=32, patch_size=4, channels=3, dim=128, depth=12, heads=4).eval()
-    return ImageMaker(model, Denoiser(model), NoiseProcess("ddpm"), "epsilon", (3, 32, 32), Unconditional(), None)
+        model = UViT(image_size=32, patch_size=4, channels=3, dim=128, depth=12, heads=4)
+    return _unconditional(model)
+
+
+def _unconditional(model: Any) -> "ImageMaker":
+    """For images of 32x32 in colour."""
+    from scalelong.diffusion.conditions import Unconditional
+    from scalelong.diffusion.images import ImageMaker
+    from scalelong.models.call import Denoiser
+    from scalelong.noise import NoiseProcess
+
+    process = NoiseProcess("ddpm")
+    return ImageMaker(model.eval(), Denoiser(model), process, "epsilon", (3, 32, 32), Unconditional(), None)
 
 
 # diffusers' own pipeline, with the same network and the same scheduler
@@ -325,10 +332,6 @@ def _both(network: str, sampler: str, steps: int, batch: int) -> "tuple[Callable
 def _maker(network: str) -> "tuple[ImageMaker, Sequence[str]]":
     import torch
 
-    from scalelong.diffusion.conditions import Unconditional
-    from scalelong.diffusion.images import ImageMaker
-    from scalelong.models.call import Denoiser
-    from scalelong.noise import NoiseProcess
     from scalelong.runs.shipped import load_trained
 
     if network != "unet":
@@ -337,9 +340,7 @@ def _maker(network: str) -> "tuple[ImageMaker, Sequence[str]]":
     from ..contenders.ours import NETWORKS as OTHERS
 
     torch.manual_seed(0)
-    model = OTHERS["unet/cifar10, narrow"]().eval()
-    made = ImageMaker(model, Denoiser(model), NoiseProcess("ddpm"), "epsilon", (3, 32, 32), Unconditional(), None)
-    return made, ()
+    return _unconditional(OTHERS["unet/cifar10, narrow"]()), ()
 
 
 def _silent(_: str) -> None: ...
