@@ -23,7 +23,7 @@ test: $(INSTALLED)
 
 # Takes about an hour; let nothing else run. OFFICIAL=PATH, a checkout of the authors' code, measures that too.
 bench: $(INSTALLED)
-	$(BIN)/scalelong bench --out bench.json $(if $(OFFICIAL),--official $(OFFICIAL)) $(ARGS)
+	$(BIN)/scalelong lab bench --out bench.json $(if $(OFFICIAL),--official $(OFFICIAL)) $(ARGS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -14,15 +14,17 @@ import pytest
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "scalelong"
 
 LAYERS = [
-    ["_version", "door"],
+    ["_version", "lazy"],
     ["errors"],
     ["optional"],
-    ["files", "console", "randomness", "noise"],
+    ["files", "console", "randomness"],
+    ["config"],
+    ["noise"],
     ["scaling", "tracing"],
-    ["skips"],
+    ["finding"],
+    ["attaching"],
     ["models"],
     ["theory", "mup"],
-    ["kappa"],
     ["stability"],
     ["data"],
     ["diffusion"],
@@ -31,7 +33,6 @@ LAYERS = [
     ["training"],
     ["experiments"],
     ["report", "export"],
-    ["commands"],
     ["cli"],
     ["__main__"],
 ]
@@ -46,20 +47,20 @@ CIRCLES: dict[tuple[str, str], str] = {}
 # Imports of our own modules inside functions, and why.
 INSIDE_FUNCTIONS: dict[tuple[str, str], str] = {
     ("report", room): "only the κ of a run that recorded none need torch, which takes longer than the whole report"
-    for room in ("runs.config", "runs.folder", "runs.model", "scaling", "skips")
+    for room in ("runs.folder", "runs.model", "scaling", "attaching")
 }
 
 # Looks upwards that only type checkers take, and why.
 FOR_TYPES: dict[tuple[str, str], str] = {
-    ("errors", "skips"): "AmbiguousSkipsError carries the plan with all candidates",
+    ("errors", "finding"): "AmbiguousSkipsError carries the plan with all candidates",
 }
 
-SLOW_BY_DESIGN = {"commands", "cli"}
+SLOW_BY_DESIGN = {"cli"}
 """These import the work where it is done, so that `--help` answers at once."""
 
 
 class Import(NamedTuple):
-    source: str  # a module, such as "skips.plan"
+    source: str  # a module, such as "finding.plan"
     target: str
     place: str  # "module", "function" or "types"
 
@@ -212,7 +213,7 @@ def direct_edges(found: list[Import]) -> set[tuple[str, str]]:
 
 def mermaid(found: list[Import]) -> str:
     """The graph of packages for CONTRIBUTING: an arrow means "imports"; arrows that follow from others are left out."""
-    hidden = {"_version", "__main__", "cli"}
+    hidden = {"_version", "__main__"}
     edges = sorted(pair for pair in direct_edges(found) if not hidden & set(pair))
     return "\n".join(["graph BT", *(f"  {source} --> {target}" for source, target in edges)])
 

@@ -1,6 +1,7 @@
 """Tables and progress: plain in a pipe, drawn by rich in a terminal, plain again without rich or colours."""
 
 import io
+import logging
 import os
 import pty
 import subprocess
@@ -9,7 +10,7 @@ import sys
 import pytest
 
 from scalelong import console
-from scalelong.console import Progress, TrainingProgress, byte_size, listed, show_table, text_table
+from scalelong.console import Progress, byte_size, listed, show_table, text_table
 
 ROWS = [{"name": "cs", "value": 0.123456, "n": 3}, {"name": "longer", "value": 12.0, "n": 1200}]
 PLAIN = """\
@@ -141,32 +142,15 @@ def test_one_of_several_processes_speaks(monkeypatch, capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_training_says_its_lines_in_a_pipe(capsys):
-    now = [100.0]
-    progress = TrainingProgress(10, enabled=True, clock=lambda: now[0])
-    progress.say("continuing")
-    progress.start(3)
-    now[0] += 4.0  # 2 seconds a step, whatever was done in them
-    progress.record({"step": 5, "loss": 1, "gradient_norm": 2, "images_per_second": 3.14, "seconds_per_step": 1})
-    progress.held_out = 0.5
-    progress.record({"step": 5, "loss": 1, "gradient_norm": 2, "images_per_second": 31.4, "seconds_per_step": 1})
-    progress.close()
-    assert capsys.readouterr().err.splitlines() == [
-        "continuing",
-        "step 5/10  loss 1.0000  gradient 2  3.1 images/s  0:00:10 left",
-        "step 5/10  loss 1.0000  held-out 0.5000  gradient 2  31 images/s  0:00:10 left",
-    ]
-
-
-def test_slow_steps_show_between_two_records(capsys):
-    now = [0.0]
-    progress = TrainingProgress(10, enabled=True, clock=lambda: now[0])
-    for step in range(1, 5):
-        now[0] += 10.0
-        progress.tick(step)
-    assert capsys.readouterr().err == "step 2/10  0:01:20 left\nstep 4/10  0:01:00 left\n"
-
-
 def test_sizes():
     assert byte_size(2_500_000) == "2.5 MB"
     assert byte_size(3.5e9) == "3.50 GB"
+
+
+def test_log_lines_go_to_the_standard_error_and_the_handler_leaves(capsys):
+    logger = logging.getLogger("scalelong.data")
+    with console.show_logs(), console.show_logs():
+        logger.info("100 images")
+        logger.debug("not shown")
+    logger.info("after")
+    assert tuple(capsys.readouterr()) == ("", "100 images\n")

@@ -25,7 +25,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from scalelong.commands import COMMANDS, command_module
+from scalelong.cli import COMMANDS, LAB, command_module
 from scalelong.scaling import METHODS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -156,30 +156,30 @@ def is_whole(command: str) -> bool:
 
 
 def mentioned_in(text: str) -> list[str]:
-    """`scalelong tune RUN --cache` within a sentence. It may leave arguments out, so only its flags are looked at."""
+    """`scalelong lab tune RUN --kind` within a sentence. Only its flags are looked at."""
     return re.findall(r"`(scalelong [a-z]+ [^`\n]+)`", FENCE.sub("", text))
 
 
 def split(command: str) -> tuple[str, list[str]]:
     """The name and the arguments; what the shell does with the output is its own."""
     name, *arguments = shlex.split(command, comments=True)[1:]
+    if name == "lab" and arguments:
+        name = f"lab {arguments.pop(0)}"
     ends = [index for index, argument in enumerate(arguments) if argument in ("|", ">", "&&", "&")]
     ends += [index + 1 for index, argument in enumerate(arguments) if argument.endswith(";")]
     return name, [argument.removesuffix(";") for argument in arguments[: min(ends, default=None)]]
 
 
 def parser_of(name: str) -> argparse.ArgumentParser:
-    if name not in COMMANDS:
+    if name not in {*COMMANDS, *(f"lab {study}" for study in LAB)}:
         raise ValueError(f"there is no command {name!r}")
-    made = command_module(name).parser()
-    # That of `train` is tyro's, and reads files; for flags it has one of argparse's.
-    return made.as_argparse() if hasattr(made, "as_argparse") else made
+    return command_module(name).parser()
 
 
 def require_flags(command: str) -> None:
     """Raises ValueError for a command or a flag that does not exist."""
     name, arguments = split(command)
-    known = {*parser_of(name)._option_string_actions, "--debug", *(("--from",) if name == "train" else ())}
+    known = {*parser_of(name)._option_string_actions, "--debug"}
     given = {argument.partition("=")[0] for argument in arguments if re.match(r"--[a-z]", argument)}
     if given - known:
         raise ValueError(f"{command}: there is no {', '.join(sorted(given - known))}")
@@ -188,8 +188,6 @@ def require_flags(command: str) -> None:
 def require_arguments(command: str) -> None:
     """Raises ValueError for arguments that the command refuses."""
     name, arguments = split(command)
-    if name == "train":
-        return
     said = io.StringIO()
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
         try:
@@ -219,6 +217,6 @@ def test_an_argument_that_does_not_exist_is_noticed():
             require_flags(wrong)
     with pytest.raises(ValueError, match="whole number"):
         require_arguments("scalelong demo --seed x")
-    page = "```\n$ scalelong find a.py \\\n  --json\n```\n\n    scalelong theory\n    scalelong diagnose ...\n"
-    assert commands_in(page) == ["scalelong find a.py    --json", "scalelong theory"]
-    assert mentioned_in("see `scalelong tune RUN --cache`") == ["scalelong tune RUN --cache"]
+    page = "```\n$ scalelong find a.py \\\n  --json\n```\n\n    scalelong lab theory\n    scalelong diagnose ...\n"
+    assert commands_in(page) == ["scalelong find a.py    --json", "scalelong lab theory"]
+    assert mentioned_in("see `scalelong lab tune RUN --kind`") == ["scalelong lab tune RUN --kind"]

@@ -35,7 +35,7 @@ def test_every_public_name_of_the_root_is_in_the_reference():
 
 def test_every_package_has_a_page_or_serves_the_others():
     packages = {path.parent.name for path in names.SOURCE.glob("*/__init__.py")}
-    assert packages | {"errors"} == set(names.PACKAGES) | names.INSIDE
+    assert packages | {"errors"} <= set(names.PACKAGES) | names.INSIDE
     assert all(title and len(title) < 60 for title in names.PACKAGES.values())
 
 
@@ -165,7 +165,7 @@ def test_the_site_has_every_name_every_command_and_every_page(site):
     reference = "".join(page.read_text() for page in (site / "reference").glob("*.html"))
     for name in names.public_names():
         assert f'id="{name.path}"' in reference, name.path
-    from scalelong.commands import COMMANDS
+    from scalelong.cli import COMMANDS
 
     commands = (site / "reference" / "commands.html").read_text()
     assert all(f'id="{command}"' in commands for command in COMMANDS)
@@ -184,7 +184,7 @@ def test_every_picture_of_the_gallery_is_there_with_its_command():
         title = section.partition("\n")[0]
         (picture,) = re.findall(r"!\[[^\]]+\]\((\S+)\)", section)
         assert (DOCS / picture).is_file(), picture
-        assert re.search(r"^    (scalelong|python -m research\.\w+)|^```python", section, re.MULTILINE), title
+        assert re.search(r"^    (scalelong|python -m research\.\w+|git show)|^```python", section, re.MULTILINE), title
         module = re.search(r"python -m (research\.\w+)", section)
         assert module is None or (ROOT / f"{module[1].replace('.', '/')}.py").is_file(), module
 

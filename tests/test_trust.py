@@ -5,8 +5,9 @@ import json
 import pytest
 
 from scalelong.cli import main
+from scalelong.config import CheckpointConfig, LoggingConfig, TrainConfig, load_config
 from scalelong.errors import UntrustedCodeError
-from scalelong.runs import CheckpointConfig, LoggingConfig, TrainConfig, load_config, load_run
+from scalelong.runs import load_run
 from scalelong.training import train
 
 pytest.importorskip("accelerate")
@@ -39,8 +40,7 @@ def foreign(tmp_path_factory):
 COMMANDS = [
     ["sample", "RUN", "-n", "1"],
     ["eval", "RUN", "-n", "1"],
-    ["tune", "RUN"],
-    ["tune", "RUN", "--cache"],
+    ["lab", "tune", "RUN"],
     ["export", "RUN"],
     ["export", "RUN", "--format", "safetensors"],
     ["diagnose", "RUN"],
@@ -60,7 +60,7 @@ def test_no_command_runs_the_code_of_a_folder(command, foreign, tmp_path, capsys
     filled = [word.replace("RUN", names["RUN"]).replace("NEW", names["NEW"]) for word in command]
     assert main(filled) == 1
     said = capsys.readouterr().err
-    assert f"scalelong {command[0]}: UntrustedCodeError: " in said
+    assert f"scalelong {' '.join(command[: 2 if command[0] == 'lab' else 1])}: UntrustedCodeError: " in said
     assert "os:system" in said
     assert "touch" in said, "what would be run is shown"
     assert "--trust" in said

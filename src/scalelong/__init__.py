@@ -5,6 +5,6 @@ without importing torch.
 """
 
 from ._version import __version__ as __version__
-from .door import door
+from .lazy import lazy_exports
 
-__getattr__, __dir__, __all__ = door(__name__)  # pyright: ignore[reportUnsupportedDunderAll]
+__getattr__, __dir__, __all__ = lazy_exports(__name__)  # pyright: ignore[reportUnsupportedDunderAll]

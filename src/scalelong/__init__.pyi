@@ -2,11 +2,34 @@
 
 from . import mup as mup
 from ._version import __version__ as __version__
+from .attaching import (
+    FoldReport as FoldReport,
+    ScalingSummary as ScalingSummary,
+    SkipStart as SkipStart,
+    StartReport as StartReport,
+    TunedSkips as TunedSkips,
+    UnfoldableSkipsError as UnfoldableSkipsError,
+    coefficients as coefficients,
+    fold_ as fold_,
+    is_scaled as is_scaled,
+    load_scaling_ as load_scaling_,
+    plan_of as plan_of,
+    save_scaling as save_scaling,
+    scale_skips_ as scale_skips_,
+    scaling_of as scaling_of,
+    start_merges_ as start_merges_,
+    start_skips_ as start_skips_,
+    summary as summary,
+    tune_skips as tune_skips,
+    unscale_ as unscale_,
+    unscaled as unscaled,
+    verify as verify,
+    without_records as without_records,
+)
 from .errors import (
     AdaptedLayersError as AdaptedLayersError,
     AlreadyScaledError as AlreadyScaledError,
     AmbiguousSkipsError as AmbiguousSkipsError,
-    CacheError as CacheError,
     CancelledScalingWarning as CancelledScalingWarning,
     CollapseError as CollapseError,
     ExampleInputsError as ExampleInputsError,
@@ -33,10 +56,7 @@ from .evaluation import (
 from .export import (
     export_model as export_model,
 )
-from .kappa import (
-    KappaChoice as KappaChoice,
-    choose_kappa as choose_kappa,
-)
+from .finding import LongSkip as LongSkip, SkipPlan as SkipPlan, find_skips as find_skips
 from .models import (
     UViT as UViT,
     from_pretrained as from_pretrained,
@@ -47,7 +67,6 @@ from .runs import (
     load_trained as load_trained,
 )
 from .scaling import (
-    BalancedScaling as BalancedScaling,
     ConstantScaling as ConstantScaling,
     CustomScaling as CustomScaling,
     FreeUScaling as FreeUScaling,
@@ -59,36 +78,6 @@ from .scaling import (
     UniformScaling as UniformScaling,
     as_scaling as as_scaling,
     register_scaling as register_scaling,
-)
-from .skips import (
-    FoldReport as FoldReport,
-    LongSkip as LongSkip,
-    ScalingSummary as ScalingSummary,
-    SkipPlan as SkipPlan,
-    SkipStart as SkipStart,
-    StartReport as StartReport,
-    TunedSkips as TunedSkips,
-    UnfoldableSkipsError as UnfoldableSkipsError,
-    cache_ as cache_,
-    cached as cached,
-    coefficients as coefficients,
-    find_skips as find_skips,
-    fold_ as fold_,
-    full_steps as full_steps,
-    is_scaled as is_scaled,
-    load_scaling_ as load_scaling_,
-    plan_of as plan_of,
-    save_scaling as save_scaling,
-    scale_skips_ as scale_skips_,
-    scaling_of as scaling_of,
-    start_merges_ as start_merges_,
-    start_skips_ as start_skips_,
-    summary as summary,
-    tune_skips as tune_skips,
-    uncache_ as uncache_,
-    unscale_ as unscale_,
-    unscaled as unscaled,
-    without_records as without_records,
 )
 from .stability import (
     CollapseGuard as CollapseGuard,

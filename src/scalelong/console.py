@@ -8,10 +8,11 @@ is plain.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from html import escape
 from typing import TYPE_CHECKING, Any, TextIO
@@ -119,6 +120,34 @@ def _rich(stream: TextIO | None) -> Any:
     except ImportError:
         return None
     return Console(file=stream, highlight=False)
+
+
+class _LogLines(logging.Handler):
+    """Writes messages as plain lines to the standard error: the standard output is for results.
+
+    The stream is looked up for every message, so that a redirected one is respected.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if sys.stderr is not None:  # closed by the shell (`2>&-`)
+            print(self.format(record), file=sys.stderr, flush=True)
+
+
+@contextmanager
+def show_logs(level: int | str = "INFO") -> Iterator[None]:
+    """Show what the library logs inside, as the command line does. Inside another `show_logs` it changes nothing."""
+    logger = logging.getLogger("scalelong")
+    if any(isinstance(handler, _LogLines) for handler in logger.handlers):
+        yield
+        return
+    handler, before = _LogLines(), logger.level
+    logger.addHandler(handler)
+    logger.setLevel(level)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
 
 
 def silent(text: str) -> None:
@@ -241,93 +270,6 @@ class Progress:
         self._task = bar.add_task(self.what, total=self.total, note="")
         bar.start()
         return bar
-
-
-class TrainingProgress(Progress):
-    """The progress of a training run: a bar with the loss in a terminal, a line per record elsewhere.
-
-    The time left is that of the steps so far, with all that came between them: samples, held-out losses, checkpoints.
-    """
-
-    def __init__(
-        self,
-        steps: int,
-        enabled: bool,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        stream: TextIO | None = None,
-    ) -> None:
-        super().__init__("step", steps, enabled=enabled, stream=stream)
-        self.steps, self.clock = steps, clock
-        self.held_out: float | None = None
-        """The newest held-out loss."""
-        self.start(0)
-
-    def start(self, step: int) -> None:
-        """Begin to count at a step: a run that continues did not do those before it now."""
-        self._first, self._began = step, self.clock()
-        self._said = self._began
-
-    def tick(self, step: int) -> None:
-        """After every step: where steps are slow, a line between two records."""
-        if self.clock() - self._said < EVERY:
-            return
-        self._said = self.clock()
-        if self.live:
-            self._draw(step, self._left(step))
-        elif self.enabled:
-            self._print(self.text(step, self._left(step)))
-
-    def record(self, metrics: Mapping[str, float]) -> None:
-        self._said = self.clock()
-        step = int(metrics["step"])
-        if self.live:
-            self._draw(step, self._note(metrics))
-        elif self.enabled:
-            self._print(self.text(step, self._note(metrics)))
-
-    def text(self, done: int, note: str = "") -> str:
-        return f"step {done}/{self.steps}  {note}"
-
-    def _note(self, metrics: Mapping[str, float]) -> str:
-        speed = metrics["images_per_second"]
-        parts = [
-            f"loss {metrics['loss']:.4f}",
-            *([f"held-out {self.held_out:.4f}"] if self.held_out is not None else []),
-            f"gradient {metrics['gradient_norm']:.3g}",
-            f"{speed:.0f} images/s" if speed >= 10 else f"{speed:.2g} images/s",
-            self._left(int(metrics["step"])),
-        ]
-        return "  ".join(parts)
-
-    def _left(self, step: int) -> str:
-        seconds = (self.clock() - self._began) / max(1, step - self._first)
-        return f"{duration((self.steps - step) * seconds)} left"
-
-
-class StopWatch:
-    """Seconds of training, without what is done in between (saving, sampling)."""
-
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.clock = clock
-        self.start(0)
-
-    def start(self, step: int) -> None:
-        self._since, self._step = self.clock(), step
-
-    def lap(self, step: int) -> tuple[float, int]:
-        """Seconds and steps since the start or the last lap."""
-        seconds, steps = self.clock() - self._since, step - self._step
-        self.start(step)
-        return seconds, steps
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        before = self.clock()
-        try:
-            yield
-        finally:
-            self._since += self.clock() - before
 
 
 # Numbers

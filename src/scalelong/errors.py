@@ -7,7 +7,7 @@ Every error that scalelong raises on purpose is a `ScaleLongError`; most are als
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .skips import SkipPlan
+    from .finding import SkipPlan
 
 
 class ScaleLongError(Exception):
@@ -52,6 +52,10 @@ class CannotWriteError(FileAccessError):
 
 class CannotReadError(FileAccessError):
     """A file or folder cannot be read, or is damaged."""
+
+
+class LinkRefusedError(FileAccessError):
+    """A name inside a run folder is a symbolic link. It could lead to any file of this user, so it is not followed."""
 
 
 class NotEnoughMemoryError(ScaleLongError, MemoryError):
@@ -113,10 +117,6 @@ class VerificationError(ScaleLongError, RuntimeError):
     """A scaled model does not compute what it should: a skip has no effect, or something else is scaled."""
 
 
-class CacheError(ScaleLongError, RuntimeError):
-    """The inner part of this network cannot be left out at some steps, or not under these circumstances."""
-
-
 class ExampleInputsError(ScaleLongError, ValueError):
     """Example inputs are needed to find the long skips, or the model cannot run on the given ones."""
 
@@ -154,13 +154,6 @@ class CancelledScalingWarning(UserWarning):
 
 class NoBoundError(ScaleLongError, ValueError):
     """No Lipschitz bound is known for a module."""
-
-
-class SilentSkipsError(ScaleLongError, RuntimeError):
-    """The output of the network does not depend on its outermost long skip, so nothing can be compared with it."""
-
-
-# Data
 
 
 class DataError(ScaleLongError):

@@ -18,21 +18,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from .config import (
+    FLOWS as FLOWS,
+    SCHEDULE as SCHEDULE,
+    SCHEDULES as SCHEDULES,
+    STEPS as STEPS,
+    Prediction as Prediction,
+    Schedule as Schedule,
+    Weighting as Weighting,
+    require_prediction as require_prediction,
+    require_schedule as require_schedule,
+)
 from .errors import InvalidConfigError
-
-Schedule = Literal["vp", "ddpm", "cosine", "sd", "flow", "flow-logit", "edm"]
-SCHEDULE = "vp"
-"""What training, diagnosis and the choice of κ take where nothing is said."""
-
-SCHEDULES: tuple[str, ...] = get_args(Schedule)
-
-STEPS = 1000
-"""T of the discrete schedules, and the number of steps into which samplers divide the continuous one."""
 
 BETA_MIN, BETA_MAX = 0.1, 20.0
 """β(0) and β(1) of the VP-SDE."""
@@ -41,7 +43,6 @@ SIGMA_MIN, SIGMA_MAX, SIGMA_DATA = 0.002, 80.0, 0.5
 """Of EDM: the least and the most noise, and the deviation of images in [-1, 1] (Karras et al., 2022, Table 1)."""
 LOG_SIGMA_MEAN, LOG_SIGMA_STD = -1.2, 1.2
 """Of log σ in EDM's training."""
-FLOWS = ("flow", "flow-logit")
 
 
 # Schedules: β_t and ᾱ_t
@@ -72,7 +73,7 @@ def alpha_bars(schedule: Any = "ddpm") -> Tensor:
     ratio of signal to noise: their x_t is a multiple of its x_t.
     """
     if isinstance(schedule, str):
-        _require_schedule(schedule)
+        require_schedule(schedule)
         if schedule == "vp":
             return torch.exp(-_beta_integral((torch.arange(STEPS, dtype=torch.float64) + 0.5) / STEPS))
         if schedule in FLOWS or schedule == "edm":
@@ -93,14 +94,14 @@ def alpha_bars(schedule: Any = "ddpm") -> Tensor:
     return values
 
 
+def in_float64(t: Tensor) -> Tensor:
+    """Times in float64; on the CPU where the device has no such numbers (Apple's GPUs)."""
+    return t.cpu().double() if t.device.type == "mps" else t.double()
+
+
 def _beta_integral(t: Tensor) -> Tensor:
     """∫_0^t β(s) ds with β(s) = β_min + s (β_max - β_min)."""
     return BETA_MIN * t + 0.5 * (BETA_MAX - BETA_MIN) * t**2
-
-
-def _require_schedule(schedule: str) -> None:
-    if schedule not in SCHEDULES:
-        raise InvalidConfigError(f"unknown noise schedule {schedule!r}; known: {', '.join(SCHEDULES)}")
 
 
 # x_t
@@ -131,7 +132,7 @@ class NoiseProcess:
     schedule: Schedule = "vp"
 
     def __post_init__(self) -> None:
-        _require_schedule(self.schedule)
+        require_schedule(self.schedule)
 
     def times(self, uniform: Tensor) -> Tensor:
         """Network times from numbers that are uniform on [0, 1)."""
@@ -149,19 +150,22 @@ class NoiseProcess:
 
     def signal_and_noise(self, t: Tensor) -> tuple[Tensor, Tensor]:
         """√ᾱ_t and √(1-ᾱ_t) at network times, in float32; of "flow" and "edm" what stands in their place."""
+        time = in_float64(t)
         if self.schedule in FLOWS:
-            share = t.double() / 999.0
-            return (1.0 - share).float(), share.float()
-        if self.schedule == "edm":
-            sigma = self.edm_sigma(t)
-            scale = torch.rsqrt(sigma**2 + SIGMA_DATA**2)
-            return scale.float(), (sigma * scale).float()
-        if self.schedule == "vp":
-            integral = _beta_integral(t.double() / 999.0)
+            share = time / 999.0
+            signal, sigma = 1.0 - share, share
+        elif self.schedule == "edm":
+            level = self.edm_sigma(time)
+            signal = torch.rsqrt(level**2 + SIGMA_DATA**2)
+            sigma = level * signal
+        elif self.schedule == "vp":
+            integral = _beta_integral(time / 999.0)
             # expm1 keeps all digits of 1 - ᾱ where there is almost no noise.
-            return torch.exp(-0.5 * integral).float(), torch.sqrt(-torch.expm1(-integral)).float()
-        alpha_bar = self.alphas_bar.to(t.device)[t.long()]
-        return alpha_bar.sqrt().float(), (1.0 - alpha_bar).sqrt().float()
+            signal, sigma = torch.exp(-0.5 * integral), torch.sqrt(-torch.expm1(-integral))
+        else:
+            alpha_bar = self.alphas_bar.to(time.device)[time.long()]
+            signal, sigma = alpha_bar.sqrt(), (1.0 - alpha_bar).sqrt()
+        return signal.float().to(t.device), sigma.float().to(t.device)
 
     def add_noise(self, x0: Tensor, noise: Tensor, t: Tensor) -> Tensor:
         """x_t at network times."""
@@ -170,7 +174,7 @@ class NoiseProcess:
     def edm_sigma(self, t: Tensor) -> Tensor:
         """σ of EDM at network times: log σ goes evenly from SIGMA_MIN at 0 to SIGMA_MAX at 999."""
         low, high = math.log(SIGMA_MIN), math.log(SIGMA_MAX)
-        return torch.exp(low + (high - low) * t.double() / 999.0)
+        return torch.exp(low + (high - low) * in_float64(t) / 999.0)
 
     @property
     def is_diffusion(self) -> bool:
@@ -229,7 +233,7 @@ class NoiseProcess:
 
 def _normal(uniform: Tensor) -> Tensor:
     """Normal numbers from uniform ones in (0, 1], the largest of which stand for those that are left out."""
-    return torch.special.ndtri(uniform.double().clamp(1e-7, 1 - 1e-7))
+    return torch.special.ndtri(in_float64(uniform).clamp(1e-7, 1 - 1e-7))
 
 
 def _edm_time(log_sigma: Tensor) -> Tensor:
@@ -257,29 +261,8 @@ def level_names() -> tuple[str, ...]:
 
 # What the network is asked to predict, and the loss
 
-Prediction = Literal["epsilon", "v", "x0", "flow", "edm"]
-
 Predict = Callable[[Tensor, Tensor], Tensor]
 """A network with its conditions already given: from x_t and the network's times to a tensor like x_t."""
-
-
-def require_prediction(prediction: str, schedule: str | None = None) -> None:
-    """The velocity belongs to flows, and EDM's output to EDM's noise; ε, v and x_0 to all others."""
-    if prediction not in get_args(Prediction):
-        known = ", ".join(get_args(Prediction))
-        raise InvalidConfigError(f"unknown prediction {prediction!r}; known: {known}")
-    if schedule is None:
-        return
-    if schedule in FLOWS or schedule == "edm":
-        wanted = "edm" if schedule == "edm" else "flow"
-        if prediction != wanted:
-            raise InvalidConfigError(
-                f"--schedule {schedule} goes with --prediction {wanted}, and {prediction!r} was given; ε, v and x_0 go "
-                f"with the schedules vp, ddpm, cosine and sd"
-            )
-    elif prediction in ("flow", "edm"):
-        wanted = "edm" if prediction == "edm" else "flow (or flow-logit)"
-        raise InvalidConfigError(f"--prediction {prediction} goes with --schedule {wanted}, and {schedule!r} was given")
 
 
 def target(process: NoiseProcess, prediction: Prediction, x0: Tensor, noise: Tensor, t: Tensor) -> Tensor:
@@ -288,13 +271,18 @@ def target(process: NoiseProcess, prediction: Prediction, x0: Tensor, noise: Ten
     EDM's denoiser is D(x) = c_skip x + c_out F(c_in x), and its loss, weighted by 1/c_out², is the mean square of
     F - (x_0 - c_skip x) / c_out = F - (σ x_0 / σ_data - σ_data ε) / √(σ² + σ_data²).
     """
+    signal, sigma = process.signal_and_noise(t)
+    return _target(prediction, x0, noise, signal, sigma)
+
+
+def _target(prediction: Prediction, x0: Tensor, noise: Tensor, signal: Tensor, sigma: Tensor) -> Tensor:
     if prediction == "epsilon":
         return noise
     if prediction == "x0":
         return x0
     if prediction == "flow":
         return noise - x0
-    signal, sigma = (_per_image(value, x0) for value in process.signal_and_noise(t))
+    signal, sigma = (_per_image(value, x0) for value in (signal, sigma))
     if prediction == "edm":
         return (sigma / SIGMA_DATA) * x0 - (SIGMA_DATA * signal) * noise
     return signal * noise - sigma * x0
@@ -314,15 +302,20 @@ def as_epsilon(process: NoiseProcess, prediction: Prediction, output: Tensor, x_
     return signal * output + sigma * x_t
 
 
+def noisy_and_target(
+    process: NoiseProcess, prediction: Prediction, x0: Tensor, noise: Tensor, t: Tensor
+) -> tuple[Tensor, Tensor]:
+    """x_t, and what the network is to predict of it. Signal and noise of the times are computed once."""
+    signal, sigma = process.signal_and_noise(t)
+    return mix(x0, noise, signal, sigma), _target(prediction, x0, noise, signal, sigma)
+
+
 def losses(
     predict: Predict, process: NoiseProcess, prediction: Prediction, x0: Tensor, noise: Tensor, t: Tensor
 ) -> Tensor:
     """The mean squared error of each image: (B,)."""
     output = predict(process.add_noise(x0, noise, t), t)
     return mean_square(target(process, prediction, x0, noise, t) - output)
-
-
-Weighting = Literal["none", "min-snr"]
 
 
 def loss_weights(
@@ -337,11 +330,11 @@ def loss_weights(
     """
     if weighting == "none":
         return torch.ones_like(t, dtype=torch.float32)
-    log_snr = process.log_snr(t).double()
+    log_snr = in_float64(process.log_snr(t))
     clipped = log_snr.clamp(max=math.log(gamma))
     # In logarithms: at the ends of a schedule the SNR and its inverse exceed what float32 holds.
     over = {"x0": torch.zeros_like(log_snr), "epsilon": log_snr, "v": torch.nn.functional.softplus(log_snr)}
-    return (clipped - over[prediction]).exp().float()
+    return (clipped - over[prediction]).exp().float().to(t.device)
 
 
 def epsilon_losses(

@@ -2,8 +2,9 @@
 
 import torch
 
+from scalelong.config import recipe
 from scalelong.models import Denoiser, UViT
-from scalelong.runs import DataShape, build_model, recipe
+from scalelong.runs import DataShape, build_model
 
 
 def millions(name: str, shape: DataShape) -> float:

@@ -9,22 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from scalelong.console import silent
+from scalelong.config import DiffusionConfig, ImagesConfig, LoggingConfig, OptimizerConfig, TextConfig, TrainConfig
 from scalelong.data import load_data, to_float
 from scalelong.diffusion import Autoencoder, encode_data
 from scalelong.diffusion.conditions import ConditionError
 from scalelong.diffusion.latents import AutoencoderError, sample_latents
 from scalelong.errors import InvalidConfigError
-from scalelong.runs import (
-    DiffusionConfig,
-    ImagesConfig,
-    LoggingConfig,
-    OptimizerConfig,
-    TextConfig,
-    TrainConfig,
-    load_run,
-    read_metrics,
-)
+from scalelong.runs import load_run, read_metrics
 from scalelong.training import train
 
 UVIT = {"patch_size": 4, "dim": 32, "depth": 2, "heads": 2}
@@ -143,11 +134,12 @@ def vae(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_latents_are_what_the_autoencoder_says_and_are_made_once(vae: Path) -> None:
+def test_latents_are_what_the_autoencoder_says_and_are_made_once(vae: Path, caplog) -> None:
+    caplog.set_level("INFO", "scalelong.files")
     from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 
-    data, said = load_data("shapes", size=16, limit=20), []
-    latents = encode_data(data, Autoencoder(vae), said.append)
+    data = load_data("shapes", size=16, limit=20)
+    latents = encode_data(data, Autoencoder(vae))
     assert (len(latents), latents.channels, latents.height, latents.width) == (20, 4, 8, 8)
     batch = latents.fetch([3, 17])
     assert batch.captions == data.fetch([3, 17]).captions
@@ -160,9 +152,9 @@ def test_latents_are_what_the_autoencoder_says_and_are_made_once(vae: Path) -> N
         torch.testing.assert_close(sample_latents(batch.images, noise), expected, atol=1e-5, rtol=1e-4)
         decoded = Autoencoder(vae).decode(distribution.mean * 0.5)
         torch.testing.assert_close(decoded, model.decode(distribution.mean).sample, atol=1e-5, rtol=1e-4)
-    assert len(said) == 1
-    encode_data(data, Autoencoder(vae), said.append)
-    assert len(said) == 1
+    assert len(caplog.records) == 1
+    encode_data(data, Autoencoder(vae))
+    assert len(caplog.records) == 1
     left, right = latents.split(5)
     assert len(left) == 15
     assert torch.equal(right.fetch([0]).images, latents.fetch(torch.as_tensor([_row(latents, right)])).images)
@@ -195,17 +187,17 @@ def test_a_damaged_autoencoder_is_refused_by_name(vae: Path, tmp_path: Path, cha
         save_file({name: value for name, value in load_file(file).items() if name != "decoder.conv_out.bias"}, file)
     data = load_data("shapes", size=16, limit=4)
     if said is None:  # what does no harm is taken
-        encode_data(data, Autoencoder(folder), silent)
+        encode_data(data, Autoencoder(folder))
         return
     with pytest.raises(AutoencoderError, match=said):
-        encode_data(data, Autoencoder(folder), silent)
+        encode_data(data, Autoencoder(folder))
 
 
 def test_an_autoencoder_that_loads_and_cannot_run_is_refused_by_name(vae: Path) -> None:
     broken = Autoencoder(vae)
     broken.model.encoder.conv_in = torch.nn.Conv2d(5, 8, 3)  # as a configuration makes it that fits no image
     with pytest.raises(AutoencoderError, match=r"cannot run on a batch of .* line \d+ of .* --autoencoder"):
-        encode_data(load_data("shapes", size=16, limit=5), broken, silent)
+        encode_data(load_data("shapes", size=16, limit=5), broken)
 
 
 def _row(whole, part) -> int:

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from scalelong.data import load_data
-from scalelong.data.decode import UndecodableError, decode, look
+from scalelong.data.decode import UndecodableError, decode, read_header as look
 from scalelong.errors import MixedSizesError
 
 RNG = np.random.default_rng(0)
@@ -184,6 +184,6 @@ def test_one_colour_image_among_many_gray_ones_is_not_lost(tmp_path):
 @pytest.mark.parametrize("memory_limit", [2**30, 0])
 def test_mixed_sizes_need_a_size(tmp_path, memory_limit):
     where = save_all(tmp_path, *[Image.new("L", (20, 10))] * 140, Image.new("L", (30, 12)))
-    with pytest.raises(MixedSizesError, match=r"20×10 \(140 images\), 30×12 \(1 images\).*size=10"):
+    with pytest.raises(MixedSizesError, match=r"20×10 \(140 images\), 30×12 \(1 images\).*`size` 10"):
         load_data(where, memory_limit=memory_limit)
     assert load_data(where, size=8, memory_limit=memory_limit).fetch([0, 140]).images.shape == (2, 1, 8, 8)

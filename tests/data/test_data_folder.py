@@ -10,7 +10,7 @@ import zipfile
 import pytest
 from PIL import Image
 
-from scalelong.data import load_data
+from scalelong.data import UndecodableError, load_data, open_image
 from scalelong.errors import (
     BrokenImagesError,
     DataError,
@@ -283,7 +283,7 @@ def test_threads_of_a_fresh_process_do_not_meet_half_imported_packages(folder):
     code = """
 import sys
 sys.setswitchinterval(1e-6)
-from scalelong.data import load_data
+from scalelong.data import UndecodableError, load_data, open_image
 print(len(load_data(sys.argv[1], max_broken=0)))
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -313,7 +313,7 @@ def test_dangling_links_are_broken_images(folder, tmp_path, memory_limit):
     (folder / "b.png").symlink_to(tmp_path / "gone")
     data = load_data(folder, memory_limit=memory_limit)
     assert values(data) == [0]
-    assert "it does not exist" in data.broken[0].reason
+    assert "No such file" in data.broken[0].reason
     assert len(data.fingerprint()) == 64
 
 
@@ -406,3 +406,26 @@ def test_other_bad_archives(tmp_path):
         pass
     with pytest.raises(NoImagesError, match="found nothing"):
         load_data(str(tmp_path / "d.zip"))
+
+
+def test_all_broken_images_are_named_at_once(tmp_path):
+    for number in range(20):
+        Image.new("L", (4, 4)).save(tmp_path / f"{number:02}.png")
+    for number in (3, 7, 19):
+        (tmp_path / f"{number:02}.png").write_bytes(b"no image")
+    for limit in (10**9, 0):
+        with pytest.raises(BrokenImagesError, match=r"3 of 20 .*03\.png.*07\.png.*19\.png.*`max_broken`"):
+            load_data(tmp_path, memory_limit=limit, max_broken=2)
+    assert len(load_data(tmp_path, max_broken=3)) == 17
+
+
+def test_ghostscript_is_never_started(tmp_path, monkeypatch):
+    """Pillow reads EPS by starting it, whatever the file is called."""
+    (tmp_path / "x.png").write_bytes(
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 4 4\n%%EndComments\nshowpage\n%%EOF\n"
+    )
+    Image.new("L", (4, 4)).save(tmp_path / "y.png")
+    monkeypatch.setattr("subprocess.Popen", lambda *given, **options: pytest.fail("a process was started"))
+    assert [broken.name for broken in load_data(tmp_path).broken] == ["x.png"]
+    with pytest.raises(UndecodableError):
+        open_image((tmp_path / "x.png").read_bytes())

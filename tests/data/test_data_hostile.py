@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import pickle
 import struct
 import zipfile
 from io import BytesIO
@@ -57,23 +56,9 @@ def test_what_is_no_file_among_the_images_is_skipped_without_being_opened(kind, 
         load_data(folder, max_broken=0)
 
 
-def test_a_file_that_says_it_is_empty_is_not_opened(folder, monkeypatch):
-    """/proc/kmsg is a regular file of no size, and whoever reads it waits."""
-    (folder / "x.png").touch()
-    plain = open
-
-    def watched(path, *rest, **keywords):
-        assert "x.png" not in str(path)
-        return plain(path, *rest, **keywords)
-
-    monkeypatch.setattr("builtins.open", watched)
-    monkeypatch.setattr("io.open", watched)
-    assert [broken.name for broken in load_data(folder).broken] == ["x.png"]
-
-
 def test_a_pipe_in_place_of_metadata(folder):
     os.mkfifo(folder / "metadata.jsonl")
-    with pytest.raises(ScaleLongError, match="is a pipe"):
+    with pytest.raises(ScaleLongError, match="not a regular file"):
         load_data(folder)
 
 
@@ -97,48 +82,6 @@ def test_classes_have_names_that_are_text(folder):
         (folder / f"{number}.png").unlink()
     with pytest.raises(LabelError, match="rename it"):
         load_data(folder)
-
-
-# Pickles
-
-
-class Call:
-    def __reduce__(self):
-        return os.system, ("true",)
-
-
-ARRAY = np.zeros((2, 3072), np.uint8)
-GOOD = pickle.dumps({b"data": ARRAY, b"labels": [0, 1]}, protocol=2)
-PICKLES = {
-    "a call": pickle.dumps({b"data": Call()}),
-    "a memo of 34 GB": b"\x80\x02Nr" + struct.pack("<I", 2**32 - 1) + b".",
-    "a terabyte": b"\x80\x04\x8e" + struct.pack("<Q", 2**40) + b"x.",
-    "objects": pickle.dumps({b"data": ARRAY.astype(object), b"labels": [0, 1]}, protocol=2),
-    "a spoofed dtype": GOOD.replace(b"u1", b"O8"),
-    "another size": GOOD.replace(struct.pack("<H", 3072), struct.pack("<H", 65535)),
-    "a record": pickle.dumps({b"data": np.zeros(2, [("a", "u1")])}, protocol=2),
-    "brackets": b"(" * 50_000 + b"l" * 50_000 + b".",
-    "keys of keys": b"(" + b"N\x85" + b"2\x86" * 60 + b"Nd.",
-}
-
-
-@pytest.mark.parametrize("content", PICKLES.values(), ids=PICKLES.keys())
-@pytest.mark.parametrize("victim", ["data_batch_1", "batches.meta"])
-def test_hostile_pickles_are_refused(content, victim, tmp_path):
-    for number in range(1, 6):
-        (tmp_path / f"data_batch_{number}").write_bytes(GOOD)
-    assert len(load_data(tmp_path)) == 10
-    (tmp_path / victim).write_bytes(content)
-    with pytest.raises((UnreadableDataError, LabelError), match=victim):
-        load_data(tmp_path)
-
-
-def test_a_pipe_in_place_of_a_batch(tmp_path):
-    for number in range(1, 5):
-        (tmp_path / f"data_batch_{number}").write_bytes(GOOD)
-    os.mkfifo(tmp_path / "data_batch_5")
-    with pytest.raises(UnreadableDataError, match="is a pipe"):
-        load_data(tmp_path)
 
 
 # Arrays
@@ -185,7 +128,7 @@ def test_rows_name_no_files_of_others(path, tmp_path):
     (tmp_path / "table").mkdir()
     (tmp_path / "table" / "link").symlink_to(tmp_path)
     pq.write_table(pa.table({"image": [{"bytes": None, "path": path}]}), tmp_path / "table" / "a.parquet")
-    with pytest.raises(MetadataError, match="must be relative and stay in the folder"):
+    with pytest.raises(BrokenImagesError, match="in the folder of the data"):
         load_data(tmp_path / "table" / "a.parquet")
 
 
@@ -239,7 +182,7 @@ def test_a_saved_set_names_no_tables_of_others(saved):
     state = json.loads((saved / "state.json").read_text())
     state["_data_files"] = [{"filename": "../other.arrow"}]
     (saved / "state.json").write_text(json.dumps(state))
-    with pytest.raises(MetadataError, match="stay in the folder"):
+    with pytest.raises(UnreadableDataError, match="outside"):
         load_data(saved)
 
 

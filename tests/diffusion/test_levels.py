@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from scalelong.diffusion import by_level
-from scalelong.experiments.records import Curve, RunRecord
-from scalelong.experiments.results import Results, level_rows
+from scalelong.experiments import Curve, Results, RunRecord, level_rows
 from scalelong.noise import LEVELS, SNR_EDGES, NoiseProcess, level_names, loss_weights, losses, noise_levels, target
 
 

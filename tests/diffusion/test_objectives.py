@@ -8,11 +8,11 @@ import math
 import pytest
 import torch
 
+from scalelong.config import DiffusionConfig, ImagesConfig, LoggingConfig, OptimizerConfig, TrainConfig, samplers_of
 from scalelong.diffusion import sample
-from scalelong.diffusion.solvers import samplers_of
 from scalelong.errors import InvalidConfigError
 from scalelong.noise import SIGMA_DATA, NoiseProcess, alpha_bars, as_epsilon, even_fractions, target
-from scalelong.runs import DiffusionConfig, ImagesConfig, LoggingConfig, OptimizerConfig, TrainConfig, load_run
+from scalelong.runs import load_run
 from scalelong.training import read_metrics, train
 
 MEAN, SPREAD, COUNT = 0.3, 0.4, 3000
@@ -95,15 +95,15 @@ def test_times_of_flows():
 
 def test_what_does_not_go_together_is_refused():
     for values, said in (
-        ({"schedule": "flow"}, "--prediction flow"),
-        ({"schedule": "edm", "prediction": "v"}, "--prediction edm"),
-        ({"prediction": "flow"}, "--schedule flow"),
-        ({"schedule": "ddpm", "prediction": "edm"}, "--schedule edm"),
+        ({"schedule": "flow"}, "`prediction` flow"),
+        ({"schedule": "edm", "prediction": "v"}, "`prediction` edm"),
+        ({"prediction": "flow"}, "`schedule` flow"),
+        ({"schedule": "ddpm", "prediction": "edm"}, "`schedule` edm"),
     ):
         with pytest.raises(InvalidConfigError, match=said):
             DiffusionConfig(**values)
     flow = DiffusionConfig(schedule="flow", prediction="flow")
-    with pytest.raises(InvalidConfigError, match="--sampler euler or heun or dpm"):
+    with pytest.raises(InvalidConfigError, match="`sampler` euler or heun or dpm"):
         TrainConfig(diffusion=flow, logging=LoggingConfig(sampler="sde"))
     with pytest.raises(InvalidConfigError, match="not made for the schedule 'edm'"):
         sample(lambda x, _: x, NoiseProcess("edm"), "edm", (1, 2, 2), [0], sampler="heun")
@@ -131,13 +131,13 @@ def test_a_run_learns_and_is_used(schedule, prediction, tmp_path):
     images = run.sample(2, sampler="euler", steps=8)
     assert images.float().std() > 10
     # What the exported pipeline must know: another time than its scheduler's.
-    from scalelong.experiments.runs import diagnose_run
+    from scalelong.experiments import diagnose_run
     from scalelong.export import export_diffusers
 
     folder = export_diffusers(run, tmp_path / "export")
     index = json.loads((folder / "model_index.json").read_text())
     assert (index["time_scale"], index["time_shift"]) == run.process.time_map
     assert "DPMSolverMultistep" in index["scheduler"][1]
-    assert diagnose_run(run).choice is not None
-    with pytest.raises(InvalidConfigError, match="--sampler"):
+    assert diagnose_run(run).kappa_range is not None
+    with pytest.raises(InvalidConfigError, match="`sampler`"):
         run.sample(1, sampler="ddim")

@@ -5,7 +5,8 @@ import random
 import pytest
 import torch
 
-from scalelong.diffusion import SAMPLERS, sample
+from scalelong.config import SAMPLERS
+from scalelong.diffusion import sample
 from scalelong.errors import InvalidConfigError
 from scalelong.noise import NoiseProcess, as_epsilon
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from scalelong.data import load_data
-from scalelong.data.dataset import split_rows
+from scalelong.data import load_data, split_rows
 from scalelong.evaluation.features import Reference
 from scalelong.evaluation.judge import copies_of
 from scalelong.evaluation.scores import Moments, copies_text, nearest

@@ -13,6 +13,7 @@ from scalelong.errors import FeatureError, MissingDependencyError
 from scalelong.evaluation import (
     InceptionFeatures,
     features as classifier_module,
+    features_of,
     load_extractor,
     reference_of,
     train_classifier,
@@ -181,3 +182,28 @@ def test_anyones_extractor(digits: ImageData, monkeypatch: pytest.MonkeyPatch) -
     ):
         with pytest.raises(FeatureError, match=message):
             load_extractor(spec, digits)
+
+
+def test_features_run_on_their_device(digits):
+    """The `meta` device stands in for an accelerator: it computes shapes alone."""
+    seen: list[str] = []
+
+    class Elsewhere:
+        name, digest, device = "elsewhere", "0", torch.device("meta")
+
+        def __call__(self, images):
+            seen.append(images.device.type)
+            return torch.ones(len(images), 2)
+
+    images = digits.fetch(range(5)).images
+    assert features_of(Elsewhere(), images).shape == (5, 2)
+    assert seen == ["meta"]
+    for name in ("random", "classifier"):
+        moved = load_extractor(name, digits, say=lambda _: None, device="meta")
+        assert moved(images.to("meta")).device.type == "meta"
+
+
+def test_an_accelerator_is_used_where_there_is_one(digits, monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("meta"))
+    assert load_extractor("random", digits).device.type == "meta"  # type: ignore[attr-defined]

@@ -10,8 +10,10 @@ import torch
 from PIL import Image
 
 from scalelong.cli import main
-from scalelong.data import ImageData, load_data
-from scalelong.data.shapes import draw_shape
+from scalelong.config import recipe
+from scalelong.console import silent
+from scalelong.data import ImageData, draw_shape, load_data, shapes_in, shows_colour_and_shape
+from scalelong.diffusion import SampleSettings
 from scalelong.errors import EvaluationError, InvalidSamplesError, ProtocolMismatchError
 from scalelong.evaluation import (
     SCORES,
@@ -23,14 +25,17 @@ from scalelong.evaluation import (
     comparison,
     features as reference_module,
     reference_of,
+    require_comparable,
+    score_folder,
     score_images,
-    shapes_in,
-    shows_colour_and_shape,
+    score_run,
     stored_scores,
     validate_samples,
 )
 from scalelong.evaluation.features import Classifier, features_of
 from scalelong.files import cache_folder
+from scalelong.runs import load_run
+from scalelong.training import train
 
 SHAPE = (1, 8, 8)
 
@@ -137,21 +142,18 @@ def test_equal_protocols_are_compared_best_first(real_scores: Scores) -> None:
     assert lines[2].startswith("b step 2")
 
 
-def test_commands_stats_and_eval_of_a_folder(
+def test_eval_of_a_folder(
     shared_cache: None, digits: ImageData, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "real"
     folder.mkdir()
     for i, image in enumerate(digits.fetch(range(40)).images):
         Image.fromarray(image[0].numpy()).save(folder / f"{i}.png")
-    assert main(["stats", "digits", "--out", str(tmp_path / "stats.npz")]) == 0
-    shown = capsys.readouterr().out
-    assert digits.fingerprint()[:16] in shown
+    assert main(["eval", str(folder), "--data", "digits", "--statistics", str(tmp_path / "stats.npz")]) == 0
+    assert "Fréchet distance" in capsys.readouterr().out
     with np.load(tmp_path / "stats.npz") as arrays:
         assert arrays["mu"].shape == (256,)
         assert arrays["sigma"].shape == (256, 256)
-    assert main(["eval", str(folder), "--data", "digits"]) == 0
-    assert "Fréchet distance" in capsys.readouterr().out
     (scores,) = stored_scores(folder)
     assert scores.protocol.images == 40
     assert scores.protocol.sampler is None
@@ -213,3 +215,25 @@ def test_stored_scores_keep_their_format(real_scores: Scores) -> None:
     assert "no anchors" in str(earlier)
     with pytest.raises(EvaluationError, match="lack frechet"):
         Scores.from_dict({name: value for name, value in written.items() if name != "frechet"})
+
+
+def test_precision_belongs_to_the_protocol(shared_cache: None, tmp_path: Path) -> None:
+    """Scores of samples in bf16 and in float32 are not mixed, and a run and its folder of samples agree."""
+    base = recipe("digits-tiny")
+    config = replace(
+        base,
+        steps=1,
+        batch_size=2,
+        model_options={"patch_size": 4, "dim": 8, "depth": 2, "heads": 2},
+        logging=replace(base.logging, samples_every=0, trackers=()),
+    )
+    train(config, tmp_path / "run", quiet=True)
+    run = load_run(tmp_path / "run")
+    in_bf16, in_float32 = (
+        score_run(run, n=20, settings=SampleSettings(steps=1, precision=precision), features="pixels", say=silent)
+        for precision in ("bf16", "no")
+    )
+    with pytest.raises(ProtocolMismatchError):
+        require_comparable([in_bf16, in_float32])
+    again = score_folder(in_bf16.subject["images"], load_data("digits"), features="pixels", say=silent)
+    assert again.protocol.sampler == in_bf16.protocol.sampler

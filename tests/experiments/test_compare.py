@@ -4,22 +4,30 @@ import hashlib
 import json
 import subprocess
 import sys
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 import torch
 
 from scalelong.cli import main
-from scalelong.commands.compare import configuration, default_out, parser
-from scalelong.commands.options import split
-from scalelong.errors import InvalidConfigError, RunFolderError, RunLockedError
-from scalelong.experiments import runs as runs_module
-from scalelong.experiments.compare import at, compare, noise_rows, summarise, sweep
-from scalelong.experiments.runs import PlannedRun, plan_runs, wait_until_free
-from scalelong.experiments.sweeps import description, unit_of
+from scalelong.cli.compare import configuration, default_out, parser
+from scalelong.cli.parser import split
+from scalelong.config import TrainConfig, recipe
+from scalelong.errors import CollapseError, InvalidConfigError, RunFolderError
+from scalelong.experiments import (
+    PlannedRun,
+    at,
+    compare,
+    noise_rows,
+    plan as runs_module,
+    plan_runs,
+    summarise,
+    sweep,
+    wait_until_free,
+)
+from scalelong.experiments.sweeps import description, run_all, status_text, write_job
 from scalelong.report import collect
-from scalelong.runs import TrainConfig, recipe, saved_steps
+from scalelong.runs import saved_steps
 from scalelong.training import TrainState, train
 
 METHODS = ("none", "cs:0.7", "ls")
@@ -110,13 +118,14 @@ def test_files_of_a_comparison(finished):
     assert json.loads((finished.out / "diagnosis.json").read_text())["rows"]
 
 
-def test_finished_runs_are_not_repeated(finished, capsys):
+def test_finished_runs_are_not_repeated(finished, caplog):
+    caplog.set_level("INFO", logger="scalelong")
     before = {run.name: (run.folder / "metrics.jsonl").stat().st_mtime_ns for run in finished.runs}
     again = compare(small(), METHODS, [0, 1], finished.out, every=1, jobs=1)
     assert again is not None
     assert str(again) == str(finished)
     assert before == {run.name: (run.folder / "metrics.jsonl").stat().st_mtime_ns for run in finished.runs}
-    assert "6 of 6 runs are finished" in capsys.readouterr().out
+    assert "6 of 6 runs are finished" in caplog.text
 
 
 def test_readings_are_recorded_with_the_run(finished):
@@ -145,26 +154,20 @@ def test_a_run_that_diverges_is_a_result(tmp_path):
     assert collect([tmp_path])["runs"][0]["diverged"]
 
 
-def test_runs_in_processes_of_their_own_give_the_same_numbers(finished, tmp_path):
-    comparison = compare(small(), ["none", "cs:0.7"], [0], tmp_path, every=1, jobs=2)
+def test_runs_in_processes_of_their_own(finished, tmp_path, monkeypatch):
+    """They give the same numbers, and their folders name the variant and the command that continues them."""
+    monkeypatch.setattr("sys.argv", ["scalelong", "compare", "--seeds", "1"])
+    comparison = compare(small(), ["none", "slow: scaling=cs:0.7"], [0], tmp_path, every=1, jobs=2)
     assert comparison is not None
     assert [entry.held_out_loss[0] for entry in comparison.summaries] == pytest.approx(
         [entry.held_out_loss[0] for entry in finished.summaries[:2]], rel=1e-5
     )
     assert (tmp_path / "logs" / "none-seed0.txt").exists()
-
-
-def test_run_folders_name_the_variant_and_the_command_that_continues_them(tmp_path, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["scalelong", "compare", "--seeds", "1"])
-    variants = ["none", "slow: lr=1e-5"]
-    comparison = compare(small(2), variants, [0], tmp_path, every=1, jobs=2)
-    assert comparison is not None
     for run in comparison.runs:
-        # The runs were trained by processes of their own, whose commands would continue nothing.
         assert "    scalelong compare --seeds 1\n" in (run.folder / "README.md").read_text()
     assert json.loads((tmp_path / "slow-seed0" / "variant.json").read_text()) == {
         "name": "slow",
-        "changes": {"optimizer.lr": 1e-5},
+        "changes": {"scaling": "cs:0.7"},
     }
     assert collect([tmp_path])["methods"] == ["none", "slow"]
     assert len(collect([tmp_path])["tables"]) == 1
@@ -172,7 +175,6 @@ def test_run_folders_name_the_variant_and_the_command_that_continues_them(tmp_pa
 
 def test_a_run_that_fails_is_named_with_its_log(tmp_path):
     from scalelong.errors import RunFailedError
-    from scalelong.experiments.sweeps import run_all
 
     config = replace(small(), data=str(tmp_path / "missing"))
     with pytest.raises(RunFailedError, match="a ended with code 1"):
@@ -200,20 +202,19 @@ def test_a_variant_cannot_fix_what_is_swept(tmp_path):
 
 
 def test_the_command(tmp_path, capsys):
-    from scalelong.runs import dump_config
+    from scalelong.config import dump_config
 
     path = tmp_path / "small.yaml"
-    path.write_text(dump_config(small(2)))
-    options = ["compare", "--config", str(path), "--methods", "none,cs:0.5", "--seeds", "1", "--jobs", "1"]
-    assert main([*options, "--depths", "2,4", "--out", str(tmp_path / "sweep")]) == 0
-    out = capsys.readouterr().out
-    assert "depth" in out
-    assert (tmp_path / "sweep" / "depth-4" / "none-seed0").is_dir()
+    path.write_text(dump_config(replace(small(2), model_options=SMALLEST)))
+    options = ["compare", "--config", str(path), "--methods", "none", "--seeds", "1", "--jobs", "1"]
+    assert main([*options, "--depths", "2", "--out", str(tmp_path / "sweep")]) == 0
+    assert "depth" in capsys.readouterr().out
+    assert (tmp_path / "sweep" / "depth-2" / "none-seed0").is_dir()
     assert main([*options, "--rates", "1e-3,5e-1", "--out", str(tmp_path / "rates")]) == 0
     out = capsys.readouterr().out
     assert "best rate" in out
     assert "steps to none's loss at its best rate" in out
-    assert (tmp_path / "rates" / "rate-0.5" / "cs-0.5-seed0").is_dir()
+    assert (tmp_path / "rates" / "rate-0.5" / "none-seed0").is_dir()
     assert main([*options, "--control", "--out", str(tmp_path / "plain")]) == 0
     assert "O1 of the features is 0 (must be 0)" in capsys.readouterr().out
 
@@ -222,7 +223,7 @@ def test_the_configuration_of_the_command():
     config = configuration(parser().parse_args(["--recipe", "digits-tiny", "--steps", "300"]))
     assert config.steps == 300
     assert config.held_out_every == 10
-    with pytest.raises(InvalidConfigError, match="--seeds"):
+    with pytest.raises(InvalidConfigError, match="`seeds`"):
         configuration(parser().parse_args(["--seeds", "0"]))
 
 
@@ -290,7 +291,7 @@ SMALLEST = {"patch_size": 4, "dim": 8, "depth": 2, "heads": 2}
 def test_a_finished_run_with_other_settings_is_refused(two_steps, change):
     config, out, _ = two_steps
     before = sorted(path.name for path in out.iterdir())
-    with pytest.raises(RunFolderError, match=f"{next(iter(change))}.* -> .*--out"):
+    with pytest.raises(RunFolderError, match=f"{next(iter(change))}.* -> .*`out`"):
         compare(replace(config, **change), ["none"], [0], out, every=1, jobs=1)
     assert sorted(path.name for path in out.iterdir()) == before
 
@@ -346,10 +347,9 @@ def test_runs_end_with_the_comparison_that_started_them(tmp_path):
     """The pipe to a run closes when the comparison is killed: the run saves what it has, and ends."""
     config = replace(small(100_000), logging=replace(small().logging, log_every=1, samples_every=0))
     run = PlannedRun("none", 0, tmp_path / "run", config)
-    unit = unit_of(run, tmp_path)
-    unit.write(description(run, tmp_path, 100))
+    write_job(tmp_path, "run", description(run, "run", 100))
     child = subprocess.Popen(
-        [sys.executable, "-m", "scalelong.experiments.worker", str(unit.job), "--tied"],
+        [sys.executable, "-m", "scalelong.experiments.worker", str(tmp_path / "jobs" / "run.json"), "--tied"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -358,18 +358,62 @@ def test_runs_end_with_the_comparison_that_started_them(tmp_path):
     assert child.stdin is not None
     assert child.stdout is not None
     assert any(line.startswith("step 3/") for line in child.stdout)
-    with pytest.raises(RunLockedError, match=f"in use by process {child.pid} on"), monkey_seconds(0.0):
-        wait_until_free(tmp_path / "run")
+    assert run.at_work
+    assert "1 runs: 1 running" in status_text(tmp_path)
     child.stdin.close()
     wait_until_free(tmp_path / "run")
+    assert not run.at_work
     assert "stopped by SIGTERM" in child.stdout.read()
     child.stdout.close()
     assert child.wait() == 130
     assert saved_steps(tmp_path / "run" / "checkpoints")[-1] >= 3
+    assert "1 runs: 1 stopped" in status_text(tmp_path)
 
 
-@contextmanager
-def monkey_seconds(seconds):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runs_module, "ORPHAN_SECONDS", seconds)
-        yield
+# Runs that end before their last step are results
+
+
+def test_a_run_that_ran_out_of_patience_is_finished(tmp_path):
+    config = small(8)
+    config = replace(
+        config,
+        optimizer=replace(config.optimizer, lr=0.0),
+        checkpoints=replace(config.checkpoints, keep_best="held-out", patience=1),
+    )
+    found = compare(config, ["none"], [0], tmp_path, every=4, jobs=2)
+    assert found is not None
+    assert all(run.finished for run in found.runs)
+    assert found.summaries[0].step < 8
+    again = compare(config, ["none"], [0], tmp_path, every=4, jobs=1)
+    assert str(again) == str(found)
+    patient = replace(found.runs[0], config=replace(config, checkpoints=replace(config.checkpoints, patience=9)))
+    assert not patient.finished
+
+
+def test_a_run_that_collapses_after_its_rollbacks_is_a_result(tmp_path, monkeypatch):
+    def collapse(config, folder, **_):
+        if config.scaling == "none":
+            (folder / "config.yaml").write_text("steps: 6")
+            raise CollapseError("it went back to zero")
+        return train(config, folder)
+
+    monkeypatch.setattr(runs_module, "train", collapse)
+    found = compare(small(2), ["none", "cs"], [0], tmp_path, every=2, jobs=1)
+    assert found is not None
+    assert found.summaries[0].collapsed == [0]
+    assert found.summaries[0].diverged == []
+    assert collect([tmp_path])["runs"]
+
+
+def test_a_comparison_adds_no_hook_to_training(tmp_path, monkeypatch):
+    """With a hook, the trainer waits for the device at every step."""
+    given: list[object] = []
+
+    def watched(config, folder, **options):
+        assert json.loads((folder / "variant.json").read_text())["name"] == "none"
+        given.append(options.get("hooks", ()))
+        return train(config, folder, **options)
+
+    monkeypatch.setattr(runs_module, "train", watched)
+    run_all(plan_runs(small(2), ["none"], [0], tmp_path), 2, jobs=1)
+    assert given == [()]

@@ -6,11 +6,9 @@ from dataclasses import replace
 import pytest
 
 from scalelong.cli import main
+from scalelong.config import recipe
 from scalelong.errors import InvalidConfigError
-from scalelong.experiments import demo
-from scalelong.experiments.demo import demo_config, run_demo
-from scalelong.experiments.rates import RecipeTask, config_range
-from scalelong.runs import recipe
+from scalelong.experiments import RecipeTask, config_range, demo, demo_config, run_demo
 from scalelong.runs.samples import read_png
 
 SMALL = {"patch_size": 8, "dim": 16, "depth": 4, "heads": 2, "init_std": 0.1}

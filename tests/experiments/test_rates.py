@@ -4,11 +4,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from scalelong.experiments.compare import Comparison, best_rate_rows
-from scalelong.experiments.records import DIVERGED
-from scalelong.experiments.results import Results, table_rows
-from scalelong.experiments.runs import PlannedRun
-from scalelong.runs import TrainConfig
+from scalelong.config import DIVERGED, TrainConfig
+from scalelong.experiments import Comparison, PlannedRun, Results, best_rate_rows, table_rows
 
 CURVES = {
     ("none", 0.1): {50: 0.9, 100: 0.5},

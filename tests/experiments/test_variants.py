@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from scalelong.config import TrainConfig
 from scalelong.errors import InvalidConfigError
-from scalelong.experiments.results import baseline_of
-from scalelong.experiments.runs import Variant, as_variant, plan_runs
-from scalelong.runs import DataShape, TrainConfig, build_model
+from scalelong.experiments import Variant, as_variant, baseline_of, plan_runs
+from scalelong.runs import DataShape, build_model
 
 
 def test_a_method_is_a_variant():

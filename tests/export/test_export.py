@@ -13,13 +13,13 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from scalelong.attaching import unscale_
 from scalelong.cli import main
+from scalelong.config import DiffusionConfig, ImagesConfig, LoggingConfig, OptimizerConfig, TextConfig, TrainConfig
 from scalelong.errors import ExportError
 from scalelong.evaluation import SCORES, STORED, Protocol, Score, Scores, store
 from scalelong.export import export_diffusers, export_safetensors, model_card, push_to_hub
-from scalelong.runs.config import DiffusionConfig, ImagesConfig, LoggingConfig, OptimizerConfig, TextConfig, TrainConfig
 from scalelong.runs.load import load_run
-from scalelong.skips import unscale_
 from scalelong.training import train
 
 UNET = {

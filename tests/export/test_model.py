@@ -223,3 +223,13 @@ def test_the_example_of_the_documentation_runs(tmp_path: Path) -> None:
     example = page.partition("## A model without a run")[2].partition("```python\n")[2].partition("```")[0]
     exec(compile(example, "docs/export.md", "exec"), {"folder": tmp_path})
     assert {path.name for path in tmp_path.iterdir()} >= {"unet", "scaled", "uvit", "uvit.safetensors"}
+
+
+@pytest.mark.parametrize("form", ["diffusers", "safetensors"])
+def test_weights_that_are_not_finite_are_refused(tmp_path, form):
+    model = sl.UViT(image_size=8, patch_size=4, channels=1, dim=16, depth=2, heads=2)
+    with torch.no_grad():
+        model.norm.weight[3] = float("nan")
+    with pytest.raises(sl.ExportError, match=r"norm.weight has values that are not finite"):
+        sl.export_model(model, tmp_path / "out", format=form)
+    assert not (tmp_path / "out").exists()

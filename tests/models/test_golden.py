@@ -13,6 +13,7 @@ import torch
 
 import scalelong as sl
 from scalelong.errors import CannotReadError
+from scalelong.models import fuse_
 from scalelong.models.official import official_name
 from tests.golden.make import read, signature
 
@@ -54,11 +55,13 @@ def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 
 def run(
-    metadata: dict[str, str], tensors: dict[str, torch.Tensor], start: str
+    metadata: dict[str, str], tensors: dict[str, torch.Tensor], start: str, fuses: bool = False
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """The output of our U-ViT with the authors' weights, and its gradients under the authors' names."""
     scaling = method(metadata, start)
     model = sl.UViT.from_official(part(tensors, "weight."), scaling=scaling, **arguments(metadata))
+    if fuses:
+        fuse_(model)
     output = model(**part(tensors, "input."))
     output.square().mean().backward()
     parameters = dict(model.named_parameters())
@@ -71,9 +74,10 @@ def run(
 
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("start", ["paper", "cs"])
-def test_outputs_and_gradients_agree(name, start):
+@pytest.mark.parametrize("fuses", [False, True])
+def test_outputs_and_gradients_agree(name, start, fuses):
     metadata, tensors = load(name)
-    output, gradients = run(metadata, tensors, start)
+    output, gradients = run(metadata, tensors, start, fuses)
     assert relative(output, tensors["output"]) < 1e-5
     for their_name, theirs in part(tensors, "grad.").items():
         ours = signature(their_name, gradients[their_name])
@@ -91,9 +95,10 @@ def test_a_signature_sees_one_wrong_entry():
 
 @pytest.mark.parametrize("name", FULL)
 @pytest.mark.parametrize("start", ["paper", "cs"])
-def test_every_entry_of_the_full_files_agrees(golden, name, start):
+@pytest.mark.parametrize("fuses", [False, True])
+def test_every_entry_of_the_full_files_agrees(golden, name, start, fuses):
     metadata, tensors = read(golden / f"uvit_{name}.safetensors")
-    output, gradients = run(metadata, tensors, start)
+    output, gradients = run(metadata, tensors, start, fuses)
     assert relative(output, tensors["output"]) < 1e-5
     for their_name, theirs in part(tensors, "grad.").items():
         assert relative(gradients[their_name], theirs) < 1e-5, their_name

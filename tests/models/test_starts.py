@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import scalelong as sl
-from scalelong.models.uvit import GELU_MOMENT
+from scalelong.models.starts import GELU_MOMENT
 from scalelong.scaling.baselines import start_merge_
 
 
@@ -132,10 +132,10 @@ def test_presets_start_as_the_authors():
     ("options", "message"),
     [
         ({"merge_start": "zero"}, "merge_start must be one of authors, identity, additive, normalised, got 'zero'"),
-        ({"final_start": "zero"}, "final_start must be one of authors, identity"),
-        ({"init_std": "large"}, "init_std must be a number above 0"),
-        ({"init_std": 0}, "init_std must be a number above 0"),
-        ({"init_std": float("nan")}, "init_std must be a number above 0"),
+        ({"final_start": "zero"}, "`final_start` must be one of authors, identity"),
+        ({"init_std": "large"}, "`init_std` must be a number above 0"),
+        ({"init_std": 0}, "`init_std` must be a number above 0"),
+        ({"init_std": float("nan")}, "`init_std` must be a number above 0"),
     ],
 )
 def test_bad_starts_are_refused(options, message):

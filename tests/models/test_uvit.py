@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import scalelong as sl
-from scalelong.models import SkipMerge, cpu
+from scalelong.models import SkipMerge
 from scalelong.scaling import Constants
 
 METHODS = [
@@ -43,10 +43,8 @@ def gradients(model: torch.nn.Module, *values) -> tuple[torch.Tensor, dict[str, 
     return output, found
 
 
-@pytest.mark.parametrize("large", [0, 2**40])
 @pytest.mark.parametrize("factors", [(1.0, 1.0), (1.0, 0.3), (0.8, 1.2), (1.0, 0.0)])
-def test_merge_is_a_linear_of_the_concatenation(factors, large, monkeypatch):
-    monkeypatch.setattr(cpu, "LARGE", large)
+def test_merge_is_a_linear_of_the_concatenation(factors):
     merge = SkipMerge(16)
     main, skip = torch.randn(2, 5, 16, requires_grad=True), torch.randn(2, 5, 16, requires_grad=True)
     plain = torch.nn.functional.linear(
@@ -62,9 +60,8 @@ def test_merge_is_a_linear_of_the_concatenation(factors, large, monkeypatch):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_the_merge_of_large_features_saves_no_concatenated_copy(monkeypatch):
+def test_the_merge_saves_no_concatenated_copy():
     """What autograd keeps: the two operands and views of the weight, nothing of the size of the concatenation."""
-    monkeypatch.setattr(cpu, "LARGE", 0)
     merge = SkipMerge(16)
     main, skip = torch.randn(2, 50, 16, requires_grad=True), torch.randn(2, 50, 16, requires_grad=True)
     saved = []
@@ -224,28 +221,13 @@ def test_residual_baselines():
     assert torch.equal(one(x, t, y), tiny()(x, t, y))
     block = third.encoder[0]
     h = torch.randn(2, 5, 32)
-    a = h + 0.3 * block.attention(h, block.attention_norm)  # pyright: ignore
-    torch.testing.assert_close(block(h), a + 0.3 * block.mlp(a, block.mlp_norm))  # pyright: ignore
+    a = h + 0.3 * block.attention(block.attention_norm(h))  # pyright: ignore
+    torch.testing.assert_close(block(h), a + 0.3 * block.mlp(block.mlp_norm(a)))  # pyright: ignore
 
 
-@pytest.mark.parametrize("size", [(8, 8), (6, 12)])
-def test_patches_are_those_of_the_convolution(size):
-    model = tiny(image_size=size)
-    x = torch.randn(3, 3, *size, requires_grad=True)
-    seen = []
-
-    def found():
-        patches = model._patches(x)
-        return patches, torch.autograd.grad(patches.square().sum(), [x, *model.patch_embedding.parameters()])
-
-    ours = found()
-    model.patch_embedding.register_forward_hook(lambda *_: seen.append(1))
-    torch.testing.assert_close(ours, found(), rtol=1e-4, atol=1e-4)
-    assert seen == [1]  # whoever looks at the layer sees it called
-
-
-def test_another_convolution_in_the_place_of_the_patches_is_called():
-    model = tiny(channels=4)
-    model.patch_embedding = torch.nn.Conv2d(4, 32, 2, stride=2, dilation=2, padding=1, groups=2)
-    x = torch.randn(3, 4, 8, 8)
-    torch.testing.assert_close(model._patches(x), model.patch_embedding(x).flatten(2).transpose(1, 2), rtol=0, atol=0)
+def test_self_conditioning_of_version_0_2_is_refused_unless_it_was_off():
+    assert tiny(self_conditioning="none", self_conditioning_rank=None)
+    with pytest.raises(sl.InvalidConfigError, match="`self_conditioning`='middle' was removed"):
+        tiny(self_conditioning="middle")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'width'"):
+        tiny(width=3)

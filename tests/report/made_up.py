@@ -5,7 +5,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-from scalelong.runs import TrainConfig, dump_config, recipe
+from scalelong.config import TrainConfig, dump_config, recipe
 
 STEPS = 100
 KAPPAS = {"none": (1.0, 1.0, 1.0, 1.0), "cs:0.7": (1.0, 0.7, 0.49, 0.343), "ls": (0.98, 0.71, 0.5, 0.3)}

@@ -7,7 +7,7 @@ import pytest
 from report.browser import Browser
 from report.made_up import make_run
 from scalelong.report import write_report
-from scalelong.stability import CollapseRule
+from scalelong.stability import RULE
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +235,7 @@ def test_a_range_is_drawn(shared_browser, tmp_path):
     cell = {"method": "none", "rate": 0.008, "survived": 1, "runs": 8, "best_loss": [0.1], "last_loss": [0.2]}
     run = {"method": "none", "rate": 0.008, "seed": 0, "outcome": "collapsed", "curve": [[10, 1.0], [20, 0.5]]}
     values = {"methods": ["none"], "rates": [0.008], "cells": [cell], "runs": [run], "verdict": "One of eight."}
-    values["rule"] = str(CollapseRule())
+    values["rule"] = RULE
     (tmp_path / "range.json").write_text(json.dumps(values))
     shared_browser.errors.clear()
     shared_browser.open(write_report([tmp_path], tmp_path / "report.html"))

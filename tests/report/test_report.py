@@ -1,6 +1,5 @@
 """What the report says, without a browser."""
 
-import io
 import json
 import re
 import subprocess
@@ -8,12 +7,12 @@ import sys
 from dataclasses import replace
 
 import pytest
-import torch
 
 from report.made_up import make_run
 from scalelong.cli import main
+from scalelong.config import recipe
+from scalelong.errors import ScaleLongError
 from scalelong.report import NoRunsError, collect, find_runs, write_report
-from scalelong.runs import recipe
 
 
 @pytest.fixture
@@ -127,24 +126,35 @@ def test_scores_and_alarms_are_shown(tmp_path):
     assert [(alarm["step"], alarm["kind"]) for alarm in data["alarms"]] == [(101, "spike")]
 
 
-def test_gaps_between_samples_are_clear(tmp_path):
-    from PIL import Image
+@pytest.mark.parametrize(
+    "name", ["samples/step-00000050.png", "samples", "environment.json", "data.json", "config.yaml", "metrics.jsonl"]
+)
+def test_links_in_a_run_folder_are_not_followed(tmp_path, name):
+    """A stranger's run folder could otherwise publish any file of this user."""
+    run, secret = make_run(tmp_path / "run", "none"), tmp_path / "secret"
+    if (run / name).is_dir():
+        (run / name).rename(secret)
+    else:
+        (run / name).unlink()
+        secret.write_text('{"step": 1, "key": "PRIVATE"}')
+    (run / name).symlink_to(secret)
+    with pytest.raises(ScaleLongError, match="symbolic link"):
+        write_report([run], tmp_path / "report.html")
+    assert not (tmp_path / "report.html").exists()
 
-    from scalelong import report
-    from scalelong.diffusion import images
-    from scalelong.runs.samples import save_png
 
-    assert (report.GAP, report.SMALLEST_SIDE) == (images.GAP, images.SMALLEST_SIDE)
-    grid = images.image_grid(torch.zeros(4, 1, 8, 8))
-    save_png(tmp_path / "grid.png", grid)
-    made = report._without_gaps((tmp_path / "grid.png").read_bytes(), 8, 8)
-    assert made is not None
-    with Image.open(io.BytesIO(made)) as image:
-        alpha = image.getchannel("A")
-        assert (alpha.getpixel((0, 0)), alpha.getpixel((images.GAP, images.GAP))) == (0, 255)
-        assert sum(alpha.histogram()[1:]) == 4 * 32 * 32
-    # A grid of other tiles stays as it is.
-    assert report._without_gaps((tmp_path / "grid.png").read_bytes(), 7, 9) is None
+def test_only_pictures_are_embedded(tmp_path, caplog):
+    run = make_run(tmp_path / "run", "none")
+    (run / "samples" / "step-00000050.png").write_text("PRIVATE")
+    (entry,) = collect([run])["runs"]
+    assert [sample["step"] for sample in entry["samples"]] == [100]
+    assert "leaves it out" in caplog.text
+    # The pictures of a range are named in its file, which is a stranger's as well.
+    (tmp_path / "key.png").write_bytes((run / "samples" / "step-00000100.png").read_bytes())
+    found = {"methods": [], "rates": [], "cells": [], "samples": [{"file": "../key.png"}]}
+    (run / "range.json").write_text(json.dumps(found))
+    with pytest.raises(ScaleLongError, match=r"does not stay below"):
+        collect([run])
 
 
 def test_a_folder_with_a_range_needs_no_runs(tmp_path):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from scalelong.runs import DiffusionConfig, ImagesConfig, LoggingConfig, OptimizerConfig, TrainConfig
+from scalelong.config import DiffusionConfig, ImagesConfig, LoggingConfig, OptimizerConfig, TrainConfig
 from scalelong.training import train
 
 TINY_UVIT = {"patch_size": 2, "dim": 32, "depth": 2, "heads": 2}

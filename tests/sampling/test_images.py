@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from scalelong.cli import main
-from scalelong.diffusion import SAMPLERS, ImageMaker, SampleSettings, Unconditional, guided, requests
+from scalelong.config import SAMPLERS
+from scalelong.diffusion import ImageMaker, SampleSettings, Unconditional, guided, requests
 from scalelong.diffusion.conditions import ConditionError
 from scalelong.diffusion.images import to_bytes
 from scalelong.errors import InvalidConfigError

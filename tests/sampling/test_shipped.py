@@ -7,9 +7,10 @@ import torch
 
 import scalelong as sl
 from scalelong.cli import main
+from scalelong.config import load_config
 from scalelong.data import load_data
 from scalelong.errors import CheckpointError, InvalidConfigError, RunFolderError
-from scalelong.runs import NETWORKS, load_config, load_run, shipped_names, unpack
+from scalelong.runs import NETWORKS, load_run, shipped_names, unpack
 from scalelong.runs.shipped import EXAMPLES, pack, packed_folder
 from scalelong.training import train
 

@@ -59,6 +59,8 @@ def test_curves(config, expected):
         (lambda: sl.as_scaling("css"), "known: .*cs"),
         (lambda: sl.as_scaling("cs:gamma=1"), "kappa, reverse"),
         (lambda: sl.as_scaling("none:0.5"), "takes no value"),
+        (lambda: sl.as_scaling("cs:0.7,kappa=0.6"), "write the value first"),
+        (lambda: sl.as_scaling("cs:reverse=true,0.7"), "write the value first"),
         (lambda: sl.as_scaling({"kappa": 0.5}), "'method'"),
         (lambda: sl.as_scaling({"method": "cs", "gamma": 0.5}), "kappa, reverse"),
         (lambda: sl.as_scaling(0.5), "float"),  # pyright: ignore[reportArgumentType]
@@ -100,6 +102,7 @@ def test_every_method_is_in_the_round_trip():
         ("uniform", sl.UniformScaling()),
         ("cs", sl.ConstantScaling(0.7)),
         ("cs:0.6", sl.ConstantScaling(0.6)),
+        ("cs:0.7,behind_norms=true", sl.ConstantScaling(0.7, behind_norms=True)),
         ("cs:kappa=0.6,reverse=True", sl.ConstantScaling(0.6, reverse=True)),
         ("ls", sl.LearnableScaling()),
         ("ls:module=ie,shared=false,ratio=4", sl.LearnableScaling(module="ie", shared=False, ratio=4)),

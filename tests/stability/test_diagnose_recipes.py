@@ -12,8 +12,8 @@ import torch
 import yaml
 
 from scalelong.cli import main
-from scalelong.experiments.runs import diagnose_config
-from scalelong.runs import RECIPES, ImagesConfig, LoggingConfig, TrainConfig, recipe, to_dict
+from scalelong.config import RECIPES, ImagesConfig, LoggingConfig, TrainConfig, recipe, to_dict
+from scalelong.experiments import diagnose_config
 from scalelong.training import train
 
 SIZE = 16
@@ -103,7 +103,7 @@ def test_a_text_run_on_latents_is_diagnosed_too(images, autoencoder, tmp_path, c
 
 def test_the_condition_reaches_the_network(images, autoencoder, monkeypatch) -> None:
     """The probe batch of a text recipe holds the captions' tokens, not zeros and not nothing."""
-    from scalelong.experiments import runs as experiments
+    from scalelong.experiments import plan as experiments
 
     seen: list[dict[str, torch.Tensor]] = []
 

@@ -1,14 +1,17 @@
 """The monitor in small training loops: what it reads, that it disturbs nothing, and when it raises alarms."""
 
 import copy
+import gc
 import json
 import math
+import weakref
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import scalelong as sl
@@ -24,6 +27,7 @@ from scalelong.stability import (
     probe,
     read_json_lines,
 )
+from scalelong.stability.monitor import UpdateWatch
 
 
 def silent(alarm: Alarm) -> None:
@@ -464,3 +468,38 @@ def test_nothing_read_is_drawn_as_nothing():
         figure: Any = monitor.plot()
     figure.canvas.draw()
     assert {text.get_text() for axes in figure.axes for text in axes.texts} == {"not recorded"}
+
+
+def test_a_monitor_that_is_dropped_without_close_keeps_nothing_alive():
+    model = sl.UViT(image_size=8, patch_size=4, dim=8, depth=2, heads=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = StabilityMonitor(model, every=1, probe_batch=(torch.zeros(1, 3, 8, 8), torch.zeros(1)))
+    gone, meter, weights = weakref.ref(monitor), monitor._meter, weakref.ref(next(model.parameters()))
+    assert meter.on
+    hooks = len(_global_optimizer_pre_hooks)
+    del monitor
+    gc.collect()
+    assert gone() is None
+    assert len(_global_optimizer_pre_hooks) == hooks - 1
+    model(torch.zeros(1, 3, 8, 8), torch.zeros(1)).sum().backward()
+    assert not meter.blocks
+    del model, optimizer
+    gc.collect()
+    assert weights() is None
+
+
+def test_a_reading_copies_the_weights_once():
+    """Peak of tensors that exist between the step's hooks, counted by their storage."""
+    model = nn.ModuleList([nn.Linear(64, 64, bias=False) for _ in range(8)])
+    watch = UpdateWatch({"all": list(model.parameters())})
+    watch.on = True
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        optimizer.step()
+    watch.close()
+    size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    taken = sum(max(event.self_cpu_memory_usage, 0) for event in seen.events() or ())
+    assert taken <= 1.05 * size
+    assert float(watch.readings()["update_ratio/all"]) > 0

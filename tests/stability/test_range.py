@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,8 +11,7 @@ from torch import Tensor, nn
 import scalelong as sl
 from scalelong.errors import RunFolderError
 from scalelong.report import collect
-from scalelong.stability import CollapseRule, Method, RateRange, RateRun, StepFailedError, rate_range
-from scalelong.stability.range import Fate
+from scalelong.stability import Method, RateRange, RateRun, StepFailedError, rate_range
 from scalelong.stability.survival import rate_text
 
 torch.set_num_threads(1)
@@ -62,7 +60,7 @@ def quick(**changes) -> RateRange:
         "warmup": 2,
         "jobs": 1,
     }
-    options |= {"optimizer": sgd, "rule": CollapseRule(learned=2.0), "say": None}
+    options |= {"optimizer": sgd, "reference_loss": 4.0, "say": None}
     return rate_range(build, step, **{**options, **changes})  # type: ignore[arg-type]
 
 
@@ -196,7 +194,6 @@ def test_the_same_call_continues_and_other_settings_are_refused_by_name(tmp_path
             seeds=1,
             steps=8,
             warmup=2,
-            rule=CollapseRule(learned=2.0),
             reference_loss=first.reference_loss,
             jobs=1,
             out=tmp_path,
@@ -271,32 +268,6 @@ def test_a_step_that_raises_is_named_and_what_was_done_is_kept(jobs, tmp_path):
     bad = generator(1, "range", 5).initial_seed()
     with pytest.raises(StepFailedError, match=r"none at 5e-2, seed 1 failed(.|\n)*no such image"):
         rate_range(build, fails, rates=(0.05,), methods=("none",), seeds=2, steps=8, jobs=jobs, out=tmp_path, say=None)
-
-
-# The rule
-
-
-def outcome(losses: Sequence[float], warmup: int = 2, **rule: float) -> tuple[str, int]:
-    fate = Fate(CollapseRule(smoothing=0.0, **rule), 1.0, warmup, len(losses))
-    for i, loss in enumerate(losses):
-        if fate.over(i, loss):
-            break
-    return fate.outcome(), fate.steps
-
-
-def test_the_rule_is_relative_and_needs_both_conditions():
-    assert outcome([1, 1, 0.4, 0.2, 0.45, 0.3]) == ("survived", 6)  # above twice its best, below half of the reference
-    assert outcome([1, 1, 0.4, 0.2, 0.51, 0.3]) == ("collapsed", 5)
-    assert outcome([1, 1, 0.4, 0.35, 0.6, 0.3]) == ("survived", 6)  # above half, below twice its best
-    assert outcome([1, 0.1, 0.9, 0.4, 0.3, 0.2]) == ("survived", 6)  # the best counts after the warm-up
-    assert outcome([1, math.nan, 0.1, 0.1]) == ("not finite", 2)
-    assert outcome([1, 1, 0.99, 0.98, 0.97]) == ("not learned", 5)
-    assert outcome([1, 1, 0.6, 0.95]) == ("collapsed", 4)  # back at the start, though never below half of it
-
-
-def test_rules_are_checked():
-    with pytest.raises(sl.InvalidConfigError, match="factor > 1"):
-        CollapseRule(factor=1.0)
 
 
 # Counts and words, on made-up runs

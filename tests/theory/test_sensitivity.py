@@ -1,16 +1,58 @@
-"""w_j = E‖∂out/∂κ_j‖² against differences of whole models and against theory."""
+"""Jacobian norms and noise gains against autograd, sensitivities to skips against differences of whole models."""
 
 import pytest
 import torch
+from diffusers.models.unets.unet_2d import UNet2DModel
+from torch import nn
 
 from scalelong import theory
+from scalelong.attaching import coefficients, is_scaled, scale_skips_, unscale_
 from scalelong.models import UViT
 from scalelong.scaling import ConstantScaling, CustomScaling
-from scalelong.skips import coefficients, is_scaled, scale_skips_
 
 
 def small_uvit(**options) -> UViT:
     return UViT(image_size=8, patch_size=4, channels=1, dim=16, depth=6, heads=2, **options)
+
+
+def test_jacobian_norm_is_the_largest_singular_value() -> None:
+    net = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 4)).double()
+    x = torch.randn(1, 6, dtype=torch.float64)
+    jacobian = torch.autograd.functional.jacobian(net, x).view(4, 6)  # pyright: ignore
+    exact = float(torch.linalg.matrix_norm(jacobian, 2))
+    assert theory.jacobian_norm(net, x, steps=500) == pytest.approx(exact, rel=1e-6)
+
+
+def test_jacobian_norm_of_attention() -> None:
+    model = small_uvit()
+    x, t = torch.randn(1, 1, 8, 8), torch.tensor([10])
+    jacobian = torch.autograd.functional.jacobian(lambda image: model(image, t), x).view(64, 64)  # pyright: ignore
+    exact = float(torch.linalg.matrix_norm(jacobian, 2))
+    assert theory.jacobian_norm(model, x, t, steps=500) == pytest.approx(exact, rel=1e-3)
+
+
+def test_linear_network_amplifies_noise_by_its_frobenius_norm() -> None:
+    layer = nn.Linear(20, 20, bias=False)
+    x = torch.randn(500, 20)
+    gain = theory.noise_gain(layer, x, sigma=0.3, draws=20)
+    assert gain == pytest.approx(float(layer.weight.detach().norm()) / 20**0.5, rel=0.03)
+
+
+def test_measuring_leaves_the_model_alone() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.BatchNorm1d(4)).train()
+    model[1].eval()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = torch.get_rng_state()
+    theory.jacobian_norm(model, torch.randn(3, 4, generator=torch.Generator().manual_seed(1)))
+    theory.noise_gain(model, torch.zeros(3, 4), sigma=0.1)
+    assert torch.equal(state, torch.get_rng_state())
+    assert [module.training for module in model] == [True, False, True]
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+# Sensitivities to skips
 
 
 @pytest.fixture
@@ -70,7 +112,6 @@ def test_model_is_left_as_it_was(inputs) -> None:
     with torch.no_grad():
         before = model(*inputs)
     theory.skip_sensitivities(model, *inputs)
-    assert theory.count_skips(model, inputs) == 3
     assert list(model.state_dict()) == keys
     assert model.training
     assert torch.equal(state, torch.get_rng_state())
@@ -80,7 +121,36 @@ def test_model_is_left_as_it_was(inputs) -> None:
     assert len(coefficients(model)) == 3
 
 
-def test_unscaled_model_stays_unscaled(inputs) -> None:
-    model = small_uvit().double()
-    theory.skip_sensitivities(model, *inputs)
+def small_unet() -> UNet2DModel:
+    return UNet2DModel(
+        sample_size=8,
+        in_channels=1,
+        out_channels=1,
+        layers_per_block=1,
+        block_out_channels=(8, 8),
+        down_block_types=("DownBlock2D",) * 2,
+        up_block_types=("UpBlock2D",) * 2,
+        norm_num_groups=4,
+        add_attention=False,
+    )
+
+
+# Its GroupNorms cancel most of a constant scaling, and attaching says so.
+@pytest.mark.filterwarnings("ignore:GroupNorm")
+def test_sensitivities_of_a_network_of_diffusers() -> None:
+    model = small_unet().double()
+    inputs = (torch.randn(2, 1, 8, 8, dtype=torch.float64), torch.tensor([3, 800]))
+    measured = theory.skip_sensitivities(model, *inputs)
+    assert len(measured) == 4
+    step = 1e-5
+    for j in range(4):
+        outputs = []
+        for sign in (-1, 1):
+            kappas = tuple(1 + sign * step * (i == j) for i in range(4))
+            scale_skips_(model, CustomScaling(kappas), example_inputs=inputs)
+            with torch.no_grad():
+                outputs.append(model(*inputs).sample)
+            unscale_(model)
+        derivative = (outputs[1] - outputs[0]) / (2 * step)
+        assert measured[j] == pytest.approx(float(derivative.square().sum()) / 2, rel=1e-4)
     assert not is_scaled(model)

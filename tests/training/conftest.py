@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from scalelong.runs import (
+from scalelong.config import (
     CheckpointConfig,
     DiffusionConfig,
     ImagesConfig,
     LoggingConfig,
     OptimizerConfig,
     TrainConfig,
-    read_checkpoint,
 )
+from scalelong.runs import read_checkpoint
 from scalelong.training import train
 
 TINY = TrainConfig(
@@ -26,7 +26,7 @@ TINY = TrainConfig(
 )
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tiny() -> TrainConfig:
     return TINY
 

@@ -13,8 +13,8 @@ from accelerate import Accelerator
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from scalelong.config import CheckpointConfig, LoggingConfig, recipe
 from scalelong.models import UViT
-from scalelong.runs import CheckpointConfig, LoggingConfig, recipe
 from scalelong.training import loop, train
 
 unsharded = loop.build_model

@@ -8,18 +8,14 @@ import torch
 from torch import nn
 
 from scalelong.cli import main
+from scalelong.config import AverageLength, OptimizerConfig, default_folder, is_snapshot, power, relative_length
 from scalelong.errors import CheckpointError, InvalidConfigError
 from scalelong.files import file_digest
-from scalelong.runs import OptimizerConfig, default_folder, load_run, read_checkpoint, saved_steps
+from scalelong.runs import load_run, read_checkpoint, saved_steps
 from scalelong.runs.averages import (
-    FIRST,
     OLDEST,
-    AverageLength,
     combine,
-    is_snapshot,
-    power,
     profile,
-    relative_length,
     shares,
 )
 from scalelong.training import Ema, train
@@ -51,7 +47,7 @@ def test_lengths_are_read_and_written():
     read = {"10%": "10%", "0.1": "10%", "7.5 %": "7.5%", "5000steps": "5000steps", "200k images": "200000images"}
     assert {text: str(AverageLength.parse(text)) for text in read} == read
     for wrong in ("", "10", "abc", "-5%", "0%", "40%", "0.1%", "1e400%", "0steps", "5k%", "nan", "10%%"):
-        with pytest.raises(InvalidConfigError, match="--ema-length"):
+        with pytest.raises(InvalidConfigError, match="`ema_length`"):
             AverageLength.parse(wrong)
     with pytest.raises(InvalidConfigError, match="twice"):
         OptimizerConfig(ema_lengths=("10%", "0.1"))
@@ -142,7 +138,7 @@ def test_kept_lengths_are_read_as_they_are(trained):
 def test_snapshots_are_few_and_resumed_bit_for_bit(trained, tmp_path, crash_at, final_state):
     config, folder, _ = trained
     kept = sorted((folder / "averages").glob("*.safetensors"))
-    wanted = [step for step in range(FIRST, 151) if is_snapshot(step) and step >= OLDEST * 145]
+    wanted = [step for step in range(1, 151) if is_snapshot(step) and step >= OLDEST * 145]
     assert len(kept) <= 25
     assert [int(path.stem[5:]) for path in kept] == wanted
     crash_at(config, tmp_path / "run", 120)  # after the checkpoint of 70 and snapshots beyond it
@@ -196,23 +192,37 @@ def test_damage_and_other_runs_are_refused(trained, tmp_path):
 
 def test_the_command_compares_and_writes(trained, tmp_path, capsys):
     _, folder, _ = trained
-    assert main(["ema", str(folder), "--lengths", "7%,10%", "--json"]) == 0
+    assert main(["eval", str(folder), "--ema-lengths", "7%,10%", "--json"]) == 0
     losses = json.loads(capsys.readouterr().out)["held_out_loss"]
     assert list(losses) == ["raw", "ema", "ema:7%", "ema:10%"]
-    assert main(["ema", str(folder), "--length", "0.07", "--out", str(tmp_path / "w.safetensors")]) == 0
+    assert (
+        main(
+            [
+                "export",
+                str(folder),
+                "--ema",
+                "0.07",
+                "--format",
+                "safetensors",
+                "--out",
+                str(tmp_path / "w.safetensors"),
+            ]
+        )
+        == 0
+    )
     assert "EMA:7% weights of step 150" in capsys.readouterr().out
     expected = load_run(folder, weights="ema:7%").model.state_dict()
     written = load_tensors(tmp_path / "w.safetensors")
     assert all(torch.equal(value, expected[name]) for name, value in written.items() if value.dtype == torch.float32)
     assert main(["sample", str(folder), "-n", "2", "--steps", "2", "--weights", "ema:7%"]) == 0
     assert (folder / "images" / "step150-ema7pct-dpm++2" / "samples.json").exists()
-    assert main(["ema", str(folder), "--length", "50%"]) == 1
-    assert "--length" in capsys.readouterr().err
+    assert main(["export", str(folder), "--ema", "50%"]) == 1
+    assert "--ema must be from" in capsys.readouterr().err
 
 
 def test_a_run_without_tracks_says_how_to_get_them(tiny, tmp_path, capsys):
     train(replace(tiny, steps=4), tmp_path / "run")
-    assert main(["ema", str(tmp_path / "run"), "--length", "10%"]) == 1
+    assert main(["export", str(tmp_path / "run"), "--ema", "10%"]) == 1
     assert "--ema-lengths 5% 10%" in capsys.readouterr().err
     assert not (tmp_path / "run" / "averages").exists()
     assert saved_steps(tmp_path / "run" / "checkpoints") == [0, 4]

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from scalelong.config import ImagesConfig
 from scalelong.errors import CheckpointError, InvalidConfigError
-from scalelong.runs import ImagesConfig, load_run, read_metrics, saved_steps
+from scalelong.runs import load_run, read_metrics, saved_steps
 from scalelong.runs.checkpoint import best_step
 from scalelong.training import train
 from scalelong.training.inspection import Inspector
@@ -86,13 +87,13 @@ def test_what_cannot_be_measured_is_refused(tiny, tmp_path):
     def with_(**options):
         return replace(tiny.checkpoints, **options)
 
-    with pytest.raises(InvalidConfigError, match="--held-out"):
+    with pytest.raises(InvalidConfigError, match="`held_out`"):
         replace(tiny, checkpoints=with_(keep_best="held-out"))
-    with pytest.raises(InvalidConfigError, match="--scores-every"):
+    with pytest.raises(InvalidConfigError, match="`scores_every`"):
         replace(tiny, checkpoints=with_(keep_best="frechet"))
-    with pytest.raises(InvalidConfigError, match="--keep-best held-out or --keep-best frechet"):
+    with pytest.raises(InvalidConfigError, match="`keep_best` held-out or frechet"):
         with_(patience=3)
-    with pytest.raises(InvalidConfigError, match="keep_best must be one of held-out, frechet"):
+    with pytest.raises(InvalidConfigError, match="`keep_best` must be one of held-out, frechet"):
         with_(keep_best="loss")
     train(replace(tiny, steps=1), tmp_path / "a", quiet=True)
     with pytest.raises(CheckpointError, match="has no checkpoints/best"):

@@ -8,11 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from scalelong.config import GuardConfig
 from scalelong.errors import CollapseError, InvalidConfigError
 from scalelong.files import read_json_lines
 from scalelong.noise import LEVELS
 from scalelong.report import collect
-from scalelong.runs import GuardConfig, read_metrics, saved_steps
+from scalelong.runs import read_metrics, saved_steps
 from scalelong.stability.collapse import Collapse
 from scalelong.training import train
 from scalelong.training.monitoring import describe_left_first, diagnosis, sums_by_level
@@ -143,7 +144,7 @@ def test_a_healthy_run_is_left_alone(learner, final_state, tmp_path):
 
 
 def test_the_mode_is_checked():
-    with pytest.raises(InvalidConfigError, match="on_collapse must be one of stop, rollback, ignore"):
+    with pytest.raises(InvalidConfigError, match="`on_collapse` must be one of stop, rollback, ignore"):
         GuardConfig(on_collapse="save")  # pyright: ignore[reportArgumentType]
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from scalelong.config import CheckpointConfig
 from scalelong.errors import CheckpointError, ConditionError, RunFolderError, ScaleLongError
 from scalelong.files import remove_leftovers, write_text
 from scalelong.runs import (
-    CheckpointConfig,
     RunFolder,
     checkpoint as checkpoint_module,
     load_run,

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from scalelong.config import HardwareConfig, TrainConfig
 from scalelong.errors import InvalidConfigError
 from scalelong.models import UViT
-from scalelong.runs import HardwareConfig, TrainConfig
 from scalelong.runs.processes import make_accelerator
 from scalelong.training import cores as cores_module
 from scalelong.training.cores import CoreParallel, chunks, images_at_once, make_cores, sharing_copy

@@ -8,7 +8,9 @@ from dataclasses import replace
 import pytest
 
 from scalelong.cli import main
-from scalelong.runs import CheckpointConfig, LoggingConfig, TrainConfig, dump_config
+from scalelong.config import CheckpointConfig, LoggingConfig, TrainConfig, dump_config
+from scalelong.data import load_data
+from scalelong.evaluation import trusted_features
 from scalelong.training import train
 
 PICTURES = ["-n", "2", "--sampler", "ddim", "--steps", "2"]
@@ -137,11 +139,11 @@ def test_a_cut_note_of_the_classifier_is_made_anew(content, run, tmp_path, monke
 
     monkeypatch.setattr(features, "STEPS", 2)
     monkeypatch.setenv("SCALELONG_CACHE", str(tmp_path / "cache"))
-    words = ["stats", "digits", "--features", "classifier", "--quiet"]
-    assert main(words) == 0
+    data = load_data("digits")
+    trusted_features("classifier", data, None, print)
     (note,) = (tmp_path / "cache").rglob("classifier.json")
     note.write_text(content)
-    assert main(words) == 0
+    trusted_features("classifier", data, None, print)
     assert json.loads(note.read_text())["digest"]
 
 

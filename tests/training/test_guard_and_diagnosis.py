@@ -5,12 +5,12 @@ import torch
 from diffusers.models.unets.unet_2d import UNet2DModel
 from torch import nn
 
+from scalelong.attaching import scale_skips_
+from scalelong.config import OptimizerConfig
 from scalelong.models import UViT
-from scalelong.runs import OptimizerConfig
-from scalelong.skips import scale_skips_
 from scalelong.stability import explain_nonfinite
 from scalelong.stability.nonfinite import merge_blocks
-from scalelong.training.state import ScaledGuard, create_state, make_guard, make_optimizer
+from scalelong.training.state import BadSteps, create_state, make_optimizer, skip_if_not_finite
 
 CPU = torch.device("cpu")
 
@@ -25,23 +25,23 @@ def test_no_update_from_the_first_bad_step_on(bad, where):
     model = nn.Linear(2, 2)
     optimizer = make_optimizer(model, OptimizerConfig(lr=0.1))
     create_state(optimizer)
-    guard = make_guard(optimizer, CPU, None)
+    steps = BadSteps(CPU)
     seen = []
     for step in range(4):
         model(torch.ones(1, 2)).sum().backward()
         numbers = {"loss": fine(), "norm": fine()}
         if step == 2:
             numbers[where] = torch.tensor(bad)
-        guard.protect(step, **numbers)
+        skip_if_not_finite(steps, optimizer, None, step, **numbers)
         optimizer.step()
         seen.append(model.weight.detach().clone())
     assert not torch.equal(seen[0], seen[1])
     assert torch.equal(seen[1], seen[2])
     assert torch.equal(seen[1], seen[3])  # sticky: nobody has looked yet
-    assert guard.bad_step() == 2
+    assert steps.first() == 2
     assert optimizer.state[model.weight]["step"] == 2
-    guard.reset()
-    assert guard.bad_step() is None
+    steps.reset()
+    assert steps.first() is None
 
 
 def test_fp16_overflow_is_normal_until_the_scale_collapses():
@@ -53,18 +53,17 @@ def test_fp16_overflow_is_normal_until_the_scale_collapses():
 
     optimizer = make_optimizer(nn.Linear(2, 2), OptimizerConfig())
     scaler = Scaler()
-    guard = make_guard(optimizer, CPU, scaler)  # pyright: ignore[reportArgumentType]
-    assert isinstance(guard, ScaledGuard)
-    guard.protect(0, fine(), torch.tensor(float("inf")))
-    assert guard.bad_step() is None
+    steps = BadSteps(CPU)
+    skip_if_not_finite(steps, optimizer, scaler, 0, fine(), torch.tensor(float("inf")))
+    assert steps.first() is None
     scaler.scale = 1.0
-    guard.protect(1, fine(), fine())
-    assert guard.bad_step() is None
-    guard.protect(2, fine(), torch.tensor(float("nan")))
-    assert guard.bad_step() == 2
-    guard.reset()
-    guard.protect(3, torch.tensor(float("nan")), fine())
-    assert guard.bad_step() == 3
+    skip_if_not_finite(steps, optimizer, scaler, 1, fine(), fine())
+    assert steps.first() is None
+    skip_if_not_finite(steps, optimizer, scaler, 2, fine(), torch.tensor(float("nan")))
+    assert steps.first() == 2
+    steps.reset()
+    skip_if_not_finite(steps, optimizer, scaler, 3, torch.tensor(float("nan")), fine())
+    assert steps.first() == 3
 
 
 def small_uvit():

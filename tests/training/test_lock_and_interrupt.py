@@ -74,7 +74,7 @@ def test_a_forked_worker_that_outlives_its_parent_does_not_keep_the_lock(tmp_pat
         holder.communicate()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", Interrupt.SIGNALS)
 def test_signals_become_a_wish_and_handlers_come_back(number):
     before = signal.getsignal(number)
     with Interrupt() as interrupt:

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from scalelong.runs import OptimizerConfig
+from scalelong.config import OptimizerConfig
 from scalelong.training import Ema
-from scalelong.training.optimizers import QuickAdamW
+from scalelong.training.fast_adamw import QuickAdamW
 from scalelong.training.state import base_rate, clip_gradient, create_state, make_optimizer, rate, set_rate
 
 

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from scalelong.cli import main
+from scalelong.config import OptimizerConfig, TrainConfig, conflicting_changes, dump_config
 from scalelong.errors import InvalidConfigError, MissingDependencyError, UntrustedCodeError
-from scalelong.runs import OptimizerConfig, TrainConfig, dump_config, load_run
-from scalelong.runs.config import conflicting_changes
+from scalelong.runs import load_run
 from scalelong.training import train
 from scalelong.training.optimizers import make_optimizer
 from scalelong.training.state import Ema, rate
@@ -123,14 +123,14 @@ def test_what_cannot_be_is_refused():
         with pytest.raises(kind, match=said):
             make_optimizer(model, OptimizerConfig(**values))
 
-    refused("optimizer must be one of adamw", optimizer="lion")
+    refused("`optimizer` must be one of adamw", optimizer="lion")
     refused("has no option momentum; it takes", optimizer="adam", optimizer_options={"momentum": 0.9})
     refused("cannot be made", optimizer="sgd", optimizer_options={"momentum": -1})
     refused("cannot be imported", optimizer="no_such_package:Lion")
     refused("must make a torch.optim.Optimizer, got int", optimizer=f"{FOREIGN}:not_an_optimizer")
     refused("closure", optimizer=f"{FOREIGN}:NeedsClosure")
     refused("schedulefree", kind=MissingDependencyError, optimizer="schedule-free")
-    refused("--decay cosine takes no --decay-options", decay="cosine", decay_options={"power": 2})
+    refused("`decay` cosine takes no `decay_options`", decay="cosine", decay_options={"power": 2})
     for decay, options, said in (
         ("polynomial", {"pow": 2}, "cannot be made"),
         ("torch.optim.lr_scheduler:ReduceLROnPlateau", {}, "function of the step alone"),

@@ -10,9 +10,10 @@ from torch import nn
 
 from scalelong import UViT
 from scalelong.cli import main
+from scalelong.config import DiffusionConfig, ImagesConfig, TrainConfig, load_config
 from scalelong.errors import InvalidConfigError, UntrustedCodeError
-from scalelong.models.call import Denoiser
-from scalelong.runs import DiffusionConfig, ImagesConfig, TrainConfig, load_config, load_run, read_origin
+from scalelong.models.calling import Denoiser
+from scalelong.runs import load_run, read_origin
 from scalelong.runs.model import DataShape, build_model, load_run_data
 from scalelong.runs.origin import adopt_weights, load_start_
 from scalelong.training import train
@@ -66,22 +67,6 @@ def test_step_zero_computes_what_the_run_computed(source, scaling):
     assert same(outputs(model), outputs(load_run(source).model))
 
 
-@pytest.mark.parametrize("kind", ["middle", "time"])
-def test_self_conditioning_can_be_added_and_not_taken_away(source, kind, tmp_path, caplog):
-    options = {"self_conditioning": kind, "self_conditioning_rank": 4}
-    with caplog.at_level("INFO"):
-        model, config, _ = begun(source, model_options=options)
-    assert "self-conditioning is new" in caplog.text
-    assert config.model_options == {**CLASSES.model_options, **options}
-    assert same(outputs(model), outputs(load_run(source).model))
-    train(replace(config, steps=2), tmp_path / "conditioned", quiet=True)
-    again, adopted, _ = begun(tmp_path / "conditioned")
-    assert adopted.model_options["self_conditioning"] == kind
-    assert same(outputs(again), outputs(load_run(tmp_path / "conditioned").model))
-    with pytest.raises(InvalidConfigError, match="self_conditioning=none does not go with the weights"):
-        begun(tmp_path / "conditioned", model_options={"self_conditioning": "none"})
-
-
 def test_gates_that_look_at_the_data_are_refused(source):
     with pytest.raises(InvalidConfigError, match=r"--scaling ls:start=paper would change"):
         begun(source, scaling="ls:start=paper")
@@ -100,7 +85,7 @@ def test_what_the_weights_decide_is_not_overruled(source):
         adopt_weights(replace(config, model_options={"dim": 32}), given={"model_options"})
     with pytest.raises(InvalidConfigError, match="is not there: give a run folder"):
         read_origin(source / "nowhere")
-    with pytest.raises(InvalidConfigError, match="say which, with --from"):
+    with pytest.raises(InvalidConfigError, match="say which, with `start_from`"):
         TrainConfig(lora=4)
 
 

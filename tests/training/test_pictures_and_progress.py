@@ -7,10 +7,10 @@ import pytest
 import torch
 from PIL import Image
 
-from scalelong.console import StopWatch, TrainingProgress, duration
+from scalelong.console import duration
 from scalelong.runs import image_grid, save_png
 from scalelong.training import train
-from scalelong.training.tracking import Window
+from scalelong.training.tracking import StopWatch, TrainingProgress, Window
 
 
 def test_a_grid_puts_images_row_by_row():
@@ -77,3 +77,29 @@ def test_a_line_shows_the_held_out_loss_of_its_own_step(full_tiny, tmp_path, cap
 def test_durations():
     assert duration(3725) == "1:02:05"
     assert duration(200_000) == "2 days 7:33:20"
+
+
+def test_training_says_its_lines_in_a_pipe(capsys):
+    now = [100.0]
+    progress = TrainingProgress(10, enabled=True, clock=lambda: now[0])
+    progress.say("continuing")
+    progress.start(3)
+    now[0] += 4.0  # 2 seconds a step, whatever was done in them
+    progress.record({"step": 5, "loss": 1, "gradient_norm": 2, "images_per_second": 3.14, "seconds_per_step": 1})
+    progress.held_out = 0.5
+    progress.record({"step": 5, "loss": 1, "gradient_norm": 2, "images_per_second": 31.4, "seconds_per_step": 1})
+    progress.close()
+    assert capsys.readouterr().err.splitlines() == [
+        "continuing",
+        "step 5/10  loss 1.0000  gradient 2  3.1 images/s  0:00:10 left",
+        "step 5/10  loss 1.0000  held-out 0.5000  gradient 2  31 images/s  0:00:10 left",
+    ]
+
+
+def test_slow_steps_show_between_two_records(capsys):
+    now = [0.0]
+    progress = TrainingProgress(10, enabled=True, clock=lambda: now[0])
+    for step in range(1, 5):
+        now[0] += 10.0
+        progress.tick(step)
+    assert capsys.readouterr().err == "step 2/10  0:01:20 left\nstep 4/10  0:01:00 left\n"

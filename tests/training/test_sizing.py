@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from scalelong.cli import main
-from scalelong.commands.train import parse, settle
+from scalelong.cli.train import parse, settle
+from scalelong.config import TrainConfig, load_config, seconds_of, with_values
 from scalelong.data import load_data
 from scalelong.errors import InvalidConfigError
-from scalelong.runs import TrainConfig, load_config, read_metrics
-from scalelong.runs.config import seconds_of, with_values
+from scalelong.runs import read_metrics
 from scalelong.runs.processes import make_accelerator
 from scalelong.training import sizing, train
 from scalelong.training.sizing import MOST_EPOCHS, Pictures, choose, fit_held_out, lengthened, step_seconds
@@ -180,7 +180,7 @@ def test_budgets(text, seconds):
 
 @pytest.mark.parametrize("text", ["", "30", "m", "an hour", "30mm", "1h later", "0m", "-5m"])
 def test_bad_budgets_name_the_flag(text):
-    with pytest.raises(InvalidConfigError, match="--budget"):
+    with pytest.raises(InvalidConfigError, match="`budget`"):
         TrainConfig(budget=text)
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from scalelong.console import TrainingProgress
-from scalelong.runs import LoggingConfig, RunFolder, TrainConfig, load_config
+from scalelong.config import LoggingConfig, TrainConfig, load_config
+from scalelong.runs import RunFolder
 from scalelong.runs.folder import COMMAND_VARIABLE, this_command
 from scalelong.training import train
-from scalelong.training.tracking import Recorder
+from scalelong.training.tracking import Recorder, TrainingProgress
 
 
 class FakeTracker:

@@ -3,8 +3,9 @@
 import pytest
 
 from scalelong.cli import main
-from scalelong.commands.train import parse
-from scalelong.runs import TrainConfig, dump_config, recipe
+from scalelong.cli.train import parse, settle
+from scalelong.config import dump_config, flatten, recipe, to_dict
+from scalelong.errors import ScaleLongError
 
 TINY = [
     *("--recipe", "digits-tiny", "--model-options", "dim=16", "depth=2", "--steps", "3", "--batch-size", "4"),
@@ -22,9 +23,55 @@ def test_recipe_file_and_flags_in_this_order(tmp_path):
     assert command.train.optimizer.clip == recipe("fashion-tiny").optimizer.clip
 
 
-def test_data_may_come_first():
-    assert parse(["cats", "--steps", "3"]).train == TrainConfig(data="cats", steps=3)
-    assert parse(["--steps", "3", "--data", "cats"]).train == TrainConfig(data="cats", steps=3)
+@pytest.mark.parametrize("words", ["cats --steps 3", "--steps 3 --data cats", "--steps 3 cats", "--steps=3 cats --cpu"])
+def test_data_may_stand_anywhere(words):
+    config = parse(words.split()).train
+    assert (config.data, config.steps) == ("cats", 3)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "path"),
+    [
+        ("--learning-rate", "0.5", "optimizer.lr"),
+        ("--max_train_steps", "7", "steps"),
+        ("--resolution", "16", "images.size"),
+        ("--mixed_precision", "bf16", "hardware.precision"),
+        ("--gradient-accumulation-steps", "2", "hardware.accumulation"),
+        ("--max-grad-norm", "0.5", "optimizer.clip"),
+        ("--checkpointing_steps", "9", "checkpoints.save_every"),
+        ("--checkpoints-total-limit", "3", "checkpoints.keep_last"),
+        ("--report-to", "wandb", "logging.trackers"),
+        ("--dataloader-num-workers", "2", "images.workers"),
+        ("--lr-warmup-steps", "5", "optimizer.warmup"),
+        ("--lr-scheduler", "cosine", "optimizer.decay"),
+        ("--random-flip", "", "images.flip"),
+        ("--init-from", "runs/a", "start_from"),
+        ("--output-dir", "runs/b", ""),
+    ],
+)
+def test_the_names_of_other_scripts_are_known(flag, value, path):
+    command = parse(["cats", flag, *value.split()])
+    found = str(flatten(to_dict(command.train))[path]) if path else str(command.out)
+    assert found.strip("[]'") == (value or "True")
+
+
+def test_folders_of_classes_are_mentioned(tmp_path):
+    said: list[str] = []
+    for name in ("rose", "tulip"):
+        (tmp_path / "flowers" / name).mkdir(parents=True)
+    for condition in ("none", "class"):
+        with pytest.raises(ScaleLongError):  # there are no images
+            settle(parse([str(tmp_path / "flowers"), "--condition", condition]), said.append)
+    assert [line for line in said if "--condition class" in line] == [
+        f"{tmp_path / 'flowers'} has 2 folders (rose, tulip): --condition class trains on them as classes"
+    ]
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_any_work(tmp_path, capsys, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("scalelong.cli.train.settle", lambda *_: pytest.fail("it was sized"))
+    assert main(["train", "digits", "--out", str(tmp_path / "file" / "run")]) == 1
+    assert "scalelong train: " in capsys.readouterr().err
 
 
 def test_model_options_add_to_those_of_the_recipe_but_not_for_another_model():
@@ -54,7 +101,7 @@ def test_every_group_has_flags(flag, value, found):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--stepz", "3"], ["--steps", "many"], ["--model-options", "depth"], ["--steps", "0"]]
+    "arguments", [["--stepz", "3"], ["--steps", "many"], ["--model-options", "depth"], ["--precision", "fp8"]]
 )
 def test_wrong_flags_end_with_code_2(arguments, capsys):
     with pytest.raises(SystemExit) as caught:
@@ -66,6 +113,7 @@ def test_wrong_flags_end_with_code_2(arguments, capsys):
     ("arguments", "message"),
     [
         (["--recipe", "nothing"], "unknown recipe 'nothing'"),
+        (["digits", "--steps", "0"], "--steps must be at least 1"),
         ([], "nothing to train on"),
         (["--steps", "3"], "nothing to train on"),
         (["--config", "nothing.yaml"], "no configuration file"),

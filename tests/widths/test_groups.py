@@ -59,15 +59,12 @@ def test_groups_of_a_wide_network():
     assert any(parameter is model.position_embedding.weight for parameter in plain["params"])
 
 
-def test_options_of_groups():
+def test_frozen_parameters_are_in_no_group():
     model = uvit(32)
     model.patch_embedding.requires_grad_(False)
-    plain, scaled = parameter_groups(model, base=16, lr=1e-3, scale_decay=False, scale_eps=True, weight_decay=0.1)
-    assert (plain["eps"], scaled["eps"], scaled["weight_decay"]) == (1e-8, 0.5e-8, 0.1)
     frozen = {id(parameter) for parameter in model.patch_embedding.parameters()}
-    assert not frozen & {id(parameter) for group in (plain, scaled) for parameter in group["params"]}
-    kinds = parameter_groups(model, base=16, lr=1e-3, per_kind=True)
-    assert len(kinds) == 5  # input, vector and finite; hidden and output
+    groups = parameter_groups(model, base=16, lr=1e-3)
+    assert not frozen & {id(parameter) for group in groups for parameter in group["params"]}
 
 
 def test_schedulers_of_torch_keep_the_factors():
@@ -78,15 +75,11 @@ def test_schedulers_of_torch_keep_the_factors():
     assert [group["lr"] for group in optimizer.param_groups] == [4e-3, 2e-3]
 
 
-@pytest.mark.parametrize("per_kind", [False, True])
-def test_at_the_base_a_run_is_the_standard_one_to_the_last_bit(per_kind):
-    standard, model = uvit(16, classes=None), uvit(16)
+def test_at_the_base_a_run_is_the_standard_one_to_the_last_bit():
+    standard, model = uvit(16), uvit(16)
     start_(model, base=16)
-    groups = parameter_groups(model, base=16, lr=1e-2, weight_decay=0.03, per_kind=per_kind)
-    assert len(groups) == (5 if per_kind else 1)
-    if not per_kind:
-        order = [id(parameter) for parameter in groups[0]["params"]]
-        assert order == [id(parameter) for parameter in model.parameters()]
+    (group,) = groups = parameter_groups(model, base=16, lr=1e-2, weight_decay=0.03)
+    assert [id(parameter) for parameter in group["params"]] == [id(parameter) for parameter in model.parameters()]
     first = train(standard, torch.optim.AdamW(standard.parameters(), **ADAMW), 5)
     second = train(model, torch.optim.AdamW(groups, **ADAMW), 5)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
@@ -97,11 +90,11 @@ def test_a_run_is_that_of_mup_with_a_multiplier_in_its_output_layer():
     mup = pytest.importorskip("mup", reason="the oracle is not installed (pip install --no-deps mup)")
     ours, theirs = uvit(32).double(), uvit(32).double()
     start_(ours, base=16)
-    groups = parameter_groups(ours, base=16, lr=1e-2, weight_decay=0.03, per_kind=True)
-    for group in groups:
-        if any(parameter is ours.to_patches.weight for parameter in group["params"]):
-            group["eps"] = 2e-8  # its gradients are m times those behind a multiplier of 1/m
-    first = train(ours, torch.optim.AdamW(groups, **ADAMW), 20)
+    plain, scaled = parameter_groups(ours, base=16, lr=1e-2, weight_decay=0.03)
+    hidden = [parameter for parameter in scaled["params"] if parameter is not ours.to_patches.weight]
+    # Its gradients are m times those of a layer that is followed by a multiplier of 1/m.
+    output = {**scaled, "params": [ours.to_patches.weight], "eps": 2e-8}
+    first = train(ours, torch.optim.AdamW([plain, {**scaled, "params": hidden}, output], **ADAMW), 20)
 
     def with_readout(model: UViT) -> UViT:
         layer = model.to_patches
@@ -147,7 +140,7 @@ def test_at_the_base_an_output_multiplier_still_acts():
 
 @pytest.mark.parametrize("start", ["half", -1, math.inf, True, None])
 def test_starts_that_are_none(start):
-    with pytest.raises(InvalidConfigError, match="output_start must be one of strict, unit, zero or a number"):
+    with pytest.raises(InvalidConfigError, match="`output_start` must be one of strict, unit, zero or a number"):
         start_(uvit(32), base=16, output_start=start)
 
 

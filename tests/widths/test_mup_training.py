@@ -13,19 +13,13 @@ from torch import nn
 
 from scalelong import InvalidConfigError, UnclearParameterError
 from scalelong.cli import main
-from scalelong.experiments.compare import Comparison, at, default_hold
-from scalelong.experiments.grid import RateGrid, rate_grid
-from scalelong.experiments.rates import config_range
-from scalelong.experiments.results import Results
-from scalelong.experiments.runs import plan_runs
+from scalelong.config import OptimizerConfig, TrainConfig, default_folder, from_dict, recipe
+from scalelong.experiments import Comparison, RateGrid, Results, at, config_range, default_hold, plan_runs, rate_grid
 from scalelong.files import read_json_lines
-from scalelong.runs import TrainConfig, recipe
-from scalelong.runs.config import OptimizerConfig, from_dict
 from scalelong.runs.model import DataShape, build_model, mup_kinds, with_width
-from scalelong.runs.recipes import default_folder
 from scalelong.training import train
 from scalelong.training.optimizers import make_optimizer
-from scalelong.training.state import base_rate, make_guard, set_rate
+from scalelong.training.state import BadSteps, base_rate, set_rate, skip_if_not_finite
 
 SHAPE = DataShape(1, 8, 8)
 
@@ -87,12 +81,12 @@ def test_schedule_and_guard_respect_the_groups():
         assert (plain["lr"], scaled["lr"], base_rate(optimizer)) == (rate, rate / 2, rate)
     assert (plain["weight_decay"], scaled["weight_decay"]) == (0.03, 0.06)
     before = [parameter.clone() for parameter in model.parameters()]
-    guard = make_guard(optimizer, torch.device("cpu"), None)
+    bad = BadSteps(torch.device("cpu"))
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, torch.nan)
-    guard.protect(0, torch.tensor(1.0), torch.tensor(torch.nan))
+    skip_if_not_finite(bad, optimizer, None, 0, torch.tensor(1.0), torch.tensor(torch.nan))
     optimizer.step()
-    assert guard.bad_step() == 0
+    assert bad.first() == 0
     assert all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
 
 
@@ -112,12 +106,12 @@ def test_a_run_without_a_base_keeps_the_name_of_its_folder():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"optimizer": "sgd"}, "does not hold for --optimizer sgd"),
-        ({"optimizer": "schedule-free"}, "does not hold for --optimizer schedule-free"),
-        ({"optimizer": "lion_pytorch:Lion"}, "does not hold for --optimizer lion_pytorch:Lion"),
-        ({"optimizer": "adam"}, "--optimizer adam adds it to the gradient"),
-        ({"output_start": "half"}, "output_start must be one of strict, unit, zero"),
-        ({"base_width": 0}, "base_width must be at least 1"),
+        ({"optimizer": "sgd"}, "does not hold for `optimizer` sgd"),
+        ({"optimizer": "schedule-free"}, "does not hold for `optimizer` schedule-free"),
+        ({"optimizer": "lion_pytorch:Lion"}, "does not hold for `optimizer` lion_pytorch:Lion"),
+        ({"optimizer": "adam"}, "`optimizer` adam adds it to the gradient"),
+        ({"output_start": "half"}, "`output_start` must be one of strict, unit, zero"),
+        ({"base_width": 0}, "`base_width` must be at least 1"),
     ],
 )
 def test_what_is_refused(changes, message):
@@ -135,7 +129,7 @@ def test_an_output_multiplier_may_be_written_as_a_number():
 def test_more_refusals():
     with pytest.raises(InvalidConfigError, match=r"--base-width 20: .*no multiple of the head size 8"):
         build_model(small(20), SHAPE)
-    with pytest.raises(InvalidConfigError, match="leave it or --lora out"):
+    with pytest.raises(InvalidConfigError, match="leave it or `lora` out"):
         replace(small(16), start_from="x", lora=4)
     with pytest.raises(InvalidConfigError, match="leave base_width out"):
         config_range(small(16), rates=(1e-3,), say=None)

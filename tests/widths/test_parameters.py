@@ -229,14 +229,3 @@ def test_wrapped_models():
     model = uvit(64)
     assert kinds(Compiled(model), base=32) == kinds(model, base=32)
     assert kinds(nn.DataParallel(model), base=32) == kinds(model, base=32)
-
-
-def test_group_norms_that_are_another_network_are_remarked():
-    class Normed(nn.Module):
-        def __init__(self, n: int, groups: int) -> None:
-            super().__init__()
-            self.layer, self.norm = nn.Conv2d(3, n, 1), nn.GroupNorm(groups, n)
-
-    assert "number of groups of norm" in str(kinds(Normed(32, 8), base=Normed(16, 4)))
-    assert "fewer than 4 channels" in str(kinds(Normed(32, 8), base=Normed(16, 8)))
-    assert not kinds(Normed(64, 4), base=Normed(32, 4)).remarks

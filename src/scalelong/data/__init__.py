@@ -1,4 +1,18 @@
-"""Images for training: folders, archives, tables, arrays, and two sets that come with the package."""
+"""Images for training, by number: folders, archives, tables, arrays, embedded sets, and data set objects.
+
+dataset       what every source becomes: ImageData, batches, annotations
+load          load_data: one function for every source
+source        encoded images by number; decoded into memory, or when they are fetched
+decode        from the bytes of an image file to pixels
+files         folders and archives of images; parts such as "train" and "test"
+annotations   labels and captions
+arrays        one array: IDX, .npz
+hub           Hugging Face's `datasets`: hub, parquet, saved folders
+objects       any Dataset object
+builtin       digits and garments; `shapes` draws shapes with captions
+mapped        the image cache
+workers       batches, fetched here or by worker processes
+"""
 
 from ..errors import (
     BrokenImagesError as BrokenImagesError,
@@ -14,16 +28,33 @@ from ..errors import (
     UnsafeArchiveError as UnsafeArchiveError,
 )
 from .dataset import (
+    Annotations as Annotations,
     Batch as Batch,
     BrokenImage as BrokenImage,
     ImageData as ImageData,
     MemoryData as MemoryData,
-    batches as batches,
     require_both_sides as require_both_sides,
-    to_float as to_float,
+    split_rows as split_rows,
+)
+from .decode import (
+    UndecodableError as UndecodableError,
+    open_image as open_image,
 )
 from .load import (
     DATASETS as DATASETS,
     load_data as load_data,
 )
 from .mapped import MappedData as MappedData
+from .shapes import (
+    COLOURS as COLOURS,
+    PLACES as PLACES,
+    SHAPES as SHAPES,
+    caption as caption,
+    draw_shape as draw_shape,
+    shapes_in as shapes_in,
+    shows_colour_and_shape as shows_colour_and_shape,
+)
+from .workers import (
+    batches as batches,
+    to_float as to_float,
+)

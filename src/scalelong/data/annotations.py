@@ -1,4 +1,4 @@
-"""Labels and captions: numbers for the names of classes, columns of tables, and what stands beside image files."""
+"""Labels and captions: numbers for the names of classes, columns of tables, and files next to the images."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..errors import (
     UnreadableDataError,
 )
 from ..files import parse_json
-from .dataset import Annotations, listed
+from .dataset import Annotations, first_names
 from .decode import UndecodableError
 from .files import FileTree, inside
 
@@ -105,11 +105,10 @@ def check_captions(values: Sequence[Any], where: str) -> list[str]:
     return captions
 
 
-# Labels and captions that stand beside image files.
+# Labels and captions in files next to the images.
 #
-# Labels are the names of sub-folders. Captions and labels come from `metadata.jsonl` or `metadata.csv` as Hugging
-# Face's
-# imagefolder has them (a column `file_name`, relative to the metadata file), captions also from `cat.txt` beside
+# Labels are the names of sub-folders. Captions and labels come from `metadata.jsonl` or `metadata.csv` as in Hugging
+# Face's imagefolder (a column `file_name`, relative to the metadata file), captions also from `cat.txt` next to
 # `cat.png`.
 
 METADATA_FILES = ("metadata.jsonl", "metadata.csv")
@@ -159,8 +158,8 @@ def _text_files(tree: FileTree, images: list[str]) -> list[str] | None:
         return None
     if missing:
         raise MetadataError(
-            f"{tree.where}: {len(missing)} of {len(texts)} images have no caption file beside them: {listed(missing)}. "
-            "Add them, or remove all of them to train without captions"
+            f"{tree.where}: {len(missing)} of {len(texts)} images have no caption file next to them: "
+            f"{first_names(missing)}. Add them, or remove all of them to train without captions"
         )
     return check_captions([_text(tree, text) for text in texts], tree.where)
 
@@ -232,15 +231,15 @@ def _check_rows_fit(tree: FileTree, images: list[str], rows: dict[str, dict[str,
     absent = [name for name in rows if name not in present]
     if absent:
         raise MetadataError(
-            f"the metadata of {tree.where} names {len(absent)} images that are not there: {listed(absent)}. "
+            f"the metadata of {tree.where} names {len(absent)} images that are not there: {first_names(absent)}. "
             f"Remove these "
             f"rows, or put the images back"
         )
     silent = [name for name in images if name not in rows]
     if silent:
         raise MetadataError(
-            f"the metadata of {tree.where} has no row for {len(silent)} of {len(images)} images: {listed(silent)}. "
-            "Add rows for them or move them away"
+            f"the metadata of {tree.where} has no row for {len(silent)} of {len(images)} images: "
+            f"{first_names(silent)}. Add rows for them or move them away"
         )
 
 
@@ -253,7 +252,7 @@ def _column(rows: dict[str, dict[str, Any]], images: list[str], columns: tuple[s
     without = [image for image in images if rows[image].get(column) in empty]
     if without:
         raise MetadataError(
-            f"{where} has no {column!r} for {len(without)} of {len(images)} images: {listed(without)}. Fill "
+            f"{where} has no {column!r} for {len(without)} of {len(images)} images: {first_names(without)}. Fill "
             f"them, or remove "
             f"the column"
         )
@@ -267,8 +266,8 @@ def _text(tree: FileTree, file: str) -> str:
     try:
         return tree.read(file).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise MetadataError(f"{file} of {tree.where} is not UTF-8 (byte {error.start}): save it anew") from error
+        raise MetadataError(f"{file} of {tree.where} is not UTF-8 (byte {error.start}): save it again") from error
     except UndecodableError as error:
         raise MetadataError(
-            f"{file} of {tree.where} cannot be read ({error}): write it anew, or move it away"
+            f"{file} of {tree.where} cannot be read ({error}): write it again, or move it away"
         ) from error

@@ -1,23 +1,25 @@
-"""What a user may ask of any source, checked once."""
+"""Data sets as training sees them: images of one size by number, as bytes, with labels and captions.
+
+`ImageData` is what every source becomes, `MemoryData` the one whose pixels are a tensor. Access is random, so that the
+order of training can be a pure function of seed and step, and a run resumes without reading what it has seen.
+`Options` is what a caller may ask of any source.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import logging
 import math
-import signal
-import threading
-import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from multiprocessing.connection import wait
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..errors import BrokenImagesError, DataError, DataWorkerError, InvalidConfigError
+from ..errors import BrokenImagesError, InvalidConfigError
+
+logger = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]  # (done, total)
 
@@ -33,7 +35,6 @@ class Options:
     progress: Progress | None = None
     image_cache: str = "none"  # "auto", or a folder
     image_cache_limit: int | None = None  # bytes
-    say: Callable[[str], None] | None = None
 
     def __post_init__(self) -> None:
         sides = tuple(self.size) if isinstance(self.size, Sequence) else () if self.size is None else (self.size,)
@@ -66,10 +67,6 @@ class Options:
     def fits(self, count: int, channels: int, height: int, width: int) -> bool:
         return count * channels * height * width <= self.memory_limit
 
-    def tell(self, text: str) -> None:
-        """A line for whoever opens the data: to the log, unless `say` takes it."""
-        (self.say or log.info)(text)
-
     def chosen(self, total: int) -> Tensor:
         """`limit` rows, evenly spread: the first rows of a sorted set would all be of one class."""
         if self.limit is None or self.limit >= total:
@@ -81,15 +78,16 @@ def _whole(value: object, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
-# Which images could not be read, and when that is too many.
+# Broken images
 
-SHOWN = 10  # names in a message
-
-log = logging.getLogger("scalelong.data")
+SHOWN = 50
+"""Names in a message: enough to repair a folder in one go."""
 
 
 @dataclass(frozen=True)
 class BrokenImage:
+    """An image that cannot be read, and why."""
+
     name: str
     reason: str
 
@@ -98,8 +96,8 @@ class BrokenImage:
 
 
 @dataclass
-class Tally:
-    """Counts broken images by name and stops at the first one beyond the allowed number."""
+class BrokenImages:
+    """The broken images of a data set, by name, and how many of them are allowed."""
 
     where: str
     total: int
@@ -107,42 +105,47 @@ class Tally:
     found: dict[str, BrokenImage] = field(default_factory=dict)
 
     def add(self, broken: BrokenImage) -> None:
-        if broken.name in self.found:
-            return
-        self.found[broken.name] = broken
+        self.found.setdefault(broken.name, broken)
+
+    def check(self) -> None:
+        """Raise BrokenImagesError if there are more than allowed."""
         if len(self.found) > self.allowed:
             raise BrokenImagesError(
-                f"{self.where}: at least {len(self.found)} of {self.total} images cannot be read, "
-                f"{self.allowed} are allowed (max_broken): {self.names()}. Repair or remove them, or raise max_broken"
+                f"{self.where}: {len(self.found)} of {self.total} images cannot be read, {self.allowed} are allowed "
+                f"(`max_broken`): {self.names()}. Repair or remove them, or raise `max_broken`"
             )
 
     def names(self) -> str:
-        return listed([str(broken) for broken in self.found.values()])
+        return first_names([str(broken) for broken in self.found.values()])
 
     def warn(self) -> None:
         if self.found:
-            log.warning(
+            logger.warning(
                 "%s: %d of %d images are broken, skipped: %s", self.where, len(self.found), self.total, self.names()
             )
 
 
-def listed(names: list[str]) -> str:
-    """The first few names, and how many more there are."""
+def first_names(names: Sequence[str]) -> str:
+    """Names for an error: the first fifty, and how many more there are."""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more
 
 
-# What training sees of a data set: images by number, as bytes.
-#
-# Access is random, not sequential, so that the order of training can be a pure function of seed and step, and a run
-# resumes without going through the data that it has seen.
+# Data sets
 
 
 @dataclass(frozen=True)
 class Batch:
+    """Some images with what is known of them."""
+
     images: Tensor  # uint8 (B, C, H, W)
     labels: Tensor | None  # int64 (B,)
     captions: list[str] | None
+
+    def pin_memory(self) -> Batch:
+        """The same in memory from which an accelerator can copy while the program goes on."""
+        labels = None if self.labels is None else self.labels.pin_memory()
+        return Batch(self.images.pin_memory(), labels, self.captions)
 
 
 @dataclass(frozen=True)
@@ -175,8 +178,8 @@ def require_both_sides(held_out: int, count: int, name: str) -> None:
     """Some images are held out, and some are left to train on."""
     if not 0 < held_out < count:
         raise InvalidConfigError(
-            f"held_out must leave images on both sides: between 1 and {count - 1} for the {count} images of {name!r}, "
-            f"not {held_out}; give --held-out {max(1, count // 10)}, or 0 for none"
+            f"`held_out` must leave images on both sides: between 1 and {count - 1} for the {count} images of "
+            f"{name!r}, not {held_out}; give `held_out` {max(1, count // 10)}, or 0 for none"
         )
 
 
@@ -187,10 +190,10 @@ class ImageData(ABC):
     channels: int
     height: int
     width: int
-    in_memory: bool  # one uint8 tensor; fetching is indexing
+    in_memory: bool  # one tensor in memory: fetching is indexing, and workers would only cost time
     decodes: bool = False  # fetching decodes or converts stored images, which may as well be done once
     annotations: Annotations
-    tally: Tally
+    broken_images: BrokenImages
     unread: tuple[str, ...] = ()  # files beside the images that are neither images nor about them
 
     @abstractmethod
@@ -225,7 +228,7 @@ class ImageData(ABC):
     @property
     def broken(self) -> tuple[BrokenImage, ...]:
         """The images that could not be read and were skipped, so far."""
-        return tuple(self.tally.found.values())
+        return tuple(self.broken_images.found.values())
 
     def fetch(self, indices: Tensor | Sequence[int]) -> Batch:
         """The images with these numbers, in this order; the same numbers always give the same batch."""
@@ -269,7 +272,7 @@ class ImageData(ABC):
             parts.append(f"{len(self.broken)} broken images skipped")
         if self.unread:
             were = "file was" if len(self.unread) == 1 else "files were"
-            parts.append(f"{len(self.unread)} {were} not read: {listed(list(self.unread))}")
+            parts.append(f"{len(self.unread)} {were} not read: {first_names(self.unread)}")
         return ", ".join(parts)
 
     def _checked(self, indices: Tensor | Sequence[int]) -> Tensor:
@@ -298,7 +301,7 @@ class MemoryData(ImageData):
         name: str,
         images: Tensor,
         annotations: Annotations | None = None,
-        tally: Tally | None = None,
+        broken_images: BrokenImages | None = None,
         rows: Tensor | None = None,
     ) -> None:
         if images.dtype != torch.uint8 or images.dim() != 4:
@@ -307,7 +310,7 @@ class MemoryData(ImageData):
         self.images = images
         self.channels, self.height, self.width = images.shape[1:]
         self.annotations = annotations or Annotations()
-        self.tally = tally or Tally(name, len(images), 0)
+        self.broken_images = broken_images or BrokenImages(name, len(images), 0)
         self._rows = rows
 
     def __len__(self) -> int:
@@ -318,7 +321,7 @@ class MemoryData(ImageData):
 
     def _take(self, rows: Tensor) -> MemoryData:
         inner = rows if self._rows is None else self._rows[rows]
-        return MemoryData(self.name, self.images, self.annotations.take(rows), self.tally, inner)
+        return MemoryData(self.name, self.images, self.annotations.take(rows), self.broken_images, inner)
 
     def _pixel_digest(self) -> str:
         sha = hashlib.sha256()
@@ -327,117 +330,3 @@ class MemoryData(ImageData):
             part = self.images[rows] if self._rows is None else self.images.index_select(0, self._rows[rows])
             sha.update(part.contiguous().numpy().data)
         return sha.hexdigest()
-
-
-# From a data set and an order to batches, and from bytes to what a network takes.
-
-
-def batches(
-    data: ImageData, order: Iterable[Tensor | Sequence[int]], workers: int = 0, prefetch: int = 4
-) -> Iterator[Batch]:
-    """The batches of `order`, an iterable (also an endless one) of index lists.
-
-    Sets in memory are indexed here and now. Others are decoded by `workers` processes, each `prefetch` batches ahead.
-    The global random state is never touched, so that the number of workers does not change a training run.
-    """
-    if data.in_memory or workers == 0:
-        for indices in order:
-            yield data.fetch(indices)
-        return
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="This DataLoader will create")  # more workers than cores: as asked
-        loader = torch.utils.data.DataLoader(
-            _Fetch(data),
-            batch_size=None,
-            sampler=order,
-            num_workers=workers,
-            prefetch_factor=prefetch,
-            collate_fn=_unchanged,
-            worker_init_fn=_outlive_signals,
-            generator=torch.Generator(),  # a DataLoader without its own draws from the global one
-        )
-        results = _start_workers(loader)
-    try:
-        yield from _received(data, results)
-    finally:
-        # They do not listen to SIGTERM, by which Python would end them, and wait for ever.
-        for worker in getattr(results, "_workers", ()):
-            if worker.is_alive():
-                worker.kill()
-
-
-def _received(data: ImageData, results: Any) -> Iterator[Batch]:
-    while True:
-        try:
-            batch, broken = next(results)
-        except StopIteration:
-            return
-        except (RuntimeError, OSError, EOFError) as error:  # by torch, or by the pipe that a dead worker left
-            raise _worker_error(results, error) from error
-        for image in broken:  # each worker counts its own; the limit is for all
-            data.tally.add(image)
-        if isinstance(batch, DataError):
-            raise batch
-        yield batch
-
-
-def _outlive_signals(_: int) -> None:
-    """In a worker. Ctrl-C and SIGTERM to all processes of a group are for the main one, which saves and then ends its
-    workers; they also end by themselves when it is gone."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
-
-
-def _start_workers(loader: torch.utils.data.DataLoader) -> Any:
-    """torch notices a dead worker by a signal, and raises wherever the main process happens to be, in the middle of an
-    update of the weights too. Without its handler it notices when the next batch is asked for."""
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGCHLD"):
-        return iter(loader)
-    before = signal.getsignal(signal.SIGCHLD)
-    results = iter(loader)
-    if before is not None:
-        signal.signal(signal.SIGCHLD, before)
-    return results
-
-
-WAIT_FOR_END = 1.0
-"""Seconds."""
-
-
-def _worker_error(results: Any, error: Exception) -> DataWorkerError:
-    workers = getattr(results, "_workers", ())
-    # A pipe breaks a moment before the system tells how its process ended.
-    if workers:
-        wait([worker.sentinel for worker in workers], timeout=WAIT_FOR_END)
-    codes = [worker.exitcode for worker in workers if worker.exitcode]
-    names = [signal.Signals(-code).name if code < 0 else f"exit code {code}" for code in codes]
-    how = f"ended by {', '.join(dict.fromkeys(names))}" if names else f"failed: {str(error).partition(chr(10))[0]}"
-    memory = ": SIGKILL often means that the memory is used up" if "SIGKILL" in names else ""
-    return DataWorkerError(
-        f"a process that reads images {how}{memory}. Give fewer --workers (0 reads in the main process), then run the "
-        f"same command to continue"
-    )
-
-
-def to_float(images: Tensor, flip: Tensor | None = None) -> Tensor:
-    """uint8 to float32 in [-1, 1]; images whose entry in the bool mask `flip` is True are mirrored left to right."""
-    if flip is not None:
-        images = torch.where(flip.to(images.device)[:, None, None, None], images.flip(-1), images)
-    return images.to(torch.float32).div_(127.5).sub_(1)
-
-
-class _Fetch(torch.utils.data.Dataset):
-    """A data set whose items are whole batches. Errors travel as values: a DataLoader would bury their message."""
-
-    def __init__(self, data: ImageData) -> None:
-        self.data = data
-
-    def __getitem__(self, indices: Tensor | Sequence[int]) -> tuple[Batch | DataError, tuple[BrokenImage, ...]]:
-        try:
-            return self.data.fetch(indices), self.data.broken
-        except DataError as error:
-            return error, ()
-
-
-def _unchanged(item: object) -> object:
-    return item

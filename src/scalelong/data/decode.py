@@ -35,7 +35,7 @@ class UndecodableError(Exception):
 
 
 @dataclass(frozen=True)
-class Look:
+class Header:
     """What the header of an image tells."""
 
     height: int
@@ -43,27 +43,32 @@ class Look:
     kind: str  # "gray", "colour" or "rgba"
 
 
-def look(data: bytes) -> Look:
+def read_header(data: bytes) -> Header:
     """Size and kind without decoding the pixels."""
-    image = _open(data)
+    image = open_image(data)
     try:
-        return _look(image)
+        return _header(image)
     except Exception as error:
         raise _undecodable(error) from error
 
 
-def decode(data: bytes, channels: int, height: int, width: int) -> tuple[np.ndarray, Look]:
+def decode(data: bytes, channels: int, height: int, width: int) -> tuple[np.ndarray, Header]:
     """Pixels as uint8 (C, height, width), and what the image was.
 
     The largest centred part with these proportions is taken, and resized if need be.
     """
+    return decode_image(open_image(data), channels, height, width)
+
+
+def decode_image(image: Image, channels: int, height: int, width: int) -> tuple[np.ndarray, Header]:
+    """The same for an image of Pillow."""
     np = needs("numpy", "train", "decoding images")
-    image = _open(data)
     try:
-        seen = _look(image)
+        seen = _header(image)
         if min(image.size) >= 4 * max(height, width):
             # JPEG can be decoded at a fraction of its size; twice what is asked for keeps the resizing sharp.
-            image.draft(None, (2 * max(height, width),) * 2)
+            room = 2 * max(height, width)
+            image.draft(None, (room, room))
         pixels = np.asarray(_resized(_converted(_upright(image), channels), height, width))
     # Decoders meet damaged files with almost any exception; whichever it is, this image is broken and the set is not.
     except Exception as error:
@@ -71,7 +76,8 @@ def decode(data: bytes, channels: int, height: int, width: int) -> tuple[np.ndar
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1), seen
 
 
-def _open(data: bytes) -> Any:
+def open_image(data: bytes) -> Any:
+    """An image of Pillow from the bytes of a file, of the listed formats alone; UndecodableError if it is none."""
     if not data:
         raise UndecodableError("empty file")
     try:
@@ -101,12 +107,12 @@ def _undecodable(error: Exception) -> Exception:
     return UndecodableError(in_words(error))
 
 
-def _look(image: Image) -> Look:
+def _header(image: Image) -> Header:
     width, height = image.size
     # Of a TIFF, Pillow tells the size after turning it.
     if image.format != "TIFF" and _may_be_turned(image) and image.getexif().get(ORIENTATION, 1) >= 5:
         width, height = height, width
-    return Look(height, width, _kind(image))
+    return Header(height, width, _kind(image))
 
 
 def _may_be_turned(image: Image) -> bool:

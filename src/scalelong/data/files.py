@@ -24,9 +24,9 @@ from ..errors import (
     UnsafeArchiveError,
 )
 from ..files import digest, in_words, read_bytes, require_regular
-from .dataset import Annotations, listed
+from .dataset import Annotations, first_names
 from .decode import SUFFIXES, UndecodableError
-from .source import Source, Stamp
+from .source import Source
 
 WORDS = {
     "train": "train",
@@ -134,8 +134,8 @@ class FileTree(ABC):
     def stamp(self, name: str) -> str:
         """Changes when the file does, without reading it."""
 
-    def times(self, names: list[str]) -> Stamp | None:  # noqa: ARG002, for those that have some
-        """Of these files, where they have sizes and times of their own; None where `stamp` tells as much."""
+    def times(self, names: list[str]) -> str | None:  # noqa: ARG002, for those that have some
+        """Sizes and times of these files in a hash; None where `stamp` says as much."""
         return None
 
     def images(self) -> list[str]:
@@ -150,7 +150,7 @@ class FileTree(ABC):
         return found
 
     def unread(self) -> tuple[str, ...]:
-        """Files that are neither images nor texts about them, such as .heic: whoever put them there should know."""
+        """Files that are neither images nor texts about them, such as .heic, so that the user can be told."""
         known = SUFFIXES | ABOUT
         return tuple(name for name in self.names if PurePosixPath(name).suffix.lower() not in known)
 
@@ -176,24 +176,20 @@ class Folder(FileTree):
         except OSError:  # a dangling link: broken, as reading it will show
             return "unreadable"
 
-    def times(self, names: list[str]) -> Stamp:
+    def times(self, names: list[str]) -> str:
         return stamp_of_files(names, str(self.path))
 
 
-def stamp_of_files(names: Iterable[str], root: str = "") -> Stamp:
-    """Names, sizes and times of files. The time of the inode tells of changes whose own time was set back."""
-    lines, newest, stat = [], 0, os.stat
+def stamp_of_files(names: Iterable[str], root: str = "") -> str:
+    """A hash of names, sizes and times. The time of the inode changes also where the file's own time was set back."""
+    lines = []
     for name in names:
         try:
-            found = stat(f"{root}/{name}" if root else name)
+            found = os.stat(os.path.join(root, name))
+            lines.append(f"{name}\0{found.st_size}\0{found.st_mtime_ns}\0{found.st_ctime_ns}\n")
         except OSError:  # a dangling link: broken, as reading it will show
             lines.append(f"{name}\0unreadable\n")
-            continue
-        # The time of the inode is never older than that of the content, unless this was set into the future.
-        changed, written = found.st_ctime_ns, found.st_mtime_ns
-        newest = changed if changed > newest else newest
-        lines.append(f"{name}\0{found.st_size}\0{written}\0{changed}\n")
-    return Stamp(digest("".join(lines).encode("utf-8", "surrogateescape")), newest / 1e9)
+    return digest("".join(lines).encode("utf-8", "surrogateescape"))
 
 
 class TreeSource(Source):
@@ -220,12 +216,12 @@ class TreeSource(Source):
             sha.update(f"{name}\0{self.tree.stamp(name)}\0".encode("utf-8", "surrogateescape"))
         return sha.hexdigest()
 
-    def stamp(self) -> Stamp:
+    def stamp(self) -> str:
         return self.tree.times(self.names) or super().stamp()
 
 
 def hidden(name: str) -> bool:
-    """What systems leave behind: dot files, and the folder that macOS adds to archives."""
+    """Files that systems add: dot files, and the folder that macOS adds to archives."""
     return any(part.startswith(".") or part == "__MACOSX" for part in PurePosixPath(name).parts)
 
 
@@ -257,7 +253,6 @@ OURS = (
     {"range.json"},
     {"settings.json", "runs.jsonl"},
     {"decoded.json", "pixels"},
-    {"progress.json", "unfinished"},
 )
 """Files by which folders of runs, samples, comparisons, ranges and decoded images are known. None of it is data."""
 
@@ -331,12 +326,12 @@ def check_safe(members: list[zipfile.ZipInfo], path: Path) -> None:
         if info.flag_bits & 1:
             raise UnreadableDataError(f"{path} is encrypted ({info.filename!r}); give an archive without a password")
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # the others unpack without bounds
-            raise UnreadableDataError(f"{path}: {info.filename!r} is packed by other means than deflate; pack it anew")
+            raise UnreadableDataError(f"{path}: {info.filename!r} is packed by other means than deflate; pack it again")
     total, stored = sum(info.file_size for info in members), sum(info.compress_size for info in members)
     on_disk = path.stat().st_size
     if stored > on_disk:
         raise UnsafeArchiveError(
-            f"{path} is refused: its members overlap ({stored} bytes in a file of {on_disk}); pack it anew"
+            f"{path} is refused: its members overlap ({stored} bytes in a file of {on_disk}); pack it again"
         )
     if total > MAX_TOTAL or (total > 16 * RATIO_FROM and total > MAX_RATIO * on_disk):
         raise UnsafeArchiveError(
@@ -345,7 +340,7 @@ def check_safe(members: list[zipfile.ZipInfo], path: Path) -> None:
         )
     twice = [name for name, times in Counter(info.filename for info in members).items() if times > 1]
     if twice:
-        raise DuplicateNameError(f"{path} holds these names more than once: {listed(twice)}; pack it anew")
+        raise DuplicateNameError(f"{path} holds these names more than once: {first_names(twice)}; pack it again")
 
 
 def _unsafe_name(info: zipfile.ZipInfo) -> str | None:

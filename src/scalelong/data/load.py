@@ -1,94 +1,64 @@
-"""MNIST, Fashion-MNIST and CIFAR-10 by name: the places where they usually are."""
+"""`load_data`: one function for every source. A name, a path, "hf:NAME", or a data set object.
+
+MNIST, Fashion-MNIST and CIFAR-10 are known by name: they are searched for where data usually are, and else loaded from
+the Hugging Face hub.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from ..errors import DataNotFoundError, UnknownSplitError, UnreadableDataError
-from ..files import at_home
+from ..errors import DataNotFoundError, InvalidConfigError, UnknownSplitError, UnreadableDataError
+from ..files import at_home, digest
 from .annotations import annotate
-from .arrays import (
-    CIFAR10_CLASSES,
-    find_cifar,
-    find_idx,
-    is_idx,
-    load_captioned,
-    load_cifar,
-    load_digits,
-    load_garments,
-    load_idx,
-    load_npz,
-)
-from .dataset import Annotations, ImageData, Options, Progress
+from .arrays import find_idx, is_idx, load_idx, load_npz
+from .builtin import GARMENTS, load_captioned, load_digits, load_garments
+from .dataset import Annotations, ImageData, Options, Progress, logger
 from .decode import SUFFIXES
-from .files import FileTree, Folder, TreeSource, ZipTree, by_folder, canonical, split_in
-from .index import indexed, stamp_of_file
+from .files import FileTree, Folder, TreeSource, ZipTree, by_folder, canonical, split_in, stamp_of_files
+from .hub import find_parquet, from_table, is_saved, load_hub, load_parquet, load_saved
 from .mapped import decoded_once
+from .objects import from_dataset
 from .shapes import load_shapes
 from .source import from_source
-from .tables import HubSource, choose_part, find_parquet, is_saved, load_hub, load_parquet, load_saved
 
 VARIABLE = "SCALELONG_DATA"  # folders to search first, separated as in PATH
 
 
 @dataclass(frozen=True)
 class Known:
+    """A public data set that is known by name."""
+
     folders: tuple[str, ...]  # below a place where data sets are kept
     classes: tuple[str, ...]
-    where_from: str
+    hub: str
 
 
+CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 KNOWN = {
-    "mnist": Known(
-        ("mnist", "MNIST/raw", "MNIST"),
-        tuple("0123456789"),
-        "download its four IDX files (train-images-idx3-ubyte.gz, ...)",
-    ),
+    "mnist": Known(("mnist", "MNIST/raw", "MNIST"), tuple("0123456789"), "ylecun/mnist"),
     "fashion-mnist": Known(
         ("fashion-mnist", "FashionMNIST/raw", "FashionMNIST", "fashion_mnist"),
-        ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
-        "on Debian and Ubuntu: apt-get install dataset-fashion-mnist; elsewhere download its four IDX files",
+        GARMENTS,
+        "zalando-datasets/fashion_mnist",
     ),
-    "cifar10": Known(
-        ("cifar10", "cifar-10-batches-py", "CIFAR10", "cifar-10"),
-        CIFAR10_CLASSES,
-        "download its Python version (the folder cifar-10-batches-py) or its parquet files",
-    ),
+    "cifar10": Known(("cifar10", "CIFAR10", "cifar-10"), CIFAR10_CLASSES, "uoft-cs/cifar10"),
 }
-
-
-def find_known(name: str) -> Path:
-    """The folder of a data set that is known by name."""
-    known = KNOWN[name]
-    candidates = [root / folder for root in _roots() for folder in known.folders]
-    candidates += [root for root in _roots() if root.name in known.folders]
-    for folder in candidates:
-        if folder.is_dir() and any(folder.iterdir()):
-            return folder
-    raise DataNotFoundError(
-        f"{name} is not on this machine. Looked for {' or '.join(known.folders)} in "
-        f"{', '.join(map(str, _roots()))}. To get it, {known.where_from}; "
-        f"put it in one of these places, name its parent folder in {VARIABLE}, or give its path instead of {name!r}"
-    )
-
-
-def _roots() -> list[Path]:
-    listed = [at_home(place, VARIABLE) for place in os.environ.get(VARIABLE, "").split(os.pathsep) if place]
-    beside = [Path("data"), at_home("~/data", "HOME")]
-    return [*listed, *beside, Path("/usr/share/datasets")]
-
-
-# One function for every source: a name, a path, or "hf:NAME".
-
-DATASETS = ("digits", "garments", "shapes", "captioned-digits", "captioned-garments", *KNOWN)
+EMBEDDED = {
+    "digits": load_digits,
+    "garments": load_garments,
+    "shapes": load_shapes,
+    "captioned-digits": load_captioned,
+    "captioned-garments": load_captioned,
+}
+DATASETS = (*EMBEDDED, *KNOWN)
 
 
 def load_data(
-    spec: str | os.PathLike[str],
+    spec: Any,
     *,
     size: int | tuple[int, int] | None = None,
     channels: int | None = None,
@@ -99,14 +69,14 @@ def load_data(
     progress: Progress | None = None,
     image_cache: str | os.PathLike[str] = "none",
     image_cache_limit: int | None = None,
-    say: Callable[[str], None] | None = None,
 ) -> ImageData:
-    """Opens a data set.
+    """Opens a data set. The last one is kept: opening it again does not decode it again, unless its files changed.
 
     spec: "digits", "garments" or "shapes", which come with the package, and the first two with captions as
-        "captioned-digits" and "captioned-garments"; "mnist", "fashion-mnist" or "cifar10", searched
-        for; the path of a folder of images, of parquet, IDX or CIFAR-10 files or of a saved Hugging Face data set; the
-        path of a .zip, .parquet, .npz or IDX file; or "hf:NAME" for a data set of the Hugging Face hub.
+        "captioned-digits" and "captioned-garments"; "mnist", "fashion-mnist" or "cifar10", searched for on this machine
+        and then on the Hugging Face hub; the path of a folder of images, of parquet or IDX files, or of a folder
+        written by `save_to_disk`; the path of a .zip, .parquet, .npz or IDX file; "hf:NAME" for a data set of the hub;
+        or an object: a Dataset of torch or `datasets`, with images as described in `scalelong.data.objects`.
     size: a side or (height, width); the shorter side is resized, the middle kept. Needed if the images differ in size.
     channels: 1, 3 or 4. By default 1 if all images are gray, 4 if all are RGBA, and 3 otherwise.
     split: "train", "test" or "validation".
@@ -117,8 +87,7 @@ def load_data(
     progress: called with (done, total) while headers are read and while images are decoded.
     image_cache: for what does not fit into memory. "auto" decodes it once into a file of the cache, which is mapped;
         a folder does so there; "none" decodes images when they are fetched.
-    image_cache_limit: bytes of such a file; by default half of what is free on the disk.
-    say: called with a line about that file; by default it goes to the log.
+    image_cache_limit: bytes of all such files; by default half of what is free on the disk. The oldest make room.
     """
     options = Options(
         size=size,
@@ -130,30 +99,45 @@ def load_data(
         progress=progress,
         image_cache=os.fspath(image_cache),
         image_cache_limit=image_cache_limit,
-        say=say,
     )
+    if not isinstance(spec, str | os.PathLike):
+        return decoded_once(_from_object(spec, options), "object", options)
     spec = os.fspath(spec)
     if not spec.isprintable() and any("\ud800" <= letter <= "\udfff" or letter == "\0" for letter in spec):
         raise DataNotFoundError(f"the data {spec!r} have a name that is no text: rename the folder or file")
-    data = _opened(spec, options)
-    place = at_home(spec, "--data")
-    return decoded_once(data, str(place.resolve()) if place.exists() else spec, options)
+    path = at_home(spec, "data")
+    place = str(path.resolve()) if path.exists() else spec
+    key = (place, _stamp(spec, path), replace(options, progress=None, image_cache="none", image_cache_limit=None))
+    if key not in _LAST:
+        _LAST.clear()  # before the next one takes its memory
+        _LAST[key] = _opened(spec, path, options)
+    return decoded_once(_LAST[key], place, options)
 
 
-def _opened(spec: str, options: Options) -> ImageData:
-    if spec == "digits":
-        return load_digits(spec, options)
-    if spec == "garments":
-        return load_garments(spec, options)
-    if spec == "shapes":
-        return load_shapes(spec, options)
-    if spec in ("captioned-digits", "captioned-garments"):
-        return load_captioned(spec, options)
+_LAST: dict[tuple[str, str, Options], ImageData] = {}
+"""The data set that was opened last. A start of training asks for it several times."""
+
+
+def _stamp(spec: str, path: Path) -> str:
+    """Changes when the files of the data do."""
+    if spec in KNOWN and spec not in EMBEDDED:
+        found = find_known(spec)
+        return "" if found is None else _stamp("", found)
+    if spec in EMBEDDED or spec.startswith("hf:") or not path.exists():
+        return os.environ.get(VARIABLE, "")
+    if path.is_file():
+        return stamp_of_files([str(path), *sorted(map(str, path.parent.glob("*-ubyte*")))])
+    found = Folder(path)
+    return digest(f"{found.times(found.names)}".encode())
+
+
+def _opened(spec: str, path: Path, options: Options) -> ImageData:
+    if spec in EMBEDDED:
+        return EMBEDDED[spec](spec, options)
     if spec in KNOWN:
         return _load_known(spec, options)
     if spec.startswith("hf:"):
         return load_hub(spec, options)
-    path = at_home(spec, "--data")
     if path.is_dir():
         return _load_folder(spec, path, options)
     if path.is_file():
@@ -164,41 +148,83 @@ def _opened(spec: str, options: Options) -> ImageData:
     )
 
 
+def _from_object(given: Any, options: Options) -> ImageData:
+    if isinstance(given, ImageData):
+        asked = (options.channels or given.channels, *(options.shape or (given.height, given.width)))
+        if asked != (given.channels, given.height, given.width):
+            raise InvalidConfigError(
+                f"{given.name} is open already with {given.channels}×{given.height}×{given.width}; give `size` and "
+                "`channels` to load_data when you open it"
+            )
+        return given
+    module = type(given).__module__
+    if module.startswith("datasets.") and type(given).__name__ in ("Dataset", "DatasetDict"):
+        return from_table(f"{module}.{type(given).__name__}", given, options)
+    return from_dataset(given, options)
+
+
+# Public data sets by name
+
+
+def find_known(name: str) -> Path | None:
+    """The folder of a data set that is known by name; None if it is not on this machine."""
+    candidates = [root / folder for root in _roots() for folder in KNOWN[name].folders]
+    candidates += [root for root in _roots() if root.name in KNOWN[name].folders]
+    return next((folder for folder in candidates if folder.is_dir() and any(folder.iterdir())), None)
+
+
+def _roots() -> list[Path]:
+    given = [at_home(place, VARIABLE) for place in os.environ.get(VARIABLE, "").split(os.pathsep) if place]
+    return [*given, Path("data"), at_home("~/data", "HOME"), Path("/usr/share/datasets")]
+
+
 def _load_known(name: str, options: Options) -> ImageData:
-    data = _load_folder(name, find_known(name), options)
-    classes, about = KNOWN[name].classes, data.annotations
-    if about.labels is not None and int(about.labels.max()) < len(classes):
-        data.annotations = Annotations(about.labels, classes, about.captions)
+    known, folder = KNOWN[name], find_known(name)
+    if folder is not None:
+        data = _load_folder(name, folder, options)
+    else:
+        logger.info("%s is not in %s: loading it from the Hugging Face hub", name, ", ".join(map(str, _roots())))
+        try:
+            data = load_hub(f"hf:{known.hub}", options)
+        except (DataNotFoundError, ImportError) as error:
+            raise DataNotFoundError(
+                f"{name} is not on this machine. Looked for {' or '.join(known.folders)} in "
+                f"{', '.join(map(str, _roots()))}, and on the hub ({error}). Name its parent folder in {VARIABLE}, or "
+                f"give its path instead of {name!r}"
+            ) from error
+    about = data.annotations
+    if about.labels is not None and int(about.labels.max()) < len(known.classes):
+        data.annotations = Annotations(about.labels, known.classes, about.captions)
     return data
 
 
+# Folders and files
+
+
 def _load_folder(name: str, path: Path, options: Options) -> ImageData:
-    cifar = find_cifar(path)
-    if cifar is not None:
-        return load_cifar(name, cifar, options)
     if is_saved(path):
-        part = choose_part(load_saved(path), options.split, name)
-        return from_source(name, HubSource(part, name, folders=[path]), options)
+        return load_saved(name, path, options)
     tree = Folder(path)
     suffixes = {f".{end}".lower() for end in {file.rpartition(".")[2] for file in tree.names}}
     if suffixes & SUFFIXES:
-        stamp = tree.times(tree.names)
-        return indexed(name, path, stamp, options, lambda: tree, lambda: _load_tree(name, tree, options))
+        return _load_tree(name, tree, options)
     if ".parquet" in suffixes:
         return load_parquet(name, find_parquet(path, options.split), options)
     places = {Path(file).parent for file in tree.names if is_idx(file)}
     if len(places) == 1:  # the folder itself, or MNIST/raw in it
         return load_idx(name, find_idx(path / places.pop(), options.split), options)
+    if any(Path(file).name == "data_batch_1" for file in tree.names):
+        raise UnreadableDataError(
+            f"{path} holds CIFAR-10 as pickles, which can run code and are not read: give 'cifar10', which is loaded "
+            "from the Hugging Face hub, or a folder of its parquet files"
+        )
     return _load_tree(name, tree, options)  # which says what it found instead of images
 
 
 def _load_file(name: str, path: Path, options: Options) -> ImageData:
     kind = path.suffix.lower()
     if kind == ".zip":
-        # Opened only if need be: to list a hundred thousand members takes longer than to read what was found in them.
-        archive = cache(lambda: ZipTree(path))
-        stamp = stamp_of_file(path)
-        return indexed(name, path, stamp, options, archive, lambda: _load_tree(name, archive(), options))
+        return _load_tree(name, ZipTree(path), options)
     if kind == ".npz":
         return load_npz(name, path, options)
     if kind not in (".parquet", ".pq") and not is_idx(path.name):

@@ -7,14 +7,16 @@ judge can use the same masks, colours and places to tell what a picture shows.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from ..errors import InvalidConfigError, UnknownSplitError
+from ..errors import InvalidConfigError, InvalidSamplesError, UnknownSplitError
 from .arrays import convert_channels
-from .dataset import Annotations, ImageData, MemoryData, Options, Tally
+from .dataset import Annotations, BrokenImages, ImageData, MemoryData, Options
 from .files import canonical
 
 COLOURS: dict[str, tuple[int, int, int]] = {
@@ -131,7 +133,7 @@ class DrawnShapes(ImageData):
         colours, shapes, places = list(COLOURS), list(SHAPES), list(PLACES)
         chosen = zip(self._colour.tolist(), self._shape.tolist(), self._place.tolist(), strict=True)
         captions = [caption(colours[colour], shapes[shape], places[place]) for colour, shape, place in chosen]
-        self.tally = Tally(name, len(rows), 0)
+        self.broken_images = BrokenImages(name, len(rows), 0)
         self.annotations = Annotations(self._colour * len(SHAPES) + self._shape, CLASSES, captions)
 
     def __len__(self) -> int:
@@ -164,11 +166,11 @@ def load_shapes(name: str, options: Options) -> ImageData:
     part = canonical(options.split) or options.split
     if part not in SEEDS:
         raise UnknownSplitError(
-            f"{name!r} has no part {options.split!r}; it has {', '.join(SEEDS)}: choose one with --split"
+            f"{name!r} has no part {options.split!r}; it has {', '.join(SEEDS)}: choose one with `split`"
         )
     if options.channels not in (None, 1, 3, 4):
         raise InvalidConfigError(
-            f"shapes are drawn with 3 channels, which cannot become {options.channels}: leave --channels out"
+            f"shapes are drawn with 3 channels, which cannot become {options.channels}: leave `channels` out"
         )
     height, width = options.shape or (32, 32)
     drawn = DrawnShapes(name, torch.arange(options.limit or COUNT), SEEDS[part], options.channels or 3, height, width)
@@ -197,3 +199,54 @@ def _uniform(rows: Tensor, seed: int, stream: int) -> Tensor:
 
 def _choice(rows: Tensor, seed: int, stream: int, count: int) -> Tensor:
     return _bits(rows, seed, stream) % count
+
+
+# Recognising drawn shapes, without a network: the colour is the one whose line from the background comes closest to all
+# pixels. Along it the image becomes a mask, and the shape is that of the nearest mask among all places and sizes.
+
+
+def shapes_in(images: Tensor) -> list[tuple[str, str, str]]:
+    """(colour, shape, place) of each image, uint8 (B, 3, H, W)."""
+    if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1] != 3:
+        raise InvalidSamplesError(f"images must be uint8 (B, 3, H, W), got {images.dtype} {tuple(images.shape)}")
+    colours, masks = _colours(images)
+    templates, names = _templates(images.shape[2], images.shape[3])
+    nearest = torch.cdist(masks.flatten(1), templates).argmin(dim=1)
+    return [(list(COLOURS)[c], *names[t]) for c, t in zip(colours.tolist(), nearest.tolist(), strict=True)]
+
+
+def shows_colour_and_shape(images: Tensor, captions: Sequence[str]) -> Tensor:
+    """Whether each image has the colour and the shape of its caption: bool (B,)."""
+    hits = []
+    for (colour, shape, _), caption in zip(shapes_in(images), captions, strict=True):
+        words = re.findall(r"\w+", caption.lower())
+        hits.append(colour in words and shape in words)
+    return torch.tensor(hits)
+
+
+def _colours(images: Tensor) -> tuple[Tensor, Tensor]:
+    """The colour of each image, and its mask with that colour."""
+    background = torch.tensor(BACKGROUND, dtype=torch.float32)
+    directions = torch.tensor(list(COLOURS.values()), dtype=torch.float32) - background
+    pixels = (images.float() - background[:, None, None]).flatten(2)  # (B, 3, P)
+    masks = torch.einsum("kc,bcp->bkp", directions / directions.square().sum(1, keepdim=True), pixels).clamp(0, 1)
+    errors = (masks[:, :, None] * directions[None, :, :, None] - pixels[:, None]).square().sum(dim=(2, 3))
+    best = errors.argmin(dim=1)
+    chosen = masks[torch.arange(len(images)), best]
+    return best, chosen.unflatten(1, images.shape[2:])
+
+
+@cache
+def _templates(height: int, width: int) -> tuple[Tensor, list[tuple[str, str]]]:
+    """Masks of every shape at every place, a little shifted and in several sizes."""
+    shifts = torch.linspace(-JITTER, JITTER, 3).tolist()
+    radii = [RADIUS[0] + (RADIUS[1] - RADIUS[0]) * share for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    masks, names = [], []
+    for shape in SHAPES:
+        for place, (row, column) in PLACES.items():
+            spots = [(row + down, column + right, radius) for down in shifts for right in shifts for radius in radii]
+            rows, columns, sizes = torch.tensor(spots).unbind(1)
+            drawn = shape_mask(shape, height, width, rows * height, columns * width, sizes * min(height, width))
+            masks.append(drawn.flatten(1))
+            names += [(shape, place)] * len(spots)
+    return torch.cat(masks), names

@@ -1,4 +1,8 @@
-"""What size and how many channels a set of images is to have, from what its images are."""
+"""Encoded images by number, wherever they are stored, made into a data set.
+
+A `Source` gives the bytes of image files. `from_source` reads some headers, plans one size and number of channels for
+all, and decodes everything into memory if it fits. If not, `StreamData` decodes images when they are fetched.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +20,14 @@ from torch import Tensor
 
 from ..errors import BrokenImagesError, CannotReadError, InvalidConfigError, MixedSizesError
 from ..files import NOT_THE_FILE, in_words, refusal
-from .dataset import Annotations, BrokenImage, ImageData, MemoryData, Options, Progress, Tally, log
-from .decode import Look, UndecodableError, decode, look, prepare
+from .dataset import Annotations, BrokenImage, BrokenImages, ImageData, MemoryData, Options, Progress, logger
+from .decode import Header, UndecodableError, decode, prepare, read_header
 
 if TYPE_CHECKING:
     import numpy as np
 
 
-LISTED = 8  # sizes in a message
+SHOWN_SIZES = 8  # sizes in a message
 
 
 @dataclass
@@ -33,7 +37,7 @@ class Survey:
     sizes: Counter[tuple[int, int]] = field(default_factory=Counter)  # of (height, width)
     kinds: set[str] = field(default_factory=set)
 
-    def add(self, seen: Look) -> None:
+    def add(self, seen: Header) -> None:
         self.sizes[seen.height, seen.width] += 1
         self.kinds.add(seen.kind)
 
@@ -48,26 +52,28 @@ class Survey:
         """Gray stays gray, RGBA stays RGBA, and any mixture becomes RGB."""
         return 1 if self.kinds == {"gray"} else 4 if self.kinds == {"rgba"} else 3
 
-    def plan(self, options: Options, tally: Tally) -> tuple[int, int, int]:
+    def plan(self, options: Options, broken_images: BrokenImages) -> tuple[int, int, int]:
         """Channels, height and width for all."""
         if not self.kinds:
-            raise BrokenImagesError(f"{tally.where}: not one of the images can be read: {tally.names()}")
+            raise BrokenImagesError(
+                f"{broken_images.where}: not one of the images can be read: {broken_images.names()}"
+            )
         if not self.agrees(options):
-            sizes = [f"{width}×{height} ({count} images)" for (height, width), count in self.sizes.most_common(LISTED)]
-            more = f" and {len(self.sizes) - LISTED} more" if len(self.sizes) > LISTED else ""
+            sizes = [
+                f"{width}×{height} ({count} images)" for (height, width), count in self.sizes.most_common(SHOWN_SIZES)
+            ]
+            more = f" and {len(self.sizes) - SHOWN_SIZES} more" if len(self.sizes) > SHOWN_SIZES else ""
             smallest = min(min(size) for size in self.sizes)
             error = MixedSizesError(
-                f"{tally.where}: the images have {len(self.sizes)} different sizes (width×height): "
-                f"{', '.join(sizes)}{more}. Give one for all, for instance --size {smallest} (in Python, "
-                f"size={smallest}): the shorter side is resized to it and the middle is kept"
+                f"{broken_images.where}: the images have {len(self.sizes)} different sizes (width×height): "
+                f"{', '.join(sizes)}{more}. Give one for all, for instance `size` {smallest}: "
+                f"the shorter side is resized to it and the middle is kept"
             )
             error.smallest = smallest
             raise error
         height, width = options.shape or next(iter(self.sizes))
         return options.channels or self.channels(), height, width
 
-
-# Encoded images by number, wherever they are stored, made into a data set: decoded now if it fits, later if not.
 
 CHUNK = 64  # images handed to a thread at a time
 SAMPLE = 64  # headers read before anything is decoded
@@ -95,20 +101,11 @@ class Source(ABC):
 
     @abstractmethod
     def version(self) -> str:
-        """Changes when the stored images do, as far as names and sizes tell."""
+        """Changes when the stored images do, as far as names and sizes tell. It is part of a stream's fingerprint."""
 
-    def stamp(self) -> Stamp:
+    def stamp(self) -> str:
         """Changes when the stored images do, also when their sizes stay."""
-        return Stamp(self.version(), 0.0)
-
-
-@dataclass(frozen=True)
-class Stamp:
-    """Changes when files do, without reading them."""
-
-    text: str
-    newest: float
-    """Time of the latest change."""
+        return self.version()
 
 
 def from_source(name: str, source: Source, options: Options) -> ImageData:
@@ -119,28 +116,30 @@ def from_source(name: str, source: Source, options: Options) -> ImageData:
         )
     prepare()
     rows = options.chosen(len(source))
-    tally = Tally(name, len(rows), options.allowed_broken(len(rows)))
-    survey, _ = _survey(source, rows[:: max(1, len(rows) // SAMPLE)], options, tally)
+    broken_images = BrokenImages(name, len(rows), options.allowed_broken(len(rows)))
+    survey, _ = _survey(source, rows[:: max(1, len(rows) // SAMPLE)], options, broken_images)
     if not survey.kinds or not survey.agrees(options):
-        survey, _ = _survey(source, rows, options, tally, options.progress)
-    plan = survey.plan(options, tally)
+        survey, _ = _survey(source, rows, options, broken_images, options.progress)
+    plan = survey.plan(options, broken_images)
     if options.fits(len(rows), *plan):
-        data = _decoded(name, source, rows, plan, options, tally)
+        data = _decoded(name, source, rows, plan, options, broken_images)
     else:
-        survey, rows = _survey(source, rows, options, tally, options.progress)
-        data = StreamData(name, source, rows, survey.plan(options, tally), tally)
-    tally.warn()
+        survey, rows = _survey(source, rows, options, broken_images, options.progress)
+        data = StreamData(name, source, rows, survey.plan(options, broken_images), broken_images)
+    broken_images.warn()
     return data
 
 
 def _decoded(
-    name: str, source: Source, rows: Tensor, plan: tuple[int, int, int], options: Options, tally: Tally
+    name: str, source: Source, rows: Tensor, plan: tuple[int, int, int], options: Options, broken_images: BrokenImages
 ) -> MemoryData:
     """The few headers are believed until all images have been seen; if these say otherwise, decodes once more."""
-    images, kept, survey = _decode_all(source, rows, plan, tally, options.progress)
-    if survey.plan(options, tally) != plan:
-        images, kept, _ = _decode_all(source, rows, survey.plan(options, tally), tally, options.progress)
-    return MemoryData(name, images, source.annotations.take(kept), tally)
+    images, kept, survey = _decode_all(source, rows, plan, broken_images, options.progress)
+    if survey.plan(options, broken_images) != plan:
+        images, kept, _ = _decode_all(
+            source, rows, survey.plan(options, broken_images), broken_images, options.progress
+        )
+    return MemoryData(name, images, source.annotations.take(kept), broken_images)
 
 
 class StreamData(ImageData):
@@ -152,8 +151,10 @@ class StreamData(ImageData):
 
     in_memory, decodes = False, True
 
-    def __init__(self, name: str, source: Source, rows: Tensor, shape: tuple[int, int, int], tally: Tally) -> None:
-        self.name, self.source, self.rows, self.tally = name, source, rows, tally
+    def __init__(
+        self, name: str, source: Source, rows: Tensor, shape: tuple[int, int, int], broken_images: BrokenImages
+    ) -> None:
+        self.name, self.source, self.rows, self.broken_images = name, source, rows, broken_images
         self.channels, self.height, self.width = shape
         self.annotations = source.annotations.take(rows)
 
@@ -171,15 +172,18 @@ class StreamData(ImageData):
         for step in range(len(self)):
             candidate = (row + step) % len(self)
             seen = _decode_into(image.numpy(), self.source, int(self.rows[candidate]))
-            if isinstance(seen, Look):
+            if isinstance(seen, Header):
                 return candidate
-            if seen.name not in self.tally.found:
-                log.warning("%s: broken image, replaced by the next one: %s", self.name, seen)
-            self.tally.add(seen)
-        raise BrokenImagesError(f"{self.name}: not one image can be read: {self.tally.names()}")
+            if seen.name not in self.broken_images.found:
+                logger.warning("%s: broken image, replaced by the next one: %s", self.name, seen)
+            self.broken_images.add(seen)
+            self.broken_images.check()
+        raise BrokenImagesError(f"{self.name}: not one image can be read: {self.broken_images.names()}")
 
     def _take(self, rows: Tensor) -> StreamData:
-        return StreamData(self.name, self.source, self.rows[rows], (self.channels, self.height, self.width), self.tally)
+        return StreamData(
+            self.name, self.source, self.rows[rows], (self.channels, self.height, self.width), self.broken_images
+        )
 
     def _pixel_digest(self) -> str:
         sha = hashlib.sha256(self.source.version().encode())
@@ -188,24 +192,25 @@ class StreamData(ImageData):
 
 
 def _survey(
-    source: Source, rows: Tensor, options: Options, tally: Tally, progress: Progress | None = None
+    source: Source, rows: Tensor, options: Options, broken_images: BrokenImages, progress: Progress | None = None
 ) -> tuple[Survey, Tensor]:
     """What the headers tell, and the rows without those whose header cannot be read."""
     survey = Survey()
     bad: set[int] = set()
     for row, seen in _in_threads(lambda row: _look_at(source, row), rows, progress):
         if isinstance(seen, BrokenImage):
-            tally.add(seen)
+            broken_images.add(seen)
             bad.add(row)
         else:
             survey.add(seen)
         if survey.settles(options):
             break
+    broken_images.check()
     return survey, torch.tensor([row for row in rows.tolist() if row not in bad], dtype=torch.int64)
 
 
 def _decode_all(
-    source: Source, rows: Tensor, plan: tuple[int, int, int], tally: Tally, progress: Progress | None
+    source: Source, rows: Tensor, plan: tuple[int, int, int], broken_images: BrokenImages, progress: Progress | None
 ) -> tuple[Tensor, Tensor, Survey]:
     """All images as one tensor, the rows that are in it, and what the images were."""
     images = torch.empty(len(rows), *plan, dtype=torch.uint8)
@@ -216,24 +221,25 @@ def _decode_all(
         lambda place: _decode_into(pixels[place], source, numbers[place]), torch.arange(len(rows)), progress
     ):
         if isinstance(seen, BrokenImage):
-            tally.add(seen)
+            broken_images.add(seen)
             good[place] = False
         else:
             survey.add(seen)
+    broken_images.check()
     return (images, rows, survey) if bool(good.all()) else (images[good], rows[good], survey)
 
 
-def _look_at(source: Source, row: int) -> Look | BrokenImage:
+def _look_at(source: Source, row: int) -> Header | BrokenImage:
     try:
         try:
-            return look(source.head(row))
+            return read_header(source.head(row))
         except UndecodableError:  # some formats keep their header at the end
-            return look(source.read(row))
+            return read_header(source.read(row))
     except (UndecodableError, OSError) as error:
         return _broken(source, row, error)
 
 
-def _decode_into(image: np.ndarray, source: Source, row: int) -> Look | BrokenImage:
+def _decode_into(image: np.ndarray, source: Source, row: int) -> Header | BrokenImage:
     try:
         image[...], seen = decode(source.read(row), *image.shape)
     except (UndecodableError, OSError) as error:

@@ -12,4 +12,4 @@ from .conditions import ClassCondition, Conditions, HashedWords, PretrainedTextE
 from .images import ImageMaker, Request, requests
 from .inputs import DataOrder, Examples, InputMaker, NoisyInputs, by_level, held_out_loss, held_out_losses
 from .latents import Autoencoder, LatentData, encode_data
-from .solvers import SAMPLERS, SampleSettings, guided, sample
+from .solvers import SampleSettings, guided, sample

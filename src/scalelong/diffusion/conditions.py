@@ -10,7 +10,7 @@ import hashlib
 import logging
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -228,9 +228,7 @@ class CachedCaptions:
         return torch.from_numpy(self._tokens[[self._rows[caption] for caption in captions]]).float()
 
 
-def cache_captions(
-    encoder: TextEncoder, captions: Sequence[str], log: Callable[[str], None] = logger.info
-) -> CachedCaptions:
+def cache_captions(encoder: TextEncoder, captions: Sequence[str]) -> CachedCaptions:
     """Encode every different caption once, and the empty one, in half precision: N x length x dim x 2 bytes."""
     texts = sorted({*captions, ""})
     about = {
@@ -243,7 +241,7 @@ def cache_captions(
             yield encoder.encode(texts[start : start + CHUNK]).half().numpy()
 
     shape = (len(texts), encoder.length, encoder.dim)
-    tokens = cached_array("captions", about, shape, "float16", compute, log)
+    tokens = cached_array("captions", about, shape, "float16", compute)
     return CachedCaptions(encoder, {text: row for row, text in enumerate(texts)}, tokens)
 
 

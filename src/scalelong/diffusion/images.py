@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InvalidConfigError, lacks_memory
+from ..models import fused
 from ..noise import NoiseProcess, Prediction
 from ..optional import needs
-from ..skips import cached
 from .conditions import Conditions, Unconditional
 from .solvers import Conditional, SampleSettings, guided, in_precision, sample
 
@@ -74,13 +73,12 @@ class ImageMaker:
             raise InvalidConfigError(f"batch_size must be at least 1, got {batch_size}")
         self._check(wanted)
         self.model.to(device)
-        # Entered anew for each batch: it is checked once, and a caller that stops here finds the model as it was.
-        cache = cached(self.model.eval(), **settings.cache_arguments()) if settings.cache else nullcontext()
         start = 0
         while start < len(wanted):
             part = list(wanted[start : start + batch_size])
             try:
-                images = self._batch(part, settings, torch.device(device), cache)
+                with fused(self.model):
+                    images = self._batch(part, settings, torch.device(device))
             except (torch.OutOfMemoryError, RuntimeError, MemoryError) as error:
                 # On a CPU, torch raises RuntimeError for it.
                 if batch_size == 1 or not (isinstance(error, torch.OutOfMemoryError) or lacks_memory(error)):
@@ -111,25 +109,22 @@ class ImageMaker:
                 "this model draws what it is asked for: give a text (--prompt) or a class (--class)"
             )
 
-    def _batch(
-        self, part: list[Request], settings: SampleSettings, device: torch.device, cache: AbstractContextManager[Any]
-    ) -> Tensor:
+    def _batch(self, part: list[Request], settings: SampleSettings, device: torch.device) -> Tensor:
         filled = part + [part[-1]] * (-len(part) % CPU_MULTIPLE if device.type == "cpu" else 0)
         condition = self.conditions.from_prompts([request.prompt for request in filled if request.prompt is not None])
         condition = None if condition is None else condition.to(device)
         network = in_precision(self.network, settings.precision, device)
-        with cache:
-            x = sample(
-                guided(network, condition, self.conditions.null(), settings.guidance),
-                self.process,
-                self.prediction,
-                self.shape,
-                [request.seed for request in filled],
-                sampler=settings.sampler,
-                steps=settings.steps,
-                device=device,
-                clip=self.autoencoder is None,
-            )
+        x = sample(
+            guided(network, condition, self.conditions.null(), settings.guidance),
+            self.process,
+            self.prediction,
+            self.shape,
+            [request.seed for request in filled],
+            sampler=settings.sampler,
+            steps=settings.steps,
+            device=device,
+            clip=self.autoencoder is None,
+        )
         return to_bytes(x if self.autoencoder is None else self.autoencoder.decode(x))[: len(part)]
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data import Batch, ImageData, to_float
-from ..models.call import Denoiser, call_arguments
+from ..models import Denoiser, call_arguments
 from ..noise import NoiseProcess, Prediction, epsilon_losses, even_fractions, level_names, noise_levels
 from ..randomness import generator, noise, uniform
 from .conditions import Conditions

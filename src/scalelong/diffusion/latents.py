@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -17,8 +17,7 @@ from torch import Tensor
 from ..data import ImageData, to_float
 from ..errors import AutoencoderError
 from ..files import at_home, cached_array, file_digest, in_words, read_json
-from ..models.call import foreign_failure
-from ..models.pretrained import require_buildable
+from ..models import foreign_failure, require_buildable
 from ..optional import needs
 
 if TYPE_CHECKING:
@@ -134,10 +133,10 @@ CHUNK = 16
 class LatentData(ImageData):
     """`fetch` gives the moments of the latents: float32 (B, 2 channels, height, width), means first."""
 
-    in_memory = True  # mapped from disk: fetching is indexing
+    in_memory = False  # mapped from disk, so that workers pay
 
     def __init__(self, source: ImageData, autoencoder: str, moments: np.ndarray, rows: Tensor | None = None) -> None:
-        self.name, self.tally, self.annotations = source.name, source.tally, source.annotations
+        self.name, self.annotations, self.broken_images = source.name, source.annotations, source.broken_images
         self.source, self.autoencoder = source, autoencoder
         self.channels, self.height, self.width = moments.shape[1] // 2, moments.shape[2], moments.shape[3]
         self._moments = moments
@@ -157,7 +156,7 @@ class LatentData(ImageData):
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def encode_data(data: ImageData, autoencoder: Autoencoder, log: Callable[[str], None] = logger.info) -> LatentData:
+def encode_data(data: ImageData, autoencoder: Autoencoder) -> LatentData:
     """The latents of all images of a data set."""
     factor = autoencoder.factor
     if data.height % factor or data.width % factor:
@@ -178,7 +177,7 @@ def encode_data(data: ImageData, autoencoder: Autoencoder, log: Callable[[str], 
 
     about = {"data": data.fingerprint(), "autoencoder": autoencoder.fingerprint}
     shape = (len(data), 2 * autoencoder.channels, data.height // factor, data.width // factor)
-    return LatentData(data, autoencoder.fingerprint, cached_array("latents", about, shape, "float32", compute, log))
+    return LatentData(data, autoencoder.fingerprint, cached_array("latents", about, shape, "float32", compute))
 
 
 def sample_latents(moments: Tensor, noise: Tensor | None = None) -> Tensor:

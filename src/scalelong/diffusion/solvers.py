@@ -11,19 +11,15 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
+from ..config import FLOWS, STEPS, Prediction, require_prediction, require_sampler
 from ..errors import InvalidConfigError, MissingDependencyError
 from ..noise import (
-    FLOWS,
     SIGMA_DATA,
     SIGMA_MAX,
     SIGMA_MIN,
-    STEPS,
     NoiseProcess,
     Predict,
-    Prediction,
-    require_prediction,
 )
-from ..skips import full_steps
 
 # Guidance (Ho & Salimans, 2022)
 
@@ -71,7 +67,7 @@ def guided(network: Conditional, condition: Tensor | None, null: Tensor | None, 
 
 # Samplers
 
-SAMPLERS: dict[str, tuple[str, dict[str, Any]]] = {
+_SCHEDULERS: dict[str, tuple[str, dict[str, Any]]] = {
     "ddpm": ("DDPMScheduler", {}),
     "ddim": ("DDIMScheduler", {"timestep_spacing": "trailing"}),
     # Steps evenly spaced in log-SNR: at 25 steps its error is a tenth of that of evenly spaced times.
@@ -83,7 +79,7 @@ SAMPLERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """From our names to diffusers' classes and their options."""
 
-FLOW_SAMPLERS: dict[str, tuple[str, dict[str, Any]]] = {
+_FLOW_SCHEDULERS: dict[str, tuple[str, dict[str, Any]]] = {
     "euler": ("FlowMatchEulerDiscreteScheduler", {}),
     "heun": ("FlowMatchHeunDiscreteScheduler", {}),
     "dpm++": (
@@ -94,7 +90,7 @@ FLOW_SAMPLERS: dict[str, tuple[str, dict[str, Any]]] = {
 """The same for rectified flows."""
 
 _EDM = {"sigma_min": SIGMA_MIN, "sigma_max": SIGMA_MAX, "sigma_data": SIGMA_DATA}
-EDM_SAMPLERS: dict[str, tuple[str, dict[str, Any]]] = {
+_EDM_SCHEDULERS: dict[str, tuple[str, dict[str, Any]]] = {
     "euler": ("EDMEulerScheduler", _EDM),
     "dpm++": ("EDMDPMSolverMultistepScheduler", _EDM),
 }
@@ -117,28 +113,15 @@ def diffusers() -> Any:
     return diffusers
 
 
-def require_sampler(sampler: str, steps: int, schedule: str | None = None) -> None:
-    if sampler not in SAMPLERS:
-        raise InvalidConfigError(f"unknown sampler {sampler!r}; known: {', '.join(SAMPLERS)}")
-    if schedule is not None and sampler not in samplers_of(schedule):
-        raise InvalidConfigError(
-            f"the sampler {sampler!r} is not made for the schedule {schedule!r}; take --sampler "
-            f"{' or '.join(samplers_of(schedule))}"
-        )
-    if not 1 <= steps <= STEPS:
-        raise InvalidConfigError(f"the number of sampling steps must be from 1 to {STEPS}, got {steps}")
-
-
-def samplers_of(schedule: str) -> dict[str, tuple[str, dict[str, Any]]]:
-    """The samplers that solve the equation of a schedule."""
-    return FLOW_SAMPLERS if schedule in FLOWS else EDM_SAMPLERS if schedule == "edm" else SAMPLERS
+def _schedulers_of(schedule: str) -> dict[str, tuple[str, dict[str, Any]]]:
+    return _FLOW_SCHEDULERS if schedule in FLOWS else _EDM_SCHEDULERS if schedule == "edm" else _SCHEDULERS
 
 
 def scheduler(process: NoiseProcess, prediction: Prediction, sampler: str, *, clip: bool = True) -> Any:
     """A scheduler of diffusers for this noise process. `clip` keeps its estimates of x_0 in [-1, 1], where it can."""
     require_prediction(prediction, process.schedule)
     require_sampler(sampler, 1, process.schedule)
-    kind, options = samplers_of(process.schedule)[sampler]
+    kind, options = _schedulers_of(process.schedule)[sampler]
     if not process.is_diffusion:
         # Euler's and Heun's schedulers of these have no clipping.
         clipping = {"thresholding": clip} if sampler == "dpm++" else {}
@@ -199,13 +182,6 @@ def sample(
     return x.clamp(-1, 1) if clip else x
 
 
-CACHE_OPTIONS: dict[str, Callable[[str], float]] = {"every": int, "depth": int, "centre": float, "power": float}
-_CACHE_SPELLING = (
-    "write a cache as every=3,depth=1, or as every=3,depth=1,centre=10,power=1.4 for full steps that are closer "
-    "around step 10, got {!r}"
-)
-
-
 @dataclass(frozen=True, kw_only=True)
 class SampleSettings:
     """How images are made, all but their seeds and prompts."""
@@ -214,9 +190,6 @@ class SampleSettings:
     steps: int = 50
     guidance: float = 1.0
     """Classifier-free guidance: 1 uses the condition as it is, more exaggerates it."""
-    cache: str = ""
-    """"every=3,depth=1": the inner part of the network runs at every third step only (`scalelong.cached`). With
-    "centre=10,power=1.4" the full steps are closer around step 10 (`scalelong.full_steps`)."""
     precision: str = "no"
     """Of the network's products: "bf16", "fp16", or "no" for float32. The sampler itself is always in float32."""
 
@@ -224,30 +197,5 @@ class SampleSettings:
         require_sampler(self.sampler, self.steps)
         if self.precision not in PRECISIONS:
             raise InvalidConfigError(f"precision must be one of {', '.join(PRECISIONS)}, got {self.precision!r}")
-        self.cache_arguments()
         if not 0 <= self.guidance <= 1000:
             raise InvalidConfigError(f"guidance must be a number from 0 to 1000, got {self.guidance}")
-
-    def cache_options(self) -> dict[str, float]:
-        """What `cache` says, by name; nothing without a cache."""
-        found: dict[str, float] = {}
-        for part in filter(None, self.cache.split(",")):
-            name, _, value = (text.strip() for text in part.partition("="))
-            try:
-                found[name] = CACHE_OPTIONS[name](value)
-            except (KeyError, ValueError) as error:
-                raise InvalidConfigError(_CACHE_SPELLING.format(self.cache)) from error
-            if name in ("every", "depth") and found[name] < 1:
-                raise InvalidConfigError(_CACHE_SPELLING.format(self.cache))
-        return found
-
-    def cache_arguments(self) -> dict[str, Any]:
-        """The arguments of `scalelong.cached`. A step is a forward: guidance takes one, `heun` two."""
-        options = self.cache_options()
-        every, placed = int(options.get("every", 3)), {"centre", "power"} & set(options)
-        arguments: dict[str, Any] = {"depth": int(options.get("depth", 1)), "every": every, "passes": 1}
-        if placed:
-            forwards = 2 * self.steps - 1 if self.sampler == "heun" else self.steps
-            chosen = {name: options[name] for name in placed}
-            arguments["full"] = full_steps(forwards, -(-forwards // every), **chosen)
-        return arguments

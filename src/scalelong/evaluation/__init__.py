@@ -4,11 +4,7 @@ scores       what a score is (SCORES), how it is computed, and when two may be c
 features     random convolutions, a classifier, Inception, your own extractor; statistics of the real images
 anchors      what real images and noise score with the same features, and which features can be trusted
 judge        from a run, a folder or a model in training to scores
-linear_classifiers   ridge and logistic regression over a grid of penalties
-parts        labelled images in three parts: to fit, to choose on, to test
-probe        linear probes over layers and noise levels, with their baselines; ddae: the published protocol
-probe_result what a probe found, as table, picture and JSON
-probe_run    the probe of a run
+probe        linear probes over layers and noise levels, with their controls
 """
 
 from ..errors import (
@@ -26,7 +22,9 @@ from .features import (
     PixelFeatures as PixelFeatures,
     RandomFeatures as RandomFeatures,
     Reference as Reference,
+    default_device as default_device,
     export_npz as export_npz,
+    features_of as features_of,
     load_extractor as load_extractor,
     reference_of as reference_of,
     train_classifier as train_classifier,
@@ -39,24 +37,14 @@ from .judge import (
     score_folder as score_folder,
     score_images as score_images,
     score_run as score_run,
-    shapes_in as shapes_in,
-    shows_colour_and_shape as shows_colour_and_shape,
     store as store,
     stored_scores as stored_scores,
 )
-from .linear_classifiers import (
-    CLASSIFIERS as CLASSIFIERS,
-    PENALTIES as PENALTIES,
-)
 from .probe import (
+    PENALTIES as PENALTIES,
     TIMES as TIMES,
-    linear_probe as linear_probe,
-)
-from .probe_result import (
     LinearProbe as LinearProbe,
-    draw_probe as draw_probe,
-)
-from .probe_run import (
+    linear_probe as linear_probe,
     probe_run as probe_run,
 )
 from .scores import (

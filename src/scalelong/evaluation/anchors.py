@@ -42,7 +42,11 @@ AUTO = ("random", "efficientnet", "classifier", "pixels")
 
 
 def trusted_features(
-    spec: str, data: ImageData, weights: str | Path | None = None, say: Callable[[str], None] = print
+    spec: str,
+    data: ImageData,
+    weights: str | Path | None = None,
+    say: Callable[[str], None] = print,
+    device: torch.device | str | None = None,
 ) -> tuple[FeatureExtractor, Reference]:
     """The features of this name, and their statistics. "auto": the first ones that tell noise from real images.
 
@@ -50,12 +54,12 @@ def trusted_features(
     distances still order models, and precision and recall are left out of the scores.
     """
     if spec != "auto":
-        extractor = load_extractor(spec, data, weights, say)
+        extractor = load_extractor(spec, data, weights, say, device)
         return extractor, reference_of(data, extractor, say)
     tried: list[tuple[FeatureExtractor, Reference]] = []
     for name in ("inception", *AUTO) if weights is not None else AUTO:
         try:
-            extractor = load_extractor(name, data, weights, say)
+            extractor = load_extractor(name, data, weights, say, device)
         except MissingDependencyError:
             if name == "inception":
                 raise

@@ -19,7 +19,7 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -83,6 +83,14 @@ class Classifier:
     """On images that it was not trained on."""
     network: Network
 
+    @property
+    def device(self) -> torch.device:
+        return self.network.head.weight.device
+
+    def to(self, device: torch.device | str) -> Classifier:
+        self.network.to(device)
+        return self
+
     def __call__(self, images: Tensor) -> Tensor:
         with torch.no_grad():
             return self.network.embed(images)
@@ -90,7 +98,7 @@ class Classifier:
     @torch.no_grad()
     def classify(self, images: Tensor) -> Tensor:
         """The number of the likeliest class of each image."""
-        return torch.cat([self.network(part).argmax(dim=1) for part in images.split(256)])
+        return torch.cat([self.network(part.to(self.device)).argmax(dim=1).cpu() for part in images.split(256)])
 
 
 def train_classifier(data: ImageData, *, seed: int = 0, say: Callable[[str], None] = print) -> Classifier:
@@ -107,7 +115,7 @@ def train_classifier(data: ImageData, *, seed: int = 0, say: Callable[[str], Non
         network = Network(data.channels, min(data.height, data.width), classes)
     found = _stored(folder)
     if found is None:
-        with to_be_filled(folder, "classifiers", say) as writable:
+        with to_be_filled(folder, "classifiers") as writable:
             found = _stored(folder)
             if found is None:
                 say(f"training a classifier on {data.name}, once: {STEPS} steps")
@@ -115,7 +123,7 @@ def train_classifier(data: ImageData, *, seed: int = 0, say: Callable[[str], Non
                 content = save({name: value.contiguous() for name, value in network.state_dict().items()})
                 found = {**about, "digest": digest(content), "accuracy": accuracy}, content
                 if writable:
-                    with not_kept(folder, "classifiers", say):
+                    with not_kept(folder, "classifiers"):
                         _store(folder, *found)
     note, content = found
     network.load_state_dict(load(content))
@@ -203,6 +211,14 @@ class RandomFeatures:
             channels = width
         self.digest = digest(b"abs, stride 2, mean, root" + b"".join(part.numpy().tobytes() for part in self._filters))
 
+    @property
+    def device(self) -> torch.device:
+        return self._filters[0].device
+
+    def to(self, device: torch.device | str) -> RandomFeatures:
+        self._filters = [filters.to(device) for filters in self._filters]
+        return self
+
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
         x = to_float(images)
@@ -227,7 +243,21 @@ class PixelFeatures:
         return x.flatten(1)
 
 
-class EfficientNetFeatures:
+class _NetworkFeatures:
+    """Features of a network that someone else trained."""
+
+    _model: nn.Module
+
+    @property
+    def device(self) -> torch.device:
+        return next(self._model.parameters()).device
+
+    def to(self, device: torch.device | str) -> Self:
+        self._model.to(device)
+        return self
+
+
+class EfficientNetFeatures(_NetworkFeatures):
     """The 1280 features of EfficientNet-Lite0, trained on ImageNet, of images resized to 96 pixels."""
 
     name, size = "efficientnet", 96
@@ -250,7 +280,8 @@ class EfficientNetFeatures:
             )
         x = to_float(images).expand(-1, 3, -1, -1)
         x = F.interpolate(x, (self.size, self.size), mode="bilinear", antialias=True)
-        return self._model.extract_features(x).mean(dim=(2, 3))
+        features: Tensor = self._model.extract_features(x)  # type: ignore[operator]
+        return features.mean(dim=(2, 3))
 
 
 # Inception's features by torch-fidelity, for FIDs that can be compared with published ones.
@@ -259,7 +290,7 @@ SHA256 = "6726825d"
 """The first digits of the sha256 of weights-inception-2015-12-05-6726825d.pth, which torch-fidelity publishes."""
 
 
-class InceptionFeatures:
+class InceptionFeatures(_NetworkFeatures):
     """The 2048 features of the pooling layer. The file's hash is checked before it is loaded."""
 
     name = "inception"
@@ -315,17 +346,38 @@ class FeatureExtractor(Protocol):
         ...
 
     def __call__(self, images: Tensor) -> Tensor:
-        """uint8 (B, C, H, W) to features (B, D)."""
+        """uint8 (B, C, H, W) to features (B, D). Images are on `device`, if the extractor has one, or on the CPU."""
         ...
 
 
 def load_extractor(
-    spec: str, data: ImageData, weights: str | Path | None = None, say: Callable[[str], None] = print
+    spec: str,
+    data: ImageData,
+    weights: str | Path | None = None,
+    say: Callable[[str], None] = print,
+    device: torch.device | str | None = None,
 ) -> FeatureExtractor:
     """A name of FEATURES, or "package.module:factory" for your own. Inception needs the path of its weights.
 
     A factory is called with the data set, and returns an object with `name`, `digest` and a call like that above.
+    device: where the features are computed (default: the accelerator, if there is one). Yours decide by themselves.
     """
+    made = _load_extractor(spec, data, weights, say)
+    return made.to(device or default_device()) if isinstance(made, _MOVABLE) else made
+
+
+def default_device() -> torch.device:
+    """The accelerator of this process, if there is one."""
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return found or torch.device("cpu")
+
+
+_MOVABLE = (Classifier, RandomFeatures, _NetworkFeatures)
+
+
+def _load_extractor(
+    spec: str, data: ImageData, weights: str | Path | None, say: Callable[[str], None]
+) -> FeatureExtractor:
     if spec == "random":
         return RandomFeatures(data.channels)
     if spec == "classifier":
@@ -355,8 +407,9 @@ def load_extractor(
 
 @torch.no_grad()
 def features_of(extractor: FeatureExtractor, images: Tensor) -> Tensor:
-    """Features of many images, batch by batch."""
-    features = torch.cat([extractor(part).detach().cpu().double() for part in images.split(BATCH)])
+    """Features of many images, batch by batch, on the extractor's device."""
+    device = getattr(extractor, "device", "cpu")
+    features = torch.cat([extractor(part.to(device)).detach().cpu().double() for part in images.split(BATCH)])
     if features.dim() != 2 or len(features) != len(images):
         raise FeatureError(
             f"{extractor.name} must give (B, D) and gave {tuple(features.shape)} for {len(images)} images"
@@ -400,7 +453,7 @@ def reference_of(data: ImageData, extractor: FeatureExtractor, say: Callable[[st
         say(f"computing the {extractor.name} features of {len(data)} images of {data.name}, once")
         return _compute(data, extractor, about)
 
-    content, file = cached_bytes("statistics", about, "statistics.safetensors", compute, say)
+    content, file = cached_bytes("statistics", about, "statistics.safetensors", compute)
     return _reference(content, file)
 
 
@@ -435,6 +488,6 @@ def _reference(content: bytes, file: Path) -> Reference:
 
 
 def _note_in(content: bytes) -> dict[str, Any]:
-    """What `save` was given as metadata: the header is JSON, behind its length as eight bytes."""
+    """What `save` was given as metadata: the header is JSON, after its length in eight bytes."""
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     return json.loads(header["__metadata__"]["scalelong"])

@@ -1,17 +1,14 @@
 """From images to scores: of a run (`score_run`), of a folder (`score_folder`), and during training (`Scorer`).
 
 Whether a conditional model draws what its prompts ask for is part of it. Classes are recognised by a classifier, drawn
-shapes by a rule (`shapes_in`) that needs no network: the colour is the one whose line from the background comes closest
-to all pixels. Along it, the image becomes a mask, and the shape is that of the nearest mask among all places and sizes
-that the data set draws.
+shapes by a rule (`data.shapes.shapes_in`) that needs no network.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +16,7 @@ import torch
 from torch import Tensor
 
 from ..console import Progress, silent
-from ..data import ImageData, load_data, to_float
-from ..data.dataset import split_rows
-from ..data.shapes import BACKGROUND, COLOURS, JITTER, PLACES, RADIUS, SHAPES, shape_mask
+from ..data import ImageData, load_data, shows_colour_and_shape, split_rows, to_float
 from ..diffusion.images import ImageMaker, requests
 from ..diffusion.solvers import SampleSettings
 from ..errors import InvalidSamplesError
@@ -50,55 +45,8 @@ from .scores import (
 )
 
 if TYPE_CHECKING:
-    from ..runs.config import TrainConfig
+    from ..config import TrainConfig
     from ..runs.load import Run
-
-
-def shapes_in(images: Tensor) -> list[tuple[str, str, str]]:
-    """(colour, shape, place) of each image, uint8 (B, 3, H, W)."""
-    if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1] != 3:
-        raise InvalidSamplesError(f"images must be uint8 (B, 3, H, W), got {images.dtype} {tuple(images.shape)}")
-    colours, masks = _colours(images)
-    templates, names = _templates(images.shape[2], images.shape[3])
-    nearest = torch.cdist(masks.flatten(1), templates).argmin(dim=1)
-    return [(list(COLOURS)[c], *names[t]) for c, t in zip(colours.tolist(), nearest.tolist(), strict=True)]
-
-
-def shows_colour_and_shape(images: Tensor, captions: Sequence[str]) -> Tensor:
-    """Whether each image has the colour and the shape of its caption: bool (B,)."""
-    hits = []
-    for (colour, shape, _), caption in zip(shapes_in(images), captions, strict=True):
-        words = re.findall(r"\w+", caption.lower())
-        hits.append(colour in words and shape in words)
-    return torch.tensor(hits)
-
-
-def _colours(images: Tensor) -> tuple[Tensor, Tensor]:
-    """The colour of each image, and its mask with that colour."""
-    background = torch.tensor(BACKGROUND, dtype=torch.float32)
-    directions = torch.tensor(list(COLOURS.values()), dtype=torch.float32) - background
-    pixels = (images.float() - background[:, None, None]).flatten(2)  # (B, 3, P)
-    masks = torch.einsum("kc,bcp->bkp", directions / directions.square().sum(1, keepdim=True), pixels).clamp(0, 1)
-    errors = (masks[:, :, None] * directions[None, :, :, None] - pixels[:, None]).square().sum(dim=(2, 3))
-    best = errors.argmin(dim=1)
-    chosen = masks[torch.arange(len(images)), best]
-    return best, chosen.unflatten(1, images.shape[2:])
-
-
-@cache
-def _templates(height: int, width: int) -> tuple[Tensor, list[tuple[str, str]]]:
-    """Masks of every shape at every place, a little shifted and in several sizes."""
-    shifts = torch.linspace(-JITTER, JITTER, 3).tolist()
-    radii = [RADIUS[0] + (RADIUS[1] - RADIUS[0]) * share for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
-    masks, names = [], []
-    for shape in SHAPES:
-        for place, (row, column) in PLACES.items():
-            spots = [(row + down, column + right, radius) for down in shifts for right in shifts for radius in radii]
-            rows, columns, sizes = torch.tensor(spots).unbind(1)
-            drawn = shape_mask(shape, height, width, rows * height, columns * width, sizes * min(height, width))
-            masks.append(drawn.flatten(1))
-            names += [(shape, place)] * len(spots)
-    return torch.cat(masks), names
 
 
 # Does a conditional model draw what it was asked for?
@@ -169,7 +117,7 @@ def score_images(
     return Scores.of(evidence, protocol, subject)
 
 
-# Does it copy its training images? The samples that are nearest to one, beside it
+# Does it copy its training images? The samples that are nearest to one, next to it
 
 PAIRS, ACROSS = 16, 8
 LEAST_HELD_OUT = 20
@@ -227,10 +175,6 @@ def evaluation_prompts(config: TrainConfig, data: ImageData, count: int) -> tupl
     return (), "none"
 
 
-evaluation_wishes = evaluation_prompts
-"""The earlier name."""
-
-
 def score_run(
     run: Run,
     *,
@@ -247,7 +191,7 @@ def score_run(
     settings = settings or SampleSettings()
     data = reference_data(run.config)
     say = say if processes().is_main_process else silent
-    extractor, reference = trusted_features(features, data, feature_weights, say)
+    extractor, reference = trusted_features(features, data, feature_weights, say, device)
     prompts, conditions = evaluation_prompts(run.config, data, n)
     wanted = requests(n, seed, prompts)
     progress = Progress("images", enabled=False if say is silent else None)
@@ -269,7 +213,7 @@ def score_run(
         reference,
         subject=subject | ({"scaling": run.config.scaling} if run.is_rescaled else {}),
         shows_prompt=shown,
-        sampler=settings.sampler,
+        sampler=_way_of_sampling(settings.sampler, settings.precision),
         sampler_steps=settings.steps,
         guidance=settings.guidance,
         weights=run.weights,
@@ -295,10 +239,7 @@ def score_folder(
     if (path / NOTE).exists():
         note = SampleFolder(path).note()
         made_by = {
-            # What else was done to the network makes it another way of sampling.
-            "sampler": ", ".join(
-                [note["sampler"], *(str(note[name]) for name in ("cache", "precision") if name in note)]
-            ),
+            "sampler": _way_of_sampling(note["sampler"], note.get("precision", "no")),
             "sampler_steps": note["steps"],
             "guidance": note["guidance"],
             "weights": note["weights"],
@@ -318,6 +259,11 @@ def score_folder(
     )
     store(path / STORED, scores)
     return scores
+
+
+def _way_of_sampling(sampler: str, precision: str) -> str:
+    """A network that multiplies in another precision is another way of sampling."""
+    return sampler if precision == "no" else f"{sampler}, {precision}"
 
 
 def _folder_images(path: Path, data: ImageData) -> torch.Tensor:
@@ -352,6 +298,7 @@ class Scorer:
 
     def __init__(self, config: TrainConfig, data: ImageData | None = None) -> None:
         self.config, self._given = config, data
+        self._features: tuple[FeatureExtractor, Reference] | None = None
 
     def score(self, maker: ImageMaker, step: int, device: torch.device | str) -> Scores:
         options, condition = self.config.logging, self.config.diffusion.condition
@@ -366,6 +313,8 @@ class Scorer:
             "conditions": conditions,
         }
         shown = shows_prompts(images, [request.prompt for request in wanted], self._data, condition, silent)
+        if self._features is None:
+            self._features = trusted_features("auto", self._data, device=device)
         return score_images(
             images,
             self._data,
@@ -378,7 +327,3 @@ class Scorer:
     @cached_property
     def _data(self) -> ImageData:
         return reference_data(self.config) if self._given is None else self._given
-
-    @cached_property
-    def _features(self) -> tuple[FeatureExtractor, Reference]:
-        return trusted_features("auto", self._data)

@@ -3,55 +3,70 @@
     found = sl.linear_probe(model, data)        # any model with long skips; data with labels
     print(found); found.plot()
 
-Images are noised to each time t, the network runs once, and a linear classifier is fitted to the pooled features of
-each block. Layer, time and penalty are chosen on validation images; the test images are looked at once, and what they
-say has an interval. Beside it stand, always, the same network before training and raw pixels, clean and at the same t:
-random features and pixels recognise a great deal, and an accuracy without them says nothing.
+Images are noised to each time t, the network runs once, and a ridge classifier is fitted to the features of each block,
+averaged over positions. Layer, time and penalty are chosen on validation images; the test images are looked at once,
+and their accuracy has an interval. The controls are the same network before training, and pixels, clean and with the
+same noise: random features and pixels recognise a great deal, and an accuracy without them says nothing.
 
-One draw of noise per image and time is fixed by the seed. `draws` repeats the probe with others and takes the mean.
-`protocol="ddae"` is the published one (Xiang et al., arXiv 2303.09769): see `scalelong.evaluation.ddae`.
+The noise of each image and time is fixed by the seed. `draws` repeats the probe with other noise and takes the mean.
 """
 
 from __future__ import annotations
 
 import copy
+import io
+import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..console import html_lines, html_table, text_table
+from ..data import ImageData, load_data, to_float
+from ..diffusion.latents import sample_latents
 from ..errors import (
     ConditionError,
+    DataError,
     EvaluationError,
     FeatureError,
     InvalidConfigError,
-    ScaleLongError,
+    InvalidSamplesError,
+    LabelError,
 )
-from ..models.call import CONTEXT_ARGUMENTS, LABEL_ARGUMENTS, Denoiser, call_arguments, evaluating, first_tensor
+from ..files import read_json, write_bytes, write_text
+from ..finding import ExampleInputs, unwrap
+from ..models import Denoiser, call_arguments, evaluating, first_tensor
 from ..noise import NoiseProcess, alpha_bars, mix
-from ..randomness import derived_seed, noise
-from ..skips.examples import ExampleInputs
-from ..skips.host import unwrap
+from ..optional import needs
+from ..randomness import derived_seed, generator, noise
+from ..runs.model import build_model, load_run_data
 from ..stability.features import block_names, plan_for
-from .ddae import PUBLISHED_TIMES, published_probe
-from .linear_classifiers import CLASSIFIERS, PENALTIES
-from .parts import Data, Parts, labelled, split
-from .probe_result import Cell, LinearProbe, Table, paired
-from .scores import share_score
+from .scores import Score, Z, share_score
+
+if TYPE_CHECKING:
+    from ..runs.load import Run
 
 TIMES = (1, 25, 50, 100, 250, 500)
 """Noise levels that are probed, in times of the network (0 to 999)."""
-PROTOCOLS = ("ridge", "logistic", "ddae")
-POOLS = ("mean", "none")
+PENALTIES = tuple(10.0**power for power in range(-6, 3))
+"""λ. At the largest one every weight is a few hundredths of that of least squares."""
 MOST_IMAGES = 10_000
+LEAST_IMAGES = 30
+"""Images of each class."""
 MOST_NUMBERS = 2**29
 """Features that are held at a time: 2 GiB."""
 
-Advance = Callable[[int, int, str], None]
+Data = ImageData | tuple[Tensor, Tensor] | str
+Key = tuple[str, str, float | None]
+"""Contender ("network", "untrained", "pixels"), layer, time."""
 
 
 def linear_probe(
@@ -59,24 +74,19 @@ def linear_probe(
     data: Data,
     *,
     held_out: Data | None = None,
-    times: Sequence[float] | None = None,
+    times: Sequence[float] = TIMES,
     schedule: Any = "vp",
     condition: Tensor | None = None,
-    protocol: str = "ridge",
-    pool: str = "mean",
     draws: int = 1,
     layers: Sequence[str] | None = None,
     untrained: nn.Module | Callable[[], nn.Module] | None = None,
-    images: int | None = MOST_IMAGES,
-    penalties: Sequence[float] = PENALTIES,
-    augment: bool = True,
-    extra_tokens: int | None = None,
+    images: int = MOST_IMAGES,
     example_inputs: ExampleInputs = None,
     seed: int = 0,
     batch_size: int = 256,
     device: torch.device | str | None = None,
     about: dict[str, Any] | None = None,
-    progress: Advance | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
 ) -> LinearProbe:
     """Accuracy of linear classifiers on the features of each layer at each noise level. The model is left as it was.
 
@@ -86,105 +96,139 @@ def linear_probe(
         on, the other one tested.
     times: noise levels, 0 to 999. `schedule`: a name, the ᾱ_t, or a scheduler of diffusers.
     condition: the null condition of a conditional network, one for all images. A label would be the answer.
-    protocol: "ridge", "logistic", or "ddae": as published, which chooses on the test images.
-    pool: "mean" over positions (of tokens: the patches), or "none": all of them, in a row.
     layers: names of modules, or patterns such as "decoder.*"; left out: the blocks at both ends of each long skip, the
         middle, and the last norm.
-    untrained: the network before training, or a function that makes it; left out, it is built anew where that can be
-        done (U-ViT, and networks whose layers have `reset_parameters`, as torch's do).
+    untrained: the network before training, or a function that makes it; left out, it is made where that can be done
+        (U-ViT, and networks whose layers have `reset_parameters`, as torch's do).
     images: fit at most so many, and choose and test on at most so many.
-    augment: flips and crops, in the protocol "ddae".
-    extra_tokens: leading tokens that are no patches; left out, the model's own `extra_tokens`, or none.
     device: where to run it; left out, where the model is.
     """
-    chosen_times = _checked_times(times, protocol)
-    _require_choice("protocol", protocol, PROTOCOLS)
-    _require_choice("pool", pool, POOLS)
-    for name, value in {"draws": draws, "batch_size": batch_size, "images": images or 1}.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InvalidConfigError(f"{name} must be a whole number, at least 1, got {value!r}")
-    if not penalties or any(not penalty > 0 for penalty in penalties):
-        raise InvalidConfigError(f"penalties must be numbers above 0, got {list(penalties)}")
-    parts = split(labelled(data), None if held_out is None else labelled(held_out), images, seed)
-    noiser, host = Noiser(schedule, parts.x0, seed), unwrap(model)
-    told = {
-        "model": type(host).__name__,
-        "data": parts.name,
-        "protocol": protocol,
-        "pool": pool,
-        "draws": draws,
-        "seed": seed,
-        "classes": parts.classes,
-        "images": {"fit": len(parts.fit), "validation": len(parts.validation), "test": len(parts.test)},
-        "seen": not parts.apart,
-        "about": about or {},
-    }
-    with _moved(host, device) as place:
-        reader = Reader(host, condition, noiser, layers, pool, extra_tokens, example_inputs, batch_size)
-        fresh = _untrained(host, untrained, seed).to(place)
-        start = Reader(fresh, condition, noiser, reader.names, pool, reader.extra, example_inputs, batch_size)
-        start.axes = reader.axes
-        if protocol == "ddae":
-            return published_probe(reader, start, noiser, parts, chosen_times, draws, augment, told, progress)
-        bench = Bench(parts, CLASSIFIERS[protocol], penalties, noiser.clean_name)
-        total = draws * len(chosen_times)
+    times = tuple(float(t) for t in times)
+    if not times or any(not 0 <= t <= 999 for t in times) or len(set(times)) != len(times):
+        raise InvalidConfigError(f"`times` must be different numbers from 0 to 999, got {times}")
+    if min(draws, batch_size, images) < 1:
+        raise InvalidConfigError("`draws`, `batch_size` and `images` must be at least 1")
+    parts = Parts.of(_labelled(data), None if held_out is None else _labelled(held_out), images, seed)
+    host = unwrap(model)
+    home = next((value.device for value in host.parameters()), torch.device("cpu"))
+    scorer = Scorer(parts)
+    try:
+        host.to(device or home)
+        reader = Reader(host, condition, layers, example_inputs, batch_size, parts.x0)
+        start = copy.copy(reader)
+        start.model = _untrained(host, untrained, seed).to(reader.device, reader.dtype).eval()
         for draw in range(draws):
-            for number, t in enumerate(chosen_times):
-                x = noiser.at(t, draw)
-                bench.add("pixels", noiser.input_name, t, x.flatten(1))
+            for number, t in enumerate(times, start=1):
+                x = noised(parts.x0, t, schedule, seed, draw)
+                scorer.add(("pixels", "pixels", t), x.flatten(1))
                 for contender, each in (("network", reader), ("untrained", start)):
                     for layer, features in each.read(x, t).items():
-                        bench.add(contender, layer, t, features)
+                        scorer.add((contender, layer, t), features)
                 if progress is not None:
-                    progress(draw * len(chosen_times) + number + 1, total, f"t = {t:g}")
-    bench.add("clean", noiser.clean_name, None, parts.x0.flatten(1))
-    return bench.result(reader.names, chosen_times, told)
-
-
-@contextmanager
-def _moved(model: nn.Module, device: torch.device | str | None) -> Iterator[torch.device]:
-    """The model on this device, and back where it was afterwards."""
-    home = next((value.device for value in model.parameters()), torch.device("cpu"))
-    try:
-        place = home if device is None else torch.device(device)
-        model.to(place)
-    except (RuntimeError, AssertionError) as error:
-        model.to(home)
-        said = str(error).splitlines()[0][:200]
-        raise InvalidConfigError(
-            f"--device {device} cannot be used ({said}): give cpu, or one that is there"
-        ) from error
-    try:
-        yield place
+                    progress(draw * len(times) + number, draws * len(times), f"t = {t:g}")
     finally:
-        model.to(home)
+        host.to(home)
+    scorer.add(("pixels", "clean pixels", None), parts.x0.flatten(1))
+    counts = {"fit": len(parts.fit), "validation": len(parts.validation), "test": len(parts.test)}
+    facts = {"model": type(host).__name__, "data": parts.name, "classes": parts.classes, "images": counts}
+    return scorer.result(reader.names, times, draws=draws, seed=seed, seen=held_out is None, about=about or {}, **facts)
 
 
-# Noise
+def noised(x0: Tensor, t: float, schedule: Any, seed: int, draw: int) -> Tensor:
+    """x_t of all images: one draw of noise for each image, time and number of the draw."""
+    drawn = noise(seed, draw, range(len(x0)), tuple(x0.shape[1:]), "cpu", f"probe {t:g}")
+    if isinstance(schedule, str | NoiseProcess):
+        process = NoiseProcess(schedule) if isinstance(schedule, str) else schedule  # pyright: ignore[reportArgumentType]
+        return process.add_noise(x0, drawn, torch.full((len(x0),), t))
+    bars = alpha_bars(schedule)
+    bar = bars[min(int(t), len(bars) - 1)].expand(len(x0))
+    return mix(x0, drawn, bar.sqrt().float(), (1 - bar).sqrt().float())
 
 
-class Noiser:
-    """x_t of all images: one draw for each image, time and number of the draw, whatever the batches."""
+# Labelled images in three parts
 
-    def __init__(self, schedule: Any, x0: Tensor, seed: int) -> None:
-        self.x0, self.seed = x0, seed
-        self.process = schedule if isinstance(schedule, NoiseProcess) else None
-        if isinstance(schedule, str):
-            self.process = NoiseProcess(schedule)  # pyright: ignore[reportArgumentType]
-        self.bars = None if self.process is not None else alpha_bars(schedule)
-        self.input_name, self.clean_name = "pixels", "clean pixels"
 
-    def at(self, t: float, draw: int) -> Tensor:
-        drawn = noise(self.seed, draw, range(len(self.x0)), tuple(self.x0.shape[1:]), "cpu", f"probe {t:g}")
-        return self.mixed(self.x0, drawn, t)
+@dataclass(frozen=True)
+class Labelled:
+    name: str
+    x0: Tensor
+    labels: Tensor
+    classes: tuple[str, ...]
 
-    def mixed(self, x0: Tensor, drawn: Tensor, t: float) -> Tensor:
-        times = torch.full((len(x0),), float(t))
-        if self.process is not None:
-            return self.process.add_noise(x0, drawn, times)
-        assert self.bars is not None
-        bar = self.bars[times.long().clamp_max(len(self.bars) - 1)]
-        return mix(x0, drawn, bar.sqrt().float(), (1 - bar).sqrt().float())
+
+def _labelled(data: Data) -> Labelled:
+    data = load_data(data) if isinstance(data, str) else data
+    if isinstance(data, ImageData):
+        if data.annotations.labels is None or data.classes is None:
+            raise LabelError(
+                f"a probe needs labels, and {data.name!r} has none: put the images of each class in a folder of its "
+                f"own, or give `data` with labels"
+            )
+        batch = data.fetch(torch.arange(len(data)))
+        assert batch.labels is not None
+        # Of latents the means are taken.
+        x0 = sample_latents(batch.images) if batch.images.is_floating_point() else to_float(batch.images)
+        return Labelled(data.name, x0, batch.labels.long(), data.classes)
+    images, labels = data
+    if labels.shape != images.shape[:1] or labels.is_floating_point() or (len(labels) and int(labels.min()) < 0):
+        raise LabelError(f"labels must be whole numbers from 0, one for each of the {len(images)} images")
+    x0 = to_float(images.cpu()) if images.dtype == torch.uint8 else images.cpu().float()
+    count = int(labels.max()) + 1 if len(labels) else 0
+    return Labelled("the given images", x0, labels.long().cpu(), tuple(map(str, range(count))))
+
+
+@dataclass(frozen=True)
+class Parts:
+    """All images, and the rows of each part."""
+
+    name: str
+    x0: Tensor
+    labels: Tensor
+    classes: int
+    fit: Tensor
+    validation: Tensor
+    test: Tensor
+
+    @classmethod
+    def of(cls, data: Labelled, held_out: Labelled | None, most: int, seed: int) -> Parts:
+        """Class by class, so that every part has all of them in their proportions."""
+        if held_out is not None and held_out.classes != data.classes:
+            raise LabelError(f"the held-out images have other classes than {data.name}: {', '.join(held_out.classes)}")
+        labels = data.labels if held_out is None else torch.cat([data.labels, held_out.labels])
+        counts = torch.bincount(labels, minlength=len(data.classes))
+        if len(data.classes) < 2 or int(counts.min()) < LEAST_IMAGES:
+            raise InvalidSamplesError(
+                f"a probe needs two classes and {LEAST_IMAGES} images of each, and {data.name} has {counts.tolist()}"
+            )
+        source = generator(seed, "probe split")
+        rows = torch.arange(len(labels))
+        if held_out is None:
+            fit, validation, test = _divided(rows, labels, (0.6, 0.2, 0.2), source)
+        else:
+            (fit,) = _divided(rows[: len(data.labels)], labels, (1.0,), source)
+            validation, test = _divided(rows[len(data.labels) :], labels, (0.5, 0.5), source)
+        kept = [part[:most] for part in (fit, validation, test)]
+        x0 = data.x0 if held_out is None else torch.cat([data.x0, held_out.x0])
+        places = torch.arange(sum(map(len, kept))).split([len(part) for part in kept])
+        used = torch.cat(kept)  # what no part uses is not run through the network
+        found = cls(data.name, x0[used], labels[used], len(data.classes), *places)
+        for part in places:
+            if len(found.labels[part].unique()) < len(data.classes):
+                raise InvalidSamplesError("a part of the images lacks a class: give more images, or a larger `images`")
+        return found
+
+
+def _divided(rows: Tensor, labels: Tensor, shares: Sequence[float], source: torch.Generator) -> list[Tensor]:
+    """Rows in parts of these shares. Within a part the classes alternate in their proportions."""
+    rows = rows[torch.randperm(len(rows), generator=source)]
+    parts: list[list[tuple[float, int]]] = [[] for _ in shares]
+    for label in labels[rows].unique():
+        own = rows[labels[rows] == label]
+        bounds = [round(sum(shares[: number + 1]) * len(own)) for number in range(len(shares))]
+        for part, piece in zip(parts, own.tensor_split(bounds[:-1]), strict=True):
+            # The k-th image of a class of n stands at (k + ½) / n.
+            part += [((k + 0.5) / len(piece), row) for k, row in enumerate(piece.tolist())]
+    return [torch.tensor([row for _, row in sorted(part)], dtype=torch.long) for part in parts]
 
 
 # Features of a network
@@ -199,177 +243,129 @@ class Reader:
         self,
         model: nn.Module,
         condition: Tensor | None,
-        noiser: Noiser,
         layers: Sequence[str] | None,
-        pool: str,
-        extra_tokens: int | None,
         example_inputs: ExampleInputs,
         batch_size: int,
+        x0: Tensor,
     ) -> None:
-        self.model, self.pool, self.batch_size = model, pool, batch_size
+        self.model, self.batch_size = model, batch_size
         weight = next((value for value in model.parameters() if value.is_floating_point()), torch.zeros(()))
         self.device, self.dtype = weight.device, weight.dtype
-        self.condition = None if condition is None else self._placed(_one_condition(condition))
-        self.network = Denoiser(model)
-        self.extra = int(getattr(model, "extra_tokens", 0)) if extra_tokens is None else extra_tokens
-        x = self._placed(noiser.at(500.0, 0)[:2])
-        self._try(x)
-        self.example = call_arguments(model, x, self._time(x, 500.0), self._given(len(x)))
+        self.condition = None if condition is None else _one_condition(condition).to(self.device)
+        if self.condition is not None and self.condition.is_floating_point():
+            self.condition = self.condition.to(self.dtype)
         self.axes: dict[str, int] = {}
+        self.names: tuple[str, ...] = ()
+        x = x0[:2].to(self.device, self.dtype)
+        self._try(x)
         known = [name for name, _ in model.named_modules() if name]
         if layers is not None and all(name in known for name in layers):
-            self.names = self.decoder = tuple(dict.fromkeys(layers))
-        else:
-            plan = plan_for(model, example_inputs or self.example)
-            blocks = block_names(model, plan)
-            last = self._last_norm(x, blocks)
-            usual = (*blocks, *([last] if last else []))
-            self.names = usual if layers is None else _matching(layers, usual, known, type(model).__name__)
-            self.axes = dict.fromkeys(usual, plan.sites[0].channel_axis)
-            merging = {skip.consumer for skip in plan}
-            self.decoder = tuple(name for name in self.names if name in merging) or self.names
+            self.names = tuple(dict.fromkeys(layers))
+            return
+        arguments = call_arguments(model, x, torch.full((len(x),), 500.0, device=self.device), self._given(len(x)))
+        plan = plan_for(model, example_inputs or arguments)
+        usual = block_names(model, plan)
+        usual = (*usual, *self._last_norm(x, usual))
+        self.axes = dict.fromkeys(usual, plan.sites[0].channel_axis)
+        chosen = {pattern: [name for name in usual if fnmatchcase(name, pattern)] for pattern in layers or ("*",)}
+        missing = [pattern for pattern, names in chosen.items() if not names and pattern not in known]
+        if missing:
+            raise InvalidConfigError(
+                f"{type(model).__name__} has no layer {missing[0]}; `layers` takes names of modules, or patterns for "
+                f"these: {', '.join(usual)}"
+            )
+        self.names = tuple(dict.fromkeys(name for pattern, names in chosen.items() for name in names or [pattern]))
 
     def read(self, x: Tensor, t: float) -> dict[str, Tensor]:
-        """Of all images, batch by batch."""
+        """The features of all images, averaged over positions, on the CPU."""
         found: dict[str, list[Tensor]] = {name: [] for name in self.names}
         for part in x.split(self.batch_size):
-            for name, features in self.run(part, t).items():
-                if not found[name]:
-                    self._require_memory(features.shape[1], len(x))
-                found[name].append(features)
-        for name, parts in found.items():
-            if not parts:
-                raise FeatureError(f"the layer {name} of {type(self.model).__name__} does not run: leave it out")
+            seen = self._run(part.to(self.device, self.dtype), t, self.names)
+            for name, features in seen.items():
+                found[name].append(self._pooled(name, features).cpu())
+            held = sum(parts[0].shape[1] for parts in found.values() if parts) * len(x)
+            if held > MOST_NUMBERS:
+                raise EvaluationError(
+                    f"{len(self.names)} layers for {len(x)} images are {held * 4 / 2**30:.0f} GiB of features: probe "
+                    f"fewer `images` or `layers`"
+                )
+        silent = [name for name, parts in found.items() if not parts]
+        if silent:
+            raise FeatureError(f"the layer {silent[0]} of {type(self.model).__name__} does not run: leave it out")
         return {name: torch.cat(parts) for name, parts in found.items()}
 
-    def _require_memory(self, width: int, count: int) -> None:
-        held = width * count * len(self.names)
-        if held > MOST_NUMBERS:
-            raise EvaluationError(
-                f"{len(self.names)} layers of {width} features for {count} images are {held * 4 / 2**30:.0f} GiB: "
-                f"probe fewer --images or --layers, or pool them (--pool mean)"
-            )
-
-    def run(self, x: Tensor, t: float) -> dict[str, Tensor]:
-        """Of one batch, pooled, on the CPU."""
+    def _run(self, x: Tensor, t: float, names: Sequence[str]) -> dict[str, Tensor]:
+        """The outputs of modules in one forward pass, in the order in which they ran."""
         seen: dict[str, Tensor] = {}
-        x = self._placed(x)
-        with self._watching(seen), evaluating(self.model), torch.no_grad(), _eager():
-            self.network(x, self._time(x, t), self._given(len(x)))
-        return {name: self._pooled(name, seen[name]).cpu() for name in self.names if name in seen}
 
-    @contextmanager
-    def _watching(self, seen: dict[str, Tensor]) -> Iterator[None]:
-        def tap(name: str) -> Any:
+        def hook(name: str) -> Callable[[nn.Module, Any, Any], None]:
             def note(_: nn.Module, __: Any, output: Any) -> None:
                 tensor = first_tensor(output)
                 if tensor is not None:
+                    seen.pop(name, None)
                     seen[name] = tensor.detach()
 
             return note
 
-        handles = [self.model.get_submodule(name).register_forward_hook(tap(name)) for name in self.names]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
+        # Compiled blocks run as they are written, so that hooks are called.
+        eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+        with ExitStack() as stack, evaluating(self.model), torch.no_grad(), eager:
+            for name in names:
+                stack.callback(self.model.get_submodule(name).register_forward_hook(hook(name)).remove)
+            Denoiser(self.model)(x, torch.full((len(x),), float(t), device=self.device), self._given(len(x)))
+        return seen
 
     def _pooled(self, name: str, features: Tensor) -> Tensor:
-        """(B, D). Of tokens, those that are no patches are left out."""
+        """(B, D). Tokens that are not patches are left out."""
         features = features.float()
-        if features.dim() == 3 and self.extra:
-            features = features[:, self.extra :]
-        if features.dim() <= 2 or self.pool == "none":
-            return features.flatten(1)
+        if features.dim() == 3:
+            features = features[:, int(getattr(self.model, "extra_tokens", 0)) :]
+        if features.dim() <= 2:
+            return features
         axis = self.axes.get(name, -1 if features.dim() == 3 else 1) % features.dim()
         return features.mean(dim=[at for at in range(1, features.dim()) if at != axis])
-
-    def _placed(self, value: Tensor) -> Tensor:
-        """On the network's device and, if it is no label, in its precision."""
-        return value.to(self.device, self.dtype if value.is_floating_point() else value.dtype)
-
-    def _time(self, x: Tensor, t: float) -> Tensor:
-        return torch.full((len(x),), float(t), device=self.device)
 
     def _given(self, count: int) -> Tensor | None:
         return None if self.condition is None else self.condition.expand(count, *self.condition.shape[1:])
 
     def _try(self, x: Tensor) -> None:
-        """A conditional network that got no condition says so in its own words, of which there are many."""
+        network = Denoiser(self.model)
+        conditional = network.label_argument or network.context_argument
         try:
-            with evaluating(self.model), torch.no_grad():
-                self.network(x, self._time(x, 500.0), self._given(len(x)))
+            self._run(x, 500.0, ())
         except (TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
-            said = " ".join(str(error).split())[:200]
-            conditional = self.network.label_argument or self.network.context_argument
-            about = (*LABEL_ARGUMENTS[1:], *CONTEXT_ARGUMENTS, "condition", "label", "NoneType")
-            if self.condition is None and conditional and any(word in said for word in about):
+            message = " ".join(str(error).split())[:200]
+            if self.condition is None and conditional:
                 raise ConditionError(
                     f"this {type(self.model).__name__} is conditional ({conditional}), and a probe needs its null "
                     f"condition, one for all images: condition=torch.tensor(NULL_LABEL); a label would be the answer. "
-                    f"It said: {said}"
+                    f"Its error: {message}"
                 ) from error
-            if isinstance(error, ScaleLongError):
-                raise
-            raise InvalidConfigError(f"{type(self.model).__name__} cannot be run on these images: {said}") from error
+            raise InvalidConfigError(f"{type(self.model).__name__} cannot be run on these images: {message}") from error
 
-    def _last_norm(self, x: Tensor, blocks: Sequence[str]) -> str | None:
-        """The normalisation that runs last, behind all blocks and outside of them."""
-        order: list[str] = []
-        outside = {
-            name: module
-            for name, module in self.model.named_modules()
-            if isinstance(module, LAST_NORMS) and not any(name.startswith(f"{block}.") for block in blocks)
-        }
-        watched = {**outside, **{name: self.model.get_submodule(name) for name in blocks}}
-        handles = [
-            module.register_forward_hook(lambda *_, name=name: order.append(name)) for name, module in watched.items()
-        ]
-        try:
-            with evaluating(self.model), torch.no_grad(), _eager():
-                self.network(x, self._time(x, 500.0), self._given(len(x)))
-        finally:
-            for handle in handles:
-                handle.remove()
-        return order[-1] if order and order[-1] in outside else None
-
-
-def _matching(patterns: Sequence[str], usual: Sequence[str], known: Sequence[str], model: str) -> tuple[str, ...]:
-    """Names of modules as they are; * stands for anything, among the layers that are probed by themselves."""
-    found: dict[str, None] = {}
-    for pattern in patterns:
-        fitting = [name for name in usual if fnmatchcase(name, pattern)] or [name for name in known if name == pattern]
-        if not fitting:
-            raise InvalidConfigError(
-                f"{model} has no layer {pattern}; --layers takes names of modules, or patterns for these: "
-                f"{', '.join(usual)}"
-            )
-        found |= dict.fromkeys(fitting)
-    return tuple(found)
+    def _last_norm(self, x: Tensor, blocks: Sequence[str]) -> list[str]:
+        """The normalisation that runs last, after all blocks and outside of them."""
+        norms = [name for name, module in self.model.named_modules() if isinstance(module, LAST_NORMS)]
+        outside = [name for name in norms if not any(name.startswith(f"{block}.") for block in blocks)]
+        order = list(self._run(x, 500.0, [*outside, *blocks]))
+        return order[-1:] if order and order[-1] in outside else []
 
 
 def _one_condition(condition: Tensor) -> Tensor:
     """(1,) or (1, length, dim): the same for all images."""
-    if not isinstance(condition, Tensor):
-        condition = torch.as_tensor(condition)
+    condition = torch.as_tensor(condition)
     wanted = 3 if condition.is_floating_point() else 1
     row = condition if condition.dim() == wanted else condition.unsqueeze(0)
     if row.dim() != wanted or len(row) != 1:
         raise ConditionError(
-            f"condition must be one for all images, the null label or the empty text, and has the shape "
+            f"`condition` must be one for all images, the null label or the empty text, and has the shape "
             f"{tuple(condition.shape)}: a label for each image would be the answer"
         )
     return row
 
 
-def _eager() -> Any:
-    """Compiled blocks run as they are written, so that hooks are called."""
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-
-
 def _untrained(host: nn.Module, given: Any, seed: int) -> nn.Module:
-    """The same network with weights that nothing was learned into."""
+    """The same network with new weights."""
     if isinstance(given, nn.Module):
         return unwrap(given)
     with torch.random.fork_rng():
@@ -377,23 +373,18 @@ def _untrained(host: nn.Module, given: Any, seed: int) -> nn.Module:
         if given is not None:
             return unwrap(given())
         if callable(getattr(host, "arguments", None)):
-            return type(host)(**host.arguments()).eval()  # pyright: ignore[reportCallIssue]
-        return _reset(copy.deepcopy(host))  # scaled as the model is
-
-
-def _reset(model: nn.Module) -> nn.Module:
-    left = []
-    for name, module in model.named_modules():
-        own = [key for key, value in module.named_parameters(recurse=False) if value is not None]
-        reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
-        if callable(reset):
-            reset()
-        else:
-            left += [f"{name}.{key}".lstrip(".") for key in own]
+            return type(host)(**host.arguments())  # pyright: ignore[reportCallIssue]
+        model, left = copy.deepcopy(host), []
+        for name, module in model.named_modules():
+            reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+            if callable(reset):
+                reset()
+            else:
+                left += [f"{name}.{key}".lstrip(".") for key, _ in module.named_parameters(recurse=False)]
     if left:
         raise EvaluationError(
             f"a probe needs this {type(model).__name__} before training as well, and {', '.join(left[:3])} "
-            f"({len(left)} in all) cannot be drawn anew: pass it, linear_probe(..., untrained=NEW_NETWORK)"
+            f"({len(left)} in all) cannot be drawn again: pass it, linear_probe(..., untrained=NEW_NETWORK)"
         )
     return model
 
@@ -401,101 +392,296 @@ def _reset(model: nn.Module) -> nn.Module:
 # Fitting, choosing, testing
 
 
-class Bench:
-    """Accuracies on validation images for every penalty, and hits on test images, which are looked at in the end."""
+def ridge(features: Tensor, labels: Tensor, classes: int, others: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Labels predicted for the other features: by penalty, then by set.
 
-    def __init__(self, parts: Parts, fit: Any, penalties: Sequence[float], clean: str) -> None:
-        self.parts, self.fit, self.penalties, self.clean = parts, fit, tuple(penalties), clean
-        self.validation: dict[tuple[str, str, float | None], list[list[float]]] = {}
-        """By contender, layer and time: for each draw, the accuracy of each penalty."""
-        self.hits: dict[tuple[str, str, float | None], list[Tensor]] = {}
-        """(penalties, test images) for each draw."""
+    min_W ‖X W - Y‖² / n + λ ‖W‖² with one-hot labels Y and an intercept that is not penalised: scikit-learn's
+    `RidgeClassifier(alpha=n λ)` after `StandardScaler`. One eigenvalue problem serves all λ; with more features than
+    images, that of the n × n side. In float64: the smallest λ leaves the problem close to singular.
+    """
+    x = features.double()
+    if not bool(torch.isfinite(x).all()):
+        raise FeatureError("the features of a layer are not all finite, so nothing can be fitted to them")
+    mean, deviation = x.mean(0), x.std(0, unbiased=False)
+    # A feature that is the same for all images becomes zero: rounding alone is left of it.
+    flat = deviation <= 1e-9 * mean.abs().clamp_min(1e-12)
+    gain = torch.where(flat, torch.zeros_like(deviation), 1 / deviation.clamp_min(1e-300))
+    x, rest = (x - mean) * gain, [(other.double() - mean) * gain for other in others]
+    n = len(x)
+    one_hot = F.one_hot(labels, classes).double()
+    share = one_hot.mean(0)
+    if x.shape[1] <= n:
+        values, vectors = torch.linalg.eigh(x.T @ x / n)
+        projected = vectors.T @ (x.T @ (one_hot - share)) / n
+        sides = [other @ vectors for other in rest]
+    else:
+        values, vectors = torch.linalg.eigh(x @ x.T / n)
+        projected = vectors.T @ (one_hot - share)
+        sides = [other @ x.T @ vectors / n for other in rest]
+    values = values.clamp_min(0)[:, None]
+    return [[(side @ (projected / (values + λ)) + share).argmax(1) for side in sides] for λ in PENALTIES]
 
-    def add(self, contender: str, layer: str, t: float | None, features: Tensor) -> None:
+
+class Scorer:
+    """Hits on validation and test images for every penalty, layer and time. Test images are looked at in the end."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self.hits: dict[Key, list[tuple[Tensor, Tensor]]] = {}
+        """For each draw: (penalties, validation images) and (penalties, test images)."""
+
+    def add(self, key: Key, features: Tensor) -> None:
         p = self.parts
-        others = [features[p.validation], features[p.test]]
-        found = self.fit(features[p.fit], p.labels[p.fit], p.classes, others, self.penalties)
-        accuracy = [float((chosen == p.labels[p.validation]).double().mean()) for chosen, _ in found]
-        hits = torch.stack([tested == p.labels[p.test] for _, tested in found])
-        key = contender, layer, t
-        self.validation.setdefault(key, []).append(accuracy)
-        self.hits.setdefault(key, []).append(hits)
+        found = ridge(features[p.fit], p.labels[p.fit], p.classes, [features[p.validation], features[p.test]])
+        validation = torch.stack([chosen == p.labels[p.validation] for chosen, _ in found]).double()
+        test = torch.stack([tested == p.labels[p.test] for _, tested in found]).double()
+        self.hits.setdefault(key, []).append((validation, test))
 
-    def penalty(self, key: tuple[str, str, float | None]) -> int:
-        """The one with the highest accuracy over all draws; of equal ones the largest."""
-        means = torch.tensor(self.validation[key], dtype=torch.float64).mean(0)
-        return int((means == means.max()).nonzero().max())
+    def _validation(self, key: Key) -> tuple[int, float]:
+        """The penalty that is best on validation images (of equal ones the largest), and its accuracy there."""
+        means = torch.stack([validation.mean(1) for validation, _ in self.hits[key]]).mean(0)
+        best = int((means == means.max()).nonzero().max())
+        return best, float(means[best])
 
-    def accuracy(self, key: tuple[str, str, float | None]) -> tuple[float, float]:
-        """Mean over the draws, and their deviation."""
-        own = torch.tensor(self.validation[key], dtype=torch.float64)[:, self.penalty(key)]
-        return float(own.mean()), float(own.std()) if len(own) > 1 else 0.0
-
-    def table(self, contender: str, layers: Sequence[str], times: Sequence[float]) -> Table:
-        cells = [[self.accuracy((contender, layer, t)) for t in times] for layer in layers]
-        return Table(
-            layers=tuple(layers),
-            times=tuple(times),
-            accuracy=[[mean for mean, _ in row] for row in cells],
-            deviation=[[spread for _, spread in row] for row in cells],
-        )
-
-    def best(self, contender: str, layers: Sequence[str], times: Sequence[float]) -> tuple[str, str, float | None]:
-        """The layer and time with the highest accuracy on validation images; of equal ones the first."""
-        keys = [(contender, layer, t) for layer in layers for t in times]
-        return max(keys, key=lambda key: self.accuracy(key)[0])
-
-    def tested(self, key: tuple[str, str, float | None]) -> Tensor:
+    def tested(self, key: Key) -> Tensor:
         """For each test image, the share of the draws in which it is recognised."""
-        chosen = self.penalty(key)
-        return torch.stack([hits[chosen] for hits in self.hits[key]]).double().mean(0)
+        best, _ = self._validation(key)
+        return torch.stack([test[best] for _, test in self.hits[key]]).mean(0)
 
-    def cell(self, key: tuple[str, str, float | None], against: Tensor | None = None) -> Cell:
-        _, layer, t = key
+    def best(self, contender: str, layers: Sequence[str], times: Sequence[float]) -> Key:
+        """The layer and time with the highest accuracy on validation images; of equal ones the first."""
+        keys: list[Key] = [(contender, layer, t) for layer in layers for t in times]
+        return max(keys, key=lambda key: self._validation(key)[1])
+
+    def _cell(self, key: Key, against: Tensor | None = None) -> Cell:
         shares = self.tested(key)
-        return Cell(
-            layer=layer,
-            time=t,
-            penalty=self.penalties[self.penalty(key)],
-            validation=self.accuracy(key)[0],
-            test=share_score(shares),
-            gain=None if against is None else paired(against - shares),
-        )
+        gain = None if against is None else _paired(against - shares)
+        penalty, validation = self._validation(key)
+        return Cell(key[1], key[2], PENALTIES[penalty], validation, share_score(shares), gain)
 
-    def result(self, layers: Sequence[str], times: Sequence[float], told: dict[str, Any]) -> LinearProbe:
-        pixels = next(layer for contender, layer, _ in self.validation if contender == "pixels")
+    def result(self, layers: Sequence[str], times: Sequence[float], **about: Any) -> LinearProbe:
+        def table(contender: str, names: Sequence[str]) -> Table:
+            cells = [[self._validation((contender, layer, t))[1] for t in times] for layer in names]
+            return Table(tuple(names), tuple(times), cells)
+
         chosen = self.best("network", layers, times)
-        own = self.tested(chosen)
-        t = chosen[2]
+        own, t = self.tested(chosen), chosen[2]
+        assert t is not None
         baselines = {
-            "untrained network": self.cell(self.best("untrained", layers, times), own),
-            "untrained network, same t": self.cell(self.best("untrained", layers, [t] if t is not None else []), own),
-            "pixels, same t": self.cell(("pixels", pixels, t), own),
-            "clean pixels": self.cell(("clean", self.clean, None), own),
+            "untrained network": self.best("untrained", layers, times),
+            "untrained network, same t": self.best("untrained", layers, [t]),
+            "pixels, same t": ("pixels", "pixels", t),
+            "clean pixels": ("pixels", "clean pixels", None),
         }
         return LinearProbe(
-            network=self.table("network", layers, times),
-            untrained=self.table("untrained", layers, times),
-            pixels=self.table("pixels", [pixels], times),
-            chosen=self.cell(chosen),
-            baselines=baselines,
-            chosen_on="validation",
-            **told,
+            network=table("network", layers),
+            untrained=table("untrained", layers),
+            pixels=table("pixels", ["pixels"]),
+            chosen=self._cell(chosen),
+            baselines={name: self._cell(key, own) for name, key in baselines.items()},
+            **about,
         )
 
 
-# Checks
+def _paired(differences: Tensor) -> Score:
+    """The mean difference over the same test images, ± 1.96 standard errors."""
+    mean = float(differences.mean())
+    error = Z * float(differences.std() / len(differences) ** 0.5) if len(differences) > 1 else 0.0
+    return Score(mean, mean - error, mean + error)
 
 
-def _checked_times(times: Sequence[float] | None, protocol: str) -> tuple[float, ...]:
-    if times is None:
-        return tuple(map(float, PUBLISHED_TIMES if protocol == "ddae" else TIMES))
-    listed = tuple(float(t) for t in times)
-    if not listed or any(not 0 <= t <= 999 for t in listed) or len(set(listed)) != len(listed):
-        raise InvalidConfigError(f"times must be different numbers from 0 to 999 (--times 1,100,250), got {listed}")
-    return listed
+# The result
 
 
-def _require_choice(name: str, value: Any, known: Sequence[str]) -> None:
-    if value not in known:
-        raise InvalidConfigError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+@dataclass(frozen=True)
+class Table:
+    """Accuracy on validation images by layer and time, the mean over the draws."""
+
+    layers: tuple[str, ...]
+    times: tuple[float, ...]
+    accuracy: list[list[float]]
+    """[layer][time]"""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One layer at one time, as it was chosen, and its accuracy on the test images."""
+
+    layer: str
+    time: float | None
+    """None for clean pixels."""
+    penalty: float
+    validation: float
+    test: Score
+    """The accuracy with its 95 % interval (Wilson's)."""
+    gain: Score | None = None
+    """Of a baseline: how much higher the network's accuracy is on the same test images, with a 95 % interval."""
+
+    @property
+    def place(self) -> str:
+        return self.layer if self.time is None else f"{self.layer}, t = {self.time:g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearProbe:
+    """Print it, `plot` it, `save` and `load` it. `chosen.test` is the number to quote, next to `baselines`."""
+
+    model: str
+    data: str
+    draws: int
+    seed: int
+    classes: int
+    images: dict[str, int]
+    """To fit, to choose on, to test."""
+    seen: bool
+    """No images were given as held out: the network may have been trained on those that are tested."""
+    network: Table
+    untrained: Table
+    pixels: Table
+    chosen: Cell
+    baselines: dict[str, Cell]
+    about: dict[str, Any]
+    """What the caller wants to remember: run, step, weights."""
+
+    def rows(self) -> list[dict[str, str]]:
+        """A row per layer, a column per time: accuracies in per cent. Baselines below."""
+        best = [max(column) for column in zip(*self.untrained.accuracy, strict=True)]
+        named = dict(zip(self.network.layers, self.network.accuracy, strict=True))
+        named |= {"untrained network, best layer": best, "pixels, same noise": self.pixels.accuracy[0]}
+        columns = [f"t = {t:g}" for t in self.network.times]
+        return [
+            {"": name, **{c: f"{100 * value:.1f}" for c, value in zip(columns, values, strict=True)}}
+            for name, values in named.items()
+        ]
+
+    def remarks(self) -> list[str]:
+        lines = [
+            f"accuracy in % on {self.images['validation']} validation images of {self.data}; chance "
+            f"{100 / self.classes:.1f}; ridge, {self.draws} draw(s) of noise, seed {self.seed}",
+            f"chosen: {self.chosen.place}: {_percent(self.chosen.test)} on {self.images['test']} test images",
+        ]
+        for name, cell in self.baselines.items():
+            gain = "" if cell.gain is None else f"; the network is {_percent(cell.gain)} above it"
+            lines.append(f"  {name} ({cell.place}): {_percent(cell.test)}{gain}")
+        if self.seen:
+            lines.append("all images are of one data set: the network may have been trained on the tested ones")
+        return [*lines, *self.about.get("remarks", [])]
+
+    def __str__(self) -> str:
+        return "\n".join([text_table(self.rows(), left=("",), rule=False), *self.remarks()])
+
+    def _repr_html_(self) -> str:
+        return html_table(self.rows()) + html_lines(self.remarks())
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1, ensure_ascii=False)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        write_text(path, self.to_json())
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> LinearProbe:
+        try:
+            return cls.from_dict(read_json(path))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise EvaluationError(f"{path} is not a result of `linear_probe` ({error}): make it again") from error
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> LinearProbe:
+        tables = {
+            name: Table(tuple(values[name]["layers"]), tuple(values[name]["times"]), values[name]["accuracy"])
+            for name in ("network", "untrained", "pixels")
+        }
+
+        def cell(given: dict[str, Any]) -> Cell:
+            gain = given["gain"]
+            return Cell(**{**given, "test": Score(**given["test"]), "gain": None if gain is None else Score(**gain)})
+
+        baselines = {name: cell(given) for name, given in values["baselines"].items()}
+        return cls(**{**values, **tables, "chosen": cell(values["chosen"]), "baselines": baselines})
+
+    def plot(self) -> Any:
+        """A figure of matplotlib: network and untrained network as heat maps in one scale, pixels as their last row."""
+        layers, times = [*self.network.layers, "pixels, same noise"], self.network.times
+        size = (1.6 + 0.085 * max(map(len, layers)) + 2 * (0.62 * len(times) + 0.35), 1.7 + 0.3 * len(layers))
+        figures = needs("matplotlib.figure", "report", "drawing a probe")
+        figure = figures.Figure(figsize=size, layout="constrained", dpi=120)
+        panels = figure.subplots(1, 2, sharey=True)
+        grids = [[*table.accuracy, self.pixels.accuracy[0]] for table in (self.network, self.untrained)]
+        values = [100 * value for grid in grids for row in grid for value in row]
+        image = None
+        for axes, grid, title in zip(panels, grids, (f"{self.model}, trained", "before training"), strict=True):
+            cells = [[100 * value for value in row] for row in grid]
+            image = axes.imshow(cells, cmap="viridis", vmin=min(values), vmax=max(values), aspect="auto")
+            for row, column in ((row, column) for row in range(len(layers)) for column in range(len(times))):
+                colour = "black" if cells[row][column] > (min(values) + max(values)) / 2 else "white"
+                axes.text(column, row, f"{cells[row][column]:.0f}", ha="center", va="center", fontsize=7, color=colour)
+            axes.set_title(title, fontsize=9)
+            axes.set_xticks(range(len(times)), [f"{t:g}" for t in times], fontsize=8)
+            axes.set_xlabel("noise level t", fontsize=8)
+        panels[0].set_yticks(range(len(layers)), layers, fontsize=8)
+        assert image is not None
+        figure.colorbar(image, ax=list(panels), shrink=0.9, pad=0.02).set_label("% right on validation images")
+        figure.suptitle(f"{self.data}; chosen {self.chosen.place}: {_percent(self.chosen.test)}", fontsize=9)
+        return figure
+
+    def save_plot(self, path: str | PathLike[str]) -> None:
+        """Write the picture whole, or not at all. The suffix of the file is its format."""
+        content = io.BytesIO()
+        self.plot().savefig(content, format=Path(path).suffix.removeprefix(".") or "png")
+        write_bytes(path, content.getvalue())
+
+
+def _percent(score: Score) -> str:
+    return f"{100 * score.value:.1f} % [{100 * score.low:.1f}, {100 * score.high:.1f}]"
+
+
+# The probe of a run
+
+
+def probe_run(run: Run, *, data: str | None = None, split: str | None = None, **options: Any) -> LinearProbe:
+    """Fit on the images that the run was trained on, choose and test on those that it held out.
+
+    split: choose and test on another part of the data set, such as "test". `data`: other images for all three parts.
+    Other options are those of `linear_probe`.
+    """
+    null = run.conditions.null()
+    if null is None and run.config.diffusion.condition != "none":
+        raise ConditionError(
+            f"{run.folder} was trained without a null condition (`condition_dropout` 0): a probe would have to give "
+            f"away the answer. Train with dropout, such as 0.1"
+        )
+    fitted, held_out = _images(run, data, split)
+    about = {"run": str(run.folder), "step": run.step, "weights": run.weights, "scaling": run.config.scaling}
+    return linear_probe(
+        run.model,
+        fitted,
+        held_out=held_out,
+        schedule=run.process,
+        condition=null,
+        untrained=lambda: build_model(run.config, run.shape, adapters=False),
+        about=about,
+        **options,
+    )
+
+
+def _images(run: Run, data: str | None, split: str | None) -> tuple[ImageData, ImageData | None]:
+    config = run.config
+    size = config.images.size or (run.shape.height, run.shape.width)
+    options: dict[str, Any] = {"size": size, "channels": config.images.channels or run.shape.channels}
+    if config.images.autoencoder is not None and (data or split):
+        raise InvalidConfigError("`data` and `split` are for runs on pixels, and this one was trained on latents")
+    if data is not None:
+        return load_data(data, split=split or "train", **options), None
+    found = load_run_data(config)
+    if split is None and found.held_out is not None:
+        return found.train, found.held_out
+    try:
+        if config.images.autoencoder is not None:
+            raise DataError("it is trained on latents")
+        return found.train, load_data(config.data, split=split or "test", **options)
+    except DataError as error:
+        raise InvalidConfigError(
+            f"{run.folder} held no images out, and there is nothing else to test on that the network was not trained "
+            f"on ({error}): give `data`, or train with `held_out`"
+        ) from error

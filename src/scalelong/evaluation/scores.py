@@ -423,7 +423,8 @@ def _copies(evidence: Evidence) -> Score | None:
 
 NEIGHBOURS = 3
 RADIUS_QUANTILE = 0.95
-"""One odd image may have a neighbourhood into which noise fits: `python -m research.radii` counts how often, and what
+"""One odd image may have a neighbourhood into which noise fits. `git show
+47c1161:research/radii.py` counts how often, and what
 the cut costs real images."""
 
 SCORES = {
@@ -469,7 +470,7 @@ class Scores:
         return {SCORES[name].title: score for name, score in self.values.items()}
 
     def rows(self) -> list[dict[str, str]]:
-        """One row for each score, with what the anchors have beside it."""
+        """One row for each score, with the anchors' values next to it."""
         anchors = self.anchors.values if self.anchors is not None else {}
         return [
             {"": SCORES[name].title, "value": str(score)}
@@ -485,7 +486,7 @@ class Scores:
         if "copies" in self.subject:
             lines.append(copies_text(self.subject["copies"]))
         if self.anchors is None:
-            return [*lines, "no anchors were measured, so nobody knows what noise would score here"]
+            return [*lines, "no anchors were measured, so what noise would score here is unknown"]
         if self.anchors.images:
             lines.append(f"anchors: {self.anchors.images} images of each kind, against the rest of the data")
         if self.anchors.fault:
@@ -514,7 +515,7 @@ class Scores:
     def __str__(self) -> str:
         # Where the picture is belongs on the screen, and not into the cards of exported models.
         picture = self.subject.get("copies", {}).get("picture")
-        shown = [f"samples beside their nearest training images: {picture}"] if picture else []
+        shown = [f"samples next to their nearest training images: {picture}"] if picture else []
         return "\n".join([text_table(self.rows(), left=("", "value"), rule=False), *self.remarks(), *shown])
 
     def _repr_html_(self) -> str:
@@ -526,7 +527,7 @@ _NAMES_ONLY = ("data",)
 
 
 def copies_text(copies: Mapping[str, Any]) -> str:
-    """Does it copy its training images? Beside what images are that nobody has trained on."""
+    """Does it copy its training images? The baseline are images that it was not trained on."""
     said = f"near-copies of training images: {copies['samples']:.1%} of the samples"
     if copies.get("held_out") is not None:
         said += f", {copies['held_out']:.1%} of {copies['held_out_images']} held-out images"

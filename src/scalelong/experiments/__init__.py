@@ -1,0 +1,17 @@
+"""Many runs: planned together, trained anywhere, compared.
+
+plan              variants, plans, one run from its first step to its last, diagnosis of a recipe
+comparison        methods with equal seeds; sweeps along depth, width, batch size or rate
+grid              rates × widths: which rate is best at each width
+rates, demo       the range of learning rates of a recipe; the demonstration
+sweeps, worker    jobs of a sweep, how far it is, and the process that does a job
+engines, submitit_engine, ray_engine   where jobs run: this machine, SLURM, Ray
+records, results  one run as a record; many as tables and verdicts (no torch)
+figures, tuning   pictures; κ after training
+
+Names load at first use: a report needs no torch.
+"""
+
+from ..lazy import lazy_exports
+
+__getattr__, __dir__, __all__ = lazy_exports(__name__)  # pyright: ignore[reportUnsupportedDunderAll]

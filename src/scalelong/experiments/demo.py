@@ -11,13 +11,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from ..config import DiffusionConfig, OptimizerConfig, TrainConfig
 from ..errors import InvalidConfigError
 from ..files import make_folder
-from ..models.call import Denoiser
+from ..models import Denoiser
 from ..noise import as_epsilon
 from ..randomness import generator
 from ..runs import image_grid, save_png
-from ..runs.config import DiffusionConfig, OptimizerConfig, TrainConfig
 from ..stability import RateRange, RateRun
 from .rates import RecipeTask, clean_images, config_range
 
@@ -27,8 +27,6 @@ DEPTH = 24
 SEEDS = 8
 STEPS = 130
 WARMUP = 50
-STACK = 1
-"""One by one: the counts of docs/range.md were made so, and rounding decides about some of the seeds."""
 SHOWN = 10
 NOISE_TIME = 200.0
 """The network's time at which it is shown noisy images: ᾱ = 0.66."""
@@ -55,7 +53,6 @@ def run_demo(
     depth: int = DEPTH,
     rates: Sequence[float] = (RATE,),
     jobs: int | None = None,
-    stack: int | None = STACK,
     say: Callable[[str], None] | None = print,
 ) -> RateRange:
     """Base seed n takes the seeds 100 n, 100 n + 1, ...: no two base seeds share a run."""
@@ -78,7 +75,6 @@ def run_demo(
         steps=steps,
         warmup=WARMUP,
         jobs=jobs,
-        stack=stack,
         out=out,
         title=f"A U-ViT of depth {depth} on 16×16 garments, {steps} steps at constant rates",
         after=draw,

@@ -1,18 +1,18 @@
-"""Where the runs of a sweep are carried out: the interface of engines, and the one of this machine.
+"""Where the runs of a sweep are trained: processes of this machine, submitit (SLURM) or Ray.
 
-An engine knows nothing of training: it carries out commands of a worker, `python -m scalelong.experiments.worker
-jobs/none-seed0.json`, and says which have ended. All that a run needs is in the folder of the sweep, which every
-machine must see under the same path. So a sweep that was begun on one engine goes on with another one. Engines of
-clusters are in `clusters.py`; `sweeps.make_engine` makes one by name.
+A job is a file, `OUT/jobs/NAME.json`, and a command, `python -m scalelong.experiments.worker OUT/jobs/NAME.json`. The
+command may be given again at any time: what is finished costs nothing, a run that was killed goes on after its last
+checkpoint, and a run that another process trains is waited for. So an engine only starts commands and says which have
+ended, and a sweep that was begun on one engine goes on with another one. Every machine must see the folder under the
+same path. This file has the interface and the engine of this machine; `submitit_engine.py` and `ray_engine.py` have the
+others, and `sweeps.make_engine` makes one by name.
 """
 
 import os
-import shlex
 import subprocess
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,57 +20,44 @@ from typing import Any
 from ..errors import EngineError, InvalidConfigError
 from ..files import make_folder, writing
 
-ENGINE_VARIABLE = "SCALELONG_ENGINE"
-"""Tells a worker which engine it belongs to."""
 INTERRUPTED = 130
-"""What a worker returns that was told to stop and has saved: 128 + SIGINT, as shells count."""
+"""Exit code of a worker that was asked to stop and has saved: 128 + SIGINT, as shells count."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A command of a worker: one or several units, one after the other."""
+    """One command of a worker."""
 
     name: str
-    units: tuple[Path, ...]
-    """Their job files."""
+    file: Path
     log: Path
     environment: Mapping[str, str] = field(default_factory=dict)
     processes: int = 1
-    """More than one: torchrun starts them, one per GPU."""
+    """With more than one, torchrun starts them, one per GPU."""
 
     @property
     def arguments(self) -> list[str]:
-        """What follows `python`."""
+        """The command line after `python`."""
         parallel = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={self.processes}"]
-        return [*(parallel if self.processes > 1 else []), "-m", "scalelong.experiments.worker", *map(str, self.units)]
-
-    def shell_line(self) -> str:
-        """For a shell, in the folder where the sweep was planned."""
-        variables = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items() if name in THREADS]
-        return " ".join([*variables, "python", shlex.join(self.arguments)])
-
-
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+        worker = ["-m", "scalelong.experiments.worker", str(self.file)]
+        return [*(parallel if self.processes > 1 else []), *worker]
 
 
 class Engine(ABC):
-    """The interface. `check` and `open`, then `submit` and `poll` in turns, `stop` to end early, `close`."""
+    """The interface: `check`, then `submit` once and `ended` in turns; `stop` ends early.
+
+    `jobs` is the number of runs at a time; `cpus` and `gpus` belong to each run, which has as many threads as cores.
+    """
 
     name: str = ""
-    here: bool = False
-    """Whether jobs run on this machine, so that a step can be timed on it before they start."""
     detach: bool = False
-    """Submit, and do not wait."""
+    """Submit the jobs, and do not wait for them."""
 
     def __init__(self, *, jobs: int | None = None, cpus: int | None = None, gpus: int | None = None) -> None:
-        for flag, value, low in (("--jobs", jobs, 1), ("--cpus-per-run", cpus, 1), ("--gpus-per-run", gpus, 0)):
+        for name, value, low in (("jobs", jobs, 1), ("cpus_per_run", cpus, 1), ("gpus_per_run", gpus, 0)):
             if value is not None and value < low:
-                raise InvalidConfigError(f"{flag} must be at least {low}, got {value}")
+                raise InvalidConfigError(f"`{name}` must be at least {low}, got {value}")
         self.jobs, self.cpus, self.gpus = jobs, cpus, gpus
-
-    def at_once(self, runs: int) -> int | None:
-        """How many jobs go at a time; None if the engine decides."""
-        return None if self.jobs is None else min(self.jobs, runs)
 
     def threads(self, runs: int) -> int:  # noqa: ARG002
         """Threads of each run."""
@@ -78,29 +65,32 @@ class Engine(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """What is missing, unreachable or unknown is refused, before anything is written."""
-
-    def open(self, folder: Path) -> None:  # noqa: B027
-        """Begin with a sweep in this folder."""
+        """Refuse what is missing or cannot be reached, before anything is written."""
 
     @abstractmethod
-    def submit(self, jobs: Sequence[Job]) -> dict[str, str]:
-        """Take jobs, and return at once. The engine's own names of those that outlive this process, by name."""
+    def submit(self, jobs: Sequence[Job], folder: Path) -> None:
+        """Take the jobs of a sweep in this folder, and return at once."""
 
     @abstractmethod
-    def poll(self) -> dict[str, int | None]:
-        """Jobs that have ended since the last call, with their exit codes; None where nobody knows."""
+    def ended(self) -> dict[str, int | None]:
+        """The jobs that have ended since the last call, with their exit codes; None where the code is unknown."""
 
     @abstractmethod
     def stop(self) -> None:
-        """End all jobs: each saves what it has. Returns when they have ended."""
+        """End all jobs, each of which saves first. Returns when they have ended."""
 
-    def adopt(self, given: Mapping[str, str]) -> set[str]:  # noqa: ARG002
-        """Names of jobs, of an earlier process, that are still queued or running; they are polled from now on."""
-        return set()
 
-    def close(self) -> None:  # noqa: B027
-        """Let go of the engine. Jobs that are detached go on."""
+def start_worker(job: Job, more: Mapping[str, str] | None = None) -> "subprocess.Popen[bytes]":
+    """A worker that saves and ends when its standard input closes, so that it does not outlive this process."""
+    make_folder(job.log.parent)
+    with writing(job.log), open(job.log, "ab") as log:
+        return subprocess.Popen(
+            [sys.executable, *job.arguments, "--tied"],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **job.environment, **(more or {})},
+        )
 
 
 # This machine
@@ -119,128 +109,64 @@ def devices() -> list[str]:
     return named[:count] if len(named) >= count else [str(number) for number in range(count)]
 
 
-class ThisMachine(Engine):
-    """As many runs at a time as there are cores, each with its share of the threads; or one per GPU."""
+class LocalEngine(Engine):
+    """A pool of processes of this machine: one per core, each with its share of the threads, or one per GPU.
 
-    here = True
-    _devices: list[str] | None = None
+    They end with this process. Small networks do not use several cores well, and a GPU is not shared.
+    """
 
-    @property
-    def devices(self) -> list[str]:
-        if self._devices is None:
-            self._devices = [] if self.gpus == 0 else devices()
-        return self._devices
+    name = "local"
+
+    def __init__(self, **share: Any) -> None:
+        super().__init__(**share)
+        self.devices = [] if self.gpus == 0 else devices()
+        self._queue: list[Job] = []
+        self._active: dict[subprocess.Popen[bytes], tuple[Job, int]] = {}
 
     def at_once(self, runs: int) -> int:
-        """Small networks do not use several cores well, so each core gets a run; a GPU is not shared."""
-        if self.devices:
-            most = len(self.devices) // max(1, self.gpus or 1)
-        else:
-            most = cores() // (self.cpus or 1)
+        most = len(self.devices) // max(1, self.gpus or 1) if self.devices else cores() // (self.cpus or 1)
         return max(1, min(runs, self.jobs or most))
 
     def threads(self, runs: int) -> int:
         return self.cpus or max(1, cores() // (self.jobs or self.at_once(runs)))
 
     def check(self) -> None:
-        need, have = self.gpus or 0, len(self.devices)
-        if need > have:
-            raise EngineError(f"--gpus-per-run {need} asks for more GPUs than this machine has: found {have}")
+        if (self.gpus or 0) > len(self.devices):
+            raise EngineError(
+                f"`gpus_per_run` {self.gpus} asks for more GPUs than this machine has: found {len(self.devices)}"
+            )
 
-
-class LocalEngine(ThisMachine):
-    """Processes of this machine, which end with this one."""
-
-    name = "local"
-
-    def __init__(self, **share: Any) -> None:
-        super().__init__(**share)
-        self._queue: list[Job] = []
-        self._active: dict[subprocess.Popen[bytes], tuple[Job, int]] = {}
-
-    def submit(self, jobs: Sequence[Job]) -> dict[str, str]:
+    def submit(self, jobs: Sequence[Job], folder: Path) -> None:  # noqa: ARG002
         self._queue += jobs
         self._start()
-        return {}
 
-    def poll(self) -> dict[str, int | None]:
-        ended: dict[str, int | None] = {}
+    def ended(self) -> dict[str, int | None]:
+        found: dict[str, int | None] = {}
         for process in [process for process in self._active if process.poll() is not None]:
-            ended[self._active.pop(process)[0].name] = process.returncode
-            _hang_up(process)
+            found[self._active.pop(process)[0].name] = process.returncode
+            process.communicate()  # closes the pipe
         self._start()
-        return ended
+        return found
 
     def stop(self) -> None:
         self._queue.clear()
         for process in self._active:
             process.terminate()
         for process in self._active:
-            process.wait()
-            _hang_up(process)
+            process.communicate()
         self._active.clear()
-
-    def close(self) -> None:
-        self.stop()
 
     def _start(self) -> None:
         while self._queue and len(self._active) < self.at_once(len(self._active) + len(self._queue)):
             taken = {slot for _, slot in self._active.values()}
             slot = next(number for number in range(len(taken) + 1) if number not in taken)
             job = self._queue.pop(0)
-            self._active[start_worker(job, self._seen_by(slot))] = job, slot
+            self._active[start_worker(job, self._visible(slot))] = job, slot
 
-    def _seen_by(self, slot: int) -> dict[str, str]:
-        """A run sees its own GPUs alone. With more --jobs than GPUs, they are shared in turn."""
+    def _visible(self, slot: int) -> dict[str, str]:
+        """Each run sees its own GPUs. With more jobs than GPUs, they are shared in turn."""
         if not self.devices:
             return {}
         count = max(1, self.gpus or 1)
         own = [self.devices[(slot * count + number) % len(self.devices)] for number in range(count)]
         return {"CUDA_VISIBLE_DEVICES": ",".join(own)}
-
-
-def start_worker(job: Job, more: Mapping[str, str] | None = None) -> "subprocess.Popen[bytes]":
-    """A worker that ends, and saves before, when its standard input closes: so it does not outlive who started it."""
-    make_folder(job.log.parent)
-    # The process keeps the log open after it is closed here.
-    with writing(job.log), open(job.log, "ab") as log:
-        return subprocess.Popen(
-            [sys.executable, *job.arguments, "--tied"],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **job.environment, **(more or {})},
-        )
-
-
-def _hang_up(process: "subprocess.Popen[bytes]") -> None:
-    if process.stdin is not None:
-        with suppress(BrokenPipeError):
-            process.stdin.close()
-
-
-# Everything else: commands to be carried out by whatever one has
-
-
-class PrintedCommands(Engine):
-    """Carries out nothing: `lines` holds one shell line per job."""
-
-    name, here = "print", False
-
-    def __init__(self, **share: Any) -> None:
-        super().__init__(**share)
-        self.lines: list[str] = []
-        self.detach = True
-
-    def check(self) -> None:
-        pass
-
-    def submit(self, jobs: Sequence[Job]) -> dict[str, str]:
-        self.lines += [job.shell_line() for job in jobs]
-        return {}
-
-    def poll(self) -> dict[str, int | None]:
-        return {}
-
-    def stop(self) -> None:
-        pass

@@ -14,14 +14,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from ..config import TrainConfig
 from ..console import text_table
 from ..errors import InvalidConfigError
 from ..files import write_text
-from ..runs.config import TrainConfig
-from .compare import Comparison, Hold, all_well, at, compare_cells, mean_loss, named_rate, require_free_axis
+from .comparison import Comparison, Hold, all_well, at, compare_cells, mean_loss, named_rate, require_free_axis
 from .figures import colour_of, legend, log_scale, panels, save
+from .plan import Variant
 from .results import spread
-from .runs import Variant
 
 
 @dataclass(frozen=True)

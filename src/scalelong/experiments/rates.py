@@ -8,8 +8,8 @@ of a run is left aside: a range is measured at constant rates, in short runs.
 """
 
 import json
-import sys
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -18,25 +18,32 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..config import TrainConfig, from_dict, result_values, to_dict
 from ..diffusion.inputs import NoisyInputs
-from ..errors import InvalidConfigError
-from ..files import digest, fitting, read_json
+from ..errors import InvalidConfigError, RunFolderError, UnfinishedError
+from ..files import key_of, make_folder, read_json_lines, read_text, write_text
+from ..models import Denoiser
 from ..noise import mean_square, target
 from ..randomness import generator
-from ..runs.config import TrainConfig, flatten, from_dict, to_dict
 from ..runs.model import build_model, example_forward, load_run_data
-from ..stability import DenoisingStep, Method, RateRange, RateRun, rate_range
-from ..stability.many import Key, Part, Work, kept_random_state
-from ..stability.range import METHODS, CarryOut, Task, checked_task
-from ..stability.together import Prepared
+from ..stability import Method, RateRange, RateRun, rate_range
+from ..stability.many import RUNS
+from ..stability.range import METHODS
 from .engines import Engine
-from .runs import Variant, as_variant, slug
-from .sweeps import Drive
-from .units import RATE, Unit
+from .plan import Variant, as_variant
+from .sweeps import job_of, run_jobs, write_job
 
-LEFT_ASIDE = ("checkpoints", "logging", "guard", "steps", "seed", "scaling", "optimizer.lr", "optimizer.warmup")
-LEFT_ASIDE += ("optimizer.decay", "optimizer.ema", "images.workers", "images.image_cache", "hardware")
-"""Fields of the configuration that a range does not depend on, or sets itself."""
+_SET_BY_RANGE = (
+    "steps",
+    "seed",
+    "scaling",
+    "optimizer.lr",
+    "optimizer.warmup",
+    "optimizer.decay",
+    "optimizer.ema",
+    "hardware",
+)
+"""Fields that a range sets itself, or does not depend on."""
 ZERO_BATCHES = 16
 
 
@@ -53,16 +60,17 @@ class RecipeTask:
     def build(self, seed: int) -> nn.Module:
         return build_model(replace(self.config, seed=seed, scaling="none"), self.shape)
 
-    @property
-    def step(self) -> DenoisingStep:
-        return DenoisingStep(lambda _, source: self.prepare(source))  # the generator knows the step
+    def step(self, model: nn.Module, _: int, source: torch.Generator) -> Tensor:
+        """The loss of a network on the batch of a step. The generator knows the step."""
+        (x, t, condition), loss = self.prepare(source)
+        return loss(Denoiser(model)(x, t, condition))
 
     def loss(self, predict: Callable[[Tensor | None], Any], source: torch.Generator) -> Tensor:
         (x, t, condition), loss = self.prepare(source)
         return loss(predict(condition)(x, t))
 
-    def prepare(self, source: torch.Generator) -> Prepared:
-        """A batch: images, times, noise and conditions are functions of the generator's seed."""
+    def prepare(self, source: torch.Generator) -> tuple[NoisyInputs, Callable[[Tensor], Tensor]]:
+        """A batch and the loss of an output. All is drawn from the seed of the generator."""
         size = self.config.batch_size
         batch = self.data.fetch(torch.randint(len(self.data), (size,), generator=source))
         maker = replace(self.inputs, seed=source.initial_seed())
@@ -97,37 +105,24 @@ def config_range(
     steps: int = 300,
     warmup: int | None = None,
     jobs: int | None = None,
-    stack: int | None = None,
     out: str | PathLike[str] | None = None,
     title: str = "",
     after: Callable[[RecipeTask, nn.Module, RateRun], object] | None = None,
     say: Callable[[str], None] | None = print,
     engine: Engine | None = None,
-    runs_per_job: int | None = None,
 ) -> RateRange:
     """`rate_range` of a configuration. Its own learning rate is "your rate".
 
-    With an engine, every run is a unit of a sweep in the folder `out`; `runs_per_job` of them go one after the other in
-    one process (default: one of each method), and none is stacked. UnfinishedError if they are submitted only, or
-    interrupted.
+    With an engine, the runs are jobs of a sweep in the folder `out`. UnfinishedError if they are submitted only, or
+    interrupted; the same call goes on.
     """
     task, arguments = _recipe_task(config, methods)
-    values = flatten(to_dict(config))
     if engine is not None:
         if out is None or after is not None:
-            raise InvalidConfigError("a range on an engine needs a folder, out=, and nothing to be called after runs")
-        if stack is not None and stack != 1:
-            raise InvalidConfigError(f"runs on an engine are trained one by one: leave out --stack {stack}")
-        stack = 1
+            raise InvalidConfigError("a range on an engine needs a folder, `out`, and nothing to be called after runs")
         engine.check()
-        spec = {
-            "config": to_dict(config),
-            "methods": [_text(method) for method in methods],
-            "steps": steps,
-            "warmup": warmup,
-            "reference_loss": arguments["reference_loss"],
-        }
-        arguments["carry_out"] = on_engine(engine, Path(out), spec, runs_per_job or len(methods))
+        listed = range(seeds) if isinstance(seeds, int) else seeds
+        _on_engine(engine, Path(out), config, methods, rates, listed, steps, warmup)
     return rate_range(
         task.build,
         task.step,
@@ -137,18 +132,22 @@ def config_range(
         warmup=warmup,
         your_rate=config.optimizer.lr or None,
         jobs=jobs,
-        stack=stack,
         out=out,
         title=title,
-        about={name: value for name, value in values.items() if not name.startswith(LEFT_ASIDE)},
+        about=_settings(config),
         after=None if after is None else lambda model, run: after(task, model, run),
         say=say,
         **arguments,
     )
 
 
+def _settings(config: TrainConfig) -> dict[str, Any]:
+    """The fields of the configuration that a range depends on."""
+    return {name: value for name, value in result_values(config).items() if not name.startswith(_SET_BY_RANGE)}
+
+
 def _recipe_task(config: TrainConfig, methods: Sequence[str | Variant | Method]) -> tuple[RecipeTask, dict[str, Any]]:
-    """The task of a configuration, and what `rate_range` and a worker are told about it alike."""
+    """The task of a configuration, and the arguments of `rate_range` that follow from it."""
     if config.hardware.precision != "no" or config.images.autoencoder is not None:
         raise InvalidConfigError(
             "a range is measured in float32 and on images: give precision 'no' and no autoencoder, or call "
@@ -169,70 +168,92 @@ def _recipe_task(config: TrainConfig, methods: Sequence[str | Variant | Method])
     }
 
 
-# On an engine: every run is a unit, which a worker carries out from what its job file says
+# On an engine: a job is the range of one rate and one seed, with all methods, in a folder of its own
+
+PARTS = "parts"
 
 
-def on_engine(engine: Engine, folder: Path, spec: dict[str, Any], runs_per_job: int) -> CarryOut:
-    def carry_out(_: Work, parts: list[Part], __: int) -> Iterator[RateRun]:
-        waiting = [key for part in parts for key in part]
-        units = {unit_of(folder, key).name: unit_of(folder, key) for key in waiting}
-        for (method, rate, seed), unit in zip(waiting, units.values(), strict=True):
-            job = {"kind": RATE, "method": method, "rate": rate, "seed": seed, "range": spec, "command": sys.argv}
-            # A result of other settings is none.
-            if unit.result.exists() and not (unit.job.exists() and _same(unit.read(), job)):
-                unit.result.unlink()
-            unit.write(job)
-        found = [unit for unit in units.values() if unit.result.exists()]
-        yield from map(_result, found)
-        left = [unit for unit in units.values() if unit not in found]
-        if not left:
-            return
-        drive = Drive(engine, folder, threads=1, total=len(left), runs_per_job=runs_per_job)
-        for unit in drive.carry_out(left, lambda unit: unit.result.exists(), lambda _: ""):
-            yield _result(unit)
+def _on_engine(
+    engine: Engine,
+    out: Path,
+    config: TrainConfig,
+    methods: Sequence[str | Variant | Method],
+    rates: Sequence[float],
+    seeds: Sequence[int],
+    steps: int,
+    warmup: int | None,
+) -> None:
+    """Train what is not finished in jobs of an engine, and add their results to those of `out`."""
+    code = [method.name for method in methods if isinstance(method, Method)]
+    if code:
+        raise InvalidConfigError(
+            f"the method {code[0]!r} is Python code, which cannot be sent to an engine: write it as text, such as "
+            f"'cs:0.7' or 'unit gain: model_options.init_std=unit'"
+        )
+    variants = {text: _name(text) for text in map(str, methods)}
+    shared = {"config": to_dict(config), "steps": steps, "warmup": warmup}
+    # Parts of other settings are other parts. More methods, rates and seeds add to those that are there.
+    key = key_of(_settings(config) | {"steps": steps, "warmup": warmup})[:8]
+    _require_same(out, key)
+    waiting: dict[str, tuple[float, int]] = {}
+    for rate in rates:
+        for seed in seeds:
+            name = f"rate-{rate:g}-seed{seed}"
+            description = {"kind": "range", "methods": list(variants), "rate": rate, "seed": seed, **shared}
+            write_job(out, name, {**description, "out": f"../{PARTS}/{name}"})
+            waiting[name] = rate, seed
 
-    return carry_out
+    def finished(name: str) -> bool:
+        rate, seed = waiting[name]
+        done = {(run["method"], run["rate"], run["seed"]) for run in _finished_runs(out / PARTS / name)}
+        done |= {(run["method"], run["rate"], run["seed"]) for run in _finished_runs(out)}
+        return all((method, rate, seed) in done for method in variants.values())
+
+    left = [name for name in waiting if not finished(name)]
+    if left:
+        run_jobs([job_of(out, name, 1) for name in left], out, engine, lambda job: finished(job.name))
+    missing = [name for name in left if not finished(name)]
+    if missing:
+        raise UnfinishedError(f"{len(missing)} of {len(waiting)} jobs are not finished; the same command goes on")
+    known = {(run["method"], run["rate"], run["seed"]) for run in _finished_runs(out)}
+    new = [run for name in waiting for run in _finished_runs(out / PARTS / name)]
+    new = [run for run in new if (run["method"], run["rate"], run["seed"]) not in known]
+    if new:
+        before = read_text(out / RUNS) if (out / RUNS).exists() else ""
+        write_text(out / RUNS, before + "".join(f"{json.dumps(run, ensure_ascii=False)}\n" for run in new))
 
 
-def unit_of(folder: Path, key: Key) -> Unit:
-    method, rate, seed = key
-    short = slug(method)
-    told = short if short == method else f"{short[:80]}-{digest(method.encode())[:6]}"
-    return Unit(folder, f"rate-{rate:g}/{told}-seed{seed}")
+def _require_same(out: Path, key: str) -> None:
+    """The jobs of a folder share their settings."""
+    path = out / "jobs" / "range.key"
+    if path.exists() and read_text(path) != key:
+        raise RunFolderError(f"{out} holds runs with other settings: choose another folder with `out`")
+    make_folder(path.parent)
+    write_text(path, key)
 
 
-def _same(before: dict[str, Any], now: dict[str, Any]) -> bool:
-    names = ("method", "rate", "seed", "range")
-    old, new = ({**{name: job.get(name) for name in names}} for job in (before, json.loads(json.dumps(now))))
-    # More methods change nothing for the others.
-    old["range"], new["range"] = ({**(job["range"] or {}), "methods": None} for job in (old, new))
-    return old == new
+def _finished_runs(folder: Path) -> list[dict[str, Any]]:
+    return read_json_lines(folder / RUNS) if (folder / RUNS).exists() else []
 
 
-def _result(unit: Unit) -> RateRun:
-    return fitting(RateRun, read_json(unit.result))
+def _name(method: str) -> str:
+    """The name of a method given as text."""
+    return as_variant(method).name if ": " in method else method
 
 
-def task_of(spec: dict[str, Any]) -> Task:
-    """In a worker: what the job file says, ready to carry out any of its runs."""
-    config = from_dict(spec["config"])
-    task, arguments = _recipe_task(config, spec["methods"])
-    del arguments["reference_loss"]
-    # Rates and seeds are those of the jobs; one of each is enough to prepare.
-    made = checked_task(
-        task.build, task.step, rates=[1.0], seeds=1, steps=spec["steps"], warmup=spec["warmup"], **arguments
+def run_part(file: Path, job: Mapping[str, Any]) -> bool:
+    """In a worker: the range of one rate and one seed."""
+    config_range(
+        from_dict(job["config"]),
+        rates=[job["rate"]],
+        methods=job["methods"],
+        seeds=[job["seed"]],
+        steps=job["steps"],
+        warmup=job["warmup"],
+        jobs=1,
+        out=Path(os.path.normpath(file.parent / job["out"])),
     )
-    with kept_random_state():
-        return made.prepared(None, spec["reference_loss"])[0]
-
-
-def _text(method: str | Variant | Method) -> str:
-    if isinstance(method, str):
-        return method
-    raise InvalidConfigError(
-        f"the method {method.name!r} is Python code, which cannot be sent to an engine: write it as text, such as "
-        f"'cs:0.7' or 'unit gain: model_options.init_std=unit'"
-    )
+    return True
 
 
 def _method(given: str | Variant | Method, config: TrainConfig) -> Method | str:

@@ -1,31 +1,33 @@
-"""One run as a record: its curves, read from metrics.jsonl as a stream, and what became of it."""
+"""One run as a record: its curves, read from metrics.jsonl, and its outcome."""
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from statistics import fmean
-from typing import Any, BinaryIO
+from typing import Any
 
+from ..config import CONFIG, DIVERGED, METRICS, VARIANT, flatten
 from ..errors import CannotReadError, InvalidConfigError
 from ..files import (
-    MOST_LINE,
+    below,
+    make_folder,
     parse_json,
     read_fields,
     read_json as read_json_file,
-    refuse_line,
-    require_regular,
+    read_json_lines,
     write_text,
 )
+from ..stability import has_collapsed
 from ..stability.alarms import Oscillation, oscillation
 
 BASELINE = "none"
-COLLAPSED = 2.0
-"""A loss that ends at more than this many times its smallest value has collapsed."""
-VARIANT, DIVERGED, METRICS, CONFIG = "variant.json", "diverged.json", "metrics.jsonl", "config.yaml"
+STOPPED = "stopped.json"
+"""Written when patience ran out: the last step, and the patience."""
 DIAGNOSIS = "diagnosis.json"
 CONTROL = "control-lr0"
 """The run of a comparison whose rate is zero."""
@@ -68,8 +70,8 @@ class Curve:
 
     @property
     def collapsed(self) -> bool:
-        """Whether a loss went up again for good, though it stayed finite."""
-        return len(self) > 0 and self.values[-1] > COLLAPSED * min(self.values)
+        """Whether a loss went up again for good, by the rule of `scalelong.stability.collapse`."""
+        return has_collapsed(self.values)
 
     @cached_property
     def points(self) -> list[tuple[int, float]]:
@@ -109,23 +111,23 @@ def rounded(value: float, digits: int = 4) -> float:
     return float(f"{value:.{digits}g}")
 
 
-# Reading metrics.jsonl, which may have a million lines
+# Reading metrics.jsonl
 
-MOST_LINES, MOST_BYTES = 8192, 8_000_000
-"""Of one kind of line, kept at a time. Comparisons record a few hundred; only long runs are thinned."""
+MOST_POINTS = 8192
+"""Points of a curve that are kept. Comparisons record a few hundred; only the curves of long runs are thinned."""
 LARGEST = 10**300
-"""Whole numbers beyond this are no floats."""
+"""Whole numbers beyond this are not floats."""
 
 
 def read_curves(folder: str | PathLike[str]) -> dict[str, Curve]:
-    """All quantities of a run by name. Of a long run every 2ᵏ-th record, at equal distances, and the last one."""
+    """All quantities of a run by name. A long curve keeps every 2ᵏ-th record, at equal distances, and the last one."""
+    path = own_file(Path(folder), METRICS)
     found: dict[str, dict[int, float]] = {}
-    for line in _kept_lines(Path(folder) / METRICS):
+    for values in read_json_lines(path) if path.exists() else []:
         try:
-            values = parse_json(line)
             step = int(values.pop("step"))
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
-            continue  # a line that a kill cut off, or one that someone else wrote
+        except (ValueError, KeyError, TypeError, OverflowError):
+            continue  # a line that someone else wrote
         for name, value in values.items():
             if isinstance(value, float) or (isinstance(value, int) and abs(value) < LARGEST):
                 found.setdefault(name, {})[step] = float(value)
@@ -133,129 +135,19 @@ def read_curves(folder: str | PathLike[str]) -> dict[str, Curve]:
 
 
 def _curve(values: Mapping[int, float]) -> Curve:
-    steps = tuple(sorted(values))
-    return Curve(steps, tuple(values[step] for step in steps))
-
-
-@dataclass(eq=False)
-class _Kind:
-    """Lines that hold the same quantities. Where they become too many, every other one is dropped."""
-
-    lines: list[bytes] = field(default_factory=list)
-    size: int = 0
-    stride: int = 1
-    seen: int = 0
-    last: bytes = b""
-
-    def see(self, line: bytes) -> None:
-        if self.seen % self.stride == 0:
-            self.keep(line)
-        self.last = line
-        self.seen += 1
-
-    def keep(self, line: bytes) -> None:
-        self.lines.append(line)
-        self.size += len(line)
-        if len(self.lines) > MOST_LINES or self.size > MOST_BYTES:
-            self.lines = self.lines[::2]
-            self.size = sum(map(len, self.lines))
-            self.stride *= 2
-
-
-def _kept_lines(path: Path) -> Iterator[bytes]:
-    """The lines worth parsing. To parse a million takes half a minute; to sort them by kind takes a second.
-
-    A kind is known by the name of its first quantity, that of its last, and the number of quotes between them. Held-out
-    losses and scores, which are rare, are of their own kind and all kept.
-    """
-    if not path.exists():
-        return
-    require_regular(path)
-    kinds: dict[object, _Kind] = {}
-    with open(path, "rb") as file:
-        if path.stat().st_size > LARGE:
-            _sort_blocks(file, kinds)
-        else:
-            for line in file:
-                start, end = line.split(b'"', 4), line.rsplit(b'"', 2)
-                key = (start[3] if len(start) > 4 else b"", line.count(b'"'), end[1] if len(end) > 2 else b"")
-                kinds.setdefault(key, _Kind()).see(line)
-    for kind in kinds.values():
-        yield from kind.lines
-        if kind.stride > 1:
-            yield kind.last
-
-
-LARGE, BLOCK = 4_000_000, 1 << 20
-
-
-def _sort_blocks(file: BinaryIO, kinds: dict[object, _Kind]) -> None:
-    """The same for a large file, block by block with numpy: only lines that are kept become objects."""
-    rest = b""
-    while block := file.read(BLOCK):
-        cut = block.rfind(b"\n") + 1
-        if cut:
-            _sort_block(rest + block[:cut], kinds)
-            rest = block[cut:]
-        else:
-            rest += block
-            if len(rest) > MOST_LINE:
-                refuse_line(file.name)
-    if rest:  # cut off by a kill, or without its end
-        _sort_block(rest + b"\n", kinds)
-
-
-def _sort_block(block: bytes, kinds: dict[object, _Kind]) -> None:
-    """Whole lines. Their kinds are numbers made of the beginning and end of the two names, their lengths, and the
-    number of quotes."""
-    import numpy as np
-
-    text = np.frombuffer(block + bytes(8), np.uint8)
-    ends, quotes = np.flatnonzero(text == ord("\n")), np.flatnonzero(text == ord('"'))
-    starts = np.concatenate(([0], ends[:-1] + 1))
-    after = np.searchsorted(quotes, ends)  # quotes up to the end of each line
-    before = np.concatenate(([0], after[:-1]))
-    count = after - before
-    key = np.zeros(len(ends), np.uint64)
-    named = np.flatnonzero(count >= 4)
-    if len(named):
-        opens, closes = quotes[before[named] + 2], quotes[before[named] + 3]  # of the first quantity, behind "step"
-        last_opens, last_closes = quotes[after[named] - 2], quotes[after[named] - 1]
-        parts = (
-            (_word(text, opens + 1, closes), closes - opens),
-            (_word(text, np.maximum(last_closes - 8, last_opens + 1), last_closes), last_closes - last_opens),
-            (count[named].astype(np.uint64), 0 * opens),
-        )
-        for word, length in parts:
-            key[named] = (
-                (key[named] * np.uint64(0x9E3779B97F4A7C15)) ^ word ^ (length.astype(np.uint64) << np.uint64(7))
-            )
-    found, which = np.unique(key, return_inverse=True)
-    for number, name in enumerate(found.tolist()):
-        lines = np.flatnonzero(which == number)
-        kind = kinds.setdefault(name, _Kind())
-        seen = kind.seen
-        for place in range(-seen % kind.stride, len(lines), kind.stride):
-            if (seen + place) % kind.stride == 0:  # which may have grown
-                kind.keep(block[starts[lines[place]] : ends[lines[place]] + 1])
-        kind.seen += len(lines)
-        kind.last = block[starts[lines[-1]] : ends[lines[-1]] + 1]
-
-
-def _word(text: Any, start: Any, end: Any) -> Any:
-    """Up to eight bytes from each start, but none from its end on, as one number."""
-    import numpy as np
-
-    place = start[:, None] + np.arange(8)
-    return np.where(place < end[:, None], text[place], 0).astype(np.uint8).view(np.uint64)[:, 0]
+    steps = sorted(values)
+    stride = 1
+    while len(steps) > MOST_POINTS * stride:
+        stride *= 2
+    kept = steps[::stride] if (len(steps) - 1) % stride == 0 else [*steps[::stride], steps[-1]]
+    return Curve(tuple(kept), tuple(values[step] for step in kept))
 
 
 def last_line(folder: Path, name: str) -> dict[str, Any] | None:
     """The newest line of the metrics that has this quantity, looked for from the end of the file."""
-    path = Path(folder) / METRICS
+    path = own_file(Path(folder), METRICS)
     if not path.exists():
         return None
-    require_regular(path)
     with open(path, "rb") as file:
         file.seek(max(0, path.stat().st_size - 200_000))
         lines = file.read().splitlines()
@@ -310,11 +202,13 @@ class RunRecord:
     """The configuration by dotted names."""
     folder: Path | None = None
     finished: bool = True
+    gave_up: bool = False
+    """The guard of training ended the run, because its loss collapsed again after each rollback."""
 
     @property
     def collapsed(self) -> bool:
         """Whether the loss went up again for good."""
-        return self.held_out.collapsed
+        return self.gave_up or self.held_out.collapsed
 
     @property
     def survived(self) -> bool:
@@ -339,7 +233,7 @@ class RunRecord:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """As in the results.json of `scalelong reproduce`."""
+        """As in the results.json of `scalelong lab reproduce`."""
         return {
             "setting": self.setting,
             "method": self.method,
@@ -392,6 +286,7 @@ def read_run(
     values = dict(config) if config is not None else _config(folder)
     named = read_json(folder / VARIANT)
     curves = read_curves(folder)
+    ending = read_json(folder / DIVERGED)
     gradient = curves.get("gradient_norm/all")
     return RunRecord(
         method=method or named.get("name") or str(values.get("scaling", BASELINE)),
@@ -404,7 +299,10 @@ def read_run(
         oscillation=block_oscillation(curves),
         o1_gradient=oscillation(gradient.values).o1 if gradient else None,
         frechet=curves["frechet"].last if "frechet" in curves else None,
-        diverged=_divergence(folder),
+        diverged=str(ending.get("message", ""))
+        if (folder / DIVERGED).exists() and not ending.get("collapsed")
+        else None,
+        gave_up=bool(ending.get("collapsed")),
         seconds=curves["seconds"].last if "seconds" in curves else None,
         curves=curves,
         config=values,
@@ -414,14 +312,22 @@ def read_run(
 
 
 def write_variant(folder: Path, name: str, changes: Mapping[str, Any]) -> None:
-    """The name under which a comparison knows the run, beside the run, for reports."""
+    """Write the name under which a comparison knows the run into its folder, for reports."""
+    make_folder(folder)
     if not (folder / VARIANT).exists():
         write_text(folder / VARIANT, json.dumps({"name": name, "changes": dict(changes)}, ensure_ascii=False))
 
 
+def own_file(folder: Path, name: str) -> Path:
+    """The path of a file of a run. The folder may be a stranger's, so a link, which may lead anywhere, is refused."""
+    if os.path.lexists(folder / name):
+        below(folder).open(name).close()
+    return folder / name
+
+
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; empty if there is no such file."""
-    if not path.exists():
+    """A JSON object of a run folder; empty if there is no such file."""
+    if not own_file(path.parent, path.name).exists():
         return {}
     try:
         values = read_json_file(path)
@@ -432,29 +338,18 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _config(folder: Path) -> dict[str, Any]:
     """config.yaml by dotted names, as it stands there. `load_config` would check it, and needs torch for that."""
-    path = folder / CONFIG
+    path = own_file(folder, CONFIG)
     if not path.exists():
         return {}
     try:
-        return _flat(read_fields(path))
+        return flatten(read_fields(path))
     except CannotReadError as error:
         raise InvalidConfigError(str(error)) from error
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return found
-
-
-def _divergence(folder: Path) -> str | None:
-    return read_json(folder / DIVERGED).get("message", "") if (folder / DIVERGED).exists() else None
-
-
 def _finished(folder: Path, config: Mapping[str, Any]) -> bool:
-    """All steps are done, or the numbers stopped being finite: there is nothing left to do."""
-    if (folder / DIVERGED).exists():
+    """All steps are done, patience ran out, or the run diverged or collapsed: there is nothing left to do."""
+    if (folder / DIVERGED).exists() or (folder / STOPPED).exists():
         return True
     saved = [path.name.removeprefix("step-") for path in (folder / "checkpoints").glob("step-*")]
     steps = [int(step) for step in saved if step.isdigit()]

@@ -237,15 +237,15 @@ def verdict(results: Results) -> list[str]:
     methods = [method for method in results.methods() if results.of(method)]
     if not methods:
         return []
-    said = [_survivors(results, methods)]
+    sentences = [_survivors(results, methods)]
     base = results.baseline
     for method in methods:
         if method != base:
-            said += _against(results, method, base)
+            sentences += _against(results, method, base)
     running = sum(not run.finished for run in results.runs)
     if running:
-        said.append(f"{_count(running, 'run')} of {len(results.runs)} not finished: this is what is there so far.")
-    return said
+        sentences.append(f"{_count(running, 'run')} of {len(results.runs)} not finished: this is what is there so far.")
+    return sentences
 
 
 def _survivors(results: Results, methods: Sequence[str]) -> str:
@@ -265,7 +265,7 @@ def _survivors(results: Results, methods: Sequence[str]) -> str:
 
 def _against(results: Results, method: str, base: str) -> list[str]:
     mine, theirs = results.of(method), results.of(base)
-    said: list[str] = []
+    sentences: list[str] = []
     alive, other = sum(run.survived for run in mine), sum(run.survived for run in theirs)
     lost = alive < len(mine) or other < len(theirs)
     if lost and min(len(mine), len(theirs)) > 1:
@@ -273,10 +273,12 @@ def _against(results: Results, method: str, base: str) -> list[str]:
         counts = f"{alive} of {len(mine)} against {other} of {len(theirs)}"
         if p < CHANCE:
             more = "more" if alive / len(mine) > other / len(theirs) else "less"
-            said.append(f"{method} survives {more} often than {base}: {counts} (Fisher's exact test, p = {p:.2g}).")
+            sentences.append(
+                f"{method} survives {more} often than {base}: {counts} (Fisher's exact test, p = {p:.2g})."
+            )
         else:
-            said.append(
-                f"Whether {method} survives more often than {base} cannot be told from {counts} "
+            sentences.append(
+                f"Whether {method} survives more often than {base} cannot be decided from {counts} "
                 f"(Fisher's exact test, p = {p:.2g})."
             )
     pairs = [
@@ -286,10 +288,10 @@ def _against(results: Results, method: str, base: str) -> list[str]:
     ]
     logs = [math.log(one / two) for one, two in pairs if one and two and one > 0 and two > 0]
     if logs:
-        said.append(_difference(method, base, logs))
+        sentences.append(_difference(method, base, logs))
     elif not lost:
-        said.append(f"{method} and {base} have no seed in common that could be compared.")
-    return said
+        sentences.append(f"{method} and {base} have no seed in common that could be compared.")
+    return sentences
 
 
 def _difference(method: str, base: str, logs: Sequence[float]) -> str:

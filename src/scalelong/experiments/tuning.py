@@ -14,19 +14,22 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from ..attaching import BLOCKS, TunedSkips, host_of, tune_skips
 from ..console import silent
 from ..diffusion.images import requests
 from ..diffusion.solvers import SampleSettings
 from ..errors import InvalidConfigError
-from ..evaluation import Moments, frechet_distance
-from ..evaluation.anchors import trusted_features
-from ..evaluation.features import features_of
-from ..evaluation.judge import evaluation_prompts, reference_data
+from ..evaluation import (
+    Moments,
+    default_device,
+    evaluation_prompts,
+    features_of,
+    frechet_distance,
+    reference_data,
+    trusted_features,
+)
 from ..runs.load import Run, require_constant
 from ..runs.model import example_forward
-from ..skips import TunedSkips, tune_skips
-from ..skips.host import host_of
-from ..skips.tune import BLOCKS
 from .figures import colour_of, legend, panels, save
 
 
@@ -42,19 +45,22 @@ def tune_run(
     features: str = "auto",
     feature_weights: str | Path | None = None,
     batch_size: int = 64,
-    device: str = "cpu",
+    device: torch.device | str | None = None,
     say: Callable[[str], None] = silent,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> TunedSkips:
-    """Search on the seeds from `seed` to `seed + n`, test on eight blocks of n/2 behind them."""
+    """Search on the seeds from `seed` to `seed + n`, test on eight blocks of n/2 after them.
+
+    device: where to sample and to score (default: the accelerator, if there is one).
+    """
     require_constant(run.config.scaling)
     if n < 16:
         raise InvalidConfigError(f"a Fréchet distance needs images: -n must be at least 16, got {n}")
     data = reference_data(run.config)
-    extractor, reference = trusted_features(features, data, feature_weights, say)
+    extractor, reference = trusted_features(features, data, feature_weights, say, device)
     halves = [Moments.of(reference.features[part::2]) for part in (0, 1)]
     wanted = requests(n + BLOCKS * (n // 2), seed, evaluation_prompts(run.config, data, n)[0])
-    maker = run.maker
+    maker, device = run.maker, device or default_device()
 
     def sampler(_: nn.Module, seeds: Sequence[int]) -> Tensor:
         part = [wanted[number - seed] for number in seeds]

@@ -10,15 +10,15 @@ from typing import Any
 import torch
 
 from .._version import __version__
+from ..attaching import coefficients
+from ..config import to_dict
 from ..errors import ExportError, ScaleLongError
 from ..evaluation.judge import stored_scores
 from ..evaluation.scores import NOISE, REAL, Scores
 from ..optional import needs
-from ..runs.config import to_dict
 from ..runs.folder import RunFolder
 from ..runs.load import Run
 from ..scaling import as_scaling
-from ..skips import coefficients
 
 WEIGHTS = {"ema": "exponential moving average (EMA)", "raw": "raw, not averaged"}
 
@@ -173,7 +173,7 @@ LICENCES = {
 
 
 def shipped_card(name: str, run: Run, scores: Scores) -> str:
-    """Data, licence, the command that trained it, and its scores beside their anchors."""
+    """Data, licence, the command that trained it, and its scores next to their anchors."""
     config, data = run.config, RunFolder(run.folder).about()
     rows = ["| score | value, 95 % interval | held-out real images | noise |", "|---|---|---|---|"]
     rows += [f"| {row['']} | {row['value']} | {row.get(REAL, '')} | {row.get(NOISE, '')} |" for row in scores.rows()]
@@ -183,7 +183,7 @@ def shipped_card(name: str, run: Run, scores: Scores) -> str:
     return f"""\
 # {name}
 
-A small diffusion model, for trying things out: sampling, evaluation, export, tuning, caching. It draws images of
+A small diffusion model, for trying things out: sampling, evaluation, export, tuning. It draws images of
 {data["width"]}x{data["height"]} pixels and knows {knows}.
 
 | | |

@@ -1,4 +1,4 @@
-"""A folder that is complete or not there."""
+"""The export of a run: a folder that diffusers loads, or one safetensors file. Complete or not there."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
+from ..attaching import KEY, fold_, scaling_of, without_records
 from ..diffusion.conditions import ClassCondition, Conditions, HashedWords, PretrainedTextEncoder, TextCondition
 from ..diffusion.latents import Autoencoder
 from ..diffusion.solvers import diffusers, scheduler
 from ..errors import ExportError, FolderInUseError
 from ..files import exclusive, in_words, make_folder, new_folder, write_bytes, write_text
+from ..models import output_tensor
 from ..noise import NoiseProcess, Prediction
 from ..runs.load import Run
 from ..runs.model import is_uvit, uvit_arguments
 from ..scaling import as_scaling
-from ..skips import fold_
-from ..skips.api import scaling_of
-from ..skips.record import KEY, without_records
 from .card import describe_run, model_card
 
 
@@ -73,7 +73,7 @@ def write_unet(run: Run, folder: Path) -> list[str]:
     folded = copy.deepcopy(run.model)
     kept = fold_(folded).kept
     if not kept:
-        _require_same(run, folded, f"a standard {kind}")
+        require_same(run.model, folded, _example_inputs(run))
         folded.save_pretrained(folder)  # pyright: ignore[reportCallIssue]
         return ["diffusers", kind]
     return _write_scaled(run, folder, kept)
@@ -106,7 +106,7 @@ def _write_scaled(run: Run, folder: Path, kept: dict[int, str]) -> list[str]:
     copy_code("scaled_unet.py", folder)
     state = {f"model.{name}": value.contiguous().clone() for name, value in _weights(model).items()}
     save_file(state, folder / "diffusion_pytorch_model.safetensors", metadata={"format": "pt"})
-    _require_same(run, load_exported(folder, "scaled_unet", "ScaledUNet"), "the small class that carries the scaling")
+    require_same(run.model, load_exported(folder, "scaled_unet", "ScaledUNet"), _example_inputs(run))
     return ["scaled_unet", "ScaledUNet"]
 
 
@@ -123,7 +123,7 @@ def _factors(model: nn.Module) -> list[tuple[int, float, float]] | None:
 
 
 def load_exported(folder: Path, module_name: str, kind: str) -> nn.Module:
-    """As whoever gets the folder will load it."""
+    """Load the folder as its users will."""
     from importlib.util import module_from_spec, spec_from_file_location
 
     spec = spec_from_file_location(f"scalelong_exported_{module_name}", folder / f"{module_name}.py")
@@ -137,19 +137,46 @@ def load_exported(folder: Path, module_name: str, kind: str) -> nn.Module:
         raise ExportError(f"this model cannot be exported: {error}. Use --format safetensors") from error
 
 
-def _require_same(run: Run, exported: nn.Module, what: str) -> None:
-    """What is written must compute what was trained."""
-    generator = torch.Generator().manual_seed(0)
-    x, t = torch.randn((2, *run.shape.image), generator=generator), torch.tensor([10.0, 900.0])
+def _example_inputs(run: Run) -> dict[str, Any]:
+    """Inputs by the names of diffusers."""
     keywords = run.network.keywords(run.shape.example_condition(run.config, 2))
+    return {"sample": torch.zeros(2, *run.shape.image), "timestep": torch.tensor([10, 900]), **keywords}
+
+
+def require_same(
+    network: nn.Module, exported: nn.Module, inputs: dict[str, Any], names: dict[str, str] | None = None
+) -> None:
+    """What is written must compute what the model computes. `names`: what the model calls the inputs."""
+    anchor = next(network.parameters())
+    generator = torch.Generator().manual_seed(0)
+
+    def place(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        if not value.is_floating_point():
+            return value.to(anchor.device)
+        return torch.randn(value.shape, generator=generator).to(anchor)
+
+    placed: dict[str, Any] = {name: pytree.tree_map(place, value) for name, value in inputs.items()}
+    # A copy, because a forward of a scaled model notes its coefficients.
+    copied, exported = copy.deepcopy(network).eval(), exported.to(anchor).eval()
+    named = {(names or {}).get(name, name): value for name, value in placed.items()}
     with torch.no_grad():
-        expected = run.network(x, t, *keywords.values())
-        found: Tensor = exported(x, t, **keywords).sample
-    if not torch.allclose(found, expected, atol=1e-4, rtol=1e-3):
+        expected, found = output_tensor(copied(**named)).float(), output_tensor(exported(**placed)).float()
+    tolerance = 1e-4 if anchor.dtype == torch.float32 else 0.03
+    difference = float((found - expected).abs().max())
+    if not difference <= tolerance * max(1.0, float(expected.abs().max())):
         raise ExportError(
-            f"{what} would compute something else (difference {float((found - expected).abs().max()):.3g}); "
-            f"use --format safetensors"
+            f"what was written would compute something else than the model (difference {difference:.3g}); use the "
+            f"format 'safetensors'"
         )
+
+
+def require_finite(model: nn.Module) -> None:
+    """Weights that diverged are of no use to others."""
+    for name, value in model.state_dict().items():
+        if isinstance(value, Tensor) and value.is_floating_point() and not bool(value.isfinite().all()):
+            raise ExportError(f"{name} has values that are not finite: export an earlier checkpoint")
 
 
 # A folder that `DiffusionPipeline.from_pretrained` loads.
@@ -162,9 +189,11 @@ def _require_same(run: Run, exported: nn.Module, what: str) -> None:
 
 def export_diffusers(run: Run, target: str | Path) -> Path:
     path = Path(target)
+    require_finite(run.model)
     with export_folder(path) as folder:
         if is_uvit(run.config):
-            _write_uvit(run, folder)
+            arguments = uvit_arguments(run.config, run.shape) | {"scaling": as_scaling(run.config.scaling).to_dict()}
+            _write_pipeline(run, folder, write_uvit(run.model, arguments, folder / "unet"))
         else:
             _write_unet(run, folder)
         about = describe_run(run)
@@ -190,13 +219,13 @@ def _write_unet(run: Run, folder: Path) -> None:
     (folder / "model_index.json").write_text(json.dumps(index, indent=2))
 
 
-def _write_uvit(run: Run, folder: Path) -> None:
-    arguments = uvit_arguments(run.config, run.shape) | {"scaling": as_scaling(run.config.scaling).to_dict()}
-    _write_pipeline(run, folder, write_uvit(run.model, arguments, folder / "unet"))
+def write_uvit(
+    model: nn.Module, arguments: dict[str, Any], folder: Path, original: nn.Module | None = None
+) -> list[str]:
+    """Writes the component; its entry in model_index.json: the module and the class.
 
-
-def write_uvit(model: nn.Module, arguments: dict[str, Any], folder: Path) -> list[str]:
-    """Writes the component; its entry in model_index.json: the module and the class."""
+    It must compute what `original` does: the model before its coefficients went into the weights.
+    """
     from safetensors.torch import save_file
 
     config: dict[str, Any] = {
@@ -211,7 +240,27 @@ def write_uvit(model: nn.Module, arguments: dict[str, Any], folder: Path) -> lis
     state = {f"model.{name}": value.cpu().contiguous().clone() for name, value in _weights(model).items()}
     save_file(state, folder / "diffusion_pytorch_model.safetensors", metadata={"format": "pt"})
     copy_code("uvit_model.py", folder)
+    exported = load_exported(folder, "uvit_model", "UViTModel")
+    require_same(original or model, exported, _uvit_inputs(arguments), UVIT_NAMES)
     return ["uvit_model", "UViTModel"]
+
+
+UVIT_NAMES = {"sample": "x", "timestep": "t", "class_labels": "y", "encoder_hidden_states": "context"}
+
+
+def _uvit_inputs(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Inputs by the names of diffusers."""
+    size = arguments["image_size"]
+    height, width = (size, size) if isinstance(size, int) else size
+    inputs: dict[str, Any] = {
+        "sample": torch.zeros(2, arguments["channels"], height, width),
+        "timestep": torch.tensor([10, 900]),
+    }
+    if arguments.get("classes"):
+        inputs["class_labels"] = torch.zeros(2, dtype=torch.long)
+    if arguments.get("context_dim"):
+        inputs["encoder_hidden_states"] = torch.zeros(2, arguments["context_length"] or 0, arguments["context_dim"])
+    return inputs
 
 
 def _write_pipeline(run: Run, folder: Path, model: list[str]) -> None:
@@ -283,7 +332,8 @@ def export_safetensors(run: Run, target: str | Path) -> Path:
     `target` is a folder, which gets model.safetensors and a card, complete or not at all; or a file of that kind.
     """
     path = Path(target)
-    write_safetensors(path, _safetensors(run), lambda: model_card(run, "safetensors"))
+    require_finite(run.model)
+    write_safetensors(path, safetensors_bytes(run.model, describe_run(run)), lambda: model_card(run, "safetensors"))
     return path if path.suffix == ".safetensors" else path / "model.safetensors"
 
 
@@ -298,10 +348,6 @@ def write_safetensors(path: Path, content: bytes, card: Callable[[], str]) -> No
         if path.exists():
             raise ExportError(f"{path} exists already; choose another place (--out)")
         write_bytes(path, content)
-
-
-def _safetensors(run: Run) -> bytes:
-    return safetensors_bytes(run.model, describe_run(run))
 
 
 def safetensors_bytes(model: nn.Module, about: dict[str, Any]) -> bytes:

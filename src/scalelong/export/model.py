@@ -1,7 +1,7 @@
 """A bare model for others, without a run: `export_model(model, folder)`.
 
     diffusers     a UNet of diffusers becomes the folder of that UNet, a U-ViT a pipeline with its class
-    safetensors   any model: its weights, with the scaling of its long skips beside them
+    safetensors   any model: its weights, with the scaling of its long skips next to them
 
 Constant coefficients go into the weights where that is exact; what cannot go there is written as a scaling. The model
 itself is not touched: all is done to a copy.
@@ -17,26 +17,24 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch import nn
 
 from .._version import __version__
+from ..attaching import fold_, is_scaled, summary
 from ..diffusion.conditions import ClassCondition
 from ..diffusion.latents import Autoencoder
 from ..diffusion.solvers import diffusers
 from ..errors import ExampleInputsError, ExportError
-from ..models import UViT, from_pretrained
-from ..models.call import count_parameters, output_tensor
+from ..finding import example_call, unwrap
+from ..models import UViT, count_parameters, from_pretrained, unfuse_
 from ..noise import SCHEDULE, NoiseProcess, Prediction, Schedule, require_prediction
 from ..scaling.baselines import ResidualBranch
-from ..skips import fold_, is_scaled, summary
-from ..skips.examples import example_call
-from ..skips.host import unwrap
 from .card import escaped
 from .diffusers_folder import (
     class_entries,
     export_folder,
-    load_exported,
+    require_finite,
+    require_same,
     safetensors_bytes,
     write_pipeline,
     write_safetensors,
@@ -59,13 +57,15 @@ def export_model(
 ) -> Path:
     """Write a model as a new folder, complete or not at all. Returns the folder.
 
-    `fold=False` leaves the weights as they are and writes the scaling of the long skips beside them.
+    `fold=False` leaves the weights as they are and writes the scaling of the long skips next to them.
 
     The folder of a U-ViT is a pipeline, which must know how the model was trained: the noise `schedule`, what it
     predicts, the names of its `classes` (one less than the model has if the last label is the null label), and the
     folder of the `autoencoder` if it was trained on latents.
     """
     path, network = Path(folder), _network(model)
+    if isinstance(network, UViT):
+        network = unfuse_(copy.deepcopy(network))
     if format not in get_args(Format):
         raise ExportError(f"unknown format {format!r}; known: {', '.join(get_args(Format))}")
     is_pipeline = format == "diffusers" and type(network) is UViT
@@ -106,6 +106,7 @@ def _network(model: nn.Module) -> nn.Module:
         inner = model
     if any(parameter.is_meta for parameter in inner.parameters()):
         raise ExportError(f"the weights of this {type(inner).__name__} are on the device meta: load them first")
+    require_finite(inner)
     return inner
 
 
@@ -133,8 +134,6 @@ def _about(network: nn.Module, written: nn.Module) -> dict[str, Any]:
 
 # A U-ViT: the component of a pipeline.
 
-_UVIT_NAMES = {"sample": "x", "timestep": "t", "class_labels": "y", "encoder_hidden_states": "context"}
-
 
 def _write_uvit(network: UViT, folder: Path, fold: bool) -> dict[str, Any]:
     written = _prepared(network, fold)
@@ -146,16 +145,7 @@ def _write_uvit(network: UViT, folder: Path, fold: bool) -> dict[str, Any]:
             f"the scaling {about['scaling']} has options that no file can hold ({error}); give a class of your own "
             f"plain numbers and texts as options, or unscale_ the model"
         ) from error
-    write_uvit(written, about["arguments"], folder / "unet")
-    inputs: dict[str, Any] = {
-        "sample": torch.zeros(2, network.channels, *network.image_size),
-        "timestep": torch.tensor([10, 900]),
-    }
-    if network.classes:
-        inputs["class_labels"] = torch.zeros(2, dtype=torch.long)
-    if network.context_dim:
-        inputs["encoder_hidden_states"] = torch.zeros(2, network.context_length or 0, network.context_dim)
-    _require_same(network, load_exported(folder / "unet", "uvit_model", "UViTModel"), inputs, _UVIT_NAMES)
+    write_uvit(written, about["arguments"], folder / "unet", network)
     return about
 
 
@@ -218,35 +208,8 @@ def _write_diffusers(network: nn.Module, folder: Path, fold: bool) -> dict[str, 
         if not same:
             raise ExportError(f"the folder of this {type(network).__name__} does not give its weights back") from None
         return about
-    _require_same(network, exported, inputs, {})
+    require_same(network, exported, inputs)
     return about
-
-
-def _require_same(network: nn.Module, exported: nn.Module, inputs: dict[str, Any], names: dict[str, str]) -> None:
-    """What is written must compute what the model computes. `names`: what the model calls the inputs."""
-    anchor = next(network.parameters())
-    generator = torch.Generator().manual_seed(0)
-
-    def place(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        if not value.is_floating_point():
-            return value.to(anchor.device)
-        return torch.randn(value.shape, generator=generator).to(anchor)
-
-    placed: dict[str, Any] = {name: pytree.tree_map(place, value) for name, value in inputs.items()}
-    # A copy, because a forward of a scaled model notes its coefficients.
-    copied, exported = copy.deepcopy(network).eval(), exported.to(anchor).eval()
-    with torch.no_grad():
-        expected = output_tensor(copied(**{names.get(name, name): value for name, value in placed.items()})).float()
-        found = output_tensor(exported(**placed)).float()
-    tolerance = 1e-4 if anchor.dtype == torch.float32 else 0.03
-    difference = float((found - expected).abs().max())
-    if not difference <= tolerance * max(1.0, float(expected.abs().max())):
-        raise ExportError(
-            f"what was written would compute something else than the model (difference {difference:.3g}); use "
-            f"format='safetensors'"
-        )
 
 
 # The card: what the model is and how it is loaded. Nothing is known about its training.

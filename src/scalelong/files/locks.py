@@ -12,24 +12,17 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ..errors import (
-    CannotReadError,
-    RunLockedError,
-)
+from ..errors import CannotReadError, RunLockedError
 from .access import StrPath, make_folder, writing
-from .readers import read_text
-
-if TYPE_CHECKING:
-    pass
+from .links import below, refuse_link
 
 _TURN = threading.RLock()
 
 
 @contextmanager
 def exclusive(folder: StrPath) -> Iterator[None]:
-    """Changes of a folder's files that take moments, one process after the other. No lock file is left behind.
+    """Changes of a folder's files that take moments, one process after the other. No lock file remains.
 
     The kernel locks the folder itself. Where it cannot (Windows, some network file systems) only the threads of this
     process take turns.
@@ -52,27 +45,26 @@ def locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
 
     make_folder(folder)
     lock = FileLock(folder.resolve() / ".lock", timeout=-1 if wait else GRACE)
-    holder = folder / ".lock-holder"  # beside the lock: on Windows nobody else can read a locked file
+    # Links are not followed: the folder may be a stranger's. On Windows a locked file itself cannot be read.
+    inside, holder = below(folder), ".lock-holder"
+    refuse_link(folder / ".lock")
     try:
         with writing(folder):
             lock.acquire()
     except Timeout as error:
         try:
-            name = read_text(holder, 1000)
+            name = inside.read_text(holder, 1000)
         except CannotReadError:
             name = "another process"
         name = "this process" if name == _this_process() else name
-        raise RunLockedError(
-            f"{folder} is in use by {name}; wait for it, stop it, or choose another folder with --out"
-        ) from error
+        raise RunLockedError(f"{folder} is in use by {name}; wait for it, stop it, or choose another folder") from error
     try:
         if not wait:
-            with writing(holder):
-                holder.write_text(_this_process(), encoding="utf-8")
+            inside.write_text(holder, _this_process(), sync=False)
         yield
     finally:
         with suppress(OSError):
-            holder.unlink(missing_ok=True)
+            inside.remove(holder)
         lock.release()
 
 

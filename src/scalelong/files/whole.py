@@ -1,8 +1,7 @@
 """Files and folders that are either whole or not there, and JSON lines.
 
 A file is written under a temporary name beside its place, synced to the disk, and renamed. So a reader never sees half
-of it, a full disk or a kill leaves the previous version, and two writers do not mix. What cannot be renamed over (a
-device, a pipe: `--out /dev/stdout`) is written to as it is.
+of it, a full disk or a kill leaves the previous version, and two writers do not mix.
 """
 
 from __future__ import annotations
@@ -14,25 +13,17 @@ import os
 import re
 import shutil
 import socket
-import stat
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO
 
-from ..errors import (
-    CannotReadError,
-    CannotWriteError,
-    FolderInUseError,
-)
-from .access import StrPath, reading, writing
+from ..errors import FolderInUseError
+from .access import StrPath, reading, require_regular, writing
 from .locks import exclusive
-from .readers import parse_json, require_regular
-
-if TYPE_CHECKING:
-    pass
+from .readers import parse_json
 
 
 def write_text(path: StrPath, text: str) -> None:
@@ -41,68 +32,39 @@ def write_text(path: StrPath, text: str) -> None:
     write_bytes(path, text.encode(errors="backslashreplace"))
 
 
-def write_bytes(path: StrPath, content: bytes | memoryview) -> None:
-    """Write a file, whole or not at all. Of a symbolic link, the file that it points to is replaced."""
+def write_bytes(path: StrPath, content: bytes | memoryview, *, synced: bool = True) -> None:
+    """Write a file, whole or not at all. Of a symbolic link, the file that it points to is replaced.
+
+    Syncing takes milliseconds. Without it a power failure may lose the file: fine for one of many that can be made
+    again, such as sampled images.
+    """
     path = Path(path)
     with writing(path):
-        if _is_stream(path):
-            _write_stream(path, content)
-        else:
-            _replace(Path(os.path.realpath(path)) if path.is_symlink() else path, content)
+        if str(path) == "/dev/stdout":
+            path.write_bytes(content)
+            return
+        path = Path(os.path.realpath(path)) if path.is_symlink() else path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.parent not in _TIDIED:  # what a kill left here, once per process: a folder may hold many files
+            _TIDIED.add(path.parent)
+            remove_leftovers(path.parent)
+        temporary = temporary_name(path)
+        try:
+            with open(temporary, "xb") as file:
+                file.write(content)
+                if synced:
+                    file.flush()
+                    os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+        if synced:
+            sync(path.parent)
 
 
 _TIDIED: set[Path] = set()
-
-
-def _replace(path: Path, content: bytes | memoryview) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, "", str(path))
-    if path.parent not in _TIDIED:  # what a kill left here, once per process: a folder may hold many files
-        _TIDIED.add(path.parent)
-        remove_leftovers(path.parent)
-    temporary = part_beside(path)
-    try:
-        with open(temporary, "xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):  # of two errors, the first is told
-            temporary.unlink(missing_ok=True)
-        raise
-    sync(path.parent)
-
-
-PIPE_SECONDS = 10.0
-"""How long a named pipe may be without a reader."""
-
-
-def _write_stream(path: Path, content: bytes | memoryview) -> None:
-    """Write to what is there, a terminal, a pipe or a device such as /dev/null. A disk is not written over."""
-    mode = path.stat().st_mode
-    if stat.S_ISBLK(mode) or stat.S_ISSOCK(mode):
-        kind = "a disk" if stat.S_ISBLK(mode) else "a socket"
-        raise CannotWriteError(f"{path} is {kind}, and a file is needed: name a file")
-    descriptor = _open_pipe(path) if stat.S_ISFIFO(mode) else os.open(path, os.O_WRONLY | os.O_NOCTTY)
-    with open(descriptor, "wb") as stream:
-        stream.write(content)
-
-
-def _open_pipe(path: Path) -> int:
-    """A pipe that nobody reads would block for ever, so it is asked again and again for a while."""
-    deadline = time.monotonic() + PIPE_SECONDS
-    while True:
-        try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
-        except OSError as error:
-            if error.errno != errno.ENXIO or time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
-        else:
-            os.set_blocking(descriptor, True)
-            return descriptor
 
 
 @contextmanager
@@ -111,15 +73,13 @@ def new_folder(target: StrPath) -> Iterator[Path]:
 
     An empty folder may be there already; folders above it are made.
     """
-    target = Path(target)
-    if not target.name:  # ".", which has no name that a folder beside it could take
-        target = target.absolute()
+    target = Path(target).absolute()  # "." has no name
     with writing(target):
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise FolderInUseError(
                 f"{target} exists already and is not an empty folder: choose another place, or move it away"
             )
-        temporary = part_beside(target)
+        temporary = temporary_name(target)
         target.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(target.parent)
         temporary.mkdir()
@@ -130,17 +90,10 @@ def new_folder(target: StrPath) -> Iterator[Path]:
                 for name in names:
                     sync(Path(folder) / name)
                 sync(Path(folder))
-            # An empty folder is replaced. If somebody else was faster, it is not empty, and this is an error.
+            # An empty folder is replaced. If another process was faster, it is not empty, and this is an error.
             if os.name == "nt" and target.exists():
                 target.rmdir()
-            try:
-                os.rename(temporary, target)
-            except OSError as error:
-                if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-                    raise FolderInUseError(
-                        f"{target} exists already, and is not empty: choose another place, or move it away"
-                    ) from error
-                raise
+            os.rename(temporary, target)
             sync(target.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -161,7 +114,18 @@ def sync(path: StrPath) -> None:
         os.close(descriptor)
 
 
-def part_beside(path: Path) -> Path:
+def allocate(file: BinaryIO, size: int) -> None:
+    """Reserve the bytes of a file, where the system can: a disk that is too small is an error now. Writing to a mapped
+    file without reserved bytes ends the process (SIGBUS) when the disk is full."""
+    if size and hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(file.fileno(), 0, size)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):  # some file systems cannot
+                raise
+
+
+def temporary_name(path: Path) -> Path:
     """A name in the same folder that no other process and no other thread uses. It says who makes it."""
     return path.with_name(f".{path.name[:100]}.{_machine()}-{os.getpid()}-{uuid.uuid4().hex[:8]}.part")
 
@@ -171,20 +135,20 @@ def _machine() -> str:
     return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
 
 
-_PART = re.compile(r"\..*\.(?:([0-9a-f]{8})-)?(\d+)-[0-9a-f]{8}\.part")
+_PART = re.compile(r"\..*\.([0-9a-f]{8})-(\d+)-[0-9a-f]{8}\.part")
 ABANDONED_AFTER = 24 * 3600
-"""Seconds after which a temporary file of another machine counts as left behind."""
+"""Seconds after which a temporary file of another machine counts as abandoned."""
 
 
 def remove_leftovers(folder: StrPath) -> None:
-    """Remove what killed processes left in a folder under temporary names; those of living ones stay."""
+    """Remove the temporary files of killed processes in a folder; those of living ones stay."""
     try:
         entries = [entry for entry in os.scandir(folder) if entry.name.endswith(".part")]
     except OSError:
         return
     for entry in entries:
         match = _PART.fullmatch(entry.name)
-        if match is None or not _left_behind(Path(entry.path), match[1], int(match[2])):
+        if match is None or not _is_abandoned(Path(entry.path), match[1], int(match[2])):
             continue
         if entry.is_dir(follow_symlinks=False):
             shutil.rmtree(entry.path, ignore_errors=True)
@@ -193,42 +157,22 @@ def remove_leftovers(folder: StrPath) -> None:
                 os.unlink(entry.path)
 
 
-def _left_behind(path: Path, machine: str | None, process: int) -> bool:
-    if machine not in (None, _machine()):
-        try:
+def _is_abandoned(path: Path, machine: str, process: int) -> bool:
+    # On Windows os.kill(process, 0) sends Ctrl-C.
+    if machine != _machine() or os.name == "nt":
+        with suppress(OSError):
             return time.time() - path.stat().st_mtime > ABANDONED_AFTER
-        except OSError:
-            return False
+        return False
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
         return True
-    except OSError:  # somebody else's process
+    except OSError:  # a process of another user
         return False
     return False
 
 
-def _is_stream(path: Path) -> bool:
-    """Whether the path is a device, a pipe, or a descriptor of this process: a rename would put a file in its place."""
-    try:
-        mode = path.stat().st_mode
-    except OSError:
-        return False
-    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)) or path.is_relative_to("/dev") or path.is_relative_to("/proc")
-
-
 # JSON lines: one object per line
-
-BLOCK = 1 << 16
-MOST_LINE = 1 << 24
-"""Bytes of a line; ours have hundreds. One without an end (a sparse file, a damaged disk) would fill the memory."""
-
-
-def refuse_line(path: StrPath) -> NoReturn:
-    raise CannotReadError(
-        f"{path} has a line of more than {MOST_LINE >> 20} MB, which nothing here writes: restore it from a copy, or "
-        f"remove that line"
-    )
 
 
 def append_json_line(path: StrPath, value: Mapping[str, Any]) -> None:
@@ -259,32 +203,10 @@ def write_json_lines(path: StrPath, rows: Iterable[Mapping[str, Any]]) -> None:
 def read_json_lines(path: StrPath) -> list[dict[str, Any]]:
     """The objects of a file. A line that a kill cut off, or that is no object, is left out."""
     found = []
-    if require_regular(path) == 0:
-        return found
+    require_regular(path)
     with reading(path), open(path, "rb") as file:
-        while line := file.readline(MOST_LINE + 1):
-            if len(line) > MOST_LINE:
-                refuse_line(path)
+        for line in file:
             with suppress(ValueError):
                 value = parse_json(line)
                 found += [value] if isinstance(value, dict) else []
     return found
-
-
-def lines_from_the_end(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """(where it ends, line) of a file, the last line first. Reads no more than the lines that are asked for."""
-    position, rest = file.seek(0, os.SEEK_END), b""
-    end = position
-    while position > 0:
-        start = max(0, position - BLOCK)
-        file.seek(start)
-        rest = file.read(position - start) + rest
-        position = start
-        lines = rest.splitlines(keepends=True)
-        # The first piece may be the end of a longer line, unless the file begins with it.
-        for line in reversed(lines[1:] if position > 0 else lines):
-            yield end, line
-            end -= len(line)
-        rest = lines[0] if position > 0 else b""
-        if len(rest) > MOST_LINE:
-            refuse_line(file.name)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..attaching import without_records
 from ..errors import CannotReadError, InvalidConfigError, ScalingMismatchError
 from ..files import NOT_THE_FILE, refusal, require_regular
-from ..skips.record import without_records
 
 if TYPE_CHECKING:
     from .uvit import UViT

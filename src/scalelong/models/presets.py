@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from ..errors import AlreadyScaledError, InvalidConfigError
 from ..optional import needs
 from ..scaling.baselines import ResidualBranch, ResidualSpec, validate_residual
-from .dropout import pack_dropout_
 
 _SIZES: dict[str, dict[str, Any]] = {
     "small": {"dim": 512, "depth": 12, "heads": 8},
@@ -189,5 +188,4 @@ def unet(name: str, *, residual_scaling: ResidualSpec = "none", **overrides: Any
     diffusers = needs("diffusers", "train", f"the UNet preset {name!r}")
     preset = UNET_PRESETS[name]
     model: nn.Module = getattr(diffusers, preset.kind)(**{**preset.arguments, **overrides})
-    pack_dropout_(model)
     return scale_residuals_(model, residual_scaling) if residual_scaling != "none" else model

@@ -3,7 +3,7 @@
     unet = sl.from_pretrained("my-unet")            # a folder of diffusers' or of UViT's save_pretrained
     pipeline = sl.from_pretrained("my-pipeline")    # a folder of a pipeline: every scaled part of it
 
-diffusers reads the weights. The scaling is read from the tensor beside them (`scalelong.skips.record`). No code runs.
+diffusers reads the weights. The scaling is read from the tensor beside them (`attaching.record`). No code runs.
 """
 
 import logging
@@ -15,13 +15,11 @@ from typing import Any
 
 from torch import nn
 
+from ..attaching import KEY, load_scaling_, saved_scalings, scale_skips_, spelled
 from ..errors import InvalidConfigError, ScaleLongError, ScalingMismatchError, UnsupportedModelError
 from ..files import read_json
 from ..optional import needs
 from ..scaling import as_scaling
-from ..skips import load_scaling_, scale_skips_
-from ..skips.record import KEY, spelled
-from ..skips.saving import saved_scalings
 from .uvit import UViT
 
 CONFIG = "config.yaml"

@@ -25,6 +25,5 @@ from .parameters import (
     kinds as kinds,
     unet_at as unet_at,
     uvit_at as uvit_at,
-    width_of as width_of,
     width_options as width_options,
 )

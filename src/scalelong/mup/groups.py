@@ -21,19 +21,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from ..config import OUTPUT_STARTS as OUTPUT_STARTS, OutputStart, require_output_start as require_output_start
 from ..console import text_table
 from ..errors import InvalidConfigError, NotFreshError
-from ..models.uvit import UViT
+from ..models import UViT
 from .parameters import Base, Given, Kind, Kinds, bare, kinds as kinds_of
 
 LR_SCALE = "lr_scale"
 """Entry of a parameter group whose rate is a multiple of the others'. Schedules that overwrite `lr` must keep it."""
-EPS = 1e-8
-"""AdamW's own."""
 
-OutputStart = str | float
-"""strict, unit, zero, or a number: that many times strict."""
-OUTPUT_STARTS = ("strict", "unit", "zero")
 Init = Literal["fan-in", "constant"]
 
 _STARTED = "_scalelong_mup_start"
@@ -47,64 +43,31 @@ def parameter_groups(
     weight_decay: float = 0.01,
     kinds: Given | None = None,
     attention: Literal["held", "rescaled"] = "held",
-    scale_decay: bool = True,
-    scale_eps: bool = False,
-    eps: float = EPS,
-    per_kind: bool = False,
     delta: nn.Module | None = None,
 ) -> list[dict[str, Any]]:
     """Parameter groups of μP for AdamW: rate / m and decay × m for hidden and output layers, the rest as it is.
 
-    Each group whose rate is scaled says by how much, in `lr_scale`: whoever sets `lr` must multiply by it. torch's
+    The decay is scaled because AdamW shrinks weights by rate × decay a step, and that is to stay as it is in the base.
+    Each group whose rate is scaled says by how much, in `lr_scale`: code that sets `lr` must multiply by it. torch's
     schedulers do the right thing by themselves, since they start from each group's own rate. Parameters that are not
     trained are left out. At the base's width there is one group, with the parameters in the order of the model.
-
-    `scale_decay=False` leaves the decay alone; since AdamW shrinks weights by rate × decay a step, wide networks then
-    decay m times slower. `scale_eps=True` divides Adam's ε by m in hidden and output layers, whose gradients become
-    small with the width. `per_kind=True` makes a group of each kind even where the numbers agree.
     The other arguments are those of `kinds`. The rule is Adam's: it is wrong for SGD, Adafactor and Muon.
     """
     found = kinds_of(model, base, kinds=kinds, attention=attention, delta=delta)
-    return groups_of(
-        model,
-        found,
-        lr=lr,
-        weight_decay=weight_decay,
-        scale_decay=scale_decay,
-        scale_eps=scale_eps,
-        eps=eps,
-        per_kind=per_kind,
-    )
+    return groups_of(model, found, lr=lr, weight_decay=weight_decay)
 
 
-def groups_of(
-    model: nn.Module,
-    found: Mapping[str, Kind],
-    *,
-    lr: float,
-    weight_decay: float,
-    scale_decay: bool = True,
-    scale_eps: bool = False,
-    eps: float = EPS,
-    per_kind: bool = False,
-) -> list[dict[str, Any]]:
+def groups_of(model: nn.Module, found: Mapping[str, Kind], *, lr: float, weight_decay: float) -> list[dict[str, Any]]:
     """The groups of kinds that are known already."""
-    groups: dict[tuple[Any, ...], dict[str, Any]] = {}
+    groups: dict[float, dict[str, Any]] = {}
     for name, parameter in bare(model).named_parameters():
         if not parameter.requires_grad:
             continue
         kind = found[name]
-        key = (kind.rate, kind.decay, kind.kind if per_kind else "")
-        if key not in groups:
-            group: dict[str, Any] = {
-                "params": [],
-                "lr": lr * kind.rate,
-                "weight_decay": weight_decay * kind.decay if scale_decay else weight_decay,
-            }
-            group |= {LR_SCALE: kind.rate} if kind.rate != 1.0 else {}
-            group |= {"eps": eps * kind.rate} if scale_eps else {}
-            groups[key] = group
-        groups[key]["params"].append(parameter)
+        if kind.rate not in groups:
+            group: dict[str, Any] = {"params": [], "lr": lr * kind.rate, "weight_decay": weight_decay * kind.decay}
+            groups[kind.rate] = group | ({LR_SCALE: kind.rate} if kind.rate != 1.0 else {})
+        groups[kind.rate]["params"].append(parameter)
     # The rate of the first group is the one that logs show.
     return sorted(groups.values(), key=lambda group: LR_SCALE in group)
 
@@ -114,7 +77,7 @@ def groups_of(
 
 @dataclass(frozen=True)
 class MupStart:
-    """By what the weights were multiplied, by name; those that are not listed stayed as they were. Print it."""
+    """The factors by which weights were multiplied, by name. All other weights stayed as they were. Print it."""
 
     factors: dict[str, float]
     output_start: OutputStart
@@ -127,24 +90,8 @@ class MupStart:
         return f"output start {self.output_start}, drawn by {self.init}:\n{text_table(rows)}"
 
 
-def require_output_start(start: Any) -> OutputStart:
-    """The start itself, a text with a number as a number; InvalidConfigError if it is neither."""
-    if start in OUTPUT_STARTS:
-        return start
-    try:
-        number = float(start)
-        if isinstance(start, bool) or not (math.isfinite(number) and number >= 0):
-            raise ValueError
-    except (TypeError, ValueError) as error:
-        raise InvalidConfigError(
-            f"output_start must be one of {', '.join(OUTPUT_STARTS)} or a number of at least 0 (that many times "
-            f"strict), got {start!r}"
-        ) from error
-    return number
-
-
-def output_factor(start: OutputStart, m: float) -> float:
-    """By what an output layer whose entries have a deviation of 1/√fan-in is multiplied."""
+def _output_factor(start: OutputStart, m: float) -> float:
+    """The number by which an output layer whose entries have a deviation of 1/√fan-in is multiplied."""
     if start == "unit":
         return 1.0
     if start == "zero":
@@ -176,7 +123,7 @@ def start_(
     host = bare(model)
     if _STARTED in vars(host):
         raise NotFreshError(
-            "this model was started for μP before, and a second time would scale its weights again: build it anew. A "
+            "this model was started for μP before, and a second time would scale its weights again: build a new one. A "
             "run that is resumed needs parameter_groups alone"
         )
     found = kinds_of(model, base, kinds=kinds, attention=attention, delta=delta)
@@ -204,7 +151,7 @@ def start_kinds_(
         if kind.scaled and drawn == "constant":
             factor /= math.sqrt(kind.m)
         if kind.kind == "output":
-            factor *= output_factor(output_start, kind.m)
+            factor *= _output_factor(output_start, kind.m)
         if factor != 1.0:
             if ".parametrizations." in f".{name}":
                 raise InvalidConfigError(
@@ -234,7 +181,7 @@ def _is_identity(part: Tensor) -> bool:
 
 
 def _drawn_by(host: nn.Module, found: Kinds, base: Any) -> Init:
-    """How the weights were drawn: U-ViT says so; else by deviations, those of a base or of torch's default."""
+    """How the weights were drawn. U-ViT knows; else deviations are compared with a base's, or with torch's default."""
     if isinstance(host, UViT):
         return "fan-in" if host.init_std == "unit" else "constant"
     parameters = dict(host.named_parameters())
@@ -253,10 +200,9 @@ def _drawn_by(host: nn.Module, found: Kinds, base: Any) -> Init:
             fan_in = parameters[name][0].numel()
             default = deviation * math.sqrt(3 * fan_in)  # torch draws evenly from ±1/√fan-in
             shares.append(0.0 if abs(default - 1) < 0.1 else math.nan)
-    clear = {round(share) for share in shares if math.isfinite(share) and abs(share - round(share)) < 0.25}
-    known = [share for share in shares if math.isfinite(share) and abs(share - round(share)) < 0.25]
-    if len(clear) == 1 and clear <= {0, 1} and len(known) >= 0.5 * len(shares):
-        return "fan-in" if clear == {0} else "constant"
+    clear = [round(share) for share in shares if math.isfinite(share) and abs(share - round(share)) < 0.25]
+    if set(clear) in ({0}, {1}) and len(clear) >= 0.5 * len(shares):
+        return "constant" if clear[0] else "fan-in"
     raise InvalidConfigError(
         f"how this {type(host).__name__} draws its weights cannot be told from them: pass init='fan-in' if their "
         f"deviation falls as 1/√fan-in (torch's default, Xavier, Kaiming), init='constant' if it is a number, such as "

@@ -29,12 +29,11 @@ from typing import Any, Literal, get_args
 import torch
 from torch import nn
 
+from ..attaching import KEY, is_scaled_host, scaled_host_of
 from ..console import text_table
 from ..errors import InvalidConfigError, ScaleLongError, UnclearParameterError
-from ..models.uvit import PositionEmbedding, SkipMerge, UViT
+from ..models import PositionEmbedding, SkipMerge, UViT
 from ..scaling.dynamic import GateLayer
-from ..skips.host import is_scaled_host, scaled_host_of
-from ..skips.record import KEY
 
 KindName = Literal["input", "hidden", "output", "vector", "finite"]
 Shapes = Mapping[str, Sequence[int]]
@@ -78,10 +77,6 @@ Given = Mapping[str, KindName | Kind]
 class Kinds(dict[str, Kind]):
     """The kind of every parameter, by name. Print it."""
 
-    def __init__(self, found: Mapping[str, Kind], remarks: Sequence[str] = ()) -> None:
-        super().__init__(found)
-        self.remarks = tuple(remarks)
-
     def counts(self) -> dict[str, int]:
         return {name: sum(kind.kind == name for kind in self.values()) for name in get_args(KindName)}
 
@@ -101,7 +96,7 @@ class Kinds(dict[str, Kind]):
 
     def __str__(self) -> str:
         counted = ", ".join(f"{count} {name}" for name, count in self.counts().items())
-        return "\n".join([text_table(self.rows()), counted, *self.remarks])
+        return f"{text_table(self.rows())}\n{counted}"
 
 
 def kinds(
@@ -137,7 +132,7 @@ def kinds(
         return Kinds({name: replace(kind, m=1.0) for name, kind in told.items()})
     if base_model is not None and attention == "held":
         _require_held_heads(host, base_model)
-    return Kinds(_decide(host, base_model, mine, base_shapes, given), _remarks(host, base_model))
+    return Kinds(_decide(host, base_model, mine, base_shapes, given))
 
 
 # The base
@@ -145,13 +140,13 @@ def kinds(
 
 def bare(model: nn.Module) -> nn.Module:
     """The model without the wrappers of torch.compile and DDP, which prefix the names of its parameters."""
-    while isinstance(inner := getattr(model, "_orig_mod", None) or _parallel(model), nn.Module):
-        model = inner
-    return model
-
-
-def _parallel(model: nn.Module) -> Any:
-    return model.module if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel) else None
+    while True:
+        if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model = inner
+        else:
+            return model
 
 
 def width_of(model: nn.Module) -> int | None:
@@ -560,24 +555,3 @@ def head_sizes(model: nn.Module) -> Iterator[tuple[str, int]]:
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
-def _remarks(model: nn.Module, base: nn.Module | None) -> list[str]:
-    if base is None:
-        return []
-    remarks = []
-    others = dict(base.named_modules())
-    norms = [(name, each) for name, each in model.named_modules() if isinstance(each, nn.GroupNorm) and name in others]
-    changed = [name for name, each in norms if getattr(others[name], "num_groups", None) != each.num_groups]
-    if changed:
-        remarks.append(
-            f"the number of groups of {changed[0]} and {len(changed) - 1} more GroupNorms differs from the base's: "
-            f"hold it, a norm over other groups is another network"
-        )
-    narrow = [name for name, each in norms if others[name].num_channels < 4 * others[name].num_groups]  # pyright: ignore
-    if narrow:
-        remarks.append(
-            f"{narrow[0]} and {len(narrow) - 1} more GroupNorms of the base have fewer than 4 channels in a group, and "
-            f"take more of a feature away there than in a wide network: choose a wider base or fewer groups"
-        )
-    return remarks

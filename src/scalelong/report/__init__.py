@@ -11,7 +11,9 @@ here needs torch, except for the κ of a run that did not record them.
 import base64
 import io
 import json
+import logging
 import math
+import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -22,20 +24,36 @@ from statistics import median
 from typing import Any
 
 from .._version import __version__
+from ..config import ALARMS, ANCHOR_TITLES, CONFIG, DATA, ENVIRONMENT, ROLLBACKS, SCORE_TITLES, SCORES, load_config
 from ..console import listed
 from ..errors import NoRunsError as NoRunsError, ScaleLongError
-from ..experiments.records import BASELINE, CONFIG, CONTROL, DIAGNOSIS, Curve, RunRecord, read_json, read_run
-from ..experiments.results import Results, level_rows, table_rows, verdict
-from ..files import in_words, read_bytes, read_json as read_json_file, read_json_lines, read_text, write_text
+from ..experiments import (
+    BASELINE,
+    CONTROL,
+    DIAGNOSIS,
+    Curve,
+    Results,
+    RunRecord,
+    level_rows,
+    own_file,
+    read_json,
+    read_run,
+    table_rows,
+    verdict,
+)
+from ..files import below, in_words, read_json as read_json_file, read_json_lines, write_text
+from ..optional import needs
 from ..stability.alarms import AlarmDetector, AlarmRules
 from ..stability.survival import PLACES
+
+logger = logging.getLogger(__name__)
 
 MOST_POINTS = 600
 """Longer curves are thinned: more points than pixels cannot be seen."""
 MOST_GRIDS = 24
 """Sample grids per run; of more, evenly chosen ones are shown."""
 LEFT_OUT = ("epoch", "seconds", "loss_scale")
-RANGE, SCORES, ALARMS, ROLLBACKS = "range.json", "scores.jsonl", "alarms.jsonl", "rollbacks.json"
+RANGE = "range.json"
 
 
 def write_report(folders: Sequence[str | PathLike[str]], out: str | PathLike[str]) -> Path:
@@ -97,9 +115,9 @@ def find_runs(folders: Iterable[Path], *, may_be_empty: bool = False) -> list[Pa
 
 
 def _varied(runs: Sequence[RunRecord], run: RunRecord) -> set[str]:
-    """The fields that the variants of one comparison change, by the names beside its runs."""
-    beside = [other for other in runs if other.folder and run.folder and other.folder.parent == run.folder.parent]
-    return {"scaling", *(name for other in beside for name in other.differs)}
+    """The fields that the variants of one comparison change, by the names of its runs."""
+    together = [other for other in runs if other.folder and run.folder and other.folder.parent == run.folder.parent]
+    return {"scaling", *(name for other in together for name in other.differs)}
 
 
 def _labels(runs: Sequence[RunRecord]) -> list[str]:
@@ -122,7 +140,7 @@ def _identity(run: RunRecord, varied: set[str]) -> str:
 def _with_known_kappas(run: RunRecord) -> RunRecord:
     """The κ of a constant scaling follow from the configuration, even if no monitor has read them."""
     scaling = run.config.get("scaling", BASELINE)
-    if run.kappas or scaling == BASELINE or run.folder is None or not (run.folder / "data.json").exists():
+    if run.kappas or scaling == BASELINE or run.folder is None or not (run.folder / DATA).exists():
         return run
     kappas: list[float] = []
     # A class of the user's own may not be importable here; then the κ stay unknown.
@@ -136,11 +154,10 @@ def _with_known_kappas(run: RunRecord) -> RunRecord:
 def _constant_kappas(folder: Path) -> list[float]:
     import torch  # which takes longer than all of the report
 
-    from ..runs.config import load_config
+    from ..attaching import coefficients
     from ..runs.folder import RunFolder
     from ..runs.model import build_model, factory_of
     from ..scaling import FixedScaling, as_scaling
-    from ..skips import coefficients
 
     config = load_config(folder / CONFIG)
     # A report shows what it is given and runs none of it: the κ of a model of someone's own stay unknown.
@@ -161,9 +178,9 @@ def _run(run: RunRecord) -> dict[str, Any]:
         "collapsed": run.collapsed,
         "curves": {name: _points(curve) for name, curve in run.curves.items() if name not in LEFT_OUT},
         "samples": _samples(run.folder),
-        "config": read_text(run.folder / CONFIG),
-        "environment": read_json(run.folder / "environment.json"),
-        "data": read_json(run.folder / "data.json"),
+        "config": below(run.folder).read_text(CONFIG),
+        "environment": read_json(run.folder / ENVIRONMENT),
+        "data": read_json(run.folder / DATA),
     }
 
 
@@ -225,7 +242,7 @@ def _scores(run: RunRecord) -> list[dict[str, str]]:
                 "sampler": f"{protocol.get('sampler', '-')}, {protocol.get('sampler_steps', '-')} steps",
                 "features": str(protocol.get("features", "-")),
             }
-            asked = {name: title for name, title in _SCORE_TITLES.items() if values.get(name) or name not in _SELDOM}
+            asked = {name: title for name, title in SCORE_TITLES.items() if values.get(name) or name not in _SELDOM}
             cells = {title: _score(values[name]) if values.get(name) else "-" for name, title in asked.items()}
             about = {"method": run.method, "seed": str(run.seed), "step": str(values["subject"].get("step", "-"))}
             rows.append({**about, **cells, **made})
@@ -233,50 +250,33 @@ def _scores(run: RunRecord) -> list[dict[str, str]]:
             for kind, found in anchors.get("values", {}).items():
                 cells = {title: f"{found[name]:.3g}" if name in found else "-" for name, title in asked.items()}
                 same = {**made, "images": str(anchors["images"]), "sampler": "-"}
-                row = {"method": f"({_ANCHOR_TITLES.get(kind, kind)})", "seed": "-", "step": "-", **cells, **same}
+                row = {"method": f"({ANCHOR_TITLES.get(kind, kind)})", "seed": "-", "step": "-", **cells, **same}
                 if row not in rows:
                     rows.append(row)
     return rows
 
 
 def _copies(run: RunRecord) -> list[dict[str, Any]]:
-    """Of the newest evaluation: the samples that are nearest to a training image, beside it."""
+    """The samples of the newest evaluation that are nearest to a training image, next to it."""
     assert run.folder is not None
-    about = read_json(run.folder / "data.json")
     for values in reversed(_json_lines(run.folder / SCORES)):
         with suppress(KeyError, TypeError, ValueError, AttributeError):  # a line that someone else wrote
             copies, step = values["subject"]["copies"], values["subject"]["step"]
             # By its name in this folder alone: the run may have been moved, and others may have written the line.
-            picture = run.folder / "images" / Path(str(copies["picture"])).name
-            if not picture.is_file():
+            image = _embedded(run.folder, f"images/{Path(str(copies['picture'])).name}")
+            if image is None:
                 continue
             text = f"{copies['samples']:.1%} of the samples are near-copies of a training image"
             if copies.get("held_out") is not None:
                 text += (
                     f"; of {int(copies['held_out_images'])} held-out images {copies['held_out']:.1%} are as near to one"
                 )
-            image = _embedded(picture, (about.get("height"), about.get("width")))
             return [{"method": run.method, "seed": run.seed, "step": int(step), "text": f"{text}.", "image": image}]
     return []
 
 
-_SCORE_TITLES = {
-    "frechet": "Fréchet distance",
-    "kernel": "kernel distance",
-    "precision": "precision",
-    "recall": "recall",
-    "precision_uncut": "precision, uncut",
-    "recall_uncut": "recall, uncut",
-    "copies": "near-copies",
-    "agreement": "prompt accuracy",
-}
 _SELDOM = ("agreement", "precision_uncut", "recall_uncut")
 """Of those that were not computed, these leave no empty column."""
-_ANCHOR_TITLES = {
-    "real": "held-out real images",
-    "blurred": "blurred images",
-    "shuffled": "images with shuffled patches",
-}
 
 
 def _score(values: dict[str, Any]) -> str:
@@ -293,7 +293,7 @@ def _alarms(run: RunRecord) -> list[dict[str, Any]]:
 def _rollbacks(run: RunRecord) -> list[dict[str, Any]]:
     """Where the run went back to, and why."""
     assert run.folder is not None
-    path, rows = run.folder / ROLLBACKS, []
+    path, rows = own_file(run.folder, ROLLBACKS), []
     found = read_json_file(path) if path.exists() else []
     for entry in found if isinstance(found, list) else []:
         with suppress(KeyError, TypeError, ValueError, AttributeError):  # a file that someone else wrote
@@ -331,7 +331,7 @@ def _alarms_seen(run: RunRecord) -> list[dict[str, Any]]:
 
 def _json_lines(path: Path) -> list[dict[str, Any]]:
     """The objects of a file of JSON lines; cut and foreign lines are left out."""
-    return read_json_lines(path) if path.exists() else []
+    return read_json_lines(path) if own_file(path.parent, path.name).exists() else []
 
 
 def _diagnosis(folders: Sequence[str | PathLike[str]]) -> dict[str, Any] | None:
@@ -343,50 +343,31 @@ def _diagnosis(folders: Sequence[str | PathLike[str]]) -> dict[str, Any] | None:
 
 MOST_GRID = 64 * 1024**2
 """Bytes of the largest picture that goes into a report."""
-GAP, SMALLEST_SIDE = 2, 32
-"""As `scalelong.runs.samples` draws grids."""
 
 
 def _samples(folder: Path) -> list[dict[str, Any]]:
-    about = read_json(folder / "data.json")
-    size = (about.get("height"), about.get("width"))
-    return [
-        {"step": int(path.stem.removeprefix("step-")), "image": _embedded(path, size)}
-        for path in _evenly(sorted((folder / "samples").glob("step-*.png")), MOST_GRIDS)
-        if path.stem.removeprefix("step-").isdigit()
-    ]
+    named = [(name.removeprefix("step-").removesuffix(".png"), name) for name in below(folder).names("samples")]
+    grids = [(int(step), name) for step, name in named if step.isdigit() and name == f"step-{step}.png"]
+    pictures = ((step, _embedded(folder, f"samples/{name}")) for step, name in _evenly(sorted(grids), MOST_GRIDS))
+    return [{"step": step, "image": image} for step, image in pictures if image is not None]
 
 
-def _embedded(path: Path, size: tuple[Any, Any]) -> str:
-    content = read_bytes(path, MOST_GRID)
-    if all(isinstance(side, int) and side > 0 for side in size):
-        content = _without_gaps(content, *size) or content
+def _embedded(folder: Path, name: str) -> str | None:
+    """A PNG of a run folder as a data address; None if it is not there or not a picture.
+
+    It is decoded first, and links are refused: any other file that stands under this name is not published.
+    """
+    images = needs("PIL.Image", "report", "pictures in a report")
+    if not os.path.lexists(folder / name):
+        return None
+    content = below(folder).read_bytes(name, MOST_GRID)
+    try:
+        with images.open(io.BytesIO(content), formats=("PNG",)) as image:
+            image.load()
+    except (OSError, ValueError, SyntaxError, images.DecompressionBombError):
+        logger.warning("%s is not a PNG that can be read: the report leaves it out", folder / name)
+        return None
     return f"data:image/png;base64,{base64.b64encode(content).decode()}"
-
-
-def _without_gaps(content: bytes, height: int, width: int) -> bytes | None:
-    """The grid with clear gaps in place of white ones, which would be the brightest thing of a dark page."""
-    try:
-        from PIL import Image
-    except ImportError:
-        return None
-    enlarge = max(1, math.ceil(SMALLEST_SIDE / min(height, width)))
-    down, across = enlarge * height + GAP, enlarge * width + GAP
-    try:
-        with Image.open(io.BytesIO(content)) as image:
-            if (image.width - GAP) % across or (image.height - GAP) % down:
-                return None
-            clear = Image.new("L", image.size, 0)
-            for top in range(GAP, image.height, down):
-                for left in range(GAP, image.width, across):
-                    clear.paste(255, (left, top, left + across - GAP, top + down - GAP))
-            made = image.convert("LA" if image.mode == "L" else "RGBA")
-            made.putalpha(clear)
-    except OSError:
-        return None
-    buffer = io.BytesIO()
-    made.save(buffer, format="PNG")
-    return buffer.getvalue()
 
 
 # The rates that each method survives
@@ -429,9 +410,9 @@ def _range(path: Path) -> dict[str, Any]:
                 for run in values.get("runs", [])
             ],
             "samples": [
-                {**entry, "image": _embedded(path.parent / entry["file"], (None, None))}
+                {**entry, "image": image}
                 for entry in values.get("samples", [])
-                if (path.parent / entry["file"]).is_file()
+                if (image := _embedded(path.parent, entry["file"])) is not None
             ],
         }
     except (KeyError, TypeError, ValueError, AttributeError) as error:

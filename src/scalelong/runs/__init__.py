@@ -1,7 +1,5 @@
 """What a run is: below evaluation, which scores runs, and training, which makes them.
 
-config       everything that defines a run, as plain data; YAML
-recipes      runs by name, and the default name of a run folder
 model        from a configuration to its network, its data and its conditions
 checkpoint   the state of a run on disk: whole or not there
 folder       the run folder: configuration, data, metrics, environment
@@ -17,27 +15,9 @@ processes    devices and processes, through accelerate
 from ..diffusion.images import image_grid
 from ..errors import CheckpointError, RunFolderError, RunLockedError, SampleFolderError
 from .checkpoint import Snapshot, read_checkpoint, saved_steps, write_checkpoint
-from .config import (
-    CheckpointConfig,
-    DiffusionConfig,
-    GuardConfig,
-    HardwareConfig,
-    ImagesConfig,
-    LoggingConfig,
-    OptimizerConfig,
-    TextConfig,
-    TrainConfig,
-    differences,
-    dump_config,
-    flatten,
-    from_dict,
-    load_config,
-    to_dict,
-)
 from .folder import RunFolder, read_metrics
 from .load import Run, load_run
 from .model import DataShape, RunData, build_model, load_images, load_run_data, make_conditions, shape_of
 from .origin import adopt_weights, load_start_, read_origin
-from .recipes import RECIPES, default_folder, recipe
 from .samples import SampleFolder, fill_folder, folder_name, save_png
 from .shipped import NETWORKS, load_trained, shipped_names, unpack

@@ -23,82 +23,19 @@ afterwards: the combination of the snapshots whose profile is nearest, in the se
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..errors import CheckpointError, InvalidConfigError
+from ..config import AverageLength, power
+from ..errors import CheckpointError
 from ..files import file_digest, in_words, make_folder, sync, write_text
-
-# A length, as people write it
-
-_WRITTEN = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*([kM]?)\s*(%|steps?|images?|)")
-SHORTEST, LONGEST = 0.005, 0.28
-"""Of shares. Even the mean of all weights so far, γ = 0, has a relative length of 0.29."""
-WARMUP = 10
-
-
-@dataclass(frozen=True)
-class AverageLength:
-    """ "10%", "5000steps" or "200kimages"; `value` is the share, the steps or the images."""
-
-    unit: Literal["share", "steps", "images"]
-    value: float
-
-    @classmethod
-    def parse(cls, text: str, flag: str = "--ema-length") -> AverageLength:
-        found = _WRITTEN.fullmatch(str(text).strip())
-        number = float(found[1]) * {"": 1, "k": 1e3, "M": 1e6}[found[2]] if found else 0.0
-        ending = found[3] if found else ""
-        is_share = ending == "%" or (ending == "" and 0 < number < 1)
-        if found is None or number <= 0 or (ending == "" and not is_share) or (is_share and found[2]):
-            raise InvalidConfigError(
-                f"{flag} must be a share of the run (10% or 0.1), steps (5000steps) or images (200kimages), "
-                f"got {text!r}"
-            )
-        if not is_share:
-            if number < 1:
-                raise InvalidConfigError(f"{flag} must be at least 1 step or image, got {text!r}")
-            return cls("steps" if ending.startswith("step") else "images", number)
-        share = number / 100 if ending == "%" else number
-        if not SHORTEST <= share <= LONGEST:
-            raise InvalidConfigError(
-                f"{flag} must be from {SHORTEST:.1%} to {LONGEST:.0%} of the run, got {text!r}: the mean of all "
-                f"weights of a run has a relative length of 28.9%"
-            )
-        return cls("share", share)
-
-    def __str__(self) -> str:
-        return f"{100 * self.value:.6g}%" if self.unit == "share" else f"{self.value:g}{self.unit}"
-
-    def rate(self, step: int, batch_size: int, warmup: bool) -> float:
-        """β of the update after step `step`, counted from 0."""
-        if self.unit == "share":
-            return (1 - 1 / (step + 1)) ** (power(self.value) + 1)
-        steps = self.value if self.unit == "steps" else self.value / batch_size
-        rate = max(0.0, 1 - 1 / max(steps, 1.0))
-        return min(rate, (1 + step) / (WARMUP + step)) if warmup else rate
-
-
-def power(length: float) -> float:
-    """γ of a relative length: the one root of σ_rel² (γ+2)² (γ+3) = γ + 1 that is at least 0."""
-    low, high = 0.0, 1 / length
-    for _ in range(200):  # σ_rel falls with γ
-        middle = (low + high) / 2
-        low, high = (middle, high) if relative_length(middle) > length else (low, middle)
-    return (low + high) / 2
-
-
-def relative_length(gamma: float) -> float:
-    """σ_rel of γ."""
-    return math.sqrt((gamma + 1) / (gamma + 3)) / (gamma + 2)
 
 
 def shares(lengths: Iterable[str]) -> list[AverageLength]:
@@ -156,18 +93,10 @@ def _inner(first: Tensor, at_first: Tensor, second: Tensor, at_second: Tensor) -
 
 # Snapshots on disk
 
-FOLDER, MANIFEST = "averages", "manifest.json"
-RATIO = 1.1
-"""Between the steps of two snapshots. Profiles are alike at all scales, so the steps grow by a factor."""
-FIRST = 10
+MANIFEST = "manifest.json"
 OLDEST = 0.1
 """Snapshots older than this share of the run are removed: an average of 20 % has 0.15 % of its weights before it."""
 Weights = Mapping[str, Tensor]
-
-
-def is_snapshot(step: int) -> bool:
-    """Whether both tracks are written down after this step: about 24 times in each tenfold of the steps."""
-    return step >= FIRST and math.floor(math.log(step, RATIO)) != math.floor(math.log(step - 1, RATIO))
 
 
 def write_snapshot(folder: Path, step: int, tracks: Mapping[str, Weights], run: str | None) -> None:

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from .._version import __version__
+from ..config import CheckpointConfig
 from ..errors import CannotReadError, CheckpointError
 from ..files import (
     MOST_TEXT,
@@ -41,7 +42,6 @@ from ..files import (
     write_text,
 )
 from ..stability.collapse import last_good
-from .config import CheckpointConfig
 
 MODEL, EMA, TRAINING, MANIFEST = "model.safetensors", "ema.safetensors", "training.pt", "manifest.json"
 AVERAGES = "averages.safetensors"
@@ -58,6 +58,8 @@ class Snapshot:
     training: dict[str, Any]
     run: str | None = None
     """The id of the run that it belongs to."""
+    metrics: int | None = None
+    """The length of metrics.jsonl when it was written."""
     averages: dict[str, Tensor] = field(default_factory=dict)
     """Averages of other lengths, as "5%/name"."""
 
@@ -125,6 +127,8 @@ def _write_files(folder: Path, snapshot: Snapshot) -> None:
         sync(folder / name)
         files[name] = {"bytes": (folder / name).stat().st_size, "sha256": file_digest(folder / name)}
     manifest = {"format": FORMAT, "step": snapshot.step, "run": snapshot.run, "scalelong": __version__, "files": files}
+    if snapshot.metrics is not None:
+        manifest["metrics"] = snapshot.metrics
     write_text(folder / MANIFEST, json.dumps(manifest, indent=2))
 
 
@@ -180,13 +184,16 @@ def read_checkpoint(path: Path) -> Snapshot:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    verify(path)
+    manifest = verify(path)
+    length = manifest.get("metrics")
     try:
         training = torch.load(path / TRAINING, map_location="cpu", weights_only=True)
         if not isinstance(training["step"], int):
             raise TypeError
         averages = load_file(path / AVERAGES) if (path / AVERAGES).exists() else {}
-        return Snapshot(training["step"], load_file(path / MODEL), load_file(path / EMA), training, averages=averages)
+        weights, ema = load_file(path / MODEL), load_file(path / EMA)
+        length = length if isinstance(length, int) else None
+        return Snapshot(training["step"], weights, ema, training, averages=averages, metrics=length)
     except pickle.UnpicklingError as error:  # torch's text ends with how to run the code in it
         raise CheckpointError(
             f"{path / TRAINING} cannot be read: it holds more than numbers, which may be code; restore it from a copy"
@@ -312,8 +319,9 @@ def prune(folder: Path, config: CheckpointConfig, trouble: int | None = None, be
 
 
 def _leftovers(folder: Path) -> Iterator[Path]:
-    yield from folder.glob(".*.part")
-    yield from folder.glob(".*.old")
+    """Only names that are written here."""
+    for pattern in (".step-*.part", ".step-*.old", ".latest.part", ".best.part", ".latest.old"):
+        yield from folder.glob(pattern)
 
 
 def _remove(path: Path) -> None:

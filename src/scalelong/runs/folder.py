@@ -1,6 +1,7 @@
 """The folder of a run: everything needed to understand it and to continue it."""
 
 import json
+import logging
 import math
 import os
 import platform
@@ -9,7 +10,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -17,39 +18,61 @@ from typing import Any
 import torch
 
 from .._version import __version__
-from ..data import ImageData
+from ..config import (
+    ALARMS,
+    AVERAGES,
+    CHECKPOINTS,
+    CONFIG,
+    DATA,
+    ENVIRONMENT,
+    IMAGES,
+    METRICS,
+    MLFLOW_ID,
+    README,
+    ROLLBACKS,
+    RUN,
+    SAMPLES,
+    SCORES,
+    TENSORBOARD,
+    TRACKER_ID,
+    TrainConfig,
+    conflicting_changes,
+    differences,
+    dump_config,
+    load_config,
+)
+from ..data import DATASETS, ImageData
 from ..diffusion.conditions import words_of
-from ..errors import CannotReadError, FileAccessError, RunFolderError
+from ..errors import CannotReadError, FileAccessError, LinkRefusedError, RunFolderError
 from ..files import (
     NOT_THE_FILE,
     append_json_line,
+    below,
     forget_lock,
     in_words,
-    lines_from_the_end,
     locked,
     make_folder,
     read_json,
     read_json_lines,
     read_text,
     remove_leftovers,
-    require_regular,
     write_text,
     writing,
 )
-from .averages import FOLDER as AVERAGES
 from .checkpoint import adopt_latest, remove_unfinished, run_of, saved_steps, usable_checkpoint
-from .config import TrainConfig, conflicting_changes, differences, dump_config, load_config, with_former_defaults
 from .model import DataShape, RunData, factory_of, shape_of
 
-CONFIG, DATA, METRICS, ROLLBACKS = "config.yaml", "data.json", "metrics.jsonl", "rollbacks.json"
-RUN, TRACKER_ID, MLFLOW_ID = "run.json", "tracker_id.txt", "mlflow_id.txt"
+logger = logging.getLogger(__name__)
+
 MOST_WORDS = 5000
 """Largest vocabulary that is listed in data.json."""
+VARIANT = "variant.json"
+"""The name that a comparison gives to a run, written before the run begins."""
 COMMAND_VARIABLE = "SCALELONG_COMMAND"
 """Tells the processes of a comparison which command they belong to."""
 PACKAGES = ("torch", "accelerate", "diffusers", "safetensors", "numpy")
 
-README = """\
+_README_TEXT = """\
 # A run of `scalelong train`
 
 To continue it, or to train longer with more --steps, run the same command again:
@@ -67,7 +90,7 @@ To continue it, or to train longer with more --steps, run the same command again
 | tensorboard/ | the same for `tensorboard --logdir .` |
 | samples/ | sample grids, made with the averaged weights |
 | images/, scores.jsonl | what `scalelong sample` and `scalelong eval` made of it |
-| averages/ | with --ema-lengths: snapshots of the averages, for `scalelong ema` |
+| averages/ | with --ema-lengths: snapshots of the averages, for `scalelong export --ema` |
 | checkpoints/ | checkpoints/latest/ema.safetensors holds the averaged weights, model.safetensors the raw ones |
 """
 
@@ -75,14 +98,15 @@ To continue it, or to train longer with more --steps, run the same command again
 class RunFolder:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self.checkpoints = self.path / "checkpoints"
-        self.samples = self.path / "samples"
+        self.checkpoints = self.path / CHECKPOINTS
+        self.samples = self.path / SAMPLES
         self.averages = self.path / AVERAGES
         self.metrics = self.path / METRICS
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """While this process has the folder, another one is refused. Where no run was begun, nothing is left behind."""
+        """While this process has the folder, another one is refused. Where no run was begun, nothing remains."""
+        require_no_links(self.path)
         missing = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         make_folder(self.path)
         try:
@@ -102,11 +126,6 @@ class RunFolder:
         begun = (self.path / CONFIG).exists() and saved_steps(self.checkpoints)
         return load_config(self.path / CONFIG) if begun else None
 
-    def continued(self, config: TrainConfig) -> TrainConfig:
-        """The configuration as the run in this folder goes on with it: defaults are those of the time it began."""
-        before = self.begun_with()
-        return config if before is None else with_former_defaults(config, before)
-
     def check(self, config: TrainConfig, data: RunData, say: Callable[[str], None]) -> Path | None:
         """Before anything is written: the folder is empty, or the run in it is this run and can go on.
 
@@ -115,7 +134,7 @@ class RunFolder:
         if (self.path / CONFIG).exists():
             if saved_steps(self.checkpoints):  # a run that failed before its first checkpoint may be corrected
                 self._require_same(config, data, say)
-        elif any(entry for entry in self.path.iterdir() if not entry.name.startswith(".")):
+        elif any(e for e in self.path.iterdir() if not e.name.startswith(".") and e.name != VARIANT):
             raise RunFolderError(f"{self.path} is not empty and holds no run; choose another folder with --out")
         for folder in (self.path, self.samples):
             remove_leftovers(folder)
@@ -137,8 +156,8 @@ class RunFolder:
         write_text(self.path / DATA, json.dumps(about, indent=2))
         if not (self.path / RUN).exists() and not saved_steps(self.checkpoints):
             write_text(self.path / RUN, json.dumps({"id": uuid.uuid4().hex[:16]}))
-        write_text(self.path / "environment.json", json.dumps(environment() | processes, indent=2))
-        write_text(self.path / "README.md", README.format(command=self._command(config)))
+        write_text(self.path / ENVIRONMENT, json.dumps(environment() | processes, indent=2))
+        write_text(self.path / README, _README_TEXT.format(command=self._command(config)))
 
     @property
     def id(self) -> str | None:
@@ -178,6 +197,8 @@ class RunFolder:
     def _require_same(self, config: TrainConfig, data: RunData, say: Callable[[str], None]) -> None:
         before = load_config(self.path / CONFIG)
         conflicts = conflicting_changes(before, config)
+        if "data" in conflicts and _same_data(before.data, config.data):
+            del conflicts["data"]
         if conflicts:
             changes = "\n".join(f"  {name}: {old!r} -> {new!r}" for name, (old, new) in conflicts.items())
             raise RunFolderError(
@@ -228,20 +249,34 @@ class RunFolder:
     def append_metrics(self, values: dict[str, Any]) -> None:
         append_json_line(self.metrics, values)
 
-    def cut_metrics(self, step: int) -> None:
+    def sync_metrics(self) -> int:
+        """Write the metrics to the disk, and return their length. A checkpoint's manifest keeps it."""
+        if not self.metrics.exists():
+            return 0
+        with below(self.path).open(METRICS, "r+b") as file:
+            os.fsync(file.fileno())
+            return file.seek(0, os.SEEK_END)
+
+    def cut_metrics(self, step: int, length: int | None = None) -> None:
         """Forget what was recorded after a step: it will be recorded again.
 
-        Read from the end, because a long run has a million lines and those after its newest checkpoint are few.
+        `length` is how long the file was when the checkpoint of that step was written.
         """
-        if not self.metrics.exists():
-            return
-        require_regular(self.metrics)
-        with writing(self.metrics), open(self.metrics, "rb+") as file:
-            for end, line in lines_from_the_end(file):
-                if _step_of(line) <= step:
-                    file.truncate(end)
-                    return
-            file.truncate(0)
+        kept = 0
+        if self.metrics.exists():
+            with writing(self.metrics), below(self.path).open(METRICS, "r+b") as file:
+                end = 0
+                for line in file:
+                    end += len(line)
+                    kept = end if _step_of(line) <= step else kept
+                file.truncate(kept)
+        if length is not None and kept < length:
+            logger.warning(
+                "%s has lost %d bytes from before step %d, perhaps by a power loss: its curves have a gap",
+                self.metrics,
+                length - kept,
+                step,
+            )
 
     def rollbacks(self) -> list[dict[str, Any]]:
         path = self.path / ROLLBACKS
@@ -256,6 +291,48 @@ class RunFolder:
 
     def record_rollback(self, entry: dict[str, Any]) -> None:
         write_text(self.path / ROLLBACKS, json.dumps([*self.rollbacks(), entry], indent=2))
+
+
+_OWN_FILES = (CONFIG, DATA, RUN, ENVIRONMENT, README, METRICS, ALARMS, ROLLBACKS, SCORES, TRACKER_ID, MLFLOW_ID)
+_OWN_FOLDERS = (CHECKPOINTS, SAMPLES, IMAGES, AVERAGES, TENSORBOARD)
+_POINTERS = ("latest", "best")
+
+
+def require_no_links(folder: Path) -> None:
+    """LinkRefusedError if a file or folder of a run is a symbolic link: what is written there would go elsewhere.
+
+    checkpoints/latest and checkpoints/best are links of ours, to a name in the same folder.
+    """
+    for name in (*_OWN_FILES, ".lock", ".lock-holder", *_OWN_FOLDERS):
+        path = folder / name
+        _refuse_link(path)
+        if name in _OWN_FOLDERS and path.is_dir():
+            for root, folders, files in os.walk(path):
+                for inner in (Path(root, each) for each in (*folders, *files)):
+                    ours = name == CHECKPOINTS and inner.parent == path and inner.name in _POINTERS
+                    if not (ours and inner.is_symlink() and os.sep not in os.readlink(inner)):
+                        _refuse_link(inner)
+
+
+def _refuse_link(path: Path) -> None:
+    if path.is_symlink():
+        raise LinkRefusedError(
+            f"{path} is a symbolic link, and links inside a run folder are not followed: replace it by what it points "
+            f"to, or remove it"
+        )
+
+
+def with_absolute_data(config: TrainConfig) -> TrainConfig:
+    """The configuration with the absolute path of local data, so that the run is usable from any working directory."""
+    data = Path(config.data).expanduser()
+    local = config.data not in DATASETS and (os.sep in config.data or data.exists())
+    return replace(config, data=str(data.absolute())) if local and data.exists() else config
+
+
+def _same_data(before: str, now: str) -> bool:
+    """Whether a relative path, as earlier versions kept it, may be this one. The fingerprints are compared as well."""
+    parts = Path(before).parts
+    return not Path(before).is_absolute() and Path(now).parts[-len(parts) :] == parts
 
 
 def _fault(about: Any) -> str | None:

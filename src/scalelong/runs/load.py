@@ -11,18 +11,19 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from ..attaching import without_records
+from ..config import AverageLength, TrainConfig, load_config
 from ..diffusion.conditions import Conditions
 from ..diffusion.images import ImageMaker, as_picture, image_grid, requests
 from ..diffusion.latents import Autoencoder
 from ..diffusion.solvers import SampleSettings
 from ..errors import CheckpointError, InvalidConfigError, RunFolderError
 from ..files import digest, in_words
-from ..models.call import Denoiser
+from ..models import Denoiser
 from ..noise import NoiseProcess
 from ..scaling import FixedScaling, as_scaling
-from ..skips.record import without_records
 from .adapters import merge_adapters_
-from .averages import AverageLength, by_length, reconstruct
+from .averages import by_length, reconstruct
 from .checkpoint import (
     AVERAGES,
     EMA,
@@ -35,8 +36,7 @@ from .checkpoint import (
     usable_checkpoint,
     verify,
 )
-from .config import TrainConfig, load_config
-from .folder import CONFIG, RunFolder
+from .folder import CONFIG, RunFolder, require_no_links
 from .model import DataShape, Log, build_model, make_conditions, require_trust
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class Run:
     weights_sha256: str = ""
     """Of the file that the weights come from. The file may be gone: a run that trains prunes its checkpoints."""
     is_rescaled: bool = False
-    """Whether the long skips are scaled in another way than they were trained with, as `scalelong tune` finds."""
+    """Whether the long skips are scaled in another way than they were trained with, as `scalelong lab tune` finds."""
 
     @property
     def process(self) -> NoiseProcess:
@@ -113,7 +113,6 @@ class Run:
         sampler: str = "dpm++",
         steps: int = 25,
         guidance: float = 1.0,
-        cache: str = "",
         precision: str = "no",
         batch_size: int = 64,
         device: torch.device | str = "cpu",
@@ -121,11 +120,10 @@ class Run:
         """Images, uint8 (n, C, H, W). Image i has the seed `seed + i` and does not depend on n or batch_size.
 
         `prompts` are classes or texts, which take turns; a class-conditional model without prompts shows all classes.
-        `wishes` is an earlier name of `prompts`. `cache` ("every=3,depth=1") and `precision` ("bf16") are those of
-        SampleSettings.
+        `wishes` is an earlier name of `prompts`. `precision` ("bf16") is that of SampleSettings.
         """
         wanted = requests(n, seed, prompts or wishes or self.default_prompts)
-        settings = SampleSettings(sampler=sampler, steps=steps, guidance=guidance, cache=cache, precision=precision)
+        settings = SampleSettings(sampler=sampler, steps=steps, guidance=guidance, precision=precision)
         return self.maker.all(wanted, settings, batch_size=batch_size, device=device)
 
     def grid(self, n: int = 16, *, columns: int | None = None, **options: Any) -> Any:
@@ -140,6 +138,7 @@ def load_run(
     step: int | Literal["best"] | None = None,
     trust: bool = False,
     scaling: str | None = None,
+    model: nn.Module | None = None,
     log: Log = logger.warning,
 ) -> Run:
     """The averaged (or raw) weights of the newest whole checkpoint, of the one of a step, or of the best one.
@@ -147,14 +146,16 @@ def load_run(
     `weights` is "ema", "raw", or "ema:10%": the average of another length (`scalelong.runs.averages`).
 
     A run folder may name a model of someone's own, "package.module:factory". That code is run with `trust` only.
-    `scaling` replaces the constants that the run was trained with ("custom:1,0.9,0.8", as `scalelong tune` finds them).
+    `scaling` replaces the constants that the run was trained with ("custom:1,0.9,0.8", see `scalelong lab tune`).
+    `model` is the network to put the weights into, for a run that was given one (`train(config, model=...)`).
     `log` gets a line for each damaged checkpoint that is passed over.
     """
     run = RunFolder(path)
     if not (run.path / CONFIG).exists():
         raise RunFolderError(f"{run.path} is not a run folder: it has no {CONFIG}")
+    require_no_links(run.path)
     config = load_config(run.path / CONFIG)
-    require_trust(config, run.path / CONFIG, trust)
+    require_trust(config, run.path / CONFIG, trust or model is not None)
     length = _length(weights)
     if scaling is not None:
         require_constant(config.scaling)
@@ -169,7 +170,7 @@ def load_run(
     if length is not None:
         weights = f"ema:{length}"
         state, sha256 = _other_average(run, int(manifest["step"]), length, by_length(state), log)
-    model = build_model(config, run.shape())
+    model = build_model(config, run.shape(), model=model)
     try:
         with without_records():  # the configuration says how it is scaled
             model.load_state_dict(state)
@@ -224,7 +225,7 @@ def require_constant(scaling: str) -> FixedScaling:
     if not isinstance(config, FixedScaling):
         raise InvalidConfigError(
             f"the run was trained with the scaling {scaling!r}, whose coefficients are learned or depend on the data: "
-            f"only constant ones (none, cs, uniform, custom, balanced) can be replaced after training"
+            f"only constant ones (none, cs, uniform, custom) can be replaced after training"
         )
     return config
 

@@ -22,6 +22,8 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
+from ..attaching import scale_skips_, start_merges_
+from ..config import GIBIBYTE, TextConfig, TrainConfig
 from ..data import ImageData, load_data
 from ..diffusion.conditions import (
     ClassCondition,
@@ -42,19 +44,23 @@ from ..errors import (
     UnclearParameterError,
     UntrustedCodeError,
 )
-from ..files import in_words, misfit, read_json
-from ..models import UViT, unet
-from ..models.call import call_arguments, require_condition_used
-from ..models.presets import UNET_PRESETS, preset_arguments
-from ..models.pretrained import require_buildable
+from ..files import in_words, read_json
+from ..finding import native_plan
+from ..models import (
+    UNET_PRESETS,
+    UViT,
+    call_arguments,
+    preset_arguments,
+    require_buildable,
+    require_condition_used,
+    unet,
+)
 from ..mup import Kinds, kinds, require_output_start, start_kinds_, unet_at, uvit_at, width_options
 from ..noise import NoiseProcess
 from ..optional import load_object
 from ..randomness import seed_global
 from ..scaling import NoScaling, as_scaling
-from ..skips import native_plan, scale_skips_, start_merges_
 from .adapters import add_adapters_
-from .config import GIBIBYTE, TextConfig, TrainConfig
 
 logger = logging.getLogger(__name__)
 
@@ -107,18 +113,23 @@ def _require_classes(config: TrainConfig, classes: Sequence[str] | None) -> Sequ
 # The network
 
 
-def build_model(config: TrainConfig, shape: DataShape, adapters: bool = True) -> nn.Module:
+def build_model(
+    config: TrainConfig, shape: DataShape, adapters: bool = True, model: nn.Module | None = None
+) -> nn.Module:
     """The network of the configuration, with weights that depend on the seed alone, and its long skips scaled.
 
-    With `lora` it has its adapters, unless weights are to be put into it first.
+    With `lora` it has its adapters, unless weights are to be put into it first. A `model` that exists already is used
+    as it is, and its long skips are scaled.
     """
+    given = model is not None
     with torch.random.fork_rng():
         seed_global(config.seed, "weights")
-        model = _build(config, shape)
+        model = _build(config, shape) if model is None else model
         _require_condition(model, config, shape)
-        if not is_uvit(config):  # which scales its own skips
+        if given or not is_uvit(config):  # which scales its own skips
             _scale(model, config, shape)
-        _start_for_mup(model, config, shape)
+        if not given:
+            _start_for_mup(model, config, shape)
     if config.lora and adapters:
         add_adapters_(model, config.lora, config.seed)
     if config.hardware.gradient_checkpointing:
@@ -360,10 +371,9 @@ def _from_diffusers_json(path: Path, values: dict[str, Any]) -> nn.Module:
     try:
         return kind.from_config({**described, **values})  # pyright: ignore[reportAttributeAccessIssue]
     except Exception as error:
-        wrong = misfit(kind.__init__, described)
-        if wrong is None:
-            raise
-        raise InvalidConfigError(f"{path} does not describe a {kind.__name__}: {wrong}; correct it") from error
+        raise InvalidConfigError(
+            f"{path} does not describe a {kind.__name__} that can be built: {in_words(error)}; correct it"
+        ) from error
 
 
 def _scale(model: nn.Module, config: TrainConfig, shape: DataShape) -> None:
@@ -413,7 +423,6 @@ class RunData:
     train: ImageData
     """What is trained on: images, or their latents."""
     held_out: ImageData | None = None
-    log: Log = logger.info
 
     @property
     def shape(self) -> DataShape:
@@ -422,7 +431,7 @@ class RunData:
     @cached_property
     def conditions(self) -> Conditions:
         """Captions are encoded here, once."""
-        return make_conditions(self.config, self.train.classes, self.train.annotations.captions, log=self.log)
+        return make_conditions(self.config, self.train.classes, self.train.annotations.captions)
 
     def inputs(self, device: torch.device | str = "cpu") -> InputMaker:
         """What turns these data into (x_t, t, condition)."""
@@ -451,20 +460,26 @@ def load_run_data(
     log: Log = logger.info,
     progress: Callable[[int, int], None] | None = None,
     image_cache: bool = True,
+    data: Any = None,
 ) -> RunData:
     """The images of a run. `progress` is called with (done, total) while they are decoded.
 
-    `image_cache=False` is for a look at them: what does not fit into memory is not decoded into a file.
+    `image_cache=False` is for a look at them: nothing is decoded before it is fetched. `data` takes the place of
+    `config.data`: an ImageData, or anything that `load_data` takes.
     """
     settings, limit = config.images, config.images.image_cache_limit
     mapped = image_cache and settings.autoencoder is None  # each image is encoded once, and its latents are kept
-    images = load_data(
-        config.data,
-        **settings.reading(),
-        progress=progress,
-        image_cache=settings.image_cache if mapped else "none",
-        image_cache_limit=None if limit is None else int(limit * GIBIBYTE),
-        say=log,
+    reading = settings.reading() if image_cache else {**settings.reading(), "memory_limit": 0}
+    images = (
+        data
+        if isinstance(data, ImageData)
+        else load_data(
+            config.data if data is None else data,
+            **reading,
+            progress=progress,
+            image_cache=settings.image_cache if mapped else "none",
+            image_cache_limit=None if limit is None else int(limit * GIBIBYTE),
+        )
     )
     if config.diffusion.condition == "class":
         _require_classes(config, images.classes)
@@ -474,12 +489,12 @@ def load_run_data(
             f"metadata.jsonl or in one .txt file per image, or train with condition 'none'"
         )
     log(images.describe())
-    data, held_out = images, None
+    kept, held_out = images, None
     if config.images.autoencoder is not None:
-        data = encode_data(images, Autoencoder(config.images.autoencoder), log)
+        kept = encode_data(images, Autoencoder(config.images.autoencoder))
     if config.images.held_out > 0:
-        data, held_out = data.split(config.images.held_out, config.seed)
-    return RunData(config, images, data, held_out, log)
+        kept, held_out = kept.split(config.images.held_out, config.seed)
+    return RunData(config, images, kept, held_out)
 
 
 def load_images(config: TrainConfig, log: Log = logger.info) -> tuple[ImageData, ImageData | None]:
@@ -493,7 +508,6 @@ def make_conditions(
     classes: Sequence[str] | None,
     captions: Sequence[str] | None = None,
     vocabulary: Sequence[str] | None = None,
-    log: Log = logger.info,
 ) -> Conditions:
     """The captions to be trained on are encoded here, once; for sampling, the vocabulary is what they had."""
     guided = config.diffusion.condition_dropout > 0
@@ -503,7 +517,7 @@ def make_conditions(
         encoder = _text_encoder(config.text, vocabulary)
         # Words need no cache: they are hashed faster than read from a disk.
         if captions is not None and not isinstance(encoder, HashedWords):
-            encoder = cache_captions(encoder, captions, log)
+            encoder = cache_captions(encoder, captions)
         return TextCondition(encoder, guided)
     return Unconditional()
 

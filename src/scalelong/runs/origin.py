@@ -22,26 +22,20 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from ..attaching import coefficients, fold_, is_scaled, scale_skips_, without_records
+from ..config import TrainConfig, flatten, load_config, to_dict, with_values
 from ..diffusion.solvers import diffusers
 from ..errors import CannotReadError, InvalidConfigError
 from ..files import in_words, read_json
-from ..models import UViT
-from ..models.call import Denoiser
-from ..models.official import arguments_of, official_scaling, read_weights
-from ..models.uvit import PositionEmbedding
+from ..models import Denoiser, PositionEmbedding, UViT, arguments_of, official_scaling, read_weights
 from ..noise import SCHEDULES, NoiseProcess, discrete_betas
 from ..scaling import as_scaling
 from ..scaling.base import Constants
-from ..skips import coefficients, fold_, is_scaled, scale_skips_
-from ..skips.record import without_records
 from .adapters import EMBEDDING
-from .config import TrainConfig, flatten, load_config, to_dict, with_values
 from .folder import CONFIG, RunFolder
 from .load import load_run
 from .model import DataShape, Log, example_forward, logger, require_trust
 
-CONDITIONING = "modulation."
-"""What the weights of U-ViT's self-conditioning begin with."""
 TOLERANCE = 1e-5
 """Largest change of the outputs, relative to their size, that attaching a scaling may cause."""
 
@@ -295,7 +289,6 @@ def load_start_(model: nn.Module, config: TrainConfig, shape: DataShape, log: Lo
         weights, wanted = dict(network.state_dict()), model.state_dict()
     remarks = _fit_classes(weights, wanted, config, origin.shape.classes, shape.classes)
     remarks += _fit_positions(weights, network, model)
-    remarks += _fit_conditioning(weights, wanted)
     wrong = [name for name in wanted if name not in weights or weights[name].shape != wanted[name].shape]
     surplus = [name for name in weights if name not in wanted]
     if wrong or surplus:
@@ -420,12 +413,3 @@ def _fit_positions(weights: dict[str, Tensor], network: nn.Module, model: nn.Mod
     with torch.no_grad():
         weights["position_embedding.weight"] = own(grid)
     return [f"positions resized from {own.grid[0]}x{own.grid[1]} to {grid[0]}x{grid[1]} patches"]
-
-
-def _fit_conditioning(weights: dict[str, Tensor], wanted: Mapping[str, Tensor]) -> list[str]:
-    """U-ViT's self-conditioning begins at zero: it can be added to weights that were trained without it."""
-    own = {name: value for name, value in wanted.items() if name.startswith(CONDITIONING)}
-    if not own or any(name.startswith(CONDITIONING) for name in weights):
-        return []
-    weights.update(own)
-    return ["self-conditioning is new, and begins as the network without it"]

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from ..config import TrainConfig
 from ..errors import InvalidConfigError, RunFailedError, ScaleLongError
 from ..files import in_words
 from ..optional import needs
-from .config import TrainConfig
 
 Result = TypeVar("Result")
 
@@ -20,16 +20,18 @@ def make_accelerator(config: TrainConfig, folder: str) -> Any:
     """An Accelerator for this run. The number of processes and the kind of parallelism come from the launcher."""
     needs("accelerate", "train", "training")
     check_launcher()
+    _check_accelerate(config)
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
-    from accelerate.utils import DistributedDataParallelKwargs
+    from accelerate.utils import DistributedDataParallelKwargs, GradientAccumulationPlugin
 
     # Its precision is shared by all Accelerators of a process; an earlier run may have had a different one.
     AcceleratorState._reset_state(reset_partial_state=False)
     try:
         return Accelerator(
-            # "no" must not overrule what `accelerate config` says.
-            mixed_precision=None if config.hardware.precision == "no" else config.hardware.precision,
+            mixed_precision=config.hardware.precision,
+            # The loop divides a batch itself; with the plugin, accelerate does not read a number from its variable.
+            gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
             # Without an accelerator it joins the processes of torchrun only if it knows that this is a run on a CPU.
             cpu=config.hardware.cpu or not torch.accelerator.is_available(),
             log_with=list(config.logging.trackers) or None,
@@ -41,6 +43,21 @@ def make_accelerator(config: TrainConfig, folder: str) -> Any:
             f"accelerate refuses the settings of this run: {in_words(error)}. Check --precision, --trackers and the "
             f"variables ACCELERATE_*"
         ) from error
+
+
+def _check_accelerate(config: TrainConfig) -> None:
+    """Variables of accelerate that change the mathematics must agree with the configuration, which is recorded."""
+    wanted = {
+        "ACCELERATE_MIXED_PRECISION": ("precision", config.hardware.precision),
+        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": ("accumulation", str(config.hardware.accumulation)),
+    }
+    for variable, (name, value) in wanted.items():
+        given = os.environ.get(variable, "").strip().lower()
+        if given not in ("", value) and not (name == "accumulation" and given == "1"):
+            raise InvalidConfigError(
+                f"the variable {variable} is {given[:40]!r} and `{name}` is {value}: give `{name}` {given[:40]}, so "
+                f"that the run records it, or unset the variable (accelerate's launcher sets it)"
+            )
 
 
 LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT")

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data import to_float
+from ..data import open_image, to_float
 from ..diffusion.images import Request, as_picture, image_grid
 from ..diffusion.solvers import SampleSettings
 from ..errors import CannotReadError, InvalidConfigError, SampleFolderError
@@ -41,7 +41,7 @@ MOST_IMAGE = 512 * 1024**2
 def save_png(path: Path, image: Tensor) -> None:
     content = io.BytesIO()
     as_picture(image).save(content, format="PNG")
-    write_bytes(path, content.getvalue())
+    write_bytes(path, content.getvalue(), synced=False)
 
 
 # The folder
@@ -157,10 +157,9 @@ def stack_images(files: Sequence[Path]) -> Tensor:
 
 def read_png(path: Path) -> Tensor:
     import numpy as np
-    from PIL import Image
 
     try:
-        with Image.open(io.BytesIO(read_bytes(path, MOST_IMAGE))) as image:
+        with open_image(read_bytes(path, MOST_IMAGE)) as image:
             array = np.array(image)
     # Pillow meets damaged files with almost any exception.
     except Exception as error:
@@ -189,14 +188,13 @@ def processes() -> Any:
 
 def folder_name(run: Run, settings: SampleSettings) -> str:
     guidance = f"-guidance{settings.guidance:g}" if settings.guidance != 1 else ""
-    cache = "".join(f"-{name}{value:g}" for name, value in settings.cache_options().items())
     precision = f"-{settings.precision}" if settings.precision != "no" else ""
     tuned = f"-tuned-{hashlib.sha256(run.config.scaling.encode()).hexdigest()[:6]}" if run.is_rescaled else ""
     weights = run.weights.replace(":", "").replace("%", "pct")  # of ema:10%; a colon is not for file names
-    return f"step{run.step}-{weights}-{settings.sampler}{settings.steps}{guidance}{cache}{precision}{tuned}"
+    return f"step{run.step}-{weights}-{settings.sampler}{settings.steps}{guidance}{precision}{tuned}"
 
 
-UNSAID = (("cache", ""), ("precision", "no"))
+UNSAID = (("precision", "no"),)
 
 
 def describe_samples(run: Run, settings: SampleSettings) -> dict[str, Any]:

@@ -18,13 +18,12 @@ from typing import Any
 
 import torch
 
+from ..config import TextConfig, TrainConfig, recipe
 from ..errors import CheckpointError, FolderInUseError, InvalidConfigError, RunFolderError
 from ..files import cache_folder, new_folder, read_json, write_bytes, write_text
 from .checkpoint import EMA, Snapshot, saved_steps, step_folder, write_checkpoint
-from .config import TextConfig, TrainConfig
 from .folder import CONFIG, DATA, RUN
 from .load import Run, load_run
-from .recipes import recipe
 
 WEIGHTS, CARD, SCORES = "weights.safetensors", "README.md", "scores.jsonl"
 

@@ -1,4 +1,11 @@
-"""How much: the scaling methods, one file each."""
+"""How much: the scaling methods.
+
+base        what a method is, the registry of methods, and their shorthands
+constant    none, uniform, CS, custom, magnitude-preserving
+dynamic     learnable scaling and normed skips
+freeu       FreeU
+baselines   residual scalings and starts of merges
+"""
 
 from .base import (
     METHODS as METHODS,
@@ -10,7 +17,6 @@ from .base import (
     register_scaling as register_scaling,
 )
 from .constant import (
-    BalancedScaling as BalancedScaling,
     ConstantScaling as ConstantScaling,
     CustomScaling as CustomScaling,
     FixedScaling as FixedScaling,

@@ -18,11 +18,6 @@ from torch import Tensor, nn
 from ..errors import InvalidConfigError
 from ..files import parse_json
 
-# What a scaling method is: a frozen configuration, and the module that it builds for the skips of one model.
-#
-# Long skips are numbered as in the paper: i = 1 is the outermost (the earliest encoder feature, merged last),
-# i = N the innermost.
-
 
 @dataclass(frozen=True, kw_only=True)
 class SkipSite:
@@ -250,18 +245,21 @@ def _require_fields(method: type[Scaling], values: dict[str, Any]) -> None:
 
 
 def _parse_arguments(method: type[Scaling], text: str) -> dict[str, Any]:
-    """ "0.6" sets the first field, "a=1,b=x" sets fields by name."""
+    """ "0.6" sets the first field, "0.9,0.8" sets it to several values, "a=1,b=x" sets fields by name."""
     fields = [field.name for field in dataclasses.fields(method)]
-    if "=" not in text:
-        if not fields:
-            raise InvalidConfigError(f"{method.name!r} takes no value, got {text!r}: leave it out")
-        parts = [_value(part) for part in text.split(",")]
-        return {fields[0]: parts[0] if len(parts) == 1 else tuple(parts)}
-    values: dict[str, Any] = {}
-    for part in text.split(","):
-        name, _, value = part.partition("=")
-        values[name.strip()] = _value(value)
-    return values
+    parts = [part.strip() for part in text.split(",")]
+    first = [_value(part) for part in parts if "=" not in part]
+    named = {name.strip(): _value(value) for name, found, value in (part.partition("=") for part in parts) if found}
+    if not first:
+        return named
+    if not fields:
+        raise InvalidConfigError(f"{method.name!r} takes no value, got {text!r}: leave it out")
+    if fields[0] in named or any("=" in part for part in parts[: len(first)]):
+        raise InvalidConfigError(
+            f"{text!r} gives {method.name!r} a value after or besides {fields[0]}=: write the value first, then "
+            f"options by name, as in '{method.name}:0.6,{fields[-1]}=...'"
+        )
+    return {fields[0]: first[0] if len(first) == 1 else tuple(first), **named}
 
 
 def _value(text: str) -> Any:

@@ -4,14 +4,11 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor
 
 from ..errors import InvalidConfigError
-from .base import Constants, Scaling, SkipScaling, SkipSite, register_scaling, require, require_kappa, require_number
-
-# Scaling by constants: the part that all constant methods share. Such scaling costs nothing and can be folded.
+from .base import Constants, Scaling, SkipScaling, SkipSite, register_scaling, require, require_kappa
 
 
 class FixedSkipScaling(SkipScaling):
@@ -73,66 +70,31 @@ class UniformScaling(FixedScaling):
         return (self.kappa,) * count
 
 
-AUTO = "auto"
-
-PAPER_RATIO = 2.9280314487747456
-"""The 97 % quantile of ‖ε‖²/‖x_t‖² for the paper's data (uniform on [-1, 1]) and DDPM's schedule (Section 4.1)."""
-
-
-def paper_kappa(skips: int) -> float:
-    """κ with Σ_{j=1..N} κ^(2(j-1)) = PAPER_RATIO, to four digits; 1 where the sum never gets there.
-
-    What `scalelong.kappa.choose_kappa(skips=N)` answers without data: that stands above this package and knows why.
-    """
-    if skips <= PAPER_RATIO:
-        return 1.0
-    low, high = 0.0, 1.0
-    while high - low > 1e-9:
-        middle = (low + high) / 2
-        total = sum(middle ** (2 * j) for j in range(skips))
-        low, high = (low, middle) if total > PAPER_RATIO else (middle, high)
-    return round((low + high) / 2, 4)
-
-
 @register_scaling
 @dataclass(frozen=True)
 class ConstantScaling(FixedScaling):
     """CS, κ_i = κ^(i-1) (Eq. 8): the outermost skip is kept, inner ones fade. The paper suggests κ in [0.5, 0.95].
 
-    `kappa="auto"` takes κ from the number of skips, by `scalelong.kappa` at the paper's assumptions about the data; use
-    `choose_kappa(..., data=...)` where there is data. A built scaling holds the number that was chosen.
     `reverse=True` is the paper's ablation κ_i = κ^(N-i+1) (Table 4), which it found clearly worse.
     `behind_norms=True` multiplies the skip where the convolutions read it, behind a normalisation that would divide κ
     out again; where none comes right behind the merge, it changes nothing.
     """
 
-    kappa: float | Literal["auto"] = 0.7
+    kappa: float = 0.7
     reverse: bool = False
     behind_norms: bool = False
 
     name = "cs"
 
     def validate(self) -> None:
-        if self.kappa != AUTO:
-            require_kappa(self.kappa)
+        require_kappa(self.kappa)
         for name in ("reverse", "behind_norms"):
             value = getattr(self, name)
             require(isinstance(value, bool), f"{name} must be true or false, got {value!r}")
 
-    def resolved(self, count: int) -> "ConstantScaling":
-        """This configuration for N skips, with a number in place of "auto"."""
-        if self.kappa != AUTO:
-            return self
-        return self.replace(kappa=paper_kappa(count))
-
     def curve(self, count: int) -> tuple[float, ...]:
-        kappa = self.resolved(count).kappa
         exponents = range(count, 0, -1) if self.reverse else range(count)
-        return tuple(float(kappa) ** exponent for exponent in exponents)
-
-    def build(self, sites: Sequence[SkipSite]) -> FixedSkipScaling:
-        # What is saved with a model is the number, not the way that it was found.
-        return FixedScaling.build(self.resolved(len(sites)), sites)
+        return tuple(float(self.kappa) ** exponent for exponent in exponents)
 
 
 @register_scaling
@@ -159,44 +121,6 @@ class CustomScaling(FixedScaling):
                 f"{len(self.kappas)} coefficients were given for {count} long skips: give one for each"
             )
         return self.kappas
-
-
-@register_scaling
-@dataclass(frozen=True)
-class BalancedScaling(FixedScaling):
-    """κ_i = min(1, κ^(i-1) / √(w_i/w_1)): what Eq. 8 wants the skips to contribute, on the network at hand.
-
-    Skip i contributes κ_i² w_i to the second moment of the output, where w_i = E‖∂out/∂κ_i‖². Eq. 8 was derived where
-    all w_i are equal; here they are measured (`scalelong.kappa.balanced_scaling` does it), so that the contributions,
-    not the coefficients, fall as κ^(2(i-1)). A skip that the network hardly listens to is left alone.
-    """
-
-    weights: tuple[float, ...]
-    kappa: float = 0.7
-
-    name = "balanced"
-
-    def __post_init__(self) -> None:
-        values = self.weights if isinstance(self.weights, Sequence) else (self.weights,)
-        object.__setattr__(self, "weights", tuple(values))
-        self.validate()
-
-    def validate(self) -> None:
-        require_kappa(self.kappa)
-        require(len(self.weights) > 0, "weights must be the sensitivities w_1 ... w_N, got none")
-        for weight in self.weights:
-            require_number("each of weights", weight, -1e-300, float("inf"), "[0, inf)")
-        require(self.weights[0] > 0, "the outermost skip must have a weight above 0")
-
-    def curve(self, count: int) -> tuple[float, ...]:
-        if len(self.weights) != count:
-            raise InvalidConfigError(
-                f"{len(self.weights)} weights were given for {count} long skips: give one for each"
-            )
-        # min(1, √(κ^(2(i-1)) w_1 / w_i)) without dividing by a w_i of zero.
-        wanted = [self.kappa ** (2 * i) * self.weights[0] for i in range(count)]
-        pairs = zip(wanted, self.weights, strict=True)
-        return tuple(1.0 if have <= want else (want / have) ** 0.5 for want, have in pairs)
 
 
 @register_scaling

@@ -10,13 +10,12 @@ callbacks    monitor and guard for accelerate's, Lightning's and transformers' l
 diagnosis    one page about a model's long skips, before training
 nonfinite    where the numbers of a step stopped being finite
 range        the range of learning rates in which a network trains, with and without each fix
-together     several small networks trained at once, each judged for itself
 many         runs side by side in processes
 survival     who survived: counts, the rate at which half of the runs do, verdict and picture
 
 The names stand in `__init__.pyi` and are loaded at first use: a report reads alarms and readings without torch.
 """
 
-from ..door import door
+from ..lazy import lazy_exports
 
-__getattr__, __dir__, __all__ = door(__name__)  # pyright: ignore[reportUnsupportedDunderAll]
+__getattr__, __dir__, __all__ = lazy_exports(__name__)  # pyright: ignore[reportUnsupportedDunderAll]

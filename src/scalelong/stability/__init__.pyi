@@ -17,9 +17,13 @@ from .callbacks import (
     trainer_guard as trainer_guard,
 )
 from .collapse import (
+    RULE as RULE,
     Collapse as Collapse,
     CollapseDetector as CollapseDetector,
     Spike as Spike,
+    first_to_leave as first_to_leave,
+    has_collapsed as has_collapsed,
+    last_good as last_good,
 )
 from .diagnosis import (
     Diagnosis as Diagnosis,
@@ -37,7 +41,6 @@ from .nonfinite import (
     explain_nonfinite as explain_nonfinite,
 )
 from .range import (
-    CollapseRule as CollapseRule,
     Method as Method,
     rate_range as rate_range,
 )
@@ -47,5 +50,4 @@ from .survival import (
     RateRange as RateRange,
     RateRun as RateRun,
 )
-from .together import DenoisingStep as DenoisingStep
 from .trackers import Tracker as Tracker

@@ -26,6 +26,7 @@ from typing import Any, Protocol, TextIO
 from ..errors import InvalidConfigError
 from ..files import make_folder, read_json_lines, write_json_lines, writing
 from ..optional import needs
+from .collapse import RECORD, Collapse, CollapseDetector
 
 WINDOW = 51
 PEAK = math.log(1.5)
@@ -162,7 +163,7 @@ class AlarmRules:
     dead_skip: float = 1e-4
     """A skip is dead if it is smaller than the largest skip by this factor, both as they enter their merges."""
     zero_loss: float | None = None
-    """The loss of a predictor of zero (1 for ε); a network that returns to it has collapsed."""
+    """The loss of a predictor of zero (1 for ε); left out, that of the first steps. See `CollapseDetector`."""
     memory: int = 20
     patience: int = 5
     """Readings before the first comparison with the past."""
@@ -182,13 +183,26 @@ class AlarmDetector:
     def __init__(self, rules: AlarmRules) -> None:
         self.rules = rules
         self._past: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=rules.memory))
-        self._lowest_loss = math.inf
+        self._collapse = CollapseDetector(zero_loss=rules.zero_loss)
+        self._collapsed: Collapse | None = None
         self._standing: set[tuple[str, str]] = set()
 
     def check(
-        self, step: int, reading: Mapping[str, float], *, lr: float | None = None, scaled: bool = False
+        self,
+        step: int,
+        reading: Mapping[str, float],
+        *,
+        losses: Sequence[float] = (),
+        lr: float | None = None,
+        scaled: bool = False,
     ) -> list[Alarm]:
-        """`lr` is the learning rate of this step, `scaled` whether the long skips are scaled, where they are known."""
+        """`losses`: those of all steps since the last reading. `lr` is the learning rate of this step, `scaled` whether
+        the long skips are scaled, where they are known."""
+        # A recorded mean stands for the steps that were not kept.
+        each = losses or ([reading["loss"]] * RECORD if "loss" in reading else [])
+        for position, loss in enumerate(each, start=step - len(each) + 1):
+            event = self._collapse.add(position, loss)
+            self._collapsed = event if isinstance(event, Collapse) else self._collapsed
         findings = list(self._findings(reading))
         standing = {(finding.kind, finding.where) for finding in findings}
         fresh = [finding for finding in findings if (finding.kind, finding.where) not in self._standing]
@@ -224,8 +238,6 @@ class AlarmDetector:
         for name, value in reading.items():
             if math.isfinite(value):
                 self._past[name].append(value)
-        loss = reading.get("loss", math.inf)
-        self._lowest_loss = min(self._lowest_loss, loss) if math.isfinite(loss) else self._lowest_loss
 
     def _findings(self, reading: Mapping[str, float]) -> Iterator[_Finding]:
         bad = [name for name, value in reading.items() if not math.isfinite(value)]
@@ -260,14 +272,8 @@ class AlarmDetector:
             usual, value = self._median(name), reading[name]
             if usual and value < self.rules.collapse * usual:
                 yield _Finding("collapse", name, value, f"{name} fell to {value:.3g}; its median was {usual:.3g}.")
-        zero, loss = self.rules.zero_loss, reading.get("loss")
-        if zero is not None and loss is not None and self._lowest_loss < 0.8 * zero and loss > 0.98 * zero:
-            yield _Finding(
-                "collapse",
-                "loss",
-                loss,
-                f"the loss is back at {loss:.3g}, that of a predictor of zero; it was {self._lowest_loss:.3g} before.",
-            )
+        if self._collapse.collapsed and self._collapsed is not None:
+            yield _Finding("collapse", "loss", self._collapsed.loss, f"{self._collapsed}.")
 
     def _margins(self, reading: Mapping[str, float]) -> Iterator[_Finding]:
         headroom = reading.get("headroom")

@@ -16,12 +16,12 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from ..attaching import is_scaled, scale_skips_, start_skips_
 from ..errors import InvalidConfigError
-from ..models.call import tensors_in
+from ..finding import ExampleInputs
+from ..models import tensors_in
 from ..optional import needs
 from ..scaling import Scaling
-from ..skips import is_scaled, scale_skips_, start_skips_
-from ..skips.examples import ExampleInputs
 from .alarms import Alarm
 from .guard import CollapseGuard
 from .monitor import StabilityMonitor, logger

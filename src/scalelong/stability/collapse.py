@@ -1,21 +1,30 @@
-"""A loss that collapses and stays finite, noticed within steps: `CollapseDetector`.
+"""The one rule of collapse: `CollapseDetector`. Guard, monitor, range, trainer, comparisons and reports all use it.
 
 The failure of deep U-shaped networks at high rates is finite: the loss climbs back to that of a network that always
-answers zero, and stays there. One loss says little, because it depends on the noise levels that a small batch happens
-to hold. So the detector compares like with like. For each noise level b it follows what the network has reached, m_b.
-A step with losses l_i at the levels b_i, where zero would have cost z_i, has
+answers zero, and stays there. The rule:
+
+    A run has collapsed when its mean loss since some step is above the level that it had reached
+      - by more than half of what it had learned (the gap between that level and the loss of an output of zero),
+      - by more than five standard errors of that mean, noise and its autocorrelation measured in the run itself,
+      - for long enough: twelve steps at the loss of zero, and never fewer than four.
+    Nothing is judged before the loss is a fifth below that of zero. A loss that is not finite has collapsed.
+
+One loss says little, because it depends on the noise levels that a small batch happens to hold. So the detector
+compares like with like. For each noise level b it follows what the network has reached, m_b: the mean over the last
+quarter of its images, at most 256, so that a lucky batch does not lower it. A step with losses l_i at the levels b_i,
+where zero would have cost z_i, has
 
     excess E = Σ (l_i - m_{b_i})       0 in a run that goes on as it was,
     gap    G = Σ (z_i - m_{b_i})       what there is to lose: E = G is the loss of zero.
 
 Evidence is summed as in Page's test for a change (CUSUM; Page, Biometrika 41, 1954):
 
-    S ← max(0, S + (min(E, 2G) - G/2) / mean gap)
+    S ← max(0, S + (min(E, 2G) - G/2) / mean gap)            collapsed when S > max(6, 14 v)
 
-In a healthy run S falls by one half per step and stays near 0; after a collapse to zero it rises by one half. An
-excess counts at most twice the gap, so that one wild step is no collapse. The bar for S grows with the noise of
-the steps: a sum of noise of variance v that drifts down by 1/2 exceeds h with probability exp(-h / v). The last step
-at which S was 0 is where the trouble began.
+where v is the variance of E / G in the run, times (1 + ρ) / (1 - ρ) for an autocorrelation ρ. A sum of noise of
+variance v that drifts down by 1/2 exceeds 14 v with a probability of exp(-14); n steps that reach that bar have a mean
+of at least 1/2 + 14 v / n, which is never less than √28 standard errors √(v/n). The last step at which S was 0 is where
+the trouble began.
 
     detector = CollapseDetector(zero_loss=1.0)
     for step, loss in enumerate(losses, start=1):
@@ -24,6 +33,7 @@ at which S was 0 is where the trouble began.
 The state is plain numbers (`state_dict`), so that a resumed run decides as it would have.
 """
 
+import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +41,11 @@ from typing import Any
 
 from ..errors import InvalidConfigError
 
+RULE = (
+    "a run has collapsed when its mean loss since some step is above the level that it had reached by more than half "
+    "of what it had learned and by more than five standard errors, or is not finite"
+)
+"""The rule in a sentence, for pages and reports."""
 LEARNED = 0.2
 """Nothing is judged before the loss is below that of zero by this share."""
 LOST = 0.5
@@ -39,24 +54,32 @@ EVIDENCE = 6.0
 """The bar for S in a quiet run: 12 steps at the loss of zero, 4 at three times that."""
 SPIKE = 0.7
 """A loss that comes back after this share of that bar was a spike."""
-NOISE = 12.0
-"""The bar for S in units of the variance of a step: a false alarm has a chance of exp(-12) per excursion."""
+NOISE = 14.0
+"""The bar for S in units of the variance of a step: a false alarm has a chance of exp(-14) per excursion."""
+NOISIEST = 0.5
+"""Nothing is judged while the variance of a step, in squared gaps, is above this: what was learned is lost in noise."""
 MOST = 2.0
-"""The largest excess that a step counts with, in gaps."""
-MEMORY = 16
-"""Images over which the loss of a noise level is averaged."""
-RISE = 1e-3
-"""By this share per step a level goes back up to what is measured, so that one lucky batch is forgotten."""
-QUIET = 10
+"""The largest excess that a step counts with, in gaps: one wild step is no collapse."""
+SHORT_MEMORY, LONG_MEMORY, RECENT = 16, 256, 1 / 4
+"""Images over which the loss of a noise level is averaged: the most recent quarter, within these limits."""
+RISE = 2e-3
+"""By this share per step a level goes back up to what is measured, so that a lucky time is forgotten."""
+GAP_MEMORY = 10
 """Steps over which the mean gap is averaged,"""
-NOISE_MEMORY = 100
+NOISE_MEMORY = 300
 """and those over which the noise is."""
+SETTLED = 20
+"""Steps before the first judgement."""
 FIRST = 10
 """Steps whose loss stands for that of zero, where that is not given."""
 LARGEST_GAP = 8.0
 """The same case: the gap counts at most so many times the level, because a network may start far above zero's loss."""
 MARGIN = 10
 """Steps before the first evidence in which something may already have been wrong."""
+TROUBLE = ("steps", "loss", "level", "zero", "largest", "evidence", "squares", "products")
+"""What is summed while the loss is above its level."""
+RECORD = 20
+"""Steps that a value of a recorded curve stands for."""
 
 
 @dataclass(frozen=True)
@@ -123,31 +146,47 @@ class CollapseDetector:
     def reset(self) -> None:
         """Forget all."""
         self.measured: list[float] = [math.nan] * self.levels
-        """Mean loss of each noise level, lately."""
+        """Mean loss of each noise level."""
         self.reached: list[float] = [math.nan] * self.levels
         """The least that it was: m_b."""
+        self.images: list[float] = [0.0] * self.levels
+        """Images that these means have seen."""
         self.first: list[float] = []
-        self.gap, self.zero, self.variance = 0.0, 0.0, 0.0
+        self.gap, self.zero = 0.0, 0.0
+        self.variance, self.covariance, self.last = 0.0, 0.0, 0.0
+        """Noise of the excess: E[e²], E[e e'] of neighbouring steps, and the last e."""
         self.steps = 0
-        """Steps behind these means."""
+        """Steps that went into the mean gap."""
         self.evidence, self.began, self.collapsed = 0.0, 0, False
-        self.trouble: list[float] = []
-        """Since `began`: steps, loss, level, zero, largest loss, largest evidence, then the excess of each level."""
+        self.trouble: dict[str, float] = {}
+        """Sums since `began`: see `_weigh`."""
+        self.excess: list[float] = [0.0] * self.levels
+        """Excess of each noise level since `began`."""
 
     def state_dict(self) -> dict[str, Any]:
-        known = {name: value for name, value in vars(self).items() if name not in ("zero_loss", "levels")}
-        return {name: list(value) if isinstance(value, list) else value for name, value in known.items()}
+        return copy.deepcopy({name: value for name, value in vars(self).items() if name not in ("zero_loss", "levels")})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state. What an older version did not save begins as in a new detector."""
         self.reset()
-        if state:
-            for name, value in state.items():
-                setattr(self, name, list(value) if isinstance(value, list) else value)
+        for name, value in state.items():
+            if name in vars(self) and isinstance(value, type(vars(self)[name]) | int | float):
+                setattr(self, name, copy.deepcopy(value))
+        if not self.trouble:
+            self.evidence = 0.0
 
     @property
     def bar(self) -> float:
         """The evidence at which a run has collapsed."""
-        return max(EVIDENCE, NOISE * self.variance)
+        return max(EVIDENCE, NOISE * self.noise)
+
+    @property
+    def noise(self) -> float:
+        """The variance of a step's excess in gaps, as it counts in sums of many steps."""
+        if self.variance == 0.0 or self.gap <= 0.0:
+            return 0.0
+        correlation = min(max(self.covariance / self.variance, 0.0), 0.8)
+        return self.variance / self.gap**2 * (1 + correlation) / (1 - correlation)
 
     @property
     def trouble_since(self) -> int | None:
@@ -176,48 +215,64 @@ class CollapseDetector:
             gap = zero - level
             if self.zero_loss is None and self.levels == 1:
                 gap = min(gap, LARGEST_GAP * level)
-            event = self._weigh(step, loss / images, level / images, zero / images, gap / images)
-            if self.evidence > 0:
-                for b in known:
-                    self.trouble[6 + b] += losses[b] - counts[b] * self.reached[b]
+            excess = {b: losses[b] - counts[b] * self.reached[b] for b in known}
+            event = self._weigh(step, loss / images, level / images, zero / images, gap / images, excess)
         self._learn(counts, losses, zeros)
         return event
 
-    def _weigh(self, step: int, loss: float, level: float, zero: float, gap: float) -> Collapse | Spike | None:
-        """One step of the test. All numbers are means of an image."""
-        share = 1 / min(self.steps + 1, QUIET)
-        learned = self.gap > LEARNED * self.zero and self.steps >= FIRST
+    def _weigh(
+        self, step: int, loss: float, level: float, zero: float, gap: float, by_level: Mapping[int, float]
+    ) -> Collapse | Spike | None:
+        """One step of the test. All numbers but those by level are means of an image."""
+        learned = self.gap > LEARNED * self.zero and self.steps >= SETTLED and self.noise < NOISIEST
         excess = min(loss - level, MOST * max(gap, 0.0))
+        # A loss that falls is no noise, so what is below the level does not raise it. Nor does one wild step.
+        most = MOST * gap if learned else 2 * LEARNED * zero
+        noise = min(max(loss - level, -math.sqrt(self.variance)), most)
         counted = (excess - LOST * gap) / self.gap if learned else -LOST
-        if learned and not self.collapsed:
-            # Slowly: the first steps of a collapse must not raise the bar that they are to pass.
-            noise = max(excess / self.gap, -LOST) ** 2  # a loss that falls is no noise
-            self.variance += (noise - self.variance) / min(self.steps, NOISE_MEMORY)
         if self.evidence == 0.0 and counted <= 0.0:
             # The gap of a quiet run. That of a run in trouble says nothing.
+            share = 1 / min(self.steps + 1, GAP_MEMORY)
             self.gap += share * (gap - self.gap)
             self.zero += share * (zero - self.zero)
             self.steps += 1
+            self._learn_noise(1, noise**2, noise * self.last)
+            self.last = noise
             return None
         if self.evidence == 0.0:
-            self.began, self.trouble = step - 1, [0.0] * (6 + self.levels)
+            self.began, self.excess = step - 1, [0.0] * self.levels
+            self.trouble = dict.fromkeys(TROUBLE, 0.0)
         self.evidence = max(0.0, self.evidence + counted)
         trouble = self.trouble
-        for position, value in enumerate((1.0, loss, level, zero)):
-            trouble[position] += value
-        trouble[4], trouble[5] = max(trouble[4], loss), max(trouble[5], self.evidence)
+        added = {"steps": 1.0, "loss": loss, "level": level, "zero": zero}
+        for name, value in {**added, "squares": noise**2, "products": noise * self.last}.items():
+            trouble[name] += value
+        trouble["largest"], trouble["evidence"] = max(trouble["largest"], loss), max(trouble["evidence"], self.evidence)
+        for b, value in by_level.items():
+            self.excess[b] += value
+        self.last = noise
+        steps = trouble["steps"]
         if self.evidence == 0.0:
-            spiked = trouble[5] > SPIKE * self.bar and not self.collapsed
+            spiked = trouble["evidence"] > SPIKE * self.bar and not self.collapsed
+            if not self.collapsed:
+                # It was noise. A collapse must not raise the bar that it is to pass, so noise is learned only now.
+                self._learn_noise(int(steps), trouble["squares"] / steps, trouble["products"] / steps)
             self.collapsed = False
-            return Spike(step, self.began, trouble[4], trouble[2] / trouble[0], self._worst()) if spiked else None
+            level = trouble["level"] / steps
+            return Spike(step, self.began, trouble["largest"], level, self._worst()) if spiked else None
         if self.evidence <= self.bar:
             return None
         self.evidence = self.bar  # so that a run that comes back is soon known to
         if self.collapsed:
             return None
         self.collapsed = True
-        steps = trouble[0]
-        return Collapse(step, self.began, trouble[1] / steps, trouble[2] / steps, trouble[3] / steps, self._worst())
+        means = (trouble[name] / steps for name in ("loss", "level", "zero"))
+        return Collapse(step, self.began, *means, noise_level=self._worst())
+
+    def _learn_noise(self, steps: int, square: float, product: float) -> None:
+        share = 1 - (1 - 1 / min(self.steps, NOISE_MEMORY)) ** steps
+        self.variance += share * (square - self.variance)
+        self.covariance += share * (product - self.covariance)
 
     def _learn(self, counts: Sequence[float], losses: Sequence[float], zeros: Sequence[float]) -> None:
         """Follow the loss of each level: down at once, up slowly, and not at all while something is wrong."""
@@ -226,7 +281,9 @@ class CollapseDetector:
                 continue
             most = MOST * zeros[b] / counts[b]
             mean, before = min(losses[b] / counts[b], most), min(self.measured[b], most)
-            weight = 1.0 if math.isnan(before) else counts[b] / (counts[b] + MEMORY)
+            memory = min(max(RECENT * self.images[b], SHORT_MEMORY), LONG_MEMORY)
+            self.images[b] += counts[b]
+            weight = 1.0 if math.isnan(before) else counts[b] / (counts[b] + memory)
             now = self.measured[b] = mean if math.isnan(before) else before + weight * (mean - before)
             reached = self.reached[b]
             if math.isnan(reached) or now < reached:
@@ -235,17 +292,24 @@ class CollapseDetector:
                 self.reached[b] += RISE * (now - reached)
 
     def _worst(self) -> int | None:
-        excess = self.trouble[6:]
-        return max(range(self.levels), key=lambda b: excess[b]) if self.levels > 1 else None
+        return max(range(self.levels), key=lambda b: self.excess[b]) if self.levels > 1 else None
 
     def _not_finite(self, step: int) -> Collapse | None:
         if self.collapsed:
             return None
         began = self.began if self.evidence > 0 else step - 1
         self.collapsed, self.evidence, self.began = True, self.bar, began
-        self.trouble = self.trouble or [0.0] * (6 + self.levels)
+        self.trouble = self.trouble or dict.fromkeys(TROUBLE, 0.0)
         level = self.reached[0] if self.levels == 1 else math.nan
         return Collapse(step, began, math.nan, level, self.zero)
+
+
+def has_collapsed(curve: Sequence[float], zero_loss: float | None = None) -> bool:
+    """Whether a recorded curve ends collapsed. Each of its values is a mean, and stands for many steps."""
+    detector = CollapseDetector(zero_loss=zero_loss)
+    for step, loss in enumerate((loss for loss in curve for _ in range(RECORD)), start=1):
+        detector.add(step, loss)
+    return detector.collapsed
 
 
 def _usual(values: Sequence[float]) -> float:

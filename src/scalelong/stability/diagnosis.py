@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,14 +13,12 @@ from torch import Tensor, nn
 
 from ..console import html_lines, html_table, text_table
 from ..errors import InvalidInputError
-from ..kappa import KappaChoice, choose_kappa
-from ..models.call import count_parameters
+from ..finding import ExampleInputs, example_call, unwrap
+from ..models import count_parameters
 from ..noise import SCHEDULE
 from ..optional import needs
 from ..scaling import ConstantScaling, LearnableScaling, NoScaling, Scaling
-from ..skips.examples import ExampleInputs, example_call
-from ..skips.host import unwrap
-from ..theory import jacobian_norm, skip_sensitivities
+from ..theory import KappaRange, jacobian_norm, kappa_range, skip_sensitivities
 from .features import plan_for, probe
 
 if TYPE_CHECKING:
@@ -69,8 +67,8 @@ class Diagnosis:
     fp16_headroom: float
     """65504 divided by the largest activation at a block."""
     scaling: Scaling
-    choice: KappaChoice | None
-    """None for networks that are no diffusion models: the paper's κ is about their noise."""
+    kappa_range: KappaRange | None
+    """κ by Section 4.1. None for networks that are no diffusion models: the paper's κ is about their noise."""
     reasons: tuple[str, ...]
     advice: str = ""
     """What the evidence says about scaling a network of this kind."""
@@ -78,8 +76,8 @@ class Diagnosis:
     @property
     def recommendation(self) -> str:
         """The shorthand of the scaling to take, if one is taken."""
-        if isinstance(self.scaling, ConstantScaling) and self.choice is not None:
-            return f"cs:{self.choice.kappa:g}"
+        if isinstance(self.scaling, ConstantScaling):
+            return f"cs:{self.scaling.kappa:g}"
         return self.scaling.name
 
     def rows(self) -> list[dict[str, str]]:
@@ -114,8 +112,8 @@ class Diagnosis:
 
     def to_json(self) -> str:
         page = {"rows": self.rows(), "facts": self.facts(), "reasons": list(self.reasons), "text": str(self)}
-        choice = None if self.choice is None else asdict(self.choice)
-        return json.dumps({**page, "scaling": self.scaling.to_dict(), "choice": choice})
+        found = None if self.kappa_range is None else self.kappa_range._asdict()
+        return json.dumps({**page, "scaling": self.scaling.to_dict(), "kappa_range": found})
 
     def _repr_html_(self) -> str:
         facts = [f"{name}: {value}" for name, value in self.facts().items()]
@@ -146,7 +144,7 @@ def diagnose(
 ) -> Diagnosis:
     """Diagnose a model on a batch: its arguments as a tuple or a dictionary, as in training (noisy images, times, ...).
 
-    `images`, clean ones as the network sees them, and `schedule` let κ be chosen for the data, instead of for the
+    `images`, clean ones as the network sees them, and `schedule` give the range of κ of these data instead of the
     paper's. Costs a few dozen forwards; the model is left as it was.
     """
     host = unwrap(model)
@@ -161,10 +159,10 @@ def diagnose(
     largest = max(features.block_max.values(), default=math.nan)
     relative = [weight / weights[0] if weights[0] > 0 else None for weight in weights]
     denoises = images is not None or _denoises(host, args, kwargs)
-    choice = choose_kappa(skips=len(plan), data=images, schedule=schedule) if denoises else None
-    cancelled = sum(skip.cancelled for skip in plan) / len(plan)
+    found = kappa_range(len(plan), images, schedule) if denoises else None
+    cancelled = sum(skip.readers.cancelled for skip in plan) / len(plan)
     headroom = FP16_LIMIT / max(largest, 1e-30)
-    scaling, reasons = _recommend(choice, relative, cancelled, headroom)
+    scaling, reasons = _recommend(found, relative, cancelled, headroom)
     curve = _curve(scaling, len(plan))
     return Diagnosis(
         model=type(host).__name__,
@@ -177,9 +175,9 @@ def diagnose(
                 shape=tuple(skip.shape),
                 rms=features.skip_rms.get(skip.index, math.nan),
                 sensitivity=relative[skip.index - 1],
-                not_cancelled=1 - skip.cancelled,
-                norm=skip.norm,
-                shortcut=skip.bypass,
+                not_cancelled=1 - skip.readers.cancelled,
+                norm=skip.readers.norm,
+                shortcut=skip.readers.bypass,
                 kappa=curve[skip.index - 1],
             )
             for skip in plan
@@ -188,9 +186,9 @@ def diagnose(
         activation_max=largest,
         fp16_headroom=headroom,
         scaling=scaling,
-        choice=choice,
+        kappa_range=found,
         reasons=reasons,
-        advice=_advice(choice, len(plan), cancelled),
+        advice=_advice(found, len(plan), cancelled),
     )
 
 
@@ -209,14 +207,14 @@ DEEP = 8
 """Long skips from which on CS kept runs alive at high rates; with four of them nothing was gained."""
 
 
-def _advice(choice: KappaChoice | None, skips: int, cancelled: float) -> str:
+def _advice(found: KappaRange | None, skips: int, cancelled: float) -> str:
     """What docs/evidence/survival and docs/recipe.md have found for such a network."""
-    if choice is None:
+    if found is None:
         return (
             "none. This network takes no time, so it is no diffusion model: the paper's reason for κ is about noise, "
             "and there is no evidence that scaling helps here. If training fails, lower the learning rate first"
         )
-    if choice.kappa >= 1:
+    if found.high >= 1:
         return "none: no κ below 1 is needed"
     find_out = "`scalelong range`, or sl.rate_range in your own loop, finds out whether your rate needs it"
     if cancelled > 0.5 or skips < DEEP:
@@ -225,32 +223,32 @@ def _advice(choice: KappaChoice | None, skips: int, cancelled: float) -> str:
             f"none at ordinary learning rates: on networks {kind} no scaling did as well (docs/recipe.md). {find_out}"
         )
     return (
-        f"sl.start_skips_(model, 'cs:{choice.kappa:g}') before training, if the learning rate is high: nothing is "
+        "sl.start_skips_(model, 'cs') before training, if the learning rate is high: nothing is "
         f"attached and it costs nothing. Over 1,000 steps it only put collapses off, where norms in the merges "
         f"(UViT(merge_norm=True)) held. At ordinary rates no scaling does as well (docs/recipe.md). {find_out}"
     )
 
 
 def _recommend(
-    choice: KappaChoice | None, sensitivities: list[float | None], cancelled: float, headroom: float
+    found: KappaRange | None, sensitivities: list[float | None], cancelled: float, headroom: float
 ) -> tuple[Scaling, tuple[str, ...]]:
-    """The method, and why, in words. Rules of thumb: a pilot (`choose_kappa(method="pilot")`) knows better."""
+    """The method, and why, in words. κ is the default: none from the range of Section 4.1 did better."""
     reasons: list[str] = []
-    scaling: Scaling = NoScaling() if choice is None else ConstantScaling(choice.kappa)
-    if choice is None:
+    scaling: Scaling = NoScaling() if found is None else ConstantScaling()
+    if found is None:
         reasons.append("the model is called without a time, so κ is not derived from the noise of diffusion")
     elif cancelled > 0.5:
-        scaling = LearnableScaling(gate="channel", kappa=min(choice.kappa, 0.999))
+        scaling = LearnableScaling(gate="channel")
         reasons.append(
             f"the normalisation right behind the merges cancels a constant κ for {cancelled:.0%} of the channels; "
             f"a gate per channel (LS) is not cancelled"
         )
-    elif choice.kappa >= 1:
+    elif found.high >= 1:
         scaling = NoScaling()
-        reasons.append(f"with {choice.skips} long skips no κ below 1 is needed")
+        reasons.append(f"with {found.skips} long skips no κ below 1 is needed")
     else:
         reasons.append("CS costs nothing, has no parameters, and can be folded into the weights after training")
-    reasons += () if choice is None else choice.reasons
+    reasons += () if found is None else (str(found),)
     known = [weight for weight in sensitivities if weight is not None]
     if not known:
         reasons.append(

@@ -12,12 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from ..models.call import evaluating, first_tensor
-from ..skips import find_skips, is_scaled, plan_of
-from ..skips.attach import operand
-from ..skips.examples import ExampleInputs
-from ..skips.host import unwrap
-from ..skips.plan import LongSkip, SkipPlan
+from ..attaching import is_scaled, operand, plan_of
+from ..finding import ExampleInputs, LongSkip, SkipPlan, find_skips, unwrap
+from ..models import evaluating, first_tensor
 
 MIDDLES = ("middle", "mid_block", "middle_block", "mid", "bottleneck")
 """Names under which the block between encoder and decoder is known."""
@@ -75,7 +72,7 @@ class SkipTap:
         self.read(first_tensor(output))
 
     def of_argument(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG002
-        place = self.skip.attachment
+        place = self.skip.places.skip
         if self.meter.reading and place is not None:
             self.read(operand((args, kwargs), place))
 
@@ -99,7 +96,7 @@ def attach_meter(model: nn.Module, plan: SkipPlan, meter: Meter) -> list[Removab
     for name in block_names(model, plan):
         handles.append(model.get_submodule(name).register_forward_hook(BlockTap(meter, name)))
     for skip in plan:
-        tap, place = SkipTap(meter, skip), skip.attachment
+        tap, place = SkipTap(meter, skip), skip.places.skip
         if place is not None and place.side == "argument" and _exists(model, place.module):
             # In front of the hooks that scale, so that the skip is seen as it was made.
             module = model.get_submodule(place.module)

@@ -1,4 +1,4 @@
-"""Many runs on one machine: shared over its cores, one thread each, and kept as they finish."""
+"""Many runs on one machine: shared over its cores, one thread each, and kept in a folder as they finish."""
 
 import json
 import multiprocessing
@@ -7,24 +7,23 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..errors import CannotReadError, RunFolderError, ScaleLongError
-from ..files import fitting, in_words, locked, parse_json, read_json, read_text, write_text, writing
+from ..files import append_json_line, fitting, in_words, locked, parse_json, read_json, read_text, write_text
 from ..randomness import global_state, restore_global_state
 from .survival import RateRun, rate_text
 
 Key = tuple[str, float, int]
 """Method, rate, seed."""
-Part = tuple[Key, ...]
-"""Runs that one process does at a time."""
-Work = Callable[[Part], list[RateRun]]
+Work = Callable[[Key], RateRun]
 
 SETTINGS, RUNS = "settings.json", "runs.jsonl"
 
@@ -33,86 +32,64 @@ class StepFailedError(ScaleLongError, RuntimeError):
     """The build or step function of the user raised in a run, or its process was killed."""
 
 
-def carry_out(work: Work, waiting: Sequence[Part], jobs: int) -> Iterator[RateRun]:
+def carry_out(work: Work, waiting: Sequence[Key], jobs: int) -> Iterator[RateRun]:
     """Results as they come. Forked processes share the data and take functions of any kind, as a DataLoader's do."""
     jobs = min(jobs, len(waiting))
     if jobs > 1 and "fork" in multiprocessing.get_all_start_methods() and sys.platform != "darwin":
-        yield from _forked(work, waiting, jobs)
+        yield from _in_processes(work, waiting, jobs)
         return
-    for part in waiting:
+    for key in waiting:
         with kept_random_state(), _one_thread():
-            runs = _try(work, part)
-        yield from runs
+            try:
+                run = work(key)
+            except ScaleLongError:
+                raise
+            except Exception as error:
+                raise StepFailedError(f"{name_of(key)} failed: {type(error).__name__}: {error}") from error
+        yield run
 
 
-def _try(work: Work, part: Part) -> list[RateRun]:
-    try:
-        return work(part)
-    except ScaleLongError:
-        raise
-    except Exception as error:
-        raise StepFailedError(f"{_names(part)} failed: {type(error).__name__}: {error}") from error
-
-
-def _forked(work: Work, waiting: Sequence[Part], jobs: int) -> Iterator[RateRun]:
+def _in_processes(work: Work, waiting: Sequence[Key], jobs: int) -> Iterator[RateRun]:
+    before = set(multiprocessing.active_children())
     context = multiprocessing.get_context("fork")
-    queue, busy, workers = list(waiting), {}, []
+    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin_process, initargs=(work,))
     try:
-        for _ in range(jobs):
-            here, there = context.Pipe()
-            worker = context.Process(target=_serve, args=(work, there), daemon=True)
-            with warnings.catch_warnings():
-                # Threads of the parent do not go along; nothing here needs them.
-                warnings.simplefilter("ignore", DeprecationWarning)
-                worker.start()
-            there.close()
-            workers.append(worker)
-            busy[here] = queue.pop(0)
-            here.send(busy[here])
-        while busy:
-            for connection in wait(list(busy)):
-                assert isinstance(connection, Connection)
-                part = busy.pop(connection)
-                try:
-                    answer = connection.recv()
-                except EOFError as error:
-                    raise StepFailedError(
-                        f"the process of {_names(part)} was killed, perhaps for want of memory: try fewer jobs"
-                    ) from error
-                if isinstance(answer, str):
-                    raise StepFailedError(f"{_names(part)} failed:\n{answer}")
-                # The next ones go out before these are taken in.
-                if queue:
-                    busy[connection] = queue.pop(0)
-                    connection.send(busy[connection])
-                else:
-                    connection.close()
-                yield from answer
+        with warnings.catch_warnings():
+            # Python warns that threads of the parent do not exist in a forked child; nothing here needs them.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            futures = [pool.submit(_work_in_process, key) for key in waiting]
+        for future in as_completed(futures):
+            yield future.result()
+    except BrokenProcessPool as error:
+        raise StepFailedError("the process of a run was killed, perhaps for want of memory: try fewer jobs") from error
     finally:
-        for worker in workers:
-            worker.terminate()
-        for worker in workers:
-            worker.join()
+        # What still runs is of no use any more: the caller has stopped to ask, or a run has failed.
+        for process in set(multiprocessing.active_children()) - before:
+            process.terminate()
+        pool.shutdown(cancel_futures=True)
 
 
-def _serve(work: Work, connection: Connection) -> None:
+_work: Work
+"""The work of a process of the pool. A fork inherits it, so that it need not be pickled."""
+
+
+def _begin_process(work: Work) -> None:
+    global _work
     torch.set_num_threads(1)
-    while True:
-        try:
-            part = connection.recv()
-        except (EOFError, KeyboardInterrupt):
-            return
-        try:
-            connection.send(work(part))
-        except KeyboardInterrupt:
-            return
-        except Exception:
-            connection.send(traceback.format_exc())
-            return
+    _work = work
+
+
+def _work_in_process(key: Key) -> RateRun:
+    try:
+        return _work(key)
+    except Exception:
+        # As text: not every exception can be pickled.
+        raise StepFailedError(f"{name_of(key)} failed:\n{traceback.format_exc()}") from None
 
 
 def default_jobs() -> int:
-    if torch.cuda.is_available():
+    """One process per core, or one on an accelerator."""
+    if torch.accelerator.is_available():
         return 1
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -129,6 +106,7 @@ def _one_thread() -> Iterator[None]:
 
 @contextmanager
 def kept_random_state() -> Iterator[None]:
+    """Restores Python's, numpy's and torch's random states at the end."""
     before = global_state()
     try:
         yield
@@ -144,21 +122,21 @@ class Store:
 
     def __init__(self, folder: Path | None, settings: dict[str, Any], prints: dict[str, str]) -> None:
         self.folder, self.settings, self.prints = folder, settings, prints
-        self._held = ExitStack()
+        self._lock = ExitStack()
 
     def __enter__(self) -> "Store":
         if self.folder is not None:
             with ExitStack() as stack:
                 stack.enter_context(locked(self.folder, wait=False))
                 self._compare(self.folder / SETTINGS)
-                self._held = stack.pop_all()
+                self._lock = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._held.close()
+        self._lock.close()
 
     def _compare(self, path: Path) -> None:
-        """Runs of other settings must not be mixed. More methods, rates and seeds are welcome."""
+        """Runs of different settings must not be mixed. More methods, rates and seeds are welcome."""
         now = json.loads(json.dumps({**self.settings, "weights": self.prints}))
         if path.exists():
             try:
@@ -173,7 +151,7 @@ class Store:
             if changed:
                 raise RunFolderError(
                     f"{path.parent} holds runs with other settings: {'; '.join(changed[:4])}. Choose another folder "
-                    f"with out= (--out), or give the settings that it has"
+                    f"(`out`), or give the settings that it has"
                 )
             now["weights"] = {**known, **now["weights"]}
         write_text(path, json.dumps(now, indent=1))
@@ -191,17 +169,13 @@ class Store:
             runs = [fitting(RateRun, parse_json(line)) for line in whole.splitlines() if line.strip()]
         except ValueError as error:
             raise RunFolderError(
-                f"a line of {path} is damaged ({error}): remove that line, or choose another folder with --out"
+                f"a line of {path} is damaged ({error}): remove that line, or choose another folder (`out`)"
             ) from error
         return {(run.method, run.rate, run.seed): run for run in runs}
 
     def add(self, run: RateRun) -> None:
-        if self.folder is None:
-            return
-        with writing(self.folder / RUNS), open(self.folder / RUNS, "a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(run), ensure_ascii=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        if self.folder is not None:
+            append_json_line(self.folder / RUNS, asdict(run))
 
 
 def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
@@ -217,15 +191,13 @@ def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") 
     return found
 
 
-def _name(key: Key) -> str:
+def name_of(key: Key) -> str:
+    """A run in words."""
     method, rate, seed = key
     return f"{method} at {rate_text(rate)}, seed {seed}"
 
 
-def _names(part: Part) -> str:
-    return _name(part[0]) if len(part) == 1 else f"{_name(part[0])}, or one of {len(part) - 1} runs beside it"
-
-
-def line(run: RateRun) -> str:
+def describe(run: RateRun) -> str:
+    """A run and its outcome in words."""
     what = f"survived, loss {run.last:.3g}" if run.survived else f"{run.outcome} after {run.steps} steps"
-    return f"{_name((run.method, run.rate, run.seed))}: {what}"
+    return f"{name_of((run.method, run.rate, run.seed))}: {what}"

@@ -11,6 +11,7 @@ device until all of them are read at once, so that an accelerator waits once per
 
 import logging
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Self
@@ -20,12 +21,11 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from ..attaching import host_of, is_scaled_host
 from ..console import html_lines, html_table
 from ..errors import InvalidConfigError, NotScaledError
+from ..finding import ExampleInputs, SkipPlan, example_call, unwrap
 from ..scaling.base import SkipScaling
-from ..skips.examples import ExampleInputs, example_call
-from ..skips.host import host_of, is_scaled_host, unwrap
-from ..skips.plan import SkipPlan
 from .alarms import WINDOW, Alarm, AlarmDetector, AlarmRules, JsonLines, Oscillation, Writer, oscillation
 from .features import Meter, attach_meter, block_names, measure, parameters_by_block, plan_for
 from .readings import draw_readings, reading_rows
@@ -47,11 +47,13 @@ class UpdateWatch:
         self._block_of = {id(parameter): name for name, group in groups.items() for parameter in group}
         self._before: list[tuple[nn.Parameter, Tensor]] = []
         self.clear()
-        # Hooks of all optimisers: the loop need not say which one is its own.
-        self._handles: list[RemovableHandle] = [
-            register_optimizer_step_pre_hook(self._before_step),
-            register_optimizer_step_post_hook(self._after_step),
+        # Hooks of all optimisers: the loop need not say which one is its own. They are global, so they hold this object
+        # weakly, and go when nothing else holds it: a monitor that was dropped must not keep the model.
+        handles: list[RemovableHandle] = [
+            register_optimizer_step_pre_hook(_weakly(self._before_step)),
+            register_optimizer_step_post_hook(_weakly(self._after_step)),
         ]
+        self._remove_hooks = weakref.finalize(self, _remove, handles)
 
     def clear(self) -> None:
         self.gradients: dict[str, list[Tensor]] = {}
@@ -59,8 +61,7 @@ class UpdateWatch:
         self.updates: dict[str, list[Tensor]] = {}
 
     def close(self) -> None:
-        for handle in self._handles:
-            handle.remove()
+        self._remove_hooks()
 
     def _mine(self, optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -83,7 +84,9 @@ class UpdateWatch:
         mine, before = [p for p, _ in self._before], [value for _, value in self._before]
         self._before = []
         self._add(self.weights, mine, before)
-        self._add(self.updates, mine, [p.detach() - value for p, value in zip(mine, before, strict=True)])
+        for parameter, value in zip(mine, before, strict=True):
+            value.sub_(parameter.detach())  # in place: a reading needs one copy of the weights
+        self._add(self.updates, mine, before)
 
     def _add(self, into: dict[str, list[Tensor]], parameters: list[nn.Parameter], values: list[Tensor]) -> None:
         for parameter, value in zip(parameters, values, strict=True):
@@ -103,6 +106,23 @@ class UpdateWatch:
             weight = _joint(self.weights[name])
             result[f"update_ratio/{name}"] = _joint(norms) / weight.clamp(min=torch.finfo(weight.dtype).tiny)
         return result
+
+
+def _weakly(method: Callable[..., None]) -> Callable[..., None]:
+    """A hook that does nothing once the object of the method is gone."""
+    reference = weakref.WeakMethod(method)
+
+    def hook(*args: Any) -> None:
+        found = reference()
+        if found is not None:
+            found(*args)
+
+    return hook
+
+
+def _remove(handles: list[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
 
 
 def _joint(norms: list[Tensor]) -> Tensor:
@@ -153,9 +173,9 @@ class StabilityMonitor:
         self.steps = 0
         self._detector = AlarmDetector(rules or AlarmRules())
         self._meter = Meter(training_only=True)
-        self._handles = attach_meter(self.host, self.plan, self._meter)
+        self._remove_hooks = weakref.finalize(self, _remove, attach_meter(self.host, self.plan, self._meter))
         self._updates = UpdateWatch(parameters_by_block(self.host, block_names(self.host, self.plan)))
-        self._losses: Tensor | None = None
+        self._losses: list[Tensor] = []
         self._arm()
 
     def __enter__(self) -> Self:
@@ -166,9 +186,7 @@ class StabilityMonitor:
 
     def close(self) -> None:
         """Take all hooks off the model and close the files."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        self._remove_hooks()
         self._updates.close()
         for writer in self.writers:
             writer.close()
@@ -180,7 +198,7 @@ class StabilityMonitor:
         """
         self.steps = self.steps + 1 if step is None else step
         if loss is not None:
-            self._add_loss(loss)
+            self._losses.append(torch.as_tensor(loss).detach().float().mean())
         reading = self._read() if self.steps % self.every == 0 else None
         self._arm()
         return reading
@@ -188,7 +206,7 @@ class StabilityMonitor:
     def begin_at(self, step: int) -> None:
         """Go on after a step: of a run that is resumed, or that went back to a checkpoint."""
         self.steps = step
-        self._losses = None
+        self._losses = []
         self._arm()
 
     def oscillation(self, name: str, window: int = WINDOW, zero_loss: float = 1.0) -> Oscillation:
@@ -222,37 +240,33 @@ class StabilityMonitor:
             self._meter.clear()
             self._updates.clear()
 
-    def _add_loss(self, loss: Tensor | float) -> None:
-        value = torch.as_tensor(loss).detach().float().mean()
-        one = torch.ones_like(value)
-        entry = torch.stack([one, value, value])
-        # torch.maximum keeps NaN, so a single bad step shows at the next reading.
-        old = self._losses
-        self._losses = entry if old is None else torch.stack([*(old[:2] + entry[:2]), torch.maximum(old[2], entry[2])])
-
     def _read(self) -> dict[str, float]:
         on_device = {**self._coefficients(), **_features(self._meter, ""), **self._updates.readings()}
         limits = dict(self._meter.limits)
         if self.probe_call is not None:
             on_device |= _features(measure(self.host, self.plan, *self.probe_call), "probe_")
-        if self._losses is not None:
-            count, total, largest = self._losses
-            on_device |= {"loss": total / count, "loss_max": largest}
-            self._losses = None
+        # All losses since the last reading go along, under their numbers.
+        on_device |= {f"losses/{number}": loss for number, loss in enumerate(self._losses)}
         reading = _to_numbers(on_device)
+        losses = [reading.pop(f"losses/{number}") for number in range(len(self._losses))]
+        self._losses = []
+        if losses:
+            # Sums and maxima keep NaN, so a single bad step shows.
+            largest = math.nan if any(map(math.isnan, losses)) else max(losses)
+            reading |= {"loss": sum(losses) / len(losses), "loss_max": largest}
         peaks = {name: reading.pop(f"block_max/{name}") for name in limits}
         for name in [name for name in reading if name.startswith("probe_block_max/")]:
             del reading[name]
         if peaks:
             reading["activation_max"] = max(peaks.values(), key=lambda peak: math.inf if math.isnan(peak) else peak)
             reading["headroom"] = min(limits[name] / max(peak, 1e-30) for name, peak in peaks.items())
-        self._publish(reading)
+        self._publish(reading, losses)
         return reading
 
-    def _publish(self, reading: dict[str, float]) -> None:
+    def _publish(self, reading: dict[str, float], losses: list[float]) -> None:
         self.history.append({"step": self.steps, **reading})
         scaled = is_scaled_host(host_of(self.host))
-        alarms = self._detector.check(self.steps, reading, lr=self._updates.lr, scaled=scaled)
+        alarms = self._detector.check(self.steps, reading, losses=losses, lr=self._updates.lr, scaled=scaled)
         self.alarms += alarms
         for writer in self.writers:
             writer.write(self.steps, reading, alarms)

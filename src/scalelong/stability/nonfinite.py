@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..models.call import tensors_in
-from ..skips import is_scaled, native_plan, plan_of
+from ..attaching import is_scaled, plan_of
+from ..finding import native_plan
+from ..models import tensors_in
 
 NAMED = 5
 """Parameters listed by name."""

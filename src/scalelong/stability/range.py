@@ -21,7 +21,7 @@ import inspect
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -29,31 +29,35 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..attaching import is_scaled, scale_skips_, start_skips_, without_records
 from ..errors import InvalidConfigError, ScaleLongError, UnfinishedError, UnsupportedModelError
+from ..finding import ExampleInputs, SkipPlan, find_skips, unwrap
+from ..models import fuse_
 from ..randomness import generator, seed_global
 from ..scaling.base import as_scaling
 from ..scaling.constant import NoScaling
-from ..skips import find_skips, is_scaled, scale_skips_, start_skips_
-from ..skips.examples import ExampleInputs
-from ..skips.host import unwrap
-from ..skips.plan import SkipPlan
-from ..skips.record import without_records
-from .collapse import Readings, first_to_leave
+from .collapse import RULE, Collapse, CollapseDetector, Readings, first_to_leave
 from .features import Meter, attach_meter
-from .many import Key, Part, Store, Work, carry_out, default_jobs, kept_random_state, line
+from .many import Key, Store, Work, carry_out, default_jobs, describe, kept_random_state
 from .survival import RateRange, RateRun
-from .together import WATCH_EVERY, DenoisingStep, MakeOptimizer, shape_of_runs, stack_of, stack_size, train_together
 
 Build = Callable[[int], nn.Module]
 """From a seed to a new network. Python's, numpy's and torch's generators are seeded before it is called."""
 Step = Callable[[nn.Module, int, torch.Generator], Tensor]
 """The loss of training step i: a scalar with a gradient. `rate_range` does the backward and the optimiser's step."""
-CarryOut = Callable[[Work, list[Part], int], Iterable[RateRun]]
+MakeOptimizer = Callable[[list[nn.Parameter], float], torch.optim.Optimizer]
+CarryOut = Callable[[Work, list[Key], int], Iterable[RateRun]]
 
 METHODS = ("none", "start:cs:0.7", "cs:0.7", "ls")
 START = "start:"
 REFERENCE_BATCHES = 4
 CURVE_POINTS = 60
+SMOOTHING = 0.9
+"""Exponential smoothing of the curves and of the best loss."""
+NOT_LEARNED = 0.9
+"""A run that ends above this share of the reference loss has learned nothing, or lost it."""
+SIZES_EVERY = 5
+"""Steps between readings of the sizes of blocks and skips."""
 
 
 @dataclass(frozen=True)
@@ -66,33 +70,6 @@ class Method:
     name: str
     change: str | Callable[[nn.Module], object] = "none"
     build: Build | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class CollapseRule:
-    """When a run counts as lost. Losses are smoothed exponentially; the reference is that of a network which knows
-    nothing: of the zero predictor, or at the start."""
-
-    smoothing: float = 0.9
-    share: float = 0.5
-    """Collapsed: above this share of the reference,"""
-    factor: float = 2.0
-    """and above so many times its own best after the warm-up."""
-    learned: float = 0.9
-    """A run that ends above this share of the reference has not survived either."""
-
-    def __post_init__(self) -> None:
-        if not (0 <= self.smoothing < 1 and self.share > 0 and self.factor > 1 and self.learned > 0):
-            raise InvalidConfigError(
-                f"a collapse rule needs 0 <= smoothing < 1, share > 0, factor > 1, learned > 0: {self}"
-            )
-
-    def __str__(self) -> str:
-        return (
-            f"a run has collapsed when its smoothed loss ({self.smoothing:g}) is above {self.share:g} of the reference "
-            f"and above {self.factor:g} times its best after the warm-up, or not finite, or ends above "
-            f"{self.learned:g} of the reference"
-        )
 
 
 def adamw(parameters: list[nn.Parameter], rate: float) -> torch.optim.Optimizer:
@@ -114,11 +91,9 @@ def rate_range(
     optimizer: MakeOptimizer = adamw,
     clip: float | None = None,
     reference_loss: float | None = None,
-    rule: CollapseRule | None = None,
     example_inputs: ExampleInputs = None,
     plan: SkipPlan | None = None,
     jobs: int | None = None,
-    stack: int | None = None,
     out: str | PathLike[str] | None = None,
     title: str = "",
     about: dict[str, Any] | None = None,
@@ -138,13 +113,10 @@ def rate_range(
     reference_loss: of the zero predictor; left out, the loss of the baseline at the start.
     example_inputs, plan: to find the long skips; left out, the model is looked at while it takes the first step.
     jobs: processes (default: one per core; one on an accelerator).
-    stack: how many U-ViTs of one shape a process trains at once, if the step is a `DenoisingStep`; left out, what suits
-        their size. 1: every run for itself.
     out: a folder that keeps every finished run; the same call continues there, other settings are refused.
     about: plain values that belong to the settings and are compared as well, such as a configuration.
     after: called at the end of each run with the trained model, in the process of the run.
-    carry_out: (work, parts of the waiting runs, jobs) -> their results as they come; left out, processes of this
-        machine.
+    carry_out: (work, waiting runs, jobs) -> their results as they come; left out, processes of this machine.
     """
     task = checked_task(
         build,
@@ -156,7 +128,6 @@ def rate_range(
         warmup=warmup,
         optimizer=optimizer,
         clip=clip,
-        rule=rule,
         example_inputs=example_inputs,
         after=after,
     )
@@ -164,8 +135,6 @@ def rate_range(
         if value is not None:
             _require_positive(name, value)
     jobs = default_jobs() if jobs is None else _checked_count("jobs", jobs, 1)
-    if stack is not None:
-        _checked_count("stack", stack, 1)
     with kept_random_state():
         task, prints = task.prepared(plan, reference_loss)
     settings = {**task.settings(), "about": about or {}}
@@ -175,11 +144,11 @@ def rate_range(
         waiting = [key for key in task.keys if key not in done]
         if say is not None and done:
             say(f"{len(done)} of {len(task.keys)} runs are finished already")
-        for run in carry_out(task.work, task.parts(waiting, stack), jobs):
+        for run in carry_out(task.run, waiting, jobs):
             done[run.method, run.rate, run.seed] = run
             store.add(run)
             if say is not None:
-                say(f"{len(done)}/{len(task.keys)}  {line(run)}")
+                say(f"{len(done)}/{len(task.keys)}  {describe(run)}")
         missing = len(task.keys) - len(done)
         if missing:
             raise UnfinishedError(f"{missing} of {len(task.keys)} runs are not finished; the same command goes on")
@@ -192,7 +161,7 @@ def rate_range(
             steps=task.steps,
             warmup=task.warmup,
             reference_loss=task.reference,
-            rule=str(task.rule),
+            rule=RULE,
             your_rate=your_rate,
             title=title,
         )
@@ -212,7 +181,6 @@ def checked_task(
     warmup: int | None = None,
     optimizer: MakeOptimizer = adamw,
     clip: float | None = None,
-    rule: CollapseRule | None = None,
     example_inputs: ExampleInputs = None,
     after: Callable[[nn.Module, RateRun], object] | None = None,
 ) -> "Task":
@@ -227,7 +195,6 @@ def checked_task(
         warmup=_checked_count("warmup", steps // 6 if warmup is None else warmup, 0),
         optimizer=optimizer,
         clip=clip,
-        rule=rule or CollapseRule(),
         example_inputs=example_inputs,
         after=after,
     )
@@ -259,14 +226,11 @@ class Task:
     warmup: int
     optimizer: MakeOptimizer
     clip: float | None
-    rule: CollapseRule
     example_inputs: ExampleInputs
     after: Callable[[nn.Module, RateRun], object] | None
     reference: float | None = None
     plans: tuple[SkipPlan | None, ...] = ()
     """The long skips of the network of each method, where they are needed or could be found."""
-    shapes: tuple[Any, ...] = ()
-    """Of the networks and inputs of each method, where they stack."""
 
     @property
     def keys(self) -> list[Key]:
@@ -278,7 +242,7 @@ class Task:
             "steps": self.steps,
             "warmup": self.warmup,
             "clip": self.clip,
-            "rule": asdict(self.rule),
+            "rule": RULE,
             # Sums may come out differently in the last digits on another machine.
             "reference_loss": float(f"{self.reference:.3g}"),
         }
@@ -296,12 +260,11 @@ class Task:
             start_skips_(model, method.change.removeprefix(START), plan=plan)
         elif not isinstance(as_scaling(method.change), NoScaling):
             scale_skips_(model, method.change, plan=plan)
-        return model.train()
+        return fuse_(model).train()
 
     def prepared(self, plan: SkipPlan | None, reference: float | None) -> tuple["Task", dict[str, str]]:
         """Try every method for a step, before any work: what is wrong shows now. Gives its weights' hashes as well."""
         plans: list[SkipPlan | None] = []
-        shapes: list[Any] = []
         prints, measured = {}, reference
         bare = replace(self, methods=tuple(replace(method, change="none") for method in self.methods))
         for position, method in enumerate(self.methods):
@@ -317,7 +280,6 @@ class Task:
             plans.append(found)
             model = self.make(position, 0, found)
             prints[method.name] = _fingerprint(model)
-            shapes.append(self._shape(model))
             losses = [self._loss(model, i, 0) for i in range(REFERENCE_BATCHES if measured is None else 1)]
             _require_loss(losses[0], method.name)
             if measured is None:
@@ -328,7 +290,7 @@ class Task:
                 f"the loss at the start is {measured:g}, and collapse is judged in shares of it: give reference_loss, "
                 f"the loss of a network that has learned nothing, above 0"
             )
-        return replace(self, plans=tuple(plans), shapes=tuple(shapes), reference=measured), prints
+        return replace(self, plans=tuple(plans), reference=measured), prints
 
     def _find(self, model: nn.Module) -> SkipPlan:
         """The long skips, on what the model is given in the first step."""
@@ -341,160 +303,91 @@ class Task:
         seed_global(seed, "step", i)
         return self.step(model, i, generator(seed, "range", i))
 
-    def _shape(self, model: nn.Module) -> Any:
-        """Runs with equal shapes can be trained together; None where a run goes for itself."""
-        if not isinstance(self.step, DenoisingStep):
-            return None
-        inputs, _ = self._prepare(0, 0)
-        return shape_of_runs(model, inputs, self.optimizer)
-
-    def _prepare(self, i: int, seed: int) -> Any:
-        assert isinstance(self.step, DenoisingStep)
-        seed_global(seed, "step", i)
-        return self.step.prepare(i, generator(seed, "range", i))
-
-    def _position(self, name: str) -> int:
-        return [method.name for method in self.methods].index(name)
-
-    def parts(self, waiting: Sequence[Key], stack: int | None = None) -> list[Part]:
-        """What one process does at a time: runs of one rate whose networks stack, or a run alone.
-
-        By shapes and by the order of the runs, not by this machine: with as many cores as may be, results are the same.
-        """
-        found: list[list[Key]] = []
-        latest: dict[Any, list[Key]] = {}
-        for key in waiting:
-            shape = self.shapes[self._position(key[0])]
-            most = 1 if shape is None else stack or stack_size(shape)
-            part = latest.get((shape, key[1]))
-            if part is None or len(part) >= most:
-                part = latest[shape, key[1]] = []
-                found.append(part)
-            part.append(key)
-        return [tuple(part) for part in found]
-
-    def work(self, part: Part) -> list[RateRun]:
-        """The runs of a part: together, if there are several."""
-        return [self.run(part[0])] if len(part) == 1 else self.run_together(part)
-
     def run(self, key: Key) -> RateRun:
         """One training, from the first step to the last or to its collapse."""
         name, rate, seed = key
-        position = self._position(name)
+        position = [method.name for method in self.methods].index(name)
         began = time.process_time()
         plan = self.plans[position]
         model = self.make(position, seed, plan)
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = self.optimizer(parameters, rate)
         full = [group["lr"] for group in optimizer.param_groups]
-        fate = self._fate()
-        with Watch(model, plan) as watch:
+        assert self.reference is not None
+        outcome = RunOutcome(self.reference, self.warmup, self.steps)
+        with SizeRecorder(model, plan) as sizes:
             for i in range(self.steps):
                 for group, lr in zip(optimizer.param_groups, full, strict=True):
                     group["lr"] = lr * self._warm(i)
-                watch.listen(i)
+                sizes.begin(i)
                 loss = self._loss(model, i, seed)
-                watch.read(i)
-                if fate.over(i, float(loss.detach())):
+                sizes.read(i)
+                if outcome.add(i, float(loss.detach())):
                     break
                 optimizer.zero_grad()
                 loss.backward()
                 if self.clip is not None:
                     nn.utils.clip_grad_norm_(parameters, self.clip)
                 optimizer.step()
-        return self._ended(key, model, fate, watch.readings, time.process_time() - began)
-
-    def run_together(self, part: Part) -> list[RateRun]:
-        """Several trainings at one rate as one stack; each is what `run` makes of it, up to rounding."""
-        began = time.process_time()
-        positions = [self._position(name) for name, _, _ in part]
-        plans = [self.plans[position] for position in positions]
-        models = [self.make(at, seed, plan) for at, (_, _, seed), plan in zip(positions, part, plans, strict=True)]
-        stack = stack_of(models, [self._prepare(0, seed)[0] for _, _, seed in part])
-        if stack is None:
-            return [self.run(key) for key in part]
-        fates = [self._fate() for _ in part]
-        building = (time.process_time() - began) / len(part)
-        readings, seconds = train_together(
-            stack,
-            models,
-            plans,
-            [seed for _, _, seed in part],
-            self._prepare,
-            lambda parameters: self.optimizer(parameters, part[0][1]),
-            [self._warm(i) for i in range(self.steps)],
-            self.clip,
-            [fate.over for fate in fates],
-        )
-        return [
-            self._ended(key, model, fate, read, building + spent, len(part))
-            for key, model, fate, read, spent in zip(part, models, fates, readings, seconds, strict=True)
-        ]
-
-    def _fate(self) -> "Fate":
-        assert self.reference is not None
-        return Fate(self.rule, self.reference, self.warmup, self.steps)
+        return self._ended(key, model, outcome, sizes.readings, time.process_time() - began)
 
     def _warm(self, i: int) -> float:
         """The share of the rate at step i."""
         return min(1.0, (i + 1) / max(self.warmup, 1))
 
-    def _ended(
-        self, key: Key, model: nn.Module, fate: "Fate", readings: Readings, seconds: float, stack: int = 1
-    ) -> RateRun:
+    def _ended(self, key: Key, model: nn.Module, outcome: "RunOutcome", readings: Readings, seconds: float) -> RateRun:
         run = RateRun(
             method=key[0],
             rate=key[1],
             seed=key[2],
-            outcome=fate.outcome(),
-            steps=fate.steps,
-            best=_rounded(fate.best),
-            best_step=fate.best_step,
-            last=_rounded(fate.smoothed),
-            curve=fate.curve,
+            outcome=outcome.name,
+            steps=outcome.steps,
+            best=_rounded(outcome.best),
+            best_step=outcome.best_step,
+            last=_rounded(outcome.smoothed),
+            curve=outcome.curve,
             # Against the reading at the best loss.
-            left_first=None if fate.outcome() == "survived" else first_to_leave(readings, fate.best_step),
+            left_first=None if outcome.name == "survived" else first_to_leave(readings, outcome.best_step),
             seconds=round(seconds, 2),
-            stack=stack,
         )
         if self.after is not None:
             self.after(model, run)
         return run
 
 
-class Fate:
-    """The smoothed loss of a run, and whether it is over."""
+class RunOutcome:
+    """The losses of a run: their smoothed curve, and whether they have collapsed (`CollapseDetector`)."""
 
-    def __init__(self, rule: CollapseRule, reference: float, warmup: int, steps: int) -> None:
-        self.rule, self.reference, self.warmup = rule, reference, warmup
+    def __init__(self, reference: float, warmup: int, steps: int) -> None:
+        self.reference, self.warmup = reference, warmup
+        self.detector = CollapseDetector(zero_loss=reference)
         self.smoothed, self.best, self.best_step, self.steps = math.nan, math.inf, 0, 0
         self.curve: list[list[float]] = []
         self._every = max(1, -(-steps // CURVE_POINTS))
-        self._collapsed = False
 
-    def over(self, i: int, loss: float) -> bool:
-        """Take the loss of step i (counted from 0); true once the run is lost."""
-        rule = self.rule
+    def add(self, i: int, loss: float) -> bool:
+        """Take the loss of step i, counted from 0. True once the run is lost."""
         self.steps = i + 1
-        self.smoothed = loss if i == 0 else rule.smoothing * self.smoothed + (1 - rule.smoothing) * loss
+        self.smoothed = loss if i == 0 else SMOOTHING * self.smoothed + (1 - SMOOTHING) * loss
         if i >= self.warmup and self.smoothed < self.best:
             self.best, self.best_step = self.smoothed, i + 1
-        risen = self.smoothed > rule.share * self.reference and self.smoothed > rule.factor * self.best
-        self._collapsed = risen or not math.isfinite(self.smoothed)
-        if ((i + 1) % self._every == 0 or i == 0 or self._collapsed) and math.isfinite(self.smoothed):
+        lost = isinstance(self.detector.add(i + 1, loss), Collapse)
+        if ((i + 1) % self._every == 0 or i == 0 or lost) and math.isfinite(self.smoothed):
             self.curve.append([i + 1, float(f"{self.smoothed:.4g}")])
-        return self._collapsed
+        return lost
 
-    def outcome(self) -> str:
+    @property
+    def name(self) -> str:
+        """One of OUTCOMES."""
         if not math.isfinite(self.smoothed):
             return "not finite"
-        bar = self.rule.learned * self.reference
-        if self._collapsed or (self.smoothed > bar >= self.best):
+        highest = NOT_LEARNED * self.reference
+        if self.detector.collapsed or (self.smoothed > highest >= self.best):
             return "collapsed"
-        return "survived" if self.smoothed <= bar else "not learned"
+        return "survived" if self.smoothed <= highest else "not learned"
 
 
-class Watch:
+class SizeRecorder:
     """The sizes of blocks and long skips every few steps, to tell afterwards which of them left its level first."""
 
     def __init__(self, model: nn.Module, plan: SkipPlan | None) -> None:
@@ -502,15 +395,15 @@ class Watch:
         self.readings: list[tuple[int, dict[str, float]]] = []
         self._handles = [] if plan is None else attach_meter(unwrap(model), plan, self.meter)
 
-    def __enter__(self) -> "Watch":
+    def __enter__(self) -> "SizeRecorder":
         return self
 
     def __exit__(self, *_: object) -> None:
         for handle in self._handles:
             handle.remove()
 
-    def listen(self, i: int) -> None:
-        self.meter.on = i % WATCH_EVERY == 0
+    def begin(self, i: int) -> None:
+        self.meter.on = i % SIZES_EVERY == 0
         self.meter.clear()
 
     def read(self, i: int) -> None:

@@ -78,9 +78,7 @@ class RateRun:
     left_first: dict[str, Any] | None = None
     """The block or skip whose size left its level first, before a collapse: {"where", "step", "factor"}."""
     seconds: float = 0.0
-    """Processor time; of a stack, its share."""
-    stack: int = 1
-    """Runs that were trained at once, with this one; sums round otherwise than in a run of its own."""
+    """Processor time."""
 
     @property
     def survived(self) -> bool:

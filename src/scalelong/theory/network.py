@@ -96,7 +96,10 @@ class Equation3(nn.Module):
         dtype: torch.dtype = torch.float32,
     ) -> Self:
         """Theorem 3.1's network: blocks of `layers` matrices, Kaiming or unit gain; `ensemble` = (seeds, copies)."""
-        _validate(kappas, width, layers)
+        if not all(math.isfinite(kappa) for kappa in kappas) or width < 1 or layers < 1:
+            raise InvalidConfigError(
+                f"coefficients must be finite, width and layers at least 1, got {tuple(kappas)}, {width} and {layers}"
+            )
 
         def block() -> nn.Sequential:
             return random_block(width, layers, initialisation, ensemble, generator, dtype)
@@ -118,10 +121,3 @@ class Equation3(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.features(x)[0]
-
-
-def _validate(kappas: Sequence[float], width: int, layers: int) -> None:
-    if not all(math.isfinite(kappa) for kappa in kappas):
-        raise InvalidConfigError(f"every coefficient must be a finite number, got {tuple(kappas)}")
-    if width < 1 or layers < 1:
-        raise InvalidConfigError(f"width and layers must be at least 1, got {width} and {layers}")

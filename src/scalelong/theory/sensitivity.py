@@ -15,25 +15,93 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ..models.call import by_name, evaluating, output_tensor
-from ..scaling.base import Scaling, SkipScaling, SkipSite
-from ..scaling.constant import FixedScaling, NoScaling
-from ..skips import is_scaled, scale_skips_, unscale_, unscaled
-from ..skips.examples import ExampleInputs
-from .bounds import power_iteration
+from ..attaching import is_scaled, scale_skips_, unscale_, unscaled
+from ..finding import ExampleInputs
+from ..models import by_name, evaluating, output_tensor
+from ..scaling import FixedScaling, NoScaling, Scaling, SkipScaling, SkipSite
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-def directional_derivative(function: Callable[[Tensor], Tensor], point: Tensor, direction: Tensor) -> Tensor:
-    """d/ds function(point + s·direction) at s = 0."""
+def jacobian_norm(
+    model: nn.Module, x: Tensor, *rest: Any, steps: int = 50, keywords: Mapping[str, Any] = NOTHING
+) -> float:
+    """‖∂ model(x, *rest) / ∂x‖, the spectral norm at this place, by power iteration: an estimate from below.
+
+    x is a batch of one, or the norm is that of the batch as a whole: the largest of its members.
+    """
+    direction = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x)
+    direction, norm = direction / direction.norm(), 0.0
+    with evaluating(model), sdpa_kernel(SDPBackend.MATH):
+
+        def function(inputs: Tensor) -> Tensor:
+            return output_tensor(model(inputs, *rest, **keywords))
+
+        # One graph serves the transposed products of all steps.
+        with torch.enable_grad():
+            leaf = x.detach().requires_grad_()
+            result = function(leaf)
+        for _ in range(steps):  # v ← JᵀJv/‖JᵀJv‖
+            image = _derivative(function, x, direction)
+            previous, norm = norm, float(image.norm())
+            back = torch.autograd.grad(result, leaf, image, retain_graph=True)[0]
+            if float(back.norm()) == 0 or abs(norm - previous) <= 1e-10 * norm:
+                break
+            direction = back / back.norm()
+    return norm
+
+
+def noise_gain(
+    model: nn.Module, x: Tensor, *rest: Any, sigma: float, draws: int = 8, keywords: Mapping[str, Any] = NOTHING
+) -> float:
+    """√(E‖model(x + σ n) - model(x)‖² / E‖σ n‖²), n normal: by how much extra input noise is amplified (Figure 3 c)."""
+    generator = torch.Generator().manual_seed(0)
+    moved = sent = 0.0
+    with evaluating(model), torch.no_grad():
+        clean = output_tensor(model(x, *rest, **keywords))
+        for _ in range(draws):
+            noise = sigma * torch.randn(x.shape, generator=generator).to(x)
+            noisy = output_tensor(model(x + noise, *rest, **keywords))
+            moved += float((noisy - clean).double().square().sum())
+            sent += float(noise.double().square().sum())
+    return (moved / sent) ** 0.5
+
+
+def skip_sensitivities(
+    model: nn.Module, *inputs: Any, scaling: FixedScaling | None = None, keywords: Mapping[str, Any] = NOTHING
+) -> list[float]:
+    """w_j = E‖∂out/∂κ_j‖² of each long skip, outermost first: how much the output depends on it.
+
+    The long skips are scaled by `scaling` meanwhile (left out: not at all), and the model is left as it was. w_j is
+    averaged over the batch. Costs N forwards. Eq. (3) with unit gain depends on all skips equally. Real networks do
+    not, and scaling a skip with a small w_j changes little.
+    """
+    example = by_name(model, inputs, keywords) if keywords else inputs
+    with _probing(model, scaling or NoScaling(), example) as probe, evaluating(model):
+
+        def response(kappas: Tensor) -> Tensor:
+            probe.kappas = kappas
+            return output_tensor(model(*inputs, **keywords))
+
+        point = probe.kappas
+        directions = torch.eye(len(point), dtype=point.dtype, device=point.device)
+        tangents = [_derivative(response, point, direction) for direction in directions]
+    return [float(tangent.double().square().sum()) / len(tangent) for tangent in tangents]
+
+
+# Directional derivatives: d/ds function(point + s·direction) at s = 0
+
+
+def _derivative(function: Callable[[Tensor], Tensor], point: Tensor, direction: Tensor) -> Tensor:
     try:
-        return forward_derivative(function, point, direction)
+        return _forward_derivative(function, point, direction)
     except RuntimeError:
         # Custom autograd functions and some fused kernels have no forward mode (NotImplementedError is a RuntimeError),
         # and that of group norm fails on tangents that are not contiguous. An error of the function itself comes again.
-        return difference_derivative(function, point, direction)
+        return _difference_derivative(function, point, direction)
 
 
-def forward_derivative(function: Callable[[Tensor], Tensor], point: Tensor, direction: Tensor) -> Tensor:
+def _forward_derivative(function: Callable[[Tensor], Tensor], point: Tensor, direction: Tensor) -> Tensor:
     """Exact, in one forward with dual numbers."""
     # The fused attention kernels know no forward mode; the plain one does.
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), forward_ad.dual_level():
@@ -42,7 +110,7 @@ def forward_derivative(function: Callable[[Tensor], Tensor], point: Tensor, dire
         return torch.zeros_like(output) if tangent is None else tangent.clone()
 
 
-def difference_derivative(function: Callable[[Tensor], Tensor], point: Tensor, direction: Tensor) -> Tensor:
+def _difference_derivative(function: Callable[[Tensor], Tensor], point: Tensor, direction: Tensor) -> Tensor:
     """Central differences with a step relative to the point; needs nothing of the function but its values."""
     with torch.no_grad():
         # The cube root of the precision of the values balances truncation against rounding.
@@ -52,76 +120,10 @@ def difference_derivative(function: Callable[[Tensor], Tensor], point: Tensor, d
         return (function(point + step * direction) - function(point - step * direction)) / (2 * step)
 
 
-# How sensitive a network is in fact: the norm of its Jacobian, and its response to noise on the input (Figure 3 c).
-#
-# What it tells a user: what the bounds of Theorem 3.4 only limit. Works for any model.
-
-Output = Callable[[Any], Tensor]
-"""Picks the tensor of a model's result, where it is not the first one."""
-
-NOTHING: Mapping[str, Any] = MappingProxyType({})
+# Coefficients of skips that can be differentiated
 
 
-def jacobian_norm(
-    model: nn.Module,
-    x: Tensor,
-    *rest: Any,
-    steps: int = 50,
-    seed: int = 0,
-    output: Output | None = None,
-    keywords: Mapping[str, Any] = NOTHING,
-) -> float:
-    """‖∂ model(x, *rest) / ∂x‖, the spectral norm at this place, by power iteration: an estimate from below.
-
-    x is a batch of one, or the norm is that of the batch as a whole: the largest of its members.
-    """
-    start = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)).to(x)
-    with evaluating(model), sdpa_kernel(SDPBackend.MATH):
-
-        def function(inputs: Tensor) -> Tensor:
-            return output_tensor(model(inputs, *rest, **keywords), output)
-
-        # One graph serves the transposed products of all steps.
-        with torch.enable_grad():
-            leaf = x.detach().requires_grad_()
-            result = function(leaf)
-
-        def transposed(image: Tensor) -> Tensor:
-            return torch.autograd.grad(result, leaf, image, retain_graph=True)[0]
-
-        return power_iteration(lambda v: directional_derivative(function, x, v), transposed, start, steps)
-
-
-def noise_gain(
-    model: nn.Module,
-    x: Tensor,
-    *rest: Any,
-    sigma: float,
-    draws: int = 8,
-    seed: int = 0,
-    output: Output | None = None,
-    keywords: Mapping[str, Any] = NOTHING,
-) -> float:
-    """√(E‖model(x + σ n) - model(x)‖² / E‖σ n‖²), n normal: by how much extra input noise is amplified (Figure 3 c)."""
-    generator = torch.Generator().manual_seed(seed)
-    moved = sent = 0.0
-    with evaluating(model), torch.no_grad():
-        clean = output_tensor(model(x, *rest, **keywords), output)
-        for _ in range(draws):
-            noise = sigma * torch.randn(x.shape, generator=generator).to(x)
-            noisy = output_tensor(model(x + noise, *rest, **keywords), output)
-            moved += float((noisy - clean).double().square().sum())
-            sent += float(noise.double().square().sum())
-    return (moved / sent) ** 0.5
-
-
-# How much each long skip of a network matters: w_j = E‖∂out/∂κ_j‖².
-#
-# What it tells a user: which skips the output depends on. Theory (Eq. 3 with unit gain) says: on all equally. Real
-# networks differ, and scaling a skip with a small w_j changes little.
-
-
-class ProbeSkipScaling(SkipScaling):
+class _ProbeSkipScaling(SkipScaling):
     """Multiplies each skip by an entry of `kappas`, a tensor that a derivative can be taken with respect to."""
 
     kappas: Tensor
@@ -138,57 +140,26 @@ class ProbeSkipScaling(SkipScaling):
 
 
 @dataclass(frozen=True)
-class ProbeScaling(Scaling):
+class _ProbeScaling(Scaling):
     """A constant method whose coefficients can be differentiated. For measuring; it is not a method to train with."""
 
     base: FixedScaling
-    built: list[ProbeSkipScaling] = field(default_factory=list, compare=False)
+    built: list[_ProbeSkipScaling] = field(default_factory=list, compare=False)
 
     name = "probe"
 
-    def build(self, sites: Sequence[SkipSite]) -> ProbeSkipScaling:
-        self.built.append(ProbeSkipScaling(self, sites, self.base.curve(len(sites))))
+    def build(self, sites: Sequence[SkipSite]) -> _ProbeSkipScaling:
+        self.built.append(_ProbeSkipScaling(self, sites, self.base.curve(len(sites))))
         return self.built[-1]
 
 
 @contextmanager
-def probing(model: nn.Module, base: FixedScaling, inputs: ExampleInputs) -> Iterator[ProbeSkipScaling]:
+def _probing(model: nn.Module, base: FixedScaling, inputs: ExampleInputs) -> Iterator[_ProbeSkipScaling]:
     """The model with probes on its long skips; afterwards it is as it was, scaled or not."""
-    config = ProbeScaling(base)
+    config = _ProbeScaling(base)
     with unscaled(model) if is_scaled(model) else nullcontext():
         scale_skips_(model, config, example_inputs=inputs)
         try:
             yield config.built[-1]
         finally:
             unscale_(model)
-
-
-def count_skips(model: nn.Module, inputs: tuple[Any, ...] = ()) -> int:
-    """N, the number of long skips. A model that does not know its own skips needs inputs to find them with."""
-    with probing(model, NoScaling(), inputs) as probe:
-        return len(probe.sites)
-
-
-def skip_sensitivities(
-    model: nn.Module,
-    *inputs: Any,
-    scaling: FixedScaling | None = None,
-    output: Output | None = None,
-    keywords: Mapping[str, Any] = NOTHING,
-) -> list[float]:
-    """w_1 ... w_N, outermost first, of model(*inputs) with its long skips scaled by `scaling` (left out: not at all).
-
-    w_j is averaged over the batch: the squared norm of the derivative of one output. Costs N forwards, and leaves the
-    model as it was.
-    """
-    example = by_name(model, inputs, keywords) if keywords else inputs
-    with probing(model, scaling or NoScaling(), example) as probe, evaluating(model):
-
-        def response(kappas: Tensor) -> Tensor:
-            probe.kappas = kappas
-            return output_tensor(model(*inputs, **keywords), output)
-
-        point = probe.kappas
-        directions = torch.eye(len(point), dtype=point.dtype, device=point.device)
-        tangents = [directional_derivative(response, point, direction) for direction in directions]
-    return [float(tangent.double().square().sum()) / len(tangent) for tangent in tangents]

@@ -1,11 +1,11 @@
-"""What ran: one forward of a model, recorded. The model is left untouched.
+"""What ran: one forward of a model, recorded. The model is left as it was.
 
 trace         the record: operations, module calls, merges, what follows from what
 identity      which operation a tensor came from, through views, aliases and writes in place
 containers    tensors inside lists, dictionaries and objects
 merges        one class per kind of merge
 callsites     where in the source an operation was called
-untouched     run a model and leave no trace on it
+isolation     run a model and leave no trace on it
 """
 
 from .callsites import (
@@ -17,20 +17,23 @@ from .containers import (
     TreePath as TreePath,
     leaves as leaves,
 )
+from .isolation import (
+    Snapshot as Snapshot,
+    foreign_hooks_marked as foreign_hooks_marked,
+    in_foreign_hook as in_foreign_hook,
+    isolated_run as isolated_run,
+)
 from .recorder import (
     counted_as as counted_as,
     record as record,
+    record_forward as record_forward,
 )
 from .trace import (
+    Argument as Argument,
     Call as Call,
     FunctionCall as FunctionCall,
     Merge as Merge,
     Node as Node,
     Trace as Trace,
     bits as bits,
-)
-from .untouched import (
-    foreign_hooks_marked as foreign_hooks_marked,
-    in_foreign_hook as in_foreign_hook,
-    untouched as untouched,
 )

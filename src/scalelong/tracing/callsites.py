@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 # Frames of these are not the model's own text: what counts is who called them.
-_OWN = tuple(str(Path(__file__).parents[1] / package) for package in ("tracing", "skips"))
+_OWN = tuple(str(Path(__file__).parents[1] / package) for package in ("tracing", "finding", "attaching"))
 _LIBRARIES = (str(Path(torch.__file__).parent), *_OWN)
 _HELPERS = ("einops", "accelerate/hooks")
 

@@ -19,9 +19,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from .callsites import CallSite, CallStack, is_model_code, is_own_code
 from .containers import TreePath, containers, content_of, held_tensors, is_changed, leaves
 from .identity import Extent, Identity, Write
+from .isolation import in_foreign_hook, isolated_run
 from .merges import OTHER, SLICES, kind_of
-from .trace import Call, FunctionCall, Leaf, Merge, Node, Part, Trace
-from .untouched import in_foreign_hook, untouched
+from .trace import Argument, Call, FunctionCall, Leaf, Merge, Node, Part, Trace
 
 # What counts as a layer: it has learned weights, or mixes positions. Everything does that is not known to do neither,
 # so that recurrent layers, Fourier transforms, scans and operations of other libraries count.
@@ -327,22 +327,22 @@ class Recorder(TorchDispatchMode):
         return [(path, node) for path, node in nodes if node is not None]
 
 
-def _arguments(frame: FrameType) -> Iterator[tuple[str, Any]]:
+def _arguments(frame: FrameType) -> Iterator[tuple[Argument, Any]]:
     """The arguments of a function that begins to run, as they may stand in the text of the call; without `self`."""
     code, values = frame.f_code, frame.f_locals
     positional, named = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
     names = code.co_varnames
     bound = int(bool(positional) and names[0] == "self")
     for n, name in enumerate(names[bound:positional]):
-        yield f"#{n}={name}", values.get(name)
+        yield Argument(n, name), values.get(name)
     for name in names[positional:named]:
-        yield name, values.get(name)
+        yield Argument(keyword=name), values.get(name)
     if code.co_flags & inspect.CO_VARARGS:
         for n, item in enumerate(values.get(names[named], ())):
-            yield f"#{positional - bound + n}", item
+            yield Argument(positional - bound + n), item
         named += 1
     if code.co_flags & inspect.CO_VARKEYWORDS:
-        yield from values.get(names[named], {}).items()
+        yield from ((Argument(keyword=name), item) for name, item in values.get(names[named], {}).items())
 
 
 def _side_by_side(parts: list[Extent], whole: Extent) -> tuple[int, tuple[int, ...]] | None:
@@ -365,31 +365,36 @@ def record(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], *, fun
 
     `functions` also records the calls of plain functions, which takes longer.
     """
+    with isolated_run(model), torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        return record_forward(model, args, kwargs, functions=functions)
+
+
+def record_forward(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], *, functions: bool = False) -> Trace:
+    """Record one forward of a model whose run is isolated already, in the mode in which it is."""
     recorder = Recorder(model)
     handles = []
-    with untouched(model), torch.no_grad(), torch.compiler.set_stance("force_eager"):
-        try:
-            for module in recorder.names:
-                handles.append(module.register_forward_pre_hook(recorder.enter, with_kwargs=True))
-                handles.append(module.register_forward_hook(recorder.leave, with_kwargs=True))
-            for path, tensor in leaves((tuple(args), kwargs)):
-                recorder.add_input(tensor, ".".join(map(str, path[1:])))
-            for number, tensor in enumerate(held_tensors((tuple(args), kwargs))):
-                recorder.add_input(tensor, f"object {number}")
-            with recorder, recorder.watching_functions():
-                profiler = sys.getprofile()
+    try:
+        for module in recorder.names:
+            handles.append(module.register_forward_pre_hook(recorder.enter, with_kwargs=True))
+            handles.append(module.register_forward_hook(recorder.leave, with_kwargs=True))
+        for path, tensor in leaves((tuple(args), kwargs)):
+            recorder.add_input(tensor, ".".join(map(str, path[1:])))
+        for number, tensor in enumerate(held_tensors((tuple(args), kwargs))):
+            recorder.add_input(tensor, f"object {number}")
+        with recorder, recorder.watching_functions():
+            profiler = sys.getprofile()
+            if functions:
+                sys.setprofile(recorder.watch)
+            try:
+                output = model(*args, **kwargs)
+            finally:
                 if functions:
-                    sys.setprofile(recorder.watch)
-                try:
-                    output = model(*args, **kwargs)
-                finally:
-                    if functions:
-                        _restore_profiler(profiler)
-        finally:
-            for handle in handles:
-                handle.remove()
-            recorder._python.forget()
-        recorder.trace.outputs = {node for _, node in recorder._tracked(output)}
+                    _restore_profiler(profiler)
+    finally:
+        for handle in handles:
+            handle.remove()
+        recorder._python.forget()
+    recorder.trace.outputs = {node for _, node in recorder._tracked(output)}
     recorder.trace.settle()
     return recorder.trace
 

@@ -73,12 +73,38 @@ class Call:
             call = call.parent
 
 
+@dataclass(frozen=True)
+class Argument:
+    """An argument in the text of a call: by position, by keyword, or by either of them where both are known."""
+
+    position: int | None = None
+    keyword: str = ""
+    item: int | None = None
+    """The argument is a list, and this item of it is meant."""
+
+    @property
+    def by_either(self) -> bool:
+        return self.position is not None and bool(self.keyword)
+
+    def __str__(self) -> str:
+        """As plans write it: "#1" by position, "skip" by keyword, "#1=skip" by either, "#0[1]" for an item."""
+        place = "" if self.position is None else f"#{self.position}"
+        equals = "=" if self.by_either else ""
+        return f"{place}{equals}{self.keyword}" + ("" if self.item is None else f"[{self.item}]")
+
+    @classmethod
+    def parse(cls, text: str) -> "Argument":
+        name, _, item = text.partition("[")
+        place, _, keyword = name.partition("=") if name.startswith("#") else ("", "", name)
+        return cls(int(place[1:]) if place else None, keyword, int(item.rstrip("]")) if item else None)
+
+
 @dataclass(slots=True)
 class FunctionCall:
     """One call of a plain function or method from the method of a module."""
 
-    parameters: dict[str, int]
-    """The nodes that it got, by the argument in the text of the call: "#1=skip" for the second one, or its keyword."""
+    parameters: dict[Argument, int]
+    """The nodes that it got, by the argument in the text of the call."""
     start: int
     site: CallSite
     end: int = 1 << 60

@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..models.call import Denoiser
-from ..runs.config import TrainConfig, require
-from ..skips import SkipHost
+from ..config import TrainConfig, require
+from ..finding import SkipHost
+from ..models import Denoiser
 
 ROWS, FEWEST_ROWS, ENTRIES = 1024, 512, 2**18
 """Tokens of a chunk at most, and at least where the entries of its features (B·L·D) are too many: more do not fit a
-cache, fewer make thin matrix products and more gradients to add up (`scalelong bench step`)."""
+cache, fewer make thin matrix products and more gradients to add up (`scalelong lab bench step`)."""
 
 LARGE = 2**18
 """Entries of a parameter whose gradients do not wait for the end of the step. For fewer, the hook costs more than it
@@ -30,7 +30,7 @@ saves."""
 
 SMALL = 2**16
 """Entries of one core's features (B·L·D) below which all cores share every operation: there the time is Python's, of
-which only one thread runs at once (`scalelong bench step/demo`)."""
+which only one thread runs at once (`scalelong lab bench step/demo`)."""
 
 LossesOf = Callable[[Denoiser, slice], Tensor]
 """The losses of some images of a batch, one for each."""

@@ -8,17 +8,17 @@ from functools import cached_property
 
 from torch import Tensor
 
+from ..config import TrainConfig
 from ..data import to_float
 from ..diffusion.images import ImageMaker, Request
 from ..diffusion.inputs import InputMaker, by_level, held_out_losses
 from ..diffusion.latents import Autoencoder
 from ..diffusion.solvers import SampleSettings
-from ..evaluation.judge import Scorer
+from ..evaluation import Scorer
 from ..files import write_text
-from ..models.call import evaluating
+from ..models import evaluating
 from ..randomness import derived_seed, global_state, restore_global_state
 from ..runs import image_grid, save_png
-from ..runs.config import TrainConfig
 from ..runs.folder import RunFolder
 from ..runs.model import RunData
 from .state import TrainState

@@ -1,7 +1,7 @@
-"""The training loop: `train(config, out)`, and the `Trainer` behind it, to be read from top to bottom.
+"""The training loop: `train(config, out)`, and the `Trainer` that carries it out.
 
-`Trainer.fit` is the order of events, `Trainer.optimise` is a step, from the images to the update. What a step is made
-of has rooms of its own: `diffusion/inputs.py` (x_0, ε, t, condition), `state.py` (weights, AdamW, average, guard),
+`Trainer.fit` is the order of events, `Trainer.step` is a step, from the images to the update. What a step is made
+of has files of its own: `diffusion/inputs.py` (x_0, ε, t, condition), `state.py` (weights, AdamW, average, guard),
 `cores.py` (a CPU's cores), `tracking.py` (metrics), `inspection.py` (held-out loss, samples, scores) and
 `monitoring.py` (the stability monitor, and a loss that collapses).
 """
@@ -16,7 +16,6 @@ from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from os import PathLike
 from pathlib import Path
 from types import FrameType
@@ -25,17 +24,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..console import Progress, StopWatch, TrainingProgress, html_lines
+from ..config import TrainConfig, default_folder, is_snapshot
+from ..console import Progress, html_lines
 from ..data import Batch, batches
 from ..diffusion.inputs import DataOrder, Examples, split_batch
 from ..errors import CheckpointError, CollapseError, DataWorkerError, NonFiniteError, RunFolderError
 from ..files import in_words, read_bytes
-from ..models.allocator import keep_freed_memory
-from ..models.call import Denoiser
-from ..models.cpu import gain_of_bfloat16
-from ..noise import LEVELS, NoiseProcess, loss_weights, losses, mean_square, noise_levels, target
+from ..models import Denoiser, gain_of_bfloat16, keep_freed_memory
+from ..noise import LEVELS, NoiseProcess, loss_weights, mean_square, noise_levels, noisy_and_target
 from ..runs.adapters import add_adapters_
-from ..runs.averages import forget_snapshots_after, is_snapshot, shares, write_snapshot
+from ..runs.averages import forget_snapshots_after, shares, write_snapshot
 from ..runs.checkpoint import (
     abandon_after,
     newest_good,
@@ -46,12 +44,11 @@ from ..runs.checkpoint import (
     step_folder,
     write_checkpoint,
 )
-from ..runs.config import TrainConfig
-from ..runs.folder import RunFolder
+from ..runs.folder import RunFolder, with_absolute_data
 from ..runs.model import RunData, build_model, load_run_data
 from ..runs.origin import load_start_
 from ..runs.processes import average, check_batch_size, describe_processes, gather_objects, make_accelerator, on_main
-from ..runs.recipes import default_folder
+from ..scaling import as_scaling
 from ..stability.collapse import Collapse, last_good
 from ..stability.nonfinite import explain_nonfinite
 from .cores import make_cores
@@ -59,17 +56,18 @@ from .inspection import Inspector
 from .monitoring import RunMonitor, sums_by_level
 from .state import (
     READ_EVERY,
+    BadSteps,
     TrainState,
     base_rate,
     clip_gradient,
     create,
-    make_guard,
     rate,
     restore,
     set_rate,
+    skip_if_not_finite,
     snapshot,
 )
-from .tracking import Recorder, Window
+from .tracking import Recorder, StopWatch, TrainingProgress, Window
 
 Hook = Callable[[TrainState], dict[str, float] | None]
 """Called after every step, with the number of steps done in `state.step`; what it returns is recorded."""
@@ -108,12 +106,23 @@ def train(
     config: TrainConfig,
     out: str | PathLike[str] | None = None,
     *,
+    model: nn.Module | None = None,
+    data: Any = None,
     hooks: Sequence[Hook] = (),
     quiet: bool = False,
 ) -> TrainResult:
-    """Train as the configuration says, in a run folder. A run that is there already is continued."""
+    """Train as the configuration says, in a run folder. A run that is there already is continued.
+
+    A `model` takes the place of `config.model`: its long skips are scaled as the configuration says, and the run
+    starts from its weights. `data`, an ImageData or anything that `load_data` takes, takes the place of `config.data`.
+    """
+    as_scaling(config.scaling)  # a name that is unknown is refused before anything is written
+    if model is not None:
+        config = replace(config, model=f"{type(model).__module__}:{type(model).__qualname__}")
+    if data is not None:
+        config = replace(config, data=getattr(data, "name", None) or type(data).__name__)
     run = RunFolder(out or default_folder(config))
-    config = run.continued(config)
+    config = with_absolute_data(config) if data is None else config
     accelerator = make_accelerator(config, str(run.path))
     progress = TrainingProgress(config.steps, accelerator.is_main_process and not quiet)
     try:
@@ -127,12 +136,12 @@ def train(
 
             on_main(accelerator, lock)
             reading = interrupt.between(Progress("reading images", enabled=progress.enabled))
-            data = load_run_data(config, progress.say, reading)
-            start = on_main(accelerator, lambda: run.check(config, data, progress.say))
-            trainer = Trainer(config, run, accelerator, data, progress, hooks, new=start is None)
+            loaded = load_run_data(config, progress.say, reading, data=data)
+            start = on_main(accelerator, lambda: run.check(config, loaded, progress.say))
+            trainer = Trainer(config, run, accelerator, loaded, progress, hooks, new=start is None, model=model)
             stack.callback(trainer.close)
             # Not before there is a network: what refuses must leave nothing.
-            on_main(accelerator, lambda: run.open(config, data, describe_processes(accelerator)))
+            on_main(accelerator, lambda: run.open(config, loaded, describe_processes(accelerator)))
             finished = trainer.fit(interrupt, start)
             return TrainResult(run.path, trainer.state.step, finished, max(run.samples.glob("*.png"), default=None))
     except OSError as error:
@@ -143,6 +152,17 @@ def train(
             f"run the same command "
             f"to continue"
         ) from error
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """The numbers of one step, over all processes, on the device."""
+
+    loss: Tensor
+    grad_norm: Tensor
+    """Before clipping."""
+    by_level: Tensor
+    """(3, LEVELS): images, losses and zero losses of each noise level."""
 
 
 class Trainer:
@@ -157,6 +177,7 @@ class Trainer:
         progress: TrainingProgress,
         hooks: Sequence[Hook] = (),
         new: bool = True,
+        model: nn.Module | None = None,
     ) -> None:
         self.config, self.run, self.accelerator, self.data = config, run, accelerator, data
         self.progress, self.hooks = progress, hooks
@@ -165,7 +186,7 @@ class Trainer:
             keep_freed_memory()
             if accelerator.mixed_precision == "bf16" and (gain := gain_of_bfloat16()) < 1:
                 progress.say(f"bf16: this processor has no fast products for it ({gain:.2g} times float32's speed)")
-        self.state = create(config, accelerator, self.network(new), data)
+        self.state = create(config, accelerator, self.network(new, model), data)
         self.cores = make_cores(config, self.state.bare, accelerator)
         self.order = DataOrder(len(data.train), config.batch_size, config.seed)
         self.parts = split_batch(
@@ -173,7 +194,7 @@ class Trainer:
         )
         inputs = data.inputs(accelerator.device)
         self.examples = inputs.for_step
-        self.guard = make_guard(self.state.optimizer, accelerator.device, accelerator.scaler)
+        self.bad_steps = BadSteps(accelerator.device)
         self.inspector = Inspector(config, run, self.state, data, inputs)
         self.recorder = Recorder(config, run, accelerator, progress)
         readings = config.monitor_every if config.monitor_every <= config.steps else 0
@@ -181,14 +202,14 @@ class Trainer:
         self.window = Window(accelerator.device)
         self.watch = StopWatch()
         self.saved_step = -1
-        self.errors = torch.zeros(0)
-        """Losses of the images that are being worked on."""
+        self.metrics_length: int | None = None
+        """How long metrics.jsonl was when the checkpoint was written from which the run goes on."""
 
-    def network(self, new: bool) -> nn.Module:
+    def network(self, new: bool, model: nn.Module | None) -> nn.Module:
         """With the weights that a new run starts from, if it starts from some."""
         if self.config.start_from is None or not new:
-            return build_model(self.config, self.data.shape)
-        model = build_model(self.config, self.data.shape, adapters=False)
+            return build_model(self.config, self.data.shape, model=model)
+        model = build_model(self.config, self.data.shape, adapters=False, model=model)
         load_start_(model, self.config, self.data.shape, self.progress.say)
         if self.config.lora:
             add_adapters_(model, self.config.lora, self.config.seed)
@@ -201,17 +222,22 @@ class Trainer:
         interrupted; both ways the state is saved."""
         self.resume(start)
         while self.state.step < self.config.steps and not self.out_of_patience():
+            stop_requested = self.any_process(interrupt.requested is not None)
             try:
-                stop_requested = self.optimise(interrupt.requested is not None)
+                # All images before the first forward: if a data worker is gone, the state is that of a whole step.
+                images = [next(self.source) for _ in self.parts]
             except DataWorkerError:
                 self.save_alone()
                 if interrupt.requested is None:
                     raise
                 return self.stopped(interrupt)
+            done = self.step(images)
+            self.window.add(done.loss, done.grad_norm)
+            self.monitor.losses.add(self.state.step, done.by_level)
             # Reading a number from an accelerator means waiting for it, so this is not done at every step.
             if not self.should_read_device():
                 continue
-            bad = self.guard.bad_step()
+            bad = self.bad_steps.first()
             if bad is not None:
                 self.recover(bad)
                 continue
@@ -219,11 +245,15 @@ class Trainer:
             if collapse is not None and self.gave_up(collapse):
                 continue
             self.after_step()
-            if stop_requested > 0:
+            if stop_requested:
                 self.save()
                 return self.stopped(interrupt)
         self.save()
         return True
+
+    def any_process(self, flag: bool) -> Tensor:
+        """Whether the flag is set in any process, as a number on the device."""
+        return average(self.accelerator, torch.tensor(float(flag), device=self.accelerator.device))
 
     def stopped(self, interrupt: "Interrupt") -> bool:
         by = interrupt.requested or "another process"
@@ -232,7 +262,7 @@ class Trainer:
 
     def save_alone(self) -> None:
         """Save before an error that no other process knows of: with several, they cannot take part."""
-        if self.accelerator.num_processes == 1 and self.guard.bad_step() is None:
+        if self.accelerator.num_processes == 1 and self.bad_steps.first() is None:
             self.save()
 
     def resume(self, path: Path | None) -> None:
@@ -244,84 +274,87 @@ class Trainer:
             self.progress.say(f"continuing after step {self.state.step}")
             # A kill between saving and pruning left one more than there should be.
             on_main(self.accelerator, self.prune)
-        on_main(self.accelerator, lambda: self.run.cut_metrics(self.state.step))
+        on_main(self.accelerator, lambda: self.run.cut_metrics(self.state.step, self.metrics_length))
         self.recorder.start(self.state.step)
         self.begin_at(self.state.step)
 
     def begin_at(self, step: int) -> None:
         """Point the data at a step. Nothing before it is read."""
         order = self.order.batches(range(step, self.config.steps), self.parts)
-        self.source: Iterator[Batch] = batches(self.data.train, order, workers=self.config.images.workers)
+        workers, pin = self.config.images.workers, self.accelerator.device.type == "cuda"
+        self.source: Iterator[Batch] = batches(self.data.train, order, workers, pin=pin)
         self.rate_factor = self.run.rate_factor()
         self.modules = list(self.state.model.modules())
-        self.guard.reset()
+        self.bad_steps.reset()
         self.monitor.begin_at(step, act=self.config.guard.on_collapse != "ignore")
         self.watch.start(step)
         self.progress.start(step)
 
     # A step
 
-    def optimise(self, stop_requested: bool) -> Tensor:
-        """One step of all processes, from images to the update. The result is above 0 if any of them is to stop."""
+    def step(self, images: Sequence[Batch]) -> StepResult:
+        """One step of all processes: from the images of this process's parts of the batch to the update."""
         state, step = self.state, self.state.step
         set_rate(state.optimizer, self.rate_factor * rate(self.config.optimizer, step, self.config.steps))
         if not all(module.training for module in self.modules):  # setting it costs much more than looking
             state.model.train()
-        loss, by_level = self.backward(step)
+        share = 1 / len(self.parts)
+        # The mean loss, then the sums of images, losses and zero losses of each noise level.
+        loss = torch.zeros((), device=self.accelerator.device)
+        by_level = torch.zeros(3, LEVELS, device=self.accelerator.device)
+        for positions, batch in zip(self.parts, images, strict=True):
+            examples = self.examples(step, positions, batch)
+            x_t, target = self.question(examples)
+            # Processes exchange their gradients once per step: with the last part.
+            mean, errors = self.backward(examples, x_t, target, share, exchange=positions == self.parts[-1])
+            loss += mean * share
+            levels = noise_levels(self.process, examples.t)
+            by_level += sums_by_level(levels, errors, mean_square(target))  # an output of zero would cost the target
         self.accelerator.unscale_gradients()
         norm = clip_gradient(state.parameters, self.config.optimizer.clip)
-        stop = torch.tensor(float(stop_requested), device=loss.device)
-        means = average(self.accelerator, torch.cat([torch.stack([loss, stop]), by_level.flatten()]))
-        loss, stop = means[:2].unbind()
-        self.guard.protect(step, loss, norm)  # a loss or gradient that is not finite never reaches the weights
+        means = average(self.accelerator, torch.cat([loss[None], by_level.flatten()]))
+        loss = means[0]
+        skip_if_not_finite(self.bad_steps, state.optimizer, self.accelerator.scaler, step, loss, norm)
         state.prepared_optimizer.step()
         state.prepared_optimizer.zero_grad()
         state.ema.update(step)
-        self.window.add(loss, norm)
-        self.monitor.losses.add(step + 1, self.accelerator.num_processes * means[2:].view_as(by_level))
         state.step = step + 1
-        return stop
+        return StepResult(loss, norm, self.accelerator.num_processes * means[1:].view_as(by_level))
 
-    def backward(self, step: int) -> tuple[Tensor, Tensor]:
-        """Forward and backward over this process's share of the batch, part by part: its mean loss, and the sums of
-        images, losses and zero losses of each noise level."""
-        total = torch.zeros((), device=self.accelerator.device)
-        by_level = torch.zeros(3, LEVELS, device=self.accelerator.device)
-        share = 1 / len(self.parts)
-        # All images before the first forward: if a data worker is gone, the state is still that of a whole step.
-        images = [next(self.source) for _ in self.parts]
-        for positions, batch in zip(self.parts, images, strict=True):
-            examples = self.examples(step, positions, batch)
-            self.errors = torch.zeros(len(positions), device=total.device)
-            if self.cores is not None:
-                loss = self.cores.backward(partial(self.losses, examples), len(positions), share)
-            else:
-                # Processes exchange their gradients once per step: with the last part.
-                last = positions == self.parts[-1]
-                with nullcontext() if last else self.accelerator.no_sync(self.state.model):
-                    loss = self.losses(examples, self.state.network).mean()
-                    self.accelerator.backward(loss * share)
-            total += loss.detach() * share
-            by_level += sums_by_level(noise_levels(self.process, examples.t), self.errors, self.zero_losses(examples))
-        return total, by_level
-
-    def losses(self, examples: Examples, network: Denoiser, part: slice = slice(None)) -> Tensor:
-        """The loss of each image, or of each in a slice of them: (B,)."""
-        x0, noise, t, condition = examples.part(part)
+    def question(self, examples: Examples) -> tuple[Tensor, Tensor]:
+        """x_t, and what the network is to answer."""
+        x0, noise, t, _ = examples
         if self.state.channels_last:
             x0, noise = (value.to(memory_format=torch.channels_last) for value in (x0, noise))
-        found = losses(network.given(condition), self.process, self.config.diffusion.prediction, x0, noise, t)
-        self.errors[part] = found.detach()  # for the detector of collapses; cores write side by side
-        diffusion = self.config.diffusion
-        if diffusion.loss_weighting == "none":
-            return found
-        weighting, gamma = diffusion.loss_weighting, diffusion.min_snr_gamma
-        return found * loss_weights(self.process, diffusion.prediction, weighting, t, gamma)
+        return noisy_and_target(self.process, self.config.diffusion.prediction, x0, noise, t)
 
-    def zero_losses(self, examples: Examples) -> Tensor:
-        """What an output of zero would cost each image: (B,)."""
-        x0, noise, t, _ = examples
-        return mean_square(target(self.process, self.config.diffusion.prediction, x0, noise, t))
+    def backward(
+        self, examples: Examples, x_t: Tensor, target: Tensor, share: float, *, exchange: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Forward and backward over some images; their gradient is multiplied by `share`. Their mean loss, and the
+        error of each before it is weighted."""
+        errors = torch.zeros(len(target), device=target.device)
+        weights = self.loss_weights(examples.t)
+
+        def losses(network: Denoiser, part: slice = slice(None)) -> Tensor:
+            condition = None if examples.condition is None else examples.condition[part]
+            found = mean_square(target[part] - network.given(condition)(x_t[part], examples.t[part]))
+            errors[part] = found.detach()  # each core has images of its own
+            return found if weights is None else found * weights[part]
+
+        if self.cores is not None:
+            return self.cores.backward(losses, len(target), share), errors
+        with nullcontext() if exchange else self.accelerator.no_sync(self.state.model):
+            loss = losses(self.state.network).mean()
+            self.accelerator.backward(loss * share)
+        return loss.detach(), errors
+
+    def loss_weights(self, t: Tensor) -> Tensor | None:
+        """How much each image counts; None if all count alike."""
+        settings = self.config.diffusion
+        if settings.loss_weighting == "none":
+            return None
+        return loss_weights(self.process, settings.prediction, settings.loss_weighting, t, settings.min_snr_gamma)
 
     # Between steps
 
@@ -371,7 +404,9 @@ class Trainer:
         if self.config.checkpoints.keep_best != what or value is None:
             return
         best = self.state.best
-        if best and not value < best["value"]:
+        # One process decides: the values of others may differ in the last bit, and all must save or none.
+        is_better = on_main(self.accelerator, lambda: not best or value < best["value"])
+        if not is_better:
             best["since"] += regular
             return
         self.state.best = {"value": value, "step": self.state.step, "since": 0}
@@ -396,7 +431,9 @@ class Trainer:
         saved = snapshot(self.state)
 
         def write() -> None:
-            write_checkpoint(self.run.checkpoints, replace(saved, run=self.run.id))
+            # The metrics first: after a power loss a checkpoint must not be newer than its curve.
+            length = self.run.sync_metrics()
+            write_checkpoint(self.run.checkpoints, replace(saved, run=self.run.id, metrics=length))
             self.prune()
 
         on_main(self.accelerator, write)
@@ -418,6 +455,7 @@ class Trainer:
             name = step_folder(path.parent, saved.step).name
             raise CheckpointError(f"{path} holds the checkpoint of step {saved.step}; rename it to {name}")
         restore(self.state, saved, self.config.seed)
+        self.metrics_length = saved.metrics
         self.window.load(self.state.window)
         self.saved_step = self.state.step
         on_main(self.accelerator, lambda: abandon_after(self.run.checkpoints, self.state.step))
@@ -470,7 +508,7 @@ class Trainer:
         if path is None:
             return False
         self.load(path)
-        on_main(self.accelerator, lambda: self.run.cut_metrics(self.state.step))
+        on_main(self.accelerator, lambda: self.run.cut_metrics(self.state.step, self.metrics_length))
         self.begin_at(self.state.step)
         counted = {"rollbacks": float(len(self.run.rollbacks())), "rate_factor": self.rate_factor}
         self.recorder.write(self.state.step, counted)
@@ -487,7 +525,10 @@ class Trainer:
         def passes() -> None:
             # On the network itself, without the other processes and with all images of a part at once.
             for examples in found:
-                loss = self.losses(examples, self.state.bare_network).mean()
+                x_t, target = self.question(examples)
+                output = self.state.bare_network.given(examples.condition)(x_t, examples.t)
+                errors, weights = mean_square(target - output), self.loss_weights(examples.t)
+                loss = (errors if weights is None else errors * weights).mean()
                 self.accelerator.backward(loss / len(found))
 
         clean = torch.cat([examples.x0 for examples in found])
@@ -551,7 +592,17 @@ STOPPING = (
 
 
 class Interrupt:
-    """Within a `with` block SIGTERM and Ctrl-C only set `requested`, so that the loop can save before it ends."""
+    """Within a `with` block SIGTERM and Ctrl-C only set `requested`, so that the loop can save before it ends.
+
+    So do a closed terminal (SIGHUP), the signals that schedulers of clusters send before the end (SIGUSR1, SIGUSR2),
+    and a limit of processor time (SIGXCPU).
+    """
+
+    SIGNALS: ClassVar[list[signal.Signals]] = [
+        getattr(signal, name)
+        for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")
+        if hasattr(signal, name)  # Windows has the first two
+    ]
 
     latest: ClassVar[str | None] = None
     """The signal that ended the latest block early; the command line makes its exit code of it."""
@@ -564,7 +615,7 @@ class Interrupt:
 
     def __enter__(self) -> "Interrupt":
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in self.SIGNALS:
                 self._previous[number] = signal.signal(number, self._receive)
         return self
 
@@ -577,10 +628,10 @@ class Interrupt:
 
         def check(done: int, total: int) -> None:
             progress(done, total)
-            if self.requested == "SIGTERM":
-                raise SystemExit(128 + signal.SIGTERM)
-            if self.requested is not None:
+            if self.requested == "SIGINT":
                 raise KeyboardInterrupt
+            if self.requested is not None:
+                raise SystemExit(128 + signal.Signals[self.requested])
 
         return check
 

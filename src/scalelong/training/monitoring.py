@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from ..attaching import is_scaled
 from ..files import append_json_line, read_json_lines, write_json_lines
 from ..noise import LEVELS, level_names
 from ..runs.folder import RunFolder, read_metrics
-from ..skips import is_scaled
 from ..stability import Alarm, StabilityMonitor
 from ..stability.collapse import MARGIN, Collapse, CollapseDetector, Spike, first_to_leave
 from ..stability.features import measure

@@ -5,16 +5,16 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from ..attaching import coefficients, is_scaled
+from ..config import TrainConfig, is_snapshot
 from ..console import duration
 from ..data import ImageData
 from ..errors import ScaleLongError
-from ..models.call import Denoiser, count_parameters
-from ..models.cpu import gain_of_bfloat16
+from ..finding import find_skips, native_plan
+from ..models import Denoiser, count_parameters, gain_of_bfloat16
 from ..noise import NoiseProcess, losses
-from ..runs.averages import OLDEST, is_snapshot, shares
-from ..runs.config import TrainConfig
+from ..runs.averages import OLDEST, shares
 from ..runs.model import DataShape, build_model, example_forward, shape_of
-from ..skips import coefficients, find_skips, is_scaled, native_plan
 from .cores import images_at_once, splits
 from .optimizers import OPTIMIZERS
 from .sizing import MOST_EPOCHS
@@ -101,7 +101,7 @@ def _snapshots(config: TrainConfig, parameters: int) -> str:
         return " beside the main one"
     count = len([step for step in range(1, config.steps + 1) if is_snapshot(step) and step >= OLDEST * config.steps])
     size = megabytes(2 * len(tracks) * parameters * count)
-    return f" beside the main one; {count} snapshots at the end, {size} in all (`scalelong ema` makes other lengths)"
+    return f" beside the main one; {count} snapshots at the end, {size} in all (export --ema makes other lengths)"
 
 
 def images_in_memory(config: TrainConfig, model: nn.Module, per_part: float, processes: int) -> float:

@@ -18,13 +18,12 @@ from typing import Any
 
 import torch
 
+from ..config import TrainConfig, seconds_of, with_values
 from ..console import duration
 from ..data import ImageData, load_data, require_both_sides
 from ..errors import InvalidConfigError, MixedSizesError
-from ..models.allocator import keep_freed_memory
-from ..models.call import Denoiser
+from ..models import Denoiser, fuse_, keep_freed_memory
 from ..noise import NoiseProcess, losses
-from ..runs.config import TrainConfig, seconds_of, with_values
 from ..runs.model import DataShape, Log, build_model, uses_channels_last
 from ..runs.processes import make_accelerator, on_main
 from .cores import make_cores
@@ -67,7 +66,7 @@ def _uvit(dim: int, depth: int, heads: int) -> dict[str, Any]:
 
 
 # Small batches: on a CPU, more steps beat larger ones. A small UNet shows far more in the minutes that a CPU has
-# (research/budget.py); beyond come U-ViTs, the last one U-ViT-S with its authors' rate.
+# (`git show 47c1161:research/budget.py`); beyond come U-ViTs, the last one U-ViT-S with its authors' rate.
 UNETS = (
     Rung(16, "unet/small", {}, 32, 1e-3, 1000),
     Rung(32, "unet/small", {}, 32, 1e-3, 3000),
@@ -409,11 +408,12 @@ def glance(config: TrainConfig, progress: Callable[[int, int], None] | None = No
     """Number, size and channels of the images. Those of different sizes are measured by the smallest."""
     if config.images.autoencoder is not None:
         raise InvalidConfigError("what trains on latents is not sized to the machine: leave out --budget, give --steps")
+    reading = {**config.images.reading(), "memory_limit": 0}  # headers are enough: training decodes the images, once
     try:
-        data = load_data(config.data, **config.images.reading(), progress=progress)
+        data = load_data(config.data, **reading, progress=progress)
     except MixedSizesError as error:
         side = min(error.smallest, LARGEST_SIDE)
-        data = load_data(config.data, **{**config.images.reading(), "size": side}, progress=progress)
+        data = load_data(config.data, **{**reading, "size": side}, progress=progress)
     return Pictures(len(data), data.channels, data.height, data.width, data.classes)
 
 
@@ -426,6 +426,7 @@ def step_seconds(config: TrainConfig, shape: DataShape, accelerator: Any, patien
     if uses_channels_last(config, model):
         model = model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     optimizer, average = make_optimizer(model, config.optimizer), Ema(model, config.optimizer)
+    fuse_(model)
     cores, network, process = (
         make_cores(config, model, accelerator),
         Denoiser(model),

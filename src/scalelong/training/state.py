@@ -20,20 +20,18 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from ..attaching import without_records
+from ..config import AverageLength, OptimizerConfig, TrainConfig
 from ..errors import CheckpointError, InvalidConfigError
 from ..files import in_words
-from ..models.call import Denoiser
-from ..models.resnet import keep_less_
-from ..models.winograd import multiply_less_
+from ..models import Denoiser, fuse_
 from ..mup import LR_SCALE
 from ..randomness import global_state, restore_global_state, seed_global
-from ..runs.averages import AverageLength
 from ..runs.checkpoint import Snapshot
-from ..runs.config import OptimizerConfig, TrainConfig
 from ..runs.model import RunData, mup_kinds, uses_channels_last
 from ..runs.processes import full_tensor, gather_objects
-from ..skips.record import without_records
-from .optimizers import QuickAdamW, averages_itself, falling, make_optimizer
+from .fast_adamw import QuickAdamW
+from .optimizers import averages_itself, falling, make_optimizer
 
 # pyright: reportPrivateImportUsage=false
 
@@ -138,65 +136,64 @@ def _norm(tensors: tuple[Tensor, ...] | list[Tensor]) -> Tensor:
     return full_tensor(torch.linalg.vector_norm(torch.stack(list(torch._foreach_norm(list(tensors))))))
 
 
-# The guard: a non-finite loss or gradient is noticed before it reaches the weights.
+# Numbers that are not finite are noticed before they reach the weights.
 #
-# An accelerator is not made to wait for the numbers of each step: a flag on the device makes AdamW skip its update from
-# the first bad step on, and the flag is read every few steps. So the weights are still those before the bad step.
+# An accelerator is not made to wait for the numbers of each step: they are kept on the device and read every few steps.
+# From the first bad step on no update happens, so the weights are still those from before it.
 
 READ_EVERY = 10
-"""Most steps between two readings of the flag on an accelerator."""
+"""Most steps between two readings on an accelerator."""
 
 SMALLEST_SCALE = 1.0
 """fp16: gradients that overflow are normal while the loss scale falls to its place, but not below this."""
 
 
-class Guard:
-    def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-        self.optimizer = optimizer
+class BadSteps:
+    """The first step whose loss or gradient was not finite, kept on the device."""
+
+    def __init__(self, device: torch.device) -> None:
         self.device = device
-        # Sharded parameters (FSDP2) do not go together with a flag that is not sharded.
-        self._can_flag = all(
-            group.get("fused") and not any(isinstance(value, DTensor) for value in group["params"])
-            for group in optimizer.param_groups
-        )
         self.reset()
 
     def reset(self) -> None:
-        self._bad = torch.zeros((), device=self.device)
+        self.seen = torch.zeros((), device=self.device)
+        """1 from the first bad step on."""
         self._first = torch.full((), -1, dtype=torch.long, device=self.device)
 
-    def protect(self, step: int, loss: Tensor, norm: Tensor) -> None:
-        """Before the optimiser's step: from the first non-finite numbers on, no update happens."""
-        bad = torch.logical_not(torch.isfinite(norm) & torch.isfinite(loss))
+    def add(self, step: int, bad: Tensor) -> None:
         self._first = torch.where(bad & (self._first < 0), step, self._first)
-        self._bad = torch.maximum(self._bad, bad.float())
-        if self._can_flag:
-            # What torch's gradient scaler sets, too; only the fused AdamW reads it.
-            self.optimizer.found_inf = self._bad  # pyright: ignore[reportAttributeAccessIssue]
-        elif self._bad:
-            self.optimizer.zero_grad()  # without gradients a step does nothing
+        self.seen = torch.maximum(self.seen, bad.float())
 
-    def bad_step(self) -> int | None:
-        """The first step with non-finite numbers, if there was one. Waits for the device."""
+    def first(self) -> int | None:
+        """The first bad step, if there was one. Waits for the device."""
         first = int(self._first)
         return None if first < 0 else first
 
 
-class ScaledGuard(Guard):
-    """For fp16, whose gradient scaler skips steps that overflow: only a collapsed scale or a bad loss is a failure."""
+def skip_if_not_finite(
+    bad: BadSteps, optimizer: torch.optim.Optimizer, scaler: Any, step: int, loss: Tensor, norm: Tensor
+) -> None:
+    """Call it before the optimiser's step: from the first numbers that are not finite on, the step does nothing."""
+    if scaler is not None:
+        # fp16: the scaler itself skips gradients that overflow, and lowers its scale. Only a bad loss is a failure, or
+        # an overflow at the smallest scale.
+        collapsed = ~torch.isfinite(norm) & (scaler.get_scale() <= SMALLEST_SCALE)
+        bad.add(step, collapsed | ~torch.isfinite(loss))
+        return
+    bad.add(step, ~(torch.isfinite(norm) & torch.isfinite(loss)))
+    if _takes_flag(optimizer):
+        # The fused AdamW skips its update by a flag on the device, the one that torch's gradient scaler sets.
+        optimizer.found_inf = bad.seen  # pyright: ignore[reportAttributeAccessIssue]
+    elif bad.seen:
+        # Others have no such flag, and neither have sharded parameters (FSDP2): without gradients a step does nothing.
+        optimizer.zero_grad()
 
-    def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device, scaler: torch.amp.GradScaler) -> None:
-        super().__init__(optimizer, device)
-        self.scaler = scaler
 
-    def protect(self, step: int, loss: Tensor, norm: Tensor) -> None:
-        collapsed = not torch.isfinite(norm) and self.scaler.get_scale() <= SMALLEST_SCALE
-        if collapsed or not torch.isfinite(loss):
-            self._first = torch.where(self._first < 0, step, self._first)
-
-
-def make_guard(optimizer: torch.optim.Optimizer, device: torch.device, scaler: torch.amp.GradScaler | None) -> Guard:
-    return Guard(optimizer, device) if scaler is None else ScaledGuard(optimizer, device, scaler)
+def _takes_flag(optimizer: torch.optim.Optimizer) -> bool:
+    return all(
+        group.get("fused") and not any(isinstance(value, DTensor) for value in group["params"][:1])
+        for group in optimizer.param_groups
+    )
 
 
 # AdamW, and its rate as a function of the step
@@ -299,10 +296,7 @@ def create(config: TrainConfig, accelerator: Any, bare: nn.Module, data: RunData
         bare = bare.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     bare.to(accelerator.device)
     optimizer = make_optimizer(bare, config.optimizer, mup_kinds(bare, config, data.shape))
-    if channels_last and accelerator.device.type == "cpu" and not config.hardware.compile:
-        keep_less_(bare)
-        multiply_less_(bare)
-    model = torch.compile(bare) if config.hardware.compile else bare
+    model = torch.compile(bare) if config.hardware.compile else fuse_(bare)
     model, prepared_optimizer = accelerator.prepare(model, optimizer)
     if accelerator.scaler is None and accelerator.distributed_type.value == "NO":
         # accelerate's has nothing to do then, and looks for packages on the disk at every step.

@@ -4,15 +4,20 @@ Metrics go to `metrics.jsonl`, to the trackers of accelerate (TensorBoard, Weigh
 sample grids to every tracker that shows images.
 """
 
+from __future__ import annotations
+
 import os
-from typing import Any
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TextIO
 
 import torch
 from torch import Tensor
 
-from ..console import StopWatch, TrainingProgress
+from ..config import TrainConfig, flatten, to_dict
+from ..console import EVERY, Progress, duration
 from ..errors import InvalidConfigError
-from ..runs.config import TrainConfig, flatten, to_dict
 from ..runs.folder import RunFolder
 from ..stability.trackers import log_picture, send_alert
 from .state import TrainState, base_rate
@@ -167,3 +172,93 @@ _ONE_IMAGE = ("aim", "clearml")
 
 def _name(kind: Any) -> str:
     return str(getattr(kind, "value", kind))
+
+
+# What is shown while a run trains
+
+
+class TrainingProgress(Progress):
+    """The progress of a training run: a bar with the loss in a terminal, a line per record elsewhere.
+
+    The time left is that of the steps so far, with all that came between them: samples, held-out losses, checkpoints.
+    """
+
+    def __init__(
+        self,
+        steps: int,
+        enabled: bool,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        stream: TextIO | None = None,
+    ) -> None:
+        super().__init__("step", steps, enabled=enabled, stream=stream)
+        self.steps, self.clock = steps, clock
+        self.held_out: float | None = None
+        """The newest held-out loss."""
+        self.start(0)
+
+    def start(self, step: int) -> None:
+        """Begin to count at a step: a run that continues did not do those before it now."""
+        self._first, self._began = step, self.clock()
+        self._said = self._began
+
+    def tick(self, step: int) -> None:
+        """After every step: where steps are slow, a line between two records."""
+        if self.clock() - self._said < EVERY:
+            return
+        self._said = self.clock()
+        if self.live:
+            self._draw(step, self._left(step))
+        elif self.enabled:
+            self._print(self.text(step, self._left(step)))
+
+    def record(self, metrics: Mapping[str, float]) -> None:
+        self._said = self.clock()
+        step = int(metrics["step"])
+        if self.live:
+            self._draw(step, self._note(metrics))
+        elif self.enabled:
+            self._print(self.text(step, self._note(metrics)))
+
+    def text(self, done: int, note: str = "") -> str:
+        return f"step {done}/{self.steps}  {note}"
+
+    def _note(self, metrics: Mapping[str, float]) -> str:
+        speed = metrics["images_per_second"]
+        parts = [
+            f"loss {metrics['loss']:.4f}",
+            *([f"held-out {self.held_out:.4f}"] if self.held_out is not None else []),
+            f"gradient {metrics['gradient_norm']:.3g}",
+            f"{speed:.0f} images/s" if speed >= 10 else f"{speed:.2g} images/s",
+            self._left(int(metrics["step"])),
+        ]
+        return "  ".join(parts)
+
+    def _left(self, step: int) -> str:
+        seconds = (self.clock() - self._began) / max(1, step - self._first)
+        return f"{duration((self.steps - step) * seconds)} left"
+
+
+class StopWatch:
+    """Seconds of training, without what is done in between (saving, sampling)."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.clock = clock
+        self.start(0)
+
+    def start(self, step: int) -> None:
+        self._since, self._step = self.clock(), step
+
+    def lap(self, step: int) -> tuple[float, int]:
+        """Seconds and steps since the start or the last lap."""
+        seconds, steps = self.clock() - self._since, step - self._step
+        self.start(step)
+        return seconds, steps
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        before = self.clock()
+        try:
+            yield
+        finally:
+            self._since += self.clock() - before

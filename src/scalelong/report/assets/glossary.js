@@ -15,7 +15,7 @@ const GLOSSARY = {
   "w_i": "The sensitivity of the output to long skip i at the weights of that moment; shown relative to the outermost skip.",
   "RMS": "The root mean square of a feature: its size.",
   "κ kept": "The share of a skip's channels for which a constant κ is not cancelled by the normalisation behind the merge.",
-  "collapsed": "The loss went back towards that of a network that knows nothing. In a range of rates, unless the rule under the grid has other numbers: the smoothed loss is above half of the reference and above twice its best after the warm-up, or was below 0.9 of the reference and ends above it. In a training run: half of what had been learned is lost, by the evidence of several steps.",
+  "collapsed": "The loss went back towards that of a network that knows nothing: its mean since some step is above the level that the run had reached by more than half of what it had learned, and by more than five standard errors. In a range of rates a run that ends above 0.9 of the reference loss, and was below it, has collapsed as well.",
   "reference": "The loss of a network that knows nothing: of one that always answers zero, or of the baseline at the start.",
   "left first": "Of the runs that were lost, the block or long skip whose size was the first to change by a factor of two from what it was at the best loss. The trouble shows there first; its cause may lie elsewhere.",
   "none": "The network as it is: no scaling of the long skips, and its usual start.",

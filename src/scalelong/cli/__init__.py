@@ -1,0 +1,310 @@
+"""The command line: `scalelong COMMAND ...`.
+
+`commands` lists the commands, `parser` is the parser of all of them, and each command is a module of this package.
+`scalelong --help` and `scalelong COMMAND --help` do not import torch.
+
+Exit codes: 0, 1 for an error, 2 for wrong arguments, 130 after Ctrl-C, 143 after SIGTERM, 141 after a closed pipe.
+An error is one line with its name. Library errors name parameters (`warmup`); they are printed as flags (--warmup).
+An error without a name is a bug: the line says where its traceback was written. With --debug, or SCALELONG_DEBUG=1 in
+the environment, the traceback is shown. Of several processes, the first one prints.
+"""
+
+import codecs
+import gc
+import io
+import os
+import re
+import signal
+import sys
+import tempfile
+import traceback
+import unicodedata
+from contextlib import suppress
+from difflib import get_close_matches
+from types import FrameType
+from typing import Any
+
+from .._version import __version__
+from ..console import hushed, show_logs
+from ..errors import (
+    CannotWriteError,
+    FileAccessError,
+    InvalidConfigError,
+    NotEnoughMemoryError,
+    RunFailedError,
+    ScaleLongError,
+    lacks_memory,
+)
+from ..files import refusal, writing
+from .commands import CLONE, COMMANDS as COMMANDS, GROUPS, LAB as LAB, command_module as command_module
+from .parser import Parser
+
+DEBUG = "SCALELONG_DEBUG"
+
+INTERRUPTED, TERMINATED, CLOSED_PIPE = 128 + 2, 128 + 15, 128 + 13
+
+EXAMPLES = """\
+  scalelong demo                                     see the problem and the cure, in three minutes
+  scalelong train photos/                            train on a folder of images, sized for this machine
+  scalelong sample --model digits-class 7            draw with a network that comes along
+  scalelong range photos/                            the learning rates that your network survives
+  scalelong find diffusers:UNet2DModel               the long skips of any model"""
+
+
+def usage() -> str:
+    width = max(map(len, COMMANDS))
+    lines = ["usage: scalelong COMMAND [OPTIONS]", "", "examples", EXAMPLES]
+    for title, commands in GROUPS.items():
+        lines += ["", title, *(f"  {name:<{width}}  {purpose}" for name, purpose in commands.items())]
+    more = "scalelong COMMAND --help shows its flags; --version prints the version; --print-completion bash (zsh, tcsh)"
+    return "\n".join([*lines, "", more, "prints a script for your shell. With --debug an error shows its traceback."])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in arguments or os.environ.get(DEBUG, "") not in ("", "0")
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    command = _command(arguments)
+    flags: dict[str, str] = {}
+    before = _handle_sigterm()
+    _open_closed_outputs()
+    _accept_every_letter()
+    try:
+        code = _answer(command, arguments, flags)
+        with writing("the standard output"):
+            sys.stdout.flush()
+        _leave_process_group(wait=True)
+        return code
+    except KeyboardInterrupt:
+        _complain(f"{_name(command)}: interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader has gone (`| head`)
+        _silence_output()
+        return CLOSED_PIPE
+    except Exception as error:
+        named = _named(error)
+        if debug and named is None:
+            raise
+        if debug:
+            traceback.print_exc()
+        # One line, so that logs and scripts can tell where it ends.
+        if _speaks(named):
+            text = _unforeseen(error) if named is None else f"{type(named).__name__}: {_as_flags(_line(named), flags)}"
+            _complain(f"{_name(command)}: {text}")
+        if isinstance(error, OSError):  # it may have been the output itself
+            _silence_output()
+        return 1
+    finally:
+        _leave_process_group(wait=False)
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _command(arguments: list[str]) -> str:
+    """The command that the arguments name: "train", "lab theory", or "" for none."""
+    first, second = [*arguments, "", ""][:2]
+    return f"lab {second}" if first == "lab" and second in LAB else first if first in COMMANDS else ""
+
+
+def _name(command: str) -> str:
+    return f"scalelong {command}".rstrip()
+
+
+def _answer(command: str, arguments: list[str], flags: dict[str, str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(usage())
+        return 0
+    if arguments[0] == "--version":
+        print(f"scalelong {__version__}")
+        return 0
+    if arguments[0].partition("=")[0] == "--print-completion":
+        from .completion import completion_script
+
+        print(completion_script(*arguments[0].split("=")[1:], *arguments[1:]))
+        return 0
+    if any("\0" in argument for argument in arguments):  # from another program: no shell can write it
+        raise InvalidConfigError("an argument holds a zero byte, which no name of a file can have: remove it")
+    if not command or command == "lab":
+        return _not_a_command(arguments, COMMANDS if not command else LAB, _name(command))
+    return _run(command, arguments[len(command.split()) :], flags)
+
+
+def _not_a_command(arguments: list[str], known: dict[str, str], prefix: str) -> int:
+    """Answer `scalelong repport`, `scalelong lab` and `scalelong lab theory`."""
+    words = arguments[len(prefix.split()) - 1 :]
+    if known is LAB and (not words or words[0] in ("-h", "--help")):
+        print(f"usage: {prefix} COMMAND [OPTIONS]\n")
+        print("\n".join(f"  {name:<9}  {purpose}" for name, purpose in LAB.items()))
+        return 0
+    near = [f"lab {words[0]}"] if words[0] in LAB else get_close_matches(words[0], known, n=1)
+    meant = f"; did you mean {near[0]}?" if near else ""
+    _complain(f"{prefix}: unknown command {words[0]!r}{meant}\n\n{usage()}")
+    return 2
+
+
+def _run(command: str, arguments: list[str], flags: dict[str, str]) -> int:
+    module = command_module(command)
+    if command.removeprefix("lab ") in CLONE:
+        code = module.main(arguments) or 0
+    else:
+        parser: Parser = module.parser()
+        flags.update(parser.flags())
+        options = parser.parse_args(arguments)
+        options.arguments = arguments
+        quiet = getattr(options, "quiet", False)
+        # Of several processes the first one speaks.
+        with hushed(quiet), show_logs("WARNING" if quiet or os.environ.get("RANK", "0") != "0" else "INFO"):
+            code = module.run(options) or 0
+    return TERMINATED if code == INTERRUPTED and _latest_signal() == "SIGTERM" else code
+
+
+# Errors
+
+
+def _named(error: Exception) -> ScaleLongError | None:
+    """The error as a named one, also for what the system or torch refuses. None for a bug."""
+    if isinstance(error, ScaleLongError):
+        return error
+    if isinstance(error, OSError):
+        return refusal(error)
+    if lacks_memory(error):
+        return NotEnoughMemoryError(
+            "the memory of the machine does not suffice for this: take smaller images (--size), smaller batches "
+            "(--batch-size) or a smaller network"
+        )
+    if _is_about_processes(error):
+        return RunFailedError(
+            "another process of this command has ended, and its own message says why: mend that, then start all "
+            "processes with the same command again"
+        )
+    return None
+
+
+def _is_about_processes(error: Exception) -> bool:
+    """Whether torch lost the other processes that torchrun started. Each transport has its own words for it, and half a
+    message cannot be read."""
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        return False
+    known = ("gloo", "NCCL", "TCPStore", "ProcessGroup", "Connection closed by peer", "Connection reset by peer")
+    torchs = isinstance(error, RuntimeError) and any(word in str(error) for word in known)
+    modules = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    last = max((place for place, module in enumerate(modules) if module.startswith("scalelong.")), default=-1)
+    exchanging = any(module.startswith("torch.distributed.distributed_c10d") for module in modules[last + 1 :])
+    return torchs or exchanging or type(error).__name__.startswith("Dist")
+
+
+def _speaks(error: ScaleLongError | None) -> bool:
+    """Of several processes the first one prints what is alike in all. What the machine refused one, that one prints."""
+    own = isinstance(error, (NotEnoughMemoryError, CannotWriteError)) or type(error) is FileAccessError
+    return os.environ.get("RANK", "0") == "0" or error is None or own
+
+
+def _as_flags(text: str, flags: dict[str, str]) -> str:
+    """`warmup` in the message becomes --warmup, if that is a flag of the command."""
+    return re.sub(r"`(\w+)`", lambda found: flags.get(found[1]) or found[0], text)
+
+
+def _line(error: Exception) -> str:
+    """The message in one line. It may hold what the user gave, which has no limit."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= 4000 else f"{text[:3000]} ... {text[-900:]}"
+
+
+def _unforeseen(error: Exception) -> str:
+    """One line about a bug, with the file that holds its traceback."""
+    try:
+        with tempfile.NamedTemporaryFile("wb", prefix="scalelong-", suffix=".txt", delete=False) as file:
+            text = f"scalelong {__version__}\n" + "".join(traceback.format_exception(error))
+            file.write(text.encode(errors="backslashreplace"))
+        where = f"traceback: {file.name}; --debug shows it here"
+    except OSError:
+        where = "the traceback could not be written; --debug shows it here"
+    return f"a bug in scalelong, please report it: {type(error).__name__}: {_line(error)[:500]} ({where})"
+
+
+# Output
+
+
+def _open_closed_outputs() -> None:
+    """After `>&-` Python has no output at all, and the next file that is opened would take its number."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+
+
+def _accept_every_letter() -> None:
+    """What a terminal cannot show (κ in ASCII, names of files that are no text) is written in letters that it can."""
+    codecs.register_error("scalelong", lambda error: ("".join(map(_spelled, _failed(error))), _end(error)))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="scalelong")
+
+
+def _failed(error: Exception) -> str:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return error.object[error.start : error.end]
+
+
+def _end(error: Exception) -> int:
+    return error.end if isinstance(error, UnicodeEncodeError) else 0
+
+
+_SPELLED = {"κ": "kappa", "ε": "epsilon", "σ": "sigma", "η": "eta", "×": "x", "·": "*", "−": "-", "–": "-", "—": "-"}
+_SPELLED |= {"…": "...", "±": "+-", "≤": "<=", "≥": ">=", "→": "->", "√": "sqrt", "‖": "||", "≈": "~", "²": "^2"}
+
+
+def _spelled(letter: str) -> str:
+    plain = unicodedata.normalize("NFKD", letter).encode("ascii", "ignore").decode()
+    return _SPELLED.get(letter) or plain or letter.encode("ascii", "backslashreplace").decode()
+
+
+def _complain(text: str) -> None:
+    """Print on the standard error, unless it is closed."""
+    with suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def _silence_output() -> None:
+    """At exit Python would flush once more, into a pipe that is closed or a disk that is full."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+# Signals and processes
+
+
+def _handle_sigterm() -> Any:
+    """SIGTERM ends a command in order: open files are closed, half-written ones removed. The handler before, or None.
+
+    Training has its own handler while it runs, which saves first.
+    """
+
+    def end(_: int, __: FrameType | None) -> None:
+        raise SystemExit(TERMINATED)
+
+    try:
+        return signal.signal(signal.SIGTERM, end)
+    except ValueError:  # not in the main thread
+        return None
+
+
+def _latest_signal() -> str | None:
+    """The signal that training, if there was any, was interrupted by."""
+    training = sys.modules.get("scalelong.training.loop")
+    return training.Interrupt.latest if training is not None else None
+
+
+def _leave_process_group(wait: bool) -> None:
+    """Leave the group of processes that a command has joined: one that is still open at exit aborts the process.
+
+    After success the processes wait for each other. After an error the others may never come.
+    """
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        if wait:
+            distributed.barrier()
+        gc.collect()  # sharded networks hold groups of their own, and sit in cycles
+        distributed.destroy_process_group()

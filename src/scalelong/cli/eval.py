@@ -1,0 +1,199 @@
+"""Score images: Fréchet and kernel distance, precision, recall and near-copies, with 95 % intervals.
+
+Next to each score stands what held-out real images, noise, blurred and shuffled images reach with the same features.
+A RUN is sampled first; the images stay in its folder, so that the same command continues. A FOLDER of images is scored
+as it is, against --data. Several runs or folders are compared, if they were scored in the same way. The statistics of
+the data are computed once and kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .options import (
+    DATA,
+    add_feature_options,
+    add_model_option,
+    add_output_options,
+    add_sampling_options,
+    model_folder,
+    sample_settings,
+    speaker,
+    trained_run,
+)
+from .parser import Parser, split, whole_number
+
+if TYPE_CHECKING:
+    from ..config import TrainConfig
+    from ..evaluation import Scores
+    from ..runs.load import Run
+
+LENGTHS = "4%,5%,7%,10%,13%,16%,20%"
+
+EXAMPLES = """\
+  scalelong eval runs/mine                              1000 samples against the data of the run
+  scalelong eval pictures/ --data photos/               any folder of images
+  scalelong eval runs/mine --ema-lengths                the held-out loss of averages of several lengths
+"""
+
+
+def parser() -> Parser:
+    made = Parser("eval", __doc__ or "", EXAMPLES, "RUN|FOLDER ... [OPTIONS]")
+    made.add_argument("targets", type=Path, nargs="*", metavar="RUN|FOLDER")
+    add_model_option(made)
+    made.add_argument(
+        "-n", "--n", "--num-images", type=whole_number, help="number of images (default: 1000; for a folder, all)"
+    )
+    add_sampling_options(made)
+    add_feature_options(made)
+    made.add_argument("--data", help=f"what to compare with (default: the data of the run); {DATA}")
+    made.add_argument("--size", "--resolution", type=whole_number, help="size of --data, if its images differ in size")
+    made.add_argument("--statistics", type=Path, metavar="FILE", help="also write mu and sigma of the data as .npz")
+    made.add_argument(
+        "--ema-lengths",
+        nargs="?",
+        const=LENGTHS,
+        help="instead of scores: the held-out loss of averages of these lengths, for a run that kept two "
+        f"(train --ema-lengths 5% 10%); default: {LENGTHS}".replace("%", "%%"),
+    )
+    add_output_options(made, "the scores")
+    return made
+
+
+def run(options: argparse.Namespace) -> int:
+    from ..console import show_table
+    from ..evaluation import comparison_rows, require_comparable
+    from ..files import require_file_place
+    from ..runs.samples import processes
+
+    if options.statistics:
+        require_file_place(options.statistics)
+    if options.model:
+        options.targets = [model_folder(options.model), *options.targets]
+    _require_targets(options)
+    if options.ema_lengths:
+        return _compare_lengths(options)
+    scores = [_score(target, options) for target in options.targets]
+    if not processes().is_main_process:
+        return 0
+    if options.json:
+        print(json.dumps([entry.to_dict() for entry in scores], ensure_ascii=False, indent=1))
+    if len(scores) > 1:
+        require_comparable(scores)
+        if not options.json:
+            show_table(comparison_rows(scores), left=True, rule=False)
+    return 0
+
+
+def _is_run(target: Path) -> bool:
+    from ..config import CONFIG
+
+    return (target / CONFIG).exists()
+
+
+def _require_targets(options: argparse.Namespace) -> None:
+    """Before any of them is scored: to score one may take hours."""
+    from ..errors import EvaluationError
+
+    if not options.targets:
+        parser().error("give run folders or folders of images, or --model NAME")
+    for target in options.targets:
+        if not target.is_dir():
+            found = "is a file" if target.exists() else "is not there"
+            raise EvaluationError(f"{target} {found}: give run folders, or folders of images together with --data DATA")
+        if _is_run(target):
+            continue
+        if not options.data:
+            raise EvaluationError(f"{target} is not a run; to score a folder of images, say with what: --data DATA")
+        made = ("sampler", "steps", "guidance", "weights", "checkpoint", "tuned", "ema_lengths")
+        given = [f"`{name}`" for name in made if getattr(options, name) is not None]
+        if given:
+            raise EvaluationError(
+                f"{target} is a folder of images, which are scored as they are: leave out {', '.join(given)}"
+            )
+
+
+def _score(target: Path, options: argparse.Namespace) -> Scores:
+    from ..console import Progress
+    from ..data import load_data
+    from ..evaluation import export_npz, score_folder, score_run, trusted_features
+    from ..evaluation.judge import reference_data
+    from ..runs.samples import processes
+
+    say = speaker(options)
+    features = {"features": options.features, "feature_weights": options.feature_weights, "say": say}
+    if _is_run(target):
+        trained = trained_run(target, options)
+        if options.data or options.size:
+            trained = replace(trained, config=_against(trained, options.data, options.size))
+        data = reference_data(trained.config) if options.statistics else None
+        scores = score_run(
+            trained,
+            n=1000 if options.n is None else options.n,
+            seed=options.seed,
+            settings=sample_settings(options),
+            batch_size=options.batch_size,
+            device=options.device,
+            **features,
+        )
+    else:
+        data = load_data(options.data, size=options.size, progress=Progress("reading images"))
+        scores = score_folder(target, data, n=options.n, **features)
+    if processes().is_main_process:
+        if options.statistics and data is not None:
+            _, reference = trusted_features(options.features, data, options.feature_weights, say)
+            export_npz(reference, options.statistics)
+        if not options.json:
+            print(f"{target}\n{scores}", flush=True)
+    return scores
+
+
+def _against(trained: Run, data: str | None, size: int | None) -> TrainConfig:
+    """The configuration with other data to compare with, in the size and the channels of the samples."""
+    config, shape = trained.config, trained.shape
+    images = replace(config.images, size=size or config.images.size)
+    if config.images.autoencoder is None:
+        side = shape.height if shape.height == shape.width else None
+        images = replace(images, size=images.size or side, channels=images.channels or shape.channels)
+    return replace(config, data=data or config.data, images=images)
+
+
+def _compare_lengths(options: argparse.Namespace) -> int:
+    """The held-out loss of raw and averaged weights, all on the same images, noise and times."""
+    from ..config import AverageLength
+    from ..console import Progress, show_table, silent
+    from ..diffusion.inputs import held_out_loss
+    from ..errors import InvalidConfigError
+    from ..runs.load import load_run
+    from ..runs.model import load_run_data
+
+    (folder,) = options.targets if len(options.targets) == 1 else (parser().error("--ema-lengths is for one run"),)
+    lengths = [str(AverageLength.parse(length, "`ema_lengths`")) for length in split(options.ema_lengths)]
+    wanted = ["raw", "ema", *(f"ema:{length}" for length in lengths)]
+    first = load_run(folder, weights=wanted[-1], step=options.checkpoint, trust=options.trust)
+    if not first.config.images.held_out:
+        raise InvalidConfigError(
+            f"{folder} held no images out, so lengths cannot be compared by their held-out loss. Compare scores "
+            f"(scalelong eval {folder} --weights ema:10%), or train with --held-out"
+        )
+    data = load_run_data(first.config, silent, Progress("reading images", enabled=not (options.quiet or options.json)))
+    assert data.held_out is not None
+    maker, losses = data.inputs(), {}
+    for weights in wanted:
+        trained = load_run(folder, weights=weights, step=first.step, trust=options.trust, log=silent)
+        losses[weights] = held_out_loss(trained.network, maker, first.config.diffusion.prediction, data.held_out)
+    best = min(losses, key=lambda weights: losses[weights])
+    if options.json:
+        print(json.dumps({"step": first.step, "held_out_loss": losses, "best": best}, indent=1))
+        return 0
+    rows = [
+        {"weights": name, "held-out loss": f"{loss:.5f}", "": "best" if name == best else ""}
+        for name, loss in losses.items()
+    ]
+    show_table(rows, left=True)
+    speaker(options)(f"step {first.step}; to use one: scalelong sample {folder} --weights {best}")
+    return 0

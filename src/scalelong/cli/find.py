@@ -1,0 +1,197 @@
+"""Find the long skip connections of a model and say how each can be scaled.
+
+MODEL is one of
+  package.module:Class   a class or function that builds the model; --config gives its keyword arguments
+  folder                 a folder written by diffusers' save_pretrained (its config.json; the weights are not read)
+  file.py[:Name]         a Python file with a function model(), or Name, and optionally example_inputs()
+
+The model is built and run on the meta device: no weights, no memory. --real builds it as it is.
+"""
+
+import argparse
+import importlib.util
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+from ..errors import CannotReadError, ExampleInputsError, InvalidConfigError
+from ..files import parse_json, read_text
+from ..optional import load_object, needs
+from .options import add_quiet_option
+from .parser import Parser
+
+STDOUT = "-"
+
+EXAMPLES = """\
+  scalelong find diffusers:UNet2DModel --config '{"sample_size": 32}'
+  scalelong find mynets.unet:UNet --input 1,3,64,64 --input 1:long
+  scalelong find my_unet.py --out plan.json
+"""
+
+
+def parser() -> Parser:
+    made = Parser("find", __doc__ or "", EXAMPLES, "MODEL [OPTIONS]")
+    made.add_argument("model", help="module:Class, a save_pretrained folder, or a Python file with model()")
+    made.add_argument("--config", help="keyword arguments of the class, as JSON or a JSON file")
+    made.add_argument(
+        "--input",
+        action="append",
+        metavar="SHAPE",
+        help="shape of one positional input, such as 1,3,64,64 or 1:long; once for each input",
+    )
+    made.add_argument("--include", action="append", metavar="PATTERN", help="only long skips that match")
+    made.add_argument("--exclude", action="append", metavar="PATTERN", help="no long skips that match")
+    made.add_argument(
+        "--json",
+        nargs="?",
+        const=STDOUT,
+        metavar="FILE",
+        help="print the plan as JSON instead of the table; with FILE, the same as --out FILE",
+    )
+    made.add_argument("--out", metavar="FILE", help="also write the plan to this file, as JSON")
+    made.add_argument("--real", action="store_true", help="build the model with real weights instead of on meta")
+    add_quiet_option(made)
+    return made
+
+
+def run(options: argparse.Namespace) -> None:
+    import torch
+
+    from ..files import require_file_place
+    from ..finding import find_skips
+
+    for file in (options.out, options.json):
+        if file not in (None, STDOUT):
+            require_file_place(file)
+    with torch.device("cpu" if options.real else "meta"):
+        model, inputs = load_model(options.model, json_object(options.config))
+        if options.input:
+            inputs = tuple(_tensor(text) for text in options.input)
+    try:
+        plan = find_skips(model, inputs, include=options.include, exclude=options.exclude)
+    except ExampleInputsError as error:
+        raise ExampleInputsError(
+            f"{error}. On the command line: --input 1,3,64,64 --input 1:long, once for each input, or a function "
+            f"example_inputs() in file.py"
+        ) from error
+    print(plan.to_json() if options.json == STDOUT else plan)
+    for file in (options.out, options.json):
+        if file not in (None, STDOUT):
+            plan.save(file)
+
+
+def load_model(spec: str, config: dict[str, Any]) -> tuple[Any, Any]:
+    path = Path(spec)
+    if path.is_dir():
+        return _from_folder(path, config), None
+    file, _, name = spec.partition(":")
+    if file.endswith(".py"):
+        return _from_file(Path(file), config, name or "model")
+    if ":" not in spec:
+        raise InvalidConfigError(
+            f"{spec!r} is neither a folder, nor a Python file, nor of the form module:Class: give one of these"
+        )
+    sys.path.insert(0, "")
+    return _build(load_object(spec, "model"), spec, config), None
+
+
+def _from_folder(folder: Path, changes: dict[str, Any]) -> Any:
+    """The class that config.json names, from diffusers. Nothing is executed but that class."""
+    file = folder / "config.json"
+    if not file.is_file():
+        raise InvalidConfigError(
+            f"{folder} has no config.json, so it was not written by save_pretrained: give a folder that was"
+        )
+    config = json_object(str(file))
+    name = config.get("_class_name")
+    if not isinstance(name, str):
+        raise InvalidConfigError(f"{file} does not say which class it is for ('_class_name')")
+    cls: Any = getattr(needs("diffusers", "train", f"reading {folder}"), name, None)
+    if not isinstance(cls, type) or not hasattr(cls, "from_config") or not hasattr(cls, "forward"):
+        raise InvalidConfigError(f"diffusers has no network {name!r}, which {file} asks for: correct its '_class_name'")
+    from ..models import require_buildable
+
+    require_buildable({**config, **changes}, str(file))
+    try:
+        return cls.from_config({**config, **changes})
+    except Exception as error:
+        raise InvalidConfigError(
+            f"{file} does not describe a {name} ({_raised(error)}): correct it, or write it anew with save_pretrained"
+        ) from error
+
+
+def _from_file(path: Path, config: dict[str, Any], name: str) -> tuple[Any, Any]:
+    module = module_of(path)
+    model = _build(getattr(module, name, None), f"{path}: {name}()", config)
+    inputs = getattr(module, "example_inputs", None)
+    return model, inputs() if callable(inputs) else inputs
+
+
+def module_of(path: Path) -> Any:
+    """The module of a Python file. Its code is run."""
+    if not path.is_file():
+        raise InvalidConfigError(f"there is no file {path}: check the path")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # As for `python file.py`: its neighbours can be imported, and its source is found.
+    sys.path.insert(0, str(path.parent))
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise InvalidConfigError(f"{path} cannot be run, its code raises {_raised(error)}: correct it") from error
+    return module
+
+
+def _build(factory: Any, spec: str, config: dict[str, Any]) -> Any:
+    if not callable(factory):
+        raise InvalidConfigError(f"{spec} is not a class or function: name one that builds the model")
+    try:
+        return factory(**config)
+    # The user's own code may fail in any way.
+    except Exception as error:
+        raise InvalidConfigError(
+            f"{spec} cannot be built with {config or 'no arguments'}, its code raises {_raised(error)}: "
+            f"change --config or the code"
+        ) from error
+
+
+def _raised(error: Exception) -> str:
+    """The user's own code, or that of a library, may fail in any way; its author knows what this means."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def json_object(text: str | None) -> dict[str, Any]:
+    if text is None:
+        return {}
+    try:
+        source = text if text.lstrip().startswith("{") else read_text(text)
+        values = parse_json(source)
+    except CannotReadError as error:
+        raise InvalidConfigError(
+            f"{text!r} is not a JSON object such as '{{\"sample_size\": 32}}', and {error}"
+        ) from error
+    except ValueError as error:
+        raise InvalidConfigError(f"{text[:200]!r} is not valid JSON ({error}): correct it") from error
+    if not isinstance(values, dict):
+        raise InvalidConfigError(f"a configuration must be a JSON object, got {str(values)[:100]}")
+    return values
+
+
+def _tensor(text: str) -> Any:
+    import torch
+
+    shape, _, kind = text.partition(":")
+    dtype = {"": torch.float32, "float": torch.float32, "long": torch.int64, "int": torch.int64}.get(kind)
+    try:
+        sizes = [int(size) for size in shape.split(",")]
+    except ValueError as error:
+        raise InvalidConfigError(f"--input takes a shape such as 1,3,64,64 or 1:long, got {text[:100]!r}") from error
+    if any(size < 1 for size in sizes) or math.prod(sizes) > 2**40:
+        raise InvalidConfigError(f"--input takes sizes above 0 that fit into memory, got {text[:100]!r}")
+    if dtype is None:
+        raise InvalidConfigError(f"--input must be float or long, got {kind!r}")
+    return torch.zeros(sizes, dtype=dtype)

@@ -1,0 +1,75 @@
+from .comparison import (
+    COMMANDS as COMMANDS,
+    Comparison as Comparison,
+    at as at,
+    best_rate_rows as best_rate_rows,
+    compare as compare,
+    control_text as control_text,
+    default_hold as default_hold,
+    noise_rows as noise_rows,
+    summarise as summarise,
+    sweep as sweep,
+    sweep_rows as sweep_rows,
+)
+from .demo import demo_config as demo_config, run_demo as run_demo
+from .engines import Engine as Engine, LocalEngine as LocalEngine
+from .figures import (
+    colour_of as colour_of,
+    draw_seeds as draw_seeds,
+    legend as legend,
+    log_scale as log_scale,
+    panels as panels,
+    save as save,
+)
+from .grid import RateGrid as RateGrid, rate_grid as rate_grid
+from .plan import (
+    PlannedRun as PlannedRun,
+    Variant as Variant,
+    as_variant as as_variant,
+    diagnose_config as diagnose_config,
+    diagnose_run as diagnose_run,
+    exit_code as exit_code,
+    plan_runs as plan_runs,
+    recorded_values as recorded_values,
+    run_one as run_one,
+    slug as slug,
+    wait_until_free as wait_until_free,
+    write_diagnosis as write_diagnosis,
+)
+from .rates import RecipeTask as RecipeTask, config_range as config_range
+from .records import (
+    BASELINE as BASELINE,
+    CONTROL as CONTROL,
+    DIAGNOSIS as DIAGNOSIS,
+    STOPPED as STOPPED,
+    Curve as Curve,
+    RunRecord as RunRecord,
+    last_line as last_line,
+    own_file as own_file,
+    read_curves as read_curves,
+    read_json as read_json,
+    read_run as read_run,
+    rounded as rounded,
+    steps_ratio as steps_ratio,
+    steps_to as steps_to,
+)
+from .results import (
+    Results as Results,
+    baseline_of as baseline_of,
+    fisher_p as fisher_p,
+    interval as interval,
+    level_rows as level_rows,
+    ratio_text as ratio_text,
+    spread as spread,
+    student_t as student_t,
+    table_rows as table_rows,
+    verdict as verdict,
+)
+from .sweeps import (
+    ENGINES as ENGINES,
+    make_engine as make_engine,
+    run_all as run_all,
+    status_rows as status_rows,
+    status_text as status_text,
+)
+from .tuning import draw_tuning as draw_tuning, tune_run as tune_run

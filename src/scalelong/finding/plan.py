@@ -1,0 +1,357 @@
+"""The plan: where the long skips of a model are, and how each can be scaled. Its file is flat JSON."""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from os import PathLike
+from typing import Any
+
+from ..console import html_table, text_table
+from ..errors import CannotReadError, InvalidConfigError
+from ..files import fitting, in_words, parse_json, read_text, write_text
+from ..scaling.base import SkipSite
+from ..tracing import Argument
+
+FORMAT = 1
+
+
+_SIDES = {"argument": "argument", "concat argument": "argument", "output": "output", "concat output": "output"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attachment:
+    """Where one operand of a merge can be scaled."""
+
+    kind: str
+    """"argument" or "output" of a module, that is the operand itself; "concat argument" or "concat output", that is
+    the concatenation, of which the operand is a slice; "rewrite": an expression in a method; "native"."""
+    module: str
+    path: tuple[int | str, ...] = ()
+    """The way to the tensor in the arguments (positional, keywords) or in the output."""
+    axis: int = 1
+    """The channel axis of that tensor."""
+    start: int = 0
+    length: int = 0
+    """The channels of the operand in that tensor."""
+    channels: int = 0
+    """All channels of that tensor."""
+    source: "Source | None" = None
+
+    @property
+    def side(self) -> str:
+        """The side of the module on which the tensor is: "argument", "output", or "" for the other kinds."""
+        return _SIDES.get(self.kind, "")
+
+    @property
+    def is_slice(self) -> bool:
+        """Whether the operand is a part of that tensor, a concatenation."""
+        return self.length < self.channels
+
+    def __str__(self) -> str:
+        if self.kind == "native":
+            return "by the model itself"
+        if self.source is not None:
+            return f"rewrite of {self.module or 'the model'}.{self.source.method}, line {self.source.line}"
+        path = self.path[1:] if self.side == "argument" else self.path
+        return f"{self.kind} {_path_text(path)} of {self.module or 'the model'}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """One execution of an expression in the source of a method."""
+
+    method: str
+    digest: str
+    """A hash of the source of the method."""
+    line: int
+    position: tuple[int, int, int, int]
+    """First and last line, counted from the method's, first and last column of the expression."""
+    operand: int | Argument | None
+    """What is scaled: the operand of this number of an addition, an argument of a call, or (None) its value."""
+    execution: int
+    executions: int
+    """This is the n-th of so many executions of the expression in one run of the method."""
+    owner: str = ""
+    """The qualified name of the function: a method of a base class, or one that the instance keeps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoldTarget:
+    """A linear layer or convolution that takes the skip at these input channels, or whose whole output it is."""
+
+    module: str
+    start: int
+    length: int
+    main_start: int = 0
+    main_length: int = 0
+    """The channels of the main path."""
+    output: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedMerge:
+    """The operation in which the skip and the main path become one tensor."""
+
+    kind: str
+    """"cat", "slice", "add", "stack" or "lerp"."""
+    location: str
+    """File and line."""
+    module: str = ""
+    """The module in whose forward it runs."""
+    occurrence: int = 0
+    """It is the n-th merge at its location in that module in one forward."""
+    operand: int = -1
+    """Position of the skip among the operands; -1 where it is not known, for models that scale themselves."""
+    main_operand: int = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Where the operands of a merge can be scaled."""
+
+    skip: Attachment | None
+    main: Attachment | None = None
+    """The main path, for methods that scale it."""
+    exact: Attachment | None = None
+    """The skip as it enters the merge, if `skip` lies before a crop, a pad or a factor of the model: for methods that
+    look at the data."""
+    obstacle: str = ""
+    """Why there is no place for the skip."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Readers:
+    """The layers that read a merge: which can take a constant into their weights, and which norm cancels one."""
+
+    direct: tuple[FoldTarget, ...] = ()
+    """The linear layers and convolutions that take the merge as it is, such as the shortcut of a residual block."""
+    behind_norm: tuple[FoldTarget, ...] = ()
+    """All convolutions that read the skip, after the normalisation as well. Empty if something else reads it, too."""
+    fold: tuple[FoldTarget, ...] = ()
+    """The layers whose weights take a constant of the skip exactly."""
+    unfoldable: str = ""
+    """Why there are none."""
+    norm: str = ""
+    """The normalisation right after the merge."""
+    cancelled: float = 0.0
+    """The share of the skip's channels for which that normalisation cancels a constant κ."""
+    bypass: bool = False
+    """Whether another layer sees the merge without the normalisation (the shortcut of a residual block)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongSkip:
+    index: int
+    """i, from 1 (outermost) to N."""
+    producer: str
+    consumer: str
+    """The module in which the skip is merged, or the one that gets the merged tensor."""
+    shape: tuple[int, ...]
+    site: SkipSite
+    merge: PlannedMerge
+    places: Places
+    readers: Readers = Readers()
+
+    @property
+    def ends(self) -> str:
+        """Where the skip comes from and goes to."""
+        return f"{self.producer or 'the model'} to {self.consumer or 'the model'}"
+
+    @property
+    def positions(self) -> int | None:
+        """The number of rows times columns of the features; None for tokens and vectors."""
+        if len(self.shape) < 4 or self.site.channel_axis != 1:
+            return None
+        return math.prod(self.shape[2:])
+
+    def replace(self, **changes: Any) -> "LongSkip":
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True)
+class SkipPlan:
+    """The long skips of one model, outermost first. Print it; save it with `save`, and read it back with `load`."""
+
+    model: str
+    skips: tuple[LongSkip, ...]
+    repeats: int = 1
+    """How often each long skip occurs in one forward."""
+
+    def __len__(self) -> int:
+        return len(self.skips)
+
+    def __iter__(self) -> Iterator[LongSkip]:
+        return iter(self.skips)
+
+    def __getitem__(self, index: int) -> LongSkip:
+        """The i-th long skip, counted from 1 as in the paper."""
+        if not 1 <= index <= len(self.skips):
+            raise IndexError(f"long skips are numbered from 1 to {len(self.skips)}, got {index}")
+        return self.skips[index - 1]
+
+    @property
+    def sites(self) -> tuple[SkipSite, ...]:
+        """What a scaling method may know."""
+        sizes = [skip.positions for skip in self.skips]
+        known = sorted({size for size in sizes if size is not None})
+        pairs = zip(self.skips, sizes, strict=True)
+        return tuple(skip.site if s is None else replace(skip.site, level=known.index(s)) for skip, s in pairs)
+
+    def select(self, indices: Sequence[int]) -> "SkipPlan":
+        """A plan of these long skips alone, numbered anew in this order, outermost first."""
+        unknown = sorted(set(indices) - set(range(1, len(self.skips) + 1)))
+        if unknown or not indices or len(set(indices)) != len(indices):
+            raise InvalidConfigError(
+                f"select takes numbers from 1 to {len(self.skips)}, each once, got {list(indices)}"
+            )
+        chosen = [self.skips[index - 1] for index in indices]
+        renumbered = [skip.replace(index=i, site=replace(skip.site, index=i)) for i, skip in enumerate(chosen, start=1)]
+        return replace(self, skips=tuple(renumbered))
+
+    def rows(self) -> list[dict[str, str]]:
+        """The table of `print(plan)`: a row per long skip."""
+        head = ("i", "producer", "merged in", "kind", "shape", "axis", "scaled as", "norm cancels", "foldable")
+        return [dict(zip(head, _row(skip), strict=True)) for skip in self.skips]
+
+    def counted(self) -> str:
+        """How many long skips there are, in words."""
+        count = f"{len(self.skips)} long skip{'s' if len(self.skips) != 1 else ''}"
+        repeated = f", each {self.repeats} times per forward" if self.repeats > 1 else ""
+        return f"{count}{repeated}, outermost first"
+
+    def __str__(self) -> str:
+        table = text_table(self.rows(), left=True, rule=False)
+        return f"{self.model}: {self.counted()}\n{table}"
+
+    def _repr_html_(self) -> str:
+        return html_table(self.rows(), f"{self.model}: {self.counted()}")
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "model": self.model,
+            "repeats": self.repeats,
+            "skips": [_entry(skip) for skip in self.skips],
+        }
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=1)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "SkipPlan":
+        if not isinstance(values, dict) or values.get("format") != FORMAT or "skips" not in values:
+            raise InvalidConfigError(
+                f"this is not a plan of long skips in format {FORMAT}: make it anew with find_skips or `scalelong find`"
+            )
+        try:
+            skips = tuple(_skip(entry) for entry in values["skips"])
+            return fitting(cls, {"model": values["model"], "skips": skips, "repeats": values["repeats"]})
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise InvalidConfigError(
+                f"the plan is damaged ({in_words(error)}): make it anew with find_skips or `scalelong find`"
+            ) from error
+
+    @classmethod
+    def from_json(cls, text: str) -> "SkipPlan":
+        try:
+            return cls.from_dict(parse_json(text))
+        except InvalidConfigError:
+            raise
+        except ValueError as error:
+            raise InvalidConfigError(
+                f"the plan is not JSON ({error}): make it anew with find_skips or `scalelong find`"
+            ) from error
+
+    def save(self, path: str | PathLike[str]) -> None:
+        write_text(path, self.to_json())
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> "SkipPlan":
+        try:
+            text = read_text(path)
+        except CannotReadError as error:
+            raise InvalidConfigError(f"the plan of long skips is missing: {error}") from error
+        return cls.from_json(text)
+
+
+def _row(skip: LongSkip) -> tuple[str, ...]:
+    readers, place = skip.readers, skip.places.skip
+    cancels = f"{readers.cancelled:.0%} ({readers.norm}{', but not in the shortcut' if readers.bypass else ''})"
+    foldable = f"yes: {', '.join(t.module for t in readers.fold)}" if readers.fold else f"no: {readers.unfoldable}"
+    return (
+        str(skip.index),
+        skip.producer or "the model",
+        skip.consumer or "the model",
+        skip.merge.kind,
+        "x".join(map(str, skip.shape)),
+        str(skip.site.channel_axis),
+        str(place) if place is not None else f"impossible: {skip.places.obstacle}",
+        cancels if readers.norm else "-",
+        "yes" if place is not None and place.kind == "native" else foldable,
+    )
+
+
+def _path_text(path: tuple[int | str, ...]) -> str:
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path) or "itself"
+
+
+# Files. An entry of a skip is flat, in the order and with the names of version 0.2.
+
+_NAMES: dict[str, tuple[str, str]] = {
+    "merge": ("merge", "kind"),
+    "location": ("merge", "location"),
+    "attachment": ("places", "skip"),
+    "main": ("places", "main"),
+    "obstacle": ("places", "obstacle"),
+    "norm": ("readers", "norm"),
+    "cancelled": ("readers", "cancelled"),
+    "bypass": ("readers", "bypass"),
+    "fold": ("readers", "fold"),
+    "unfoldable": ("readers", "unfoldable"),
+    "readers": ("readers", "direct"),
+    "beyond": ("readers", "behind_norm"),
+    "operand": ("merge", "operand"),
+    "main_operand": ("merge", "main_operand"),
+    "merged_in": ("merge", "module"),
+    "occurrence": ("merge", "occurrence"),
+    "direct": ("places", "exact"),
+}
+_ORDER = ("index", "producer", "consumer", "merge", "shape", "site", *list(_NAMES)[1:])
+
+
+def _entry(skip: LongSkip) -> dict[str, Any]:
+    values = asdict(skip)
+    entry = {name: values[_NAMES[name][0]][_NAMES[name][1]] if name in _NAMES else values[name] for name in _ORDER}
+    for name, place in (("attachment", skip.places.skip), ("main", skip.places.main), ("direct", skip.places.exact)):
+        if place is not None and place.source is not None and isinstance(place.source.operand, Argument):
+            entry[name]["source"]["operand"] = str(place.source.operand)
+    return entry
+
+
+def _skip(entry: dict[str, Any]) -> LongSkip:
+    values = {name: value for name, value in entry.items() if name not in _NAMES}
+    parts: dict[str, dict[str, Any]] = {"merge": {}, "places": {}, "readers": {}}
+    for name, (part, inner) in _NAMES.items():
+        if name in entry:
+            parts[part][inner] = entry[name]
+    places, readers = parts["places"], parts["readers"]
+    for name in ("fold", "direct", "behind_norm"):
+        readers[name] = tuple(fitting(FoldTarget, target) for target in readers.get(name, ()))
+    values["site"], values["shape"] = fitting(SkipSite, values["site"]), tuple(values["shape"])
+    values["merge"] = fitting(PlannedMerge, parts["merge"])
+    values["places"] = fitting(Places, {n: _attachment(v) if n != "obstacle" else v for n, v in places.items()})
+    values["readers"] = fitting(Readers, readers)
+    return fitting(LongSkip, values)
+
+
+def _attachment(entry: dict[str, Any] | None) -> Attachment | None:
+    if entry is None:
+        return None
+    values = {**entry, "path": tuple(entry["path"])}
+    if values["source"] is not None:
+        source = {**values["source"], "position": tuple(values["source"]["position"])}
+        if isinstance(source["operand"], str):
+            source["operand"] = Argument.parse(source["operand"])
+        values["source"] = fitting(Source, source)
+    return fitting(Attachment, values)

@@ -1,0 +1,175 @@
+"""What scaling, verifying and looking at coefficients leave as it was, and what is said about gates."""
+
+import gc
+import random
+import threading
+import warnings
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import scalelong as sl
+import zoo
+from scalelong.tracing import isolated_run
+
+pytestmark = pytest.mark.filterwarnings("ignore:GroupNorm")
+
+
+class Normalises(nn.Module):
+    """Writes to its weights in the training forward, as edm2 does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.down, self.mid = nn.Conv2d(3, 4, 3, 1, 1), nn.Conv2d(4, 4, 3, 1, 1), nn.Conv2d(4, 4, 3, 1, 1)
+        self.norm = nn.BatchNorm2d(4)
+        self.up, self.head = nn.Conv2d(8, 4, 3, 1, 1), nn.Conv2d(8, 3, 3, 1, 1)
+
+    def forward(self, x):
+        if self.training:
+            with torch.no_grad():
+                self.mid.weight.copy_(F.normalize(self.mid.weight, dim=1))
+                self.up.weight.data = self.up.weight.data / 2
+        outer = self.stem(x)
+        inner = self.down(F.relu(outer))
+        h = self.up(torch.cat([F.dropout(F.relu(self.mid(self.norm(inner))), 0.1, self.training), inner], 1))
+        return self.head(torch.cat([F.relu(h), outer], 1))
+
+
+IMAGE = (torch.linspace(-1, 1, 2 * 3 * 64).view(2, 3, 8, 8),)
+
+
+def state_of(model):
+    return {name: value.clone() for name, value in model.state_dict().items() if "scalelong" not in name}
+
+
+def assert_same(model, before):
+    for name, value in before.items():
+        assert torch.equal(model.state_dict()[name], value), name
+
+
+@pytest.mark.parametrize("method", ["cs", "ls"])
+def test_weights_that_a_forward_writes_are_left_alone(method):
+    model = Normalises()
+    before = state_of(model)
+    sl.scale_skips_(model, method, IMAGE)
+    assert_same(model, before)
+    sl.verify(model, IMAGE)
+    assert_same(model, before)
+
+
+def test_coefficients_leave_statistics_and_random_states_alone():
+    model = sl.scale_skips_(Normalises().train(), "ls", IMAGE)
+    before, states = state_of(model), (torch.get_rng_state(), random.getstate())
+    found = sl.coefficients(model, *IMAGE)
+    assert len(found) == 2
+    assert_same(model, before)
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
+    assert model.training
+
+
+def test_other_devices_are_not_seeded(monkeypatch):
+    seeded = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: seeded.append(seed))
+    monkeypatch.setattr(torch.mps, "manual_seed", lambda seed: seeded.append(seed))
+    monkeypatch.setattr(torch, "manual_seed", lambda seed: seeded.append(seed))
+    model = sl.scale_skips_(Normalises(), "ls", IMAGE)
+    sl.verify(model, IMAGE)
+    sl.fold_(sl.scale_skips_(sl.unscale_(model), "cs:0.5", IMAGE))
+    assert not seeded
+
+
+def test_generators_of_all_devices_are_restored(monkeypatch):
+    """A generator of the CPU stands for that of a GPU which holds no weight of the model."""
+    other = torch.Generator().manual_seed(3)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "default_generators", (other,))
+    before = other.get_state()
+    sl.scale_skips_(Normalises(), "ls", IMAGE)
+    assert torch.equal(other.get_state(), before)
+
+
+def test_an_isolated_run_copies_no_weights_that_are_not_written():
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+    before = state_of(model)
+    with isolated_run(model) as snapshot:
+        model.train()(torch.ones(4, 8))
+        assert not snapshot.weights._copies
+        snapshot.restore()
+        assert_same(model, before)
+        with torch.no_grad():
+            model[0].weight.add_(1)  # type: ignore[operator]
+        assert len(snapshot.weights._copies) == 1
+    assert_same(model, before)
+
+
+def test_example_inputs_are_not_kept_alive():
+    image = torch.randn(4, 3, 32, 32)
+    seen = weakref.ref(image)
+    model = sl.scale_skips_(Normalises(), "cs:0.5", (image,))
+    del image
+    gc.collect()
+    assert seen() is None
+    x = torch.randn(1, 3, 8, 8)
+    with torch.no_grad():
+        wanted = model.eval()(x)
+        assert sl.fold_(model).folded == (1, 2)
+        torch.testing.assert_close(model(x), wanted)
+
+
+def test_in_a_thread_the_scaling_is_verified():
+    plan = sl.find_skips(zoo.HandWritten().eval(), IMAGE)
+    swapped = (plan[1].replace(places=plan[2].places), plan[2].replace(places=plan[1].places), plan[3])
+    wrong = sl.SkipPlan(plan.model, swapped, plan.repeats)
+    errors = []
+
+    def scale():
+        try:
+            sl.scale_skips_(zoo.HandWritten().eval(), sl.CustomScaling((0.5, 0.6, 0.7)), IMAGE, plan=wrong)
+        except sl.VerificationError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=scale)
+    thread.start()
+    thread.join()
+    assert len(errors) == 1
+
+
+def test_gates_that_no_optimiser_trains_are_named():
+    model = Normalises()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with pytest.warns(sl.FrozenGatesWarning, match="add_param_group"):
+        sl.scale_skips_(model, "ls", IMAGE)
+    optimizer.add_param_group({"params": sl.scaling_of(model).parameters()})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sl.scale_skips_(Normalises(), "ls", IMAGE)
+        sl.scale_skips_(sl.unscale_(model), "cs", IMAGE)
+
+
+@pytest.mark.parametrize(("method", "refused"), [("ls", True), ("cs", False)])
+def test_replicas_of_data_parallel_do_not_use_the_gates_of_another_device(method, refused):
+    model = sl.scale_skips_(Normalises().eval(), method, IMAGE)
+    wanted = model(*IMAGE)
+    replica = model._replicate_for_data_parallel()
+    replica._parameters = model._parameters
+    if refused:
+        with pytest.raises(sl.UnsupportedModelError, match="DistributedDataParallel"):
+            replica(*IMAGE)
+    else:
+        assert torch.equal(replica(*IMAGE), wanted)
+
+
+def test_code_that_was_compiled_before_the_scaling_is_compiled_again():
+    model = Normalises().eval()
+    compiled = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        plain = compiled(*IMAGE)
+        sl.scale_skips_(model, "cs:0.5", IMAGE)
+        torch.testing.assert_close(compiled(*IMAGE), model(*IMAGE))
+        assert not torch.allclose(compiled(*IMAGE), plain)
+        sl.unscale_(model)
+        torch.testing.assert_close(compiled(*IMAGE), plain)

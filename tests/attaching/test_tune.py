@@ -1,0 +1,200 @@
+"""κ after training, where the best one is known: the score is the distance to what the model computes with it."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import scalelong as sl
+from scalelong.errors import InvalidConfigError
+
+
+class Block(nn.Module):
+    def __init__(self, inputs: int, width: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(inputs, width, 3, padding=1)
+        self.time = nn.Linear(1, width)
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        return torch.tanh(self.conv(x) + self.time(t[:, None])[:, :, None, None])
+
+
+class U(nn.Module):
+    """Two long skips."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.inner = Block(3, 8), Block(8, 8)
+        self.middle = Block(8, 8)
+        self.inner_up, self.outer_up = Block(16, 8), Block(16, 8)
+        self.last = nn.Conv2d(8, 3, 3, padding=1)
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        first = self.first(x, t)
+        inner = self.inner(first, t)
+        h = self.inner_up(torch.cat([self.middle(inner, t), inner], 1), t)
+        return self.last(self.outer_up(torch.cat([h, first], 1), t))
+
+
+def images(seed: int = 1, count: int = 2) -> Tensor:
+    return torch.randn(count, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
+
+
+INPUTS = (images(), torch.full((2,), 0.5))
+
+
+def sampler(model, seeds) -> Tensor:
+    with torch.no_grad():
+        return torch.cat([model(images(seed), torch.full((2,), 0.5)) for seed in seeds])
+
+
+SEARCH, TEST = range(4), range(10, 12)
+
+
+@pytest.fixture
+def model() -> U:
+    torch.manual_seed(0)
+    return U().eval()
+
+
+def one_seed(model, scaling):
+    """A score on the search seeds and one on the test seeds, both zero at the scaling."""
+    best = sl.scale_skips_(copy.deepcopy(model), scaling, INPUTS)
+    wanted = {len(seeds): sampler(best, seeds) for seeds in (SEARCH, TEST)}
+
+    def score(found: Tensor) -> float:
+        return float((found.mean(0) - wanted[len(found) // 2].mean(0)).square().mean())
+
+    return score
+
+
+def test_linear_finds_what_is_best_and_the_test_agrees(model, tmp_path):
+    plain = sampler(model, SEARCH)
+    score = one_seed(model, "custom:1.0,0.6")
+    found = sl.tune_skips(
+        model, sampler, score, INPUTS, seeds=SEARCH, test_seeds=[TEST] * 3, test_score=score, trials=30
+    )
+    assert isinstance(found.scaling, sl.CustomScaling)
+    assert found.scaling.kappas == pytest.approx((1.0, 0.6), abs=0.021)
+    assert found.trials[0].values == (1.0,)
+    assert found.best.score < 0.01 * found.trials[0].score
+    assert len(found.test) == 3
+    assert found.verdict == "better"
+    assert not sl.is_scaled(model)
+    assert torch.equal(sampler(model, SEARCH), plain)
+    assert "better" in str(found)
+    assert "custom:1.0,0.6" in str(found)
+    found.save(tmp_path / "tuned.json")
+    again = sl.TunedSkips.load(tmp_path / "tuned.json")
+    assert again == found
+    assert sl.as_scaling(again.spelled()) == found.scaling
+    # A scaling like any other.
+    sl.scale_skips_(model, again.scaling, INPUTS)
+    scaled = sampler(model, SEARCH)
+    sl.fold_(model)
+    torch.testing.assert_close(sampler(model, SEARCH), scaled, rtol=1e-4, atol=1e-5)
+
+
+def test_free_finds_each(model):
+    score = one_seed(model, "custom:0.8,1.4")
+    found = sl.tune_skips(model, sampler, score, INPUTS, kind="free", seeds=SEARCH, test_seeds=[TEST] * 2, trials=80)
+    assert found.tuned["kappas"] == pytest.approx((0.8, 1.4), abs=0.05)
+
+
+def test_a_scaled_model_is_tuned_from_there_and_put_back():
+    torch.manual_seed(0)
+    model = sl.UViT(image_size=8, patch_size=2, dim=16, depth=4, heads=2, scaling="cs:0.5").eval()
+    before = sampler(model, SEARCH)
+    best = copy.deepcopy(model)
+    sl.unscale_(best)
+    sl.scale_skips_(best, "custom:1.0,0.35")
+    wanted = sampler(best, SEARCH)
+
+    def score(found: Tensor) -> float:
+        return float((found - wanted).square().mean()) if len(found) == len(wanted) else 0.0
+
+    found = sl.tune_skips(model, sampler, score, seeds=SEARCH, trials=20)
+    assert found.tuned["kappas"] == pytest.approx((1.0, 0.35), abs=0.02)
+    assert found.base == {"method": "cs", "kappa": 0.5, "reverse": False, "behind_norms": False}
+    assert torch.equal(sampler(model, SEARCH), before)
+    assert found.verdict == "no difference"  # the score of the test is the same for all
+
+
+def test_chance_is_not_mistaken_for_a_gain(model):
+    """A score without any meaning: the best of many trials looks better, and the test says that it is not."""
+
+    def score(found: Tensor) -> float:
+        seed = int(found.double().sum() * 1e6) % 2**31
+        return 1 - float(torch.rand(1, generator=torch.Generator().manual_seed(seed)))
+
+    blocks = [range(10 + 2 * i, 12 + 2 * i) for i in range(8)]
+    found = sl.tune_skips(model, sampler, score, INPUTS, kind="free", seeds=SEARCH, test_seeds=blocks, trials=20)
+    assert found.best.score < 0.5 * found.trials[0].score
+    assert found.verdict == "no difference"
+
+
+def test_freeu_and_progress_and_a_limit_of_time(model):
+    score = one_seed(model, "freeu:b1=1.2,b2=1.0,s1=0.8,s2=1.0")
+    seen: list[tuple[int, int]] = []
+    found = sl.tune_skips(
+        model,
+        sampler,
+        score,
+        INPUTS,
+        kind="freeu",
+        seeds=SEARCH,
+        test_seeds=[TEST] * 2,
+        trials=40,
+        progress=lambda done, most, _: seen.append((done, most)),
+    )
+    assert isinstance(found.scaling, sl.FreeUScaling)
+    assert found.best.score < 0.2 * found.trials[0].score
+    assert seen[0] == (1, 40)
+    short = sl.tune_skips(model, sampler, score, INPUTS, seeds=SEARCH, test_seeds=[TEST], seconds=1e-9)
+    assert len(short.trials) == 1
+    assert short.verdict == "nothing found"
+    assert "nothing was better" in str(short)
+
+
+def test_what_is_refused(model, tmp_path):
+    def score(_: Tensor) -> float:
+        return 0.0
+
+    worst = sl.tune_skips(model, sampler, lambda _: float("nan"), INPUTS, seeds=SEARCH, trials=3)
+    worst.save(tmp_path / "worst.json")
+    assert sl.TunedSkips.load(tmp_path / "worst.json") == worst
+    assert worst.verdict == "nothing found"
+
+    for options, words in (
+        ({"kind": "cubic"}, "linear, free, freeu"),
+        ({"trials": 1}, "at least 2 trials"),
+        ({"seeds": []}, "needs seeds"),
+        ({"seeds": range(4), "test_seeds": [range(3, 6)]}, "3 is in both"),
+    ):
+        with pytest.raises(InvalidConfigError, match=words):
+            sl.tune_skips(model, sampler, score, INPUTS, **options)  # pyright: ignore[reportArgumentType]
+    learned = sl.scale_skips_(copy.deepcopy(model), "ls", INPUTS)
+    with pytest.raises(InvalidConfigError, match="only constant ones"):
+        sl.tune_skips(learned, sampler, score, INPUTS)
+    tokens = sl.UViT(image_size=8, patch_size=2, dim=16, depth=4, heads=2).eval()
+    with pytest.raises(InvalidConfigError, match="FreeU filters features of images"):
+        sl.tune_skips(tokens, sampler, score, kind="freeu")
+    assert not sl.is_scaled(tokens)
+    for text in ("{}", "no", '{"format": 1, "tuned": {"method": "x"}, "trials": [], "test": [], "names": []}'):
+        (tmp_path / "bad.json").write_text(text)
+        with pytest.raises(InvalidConfigError, match=r"tuned long skips|not JSON"):
+            sl.TunedSkips.load(tmp_path / "bad.json")
+    with pytest.raises(InvalidConfigError, match="missing"):
+        sl.TunedSkips.load(tmp_path / "absent.json")
+
+
+def test_an_error_in_the_sampler_leaves_the_model_as_it_was(model):
+    def broken(*_: object) -> Tensor:
+        raise RuntimeError("no images today")
+
+    sl.scale_skips_(model, "cs", INPUTS)
+    before = sampler(model, SEARCH)
+    with pytest.raises(RuntimeError, match="no images today"):
+        sl.tune_skips(model, broken, lambda _: 0.0, INPUTS)
+    assert torch.equal(sampler(model, SEARCH), before)

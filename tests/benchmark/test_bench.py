@@ -1,0 +1,85 @@
+"""`scalelong lab bench`: names of cases, the harness, and one case from end to end."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.cases import BENCHMARKS
+from benchmarks.catalogue import chosen
+from benchmarks.harness import OfficialCheckoutError, Race, Settings, Spread, fill_page, measure, read_results
+from benchmarks.theirs import checkout, definitions
+from scalelong.cli import main
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+def test_names_choose_benchmarks_and_cases():
+    assert chosen(["step/unet", "step/small", "step/unet"]) == ["step/unet", "step/small"]
+    assert chosen(["data"]) == ["data/alone", "data/training"]
+    assert {name.partition("/")[0] for name in chosen([])} == set(BENCHMARKS)
+
+
+def test_the_places_of_the_page_are_cases():
+    places = re.findall(r"<!-- bench: ([\w/-]+) -->", (DOCS / "performance.md").read_text(encoding="utf-8"))
+    assert places
+    assert set(places) <= set(chosen([]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["setp"], "unknown benchmark 'setp'; known: step"),
+        (["step/big"], "no case 'big'; it has small"),
+        (["step", "--threads", "0"], "must be at least 1"),
+        (["step", "--official", "nowhere"], "OfficialCheckoutError: nowhere is not a checkout of the authors' code"),
+        (["--table", "nowhere.json"], "nowhere.json cannot be read"),
+    ],
+)
+def test_bad_arguments_are_one_clear_line(arguments, message, capsys):
+    assert main(["lab", "bench", *arguments]) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+
+
+def test_contenders_take_turns_in_alternating_order():
+    calls: list[str] = []
+    race = Race("A race", {name: lambda name=name: lambda: calls.append(name) for name in ("one", "two")}, images=4)
+    threads = torch.get_num_threads()
+    found = measure(race, 9, Settings(threads=threads, quick=True, rounds=3))
+    assert calls[4:] == ["one", "two", "two", "one", "one", "two"]
+    assert [row[0] for row in found["rows"]] == ["one", "two"]
+    assert len(found["seconds"]["two"]) == 3
+    assert Spread.of([1.0, 2.0, 3.0]) == Spread(2.0, 1.5, 2.5)
+
+
+def test_a_step_from_end_to_end(tmp_path, capsys):
+    file, page = tmp_path / "bench.json", tmp_path / "page.md"
+    assert main(["lab", "bench", "step/small", "--quick", "--threads", "1", "--out", str(file)]) == 0
+    assert "was not measured: give a checkout" in capsys.readouterr().out
+    found = read_results(file)["step/small"]
+    assert len(found["seconds"]["ours"]) == 2
+    page.write_text("<!-- bench: step/small -->\nold\n<!-- end -->\n")
+    assert main(["lab", "bench", "--table", str(file), "--fill", str(page)]) == 0
+    assert "| ours |" in page.read_text()
+    assert "old" not in page.read_text()
+    assert fill_page(page, {}) == []
+
+
+def test_a_folder_that_is_no_checkout_is_refused(tmp_path):
+    (tmp_path / "sde.py").touch()
+    with pytest.raises(OfficialCheckoutError, match=r"has no libs/uvit.py, libs/timm.py, utils.py. Clone"):
+        checkout(tmp_path)
+
+
+def test_definitions_are_taken_without_the_imports_of_others(tmp_path):
+    file = tmp_path / "utils.py"
+    file.write_text(
+        "import math\nfrom a_package_that_is_not_there import save\n"
+        "def root(x):\n    return math.sqrt(x)\ndef other():\n    save()\n"
+    )
+    assert definitions(file, ("root",)).root(9) == 3
+    with pytest.raises(OfficialCheckoutError, match="needs the package 'a_package_that_is_not_there'"):
+        definitions(file, ("other",))

@@ -1,0 +1,554 @@
+"""The model families of the battery: how to build a tiny one, what to feed it, and how many long skips it has.
+
+The counts come from the architectures, not from what was found.
+"""
+
+import copy
+import importlib.util
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import zoo
+from scalelong.attaching import scale_skips_, scaling_of
+from scalelong.errors import CancelledScalingWarning
+from scalelong.finding import Candidate, SkipPlan, candidates, find_skips, select
+from scalelong.scaling import SkipScaling
+from scalelong.tracing import record
+
+
+@dataclass(frozen=True)
+class Family:
+    make: Callable[[], nn.Module]
+    inputs: Callable[[int, int], dict[str, Any] | tuple[Any, ...]]
+    """Of a batch size and a resolution (a factor of the smallest one)."""
+    count: int
+    needs: str = "torch"
+    resizable: bool = True
+    picklable: bool = True
+    """Whether the host alone can be pickled."""
+
+
+def image(size: int = 16, channels: int = 3) -> Callable[[int, int], tuple[Any, ...]]:
+    return lambda batch, factor: (torch.randn(batch, channels, factor * size, factor * size),)
+
+
+def image_and_time(size: int = 16) -> Callable[[int, int], tuple[Any, ...]]:
+    return lambda batch, factor: (torch.randn(batch, 3, factor * size, factor * size), torch.linspace(1, 9, batch))
+
+
+def tokens(batch: int, factor: int) -> tuple[Any, ...]:
+    return torch.randn(batch, 6 * factor, 3), torch.linspace(1, 9, batch)
+
+
+def _diffusers(name: str, **config: Any) -> Callable[[], nn.Module]:
+    def make() -> nn.Module:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import diffusers
+
+            return getattr(diffusers, name)(**config)
+
+    return make
+
+
+def _monai(path: str, *args: Any, **config: Any) -> Callable[[], nn.Module]:
+    def make() -> nn.Module:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import monai.networks.nets as nets
+
+            return getattr(nets, path)(*args, **config)
+
+    return make
+
+
+def _uvit() -> nn.Module:
+    from scalelong.models import UViT
+
+    return UViT(image_size=16, patch_size=4, dim=16, depth=6, heads=2, interpolate_positions=True)
+
+
+def _conditioned(channels: int, text: int, **more: Any) -> Callable[[int, int], dict[str, Any]]:
+    def inputs(batch: int, factor: int) -> dict[str, Any]:
+        made = {
+            "sample": torch.randn(batch, channels, 8 * factor, 8 * factor),
+            "timestep": torch.full((batch,), 3),
+            "encoder_hidden_states": torch.randn(batch, 4, text),
+        }
+        return {**made, **{name: value(batch, factor) for name, value in more.items()}}
+
+    return inputs
+
+
+def _video(batch: int, factor: int) -> Tensor:
+    return torch.randn(batch, 4, 2, 8 * factor, 8 * factor)
+
+
+_DDPM = {
+    "sample_size": 16,
+    "block_out_channels": (8, 16),
+    "layers_per_block": 1,
+    "norm_num_groups": 4,
+    "attention_head_dim": 4,
+    "down_block_types": ("DownBlock2D", "AttnDownBlock2D"),
+    "up_block_types": ("AttnUpBlock2D", "UpBlock2D"),
+}
+_SD = {
+    "sample_size": 8,
+    "block_out_channels": (8, 16),
+    "layers_per_block": 1,
+    "norm_num_groups": 4,
+    "cross_attention_dim": 8,
+    "attention_head_dim": 4,
+}
+_SDXL = {
+    "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
+    "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
+    "transformer_layers_per_block": (1, 2),
+    "addition_embed_type": "text_time",
+    "addition_time_embed_dim": 4,
+    "projection_class_embeddings_input_dim": 32,
+    "use_linear_projection": True,
+}
+
+
+def _time_ids(batch: int, factor: int) -> dict[str, Tensor]:
+    return {"text_embeds": torch.randn(batch, 8), "time_ids": torch.randn(batch, 6)}
+
+
+DIFFUSERS = {
+    "UNet2DModel DDPM": Family(
+        _diffusers("UNet2DModel", **_DDPM),
+        lambda b, f: {"sample": torch.randn(b, 3, 16 * f, 16 * f), "timestep": torch.full((b,), 3)},
+        4,
+        "diffusers",
+    ),
+    "UNet2DModel NCSN++": Family(
+        _diffusers(
+            "UNet2DModel",
+            **{
+                **_DDPM,
+                "down_block_types": ("SkipDownBlock2D", "AttnSkipDownBlock2D"),
+                "up_block_types": ("AttnSkipUpBlock2D", "SkipUpBlock2D"),
+                "block_out_channels": (32, 32),
+                "norm_num_groups": None,
+                "time_embedding_type": "fourier",
+                "downsample_padding": 1,
+            },
+        ),
+        lambda b, f: {"sample": torch.randn(b, 3, 16 * f, 16 * f), "timestep": torch.full((b,), 3.0)},
+        4,
+        "diffusers",
+        picklable=False,
+    ),
+    "UNet2DConditionModel SD": Family(
+        _diffusers(
+            "UNet2DConditionModel",
+            **_SD,
+            down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+            up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
+        ),
+        _conditioned(4, 8),
+        4,
+        "diffusers",
+    ),
+    "UNet2DConditionModel SDXL": Family(
+        _diffusers("UNet2DConditionModel", **_SD, **_SDXL),
+        _conditioned(4, 8, added_cond_kwargs=_time_ids),
+        4,
+        "diffusers",
+    ),
+    "UNet3DConditionModel": Family(
+        _diffusers(
+            "UNet3DConditionModel",
+            **_SD,
+            down_block_types=("CrossAttnDownBlock3D", "DownBlock3D"),
+            up_block_types=("UpBlock3D", "CrossAttnUpBlock3D"),
+        ),
+        _conditioned(4, 8, sample=_video),
+        4,
+        "diffusers",
+    ),
+    "UNetSpatioTemporalConditionModel": Family(
+        _diffusers(
+            "UNetSpatioTemporalConditionModel",
+            sample_size=8,
+            in_channels=4,
+            block_out_channels=(32, 64),
+            layers_per_block=1,
+            cross_attention_dim=8,
+            num_attention_heads=(2, 2),
+            addition_time_embed_dim=4,
+            projection_class_embeddings_input_dim=12,
+            down_block_types=("CrossAttnDownBlockSpatioTemporal", "DownBlockSpatioTemporal"),
+            up_block_types=("UpBlockSpatioTemporal", "CrossAttnUpBlockSpatioTemporal"),
+        ),
+        lambda b, f: {
+            "sample": torch.randn(b, 2, 4, 8 * f, 8 * f),
+            "timestep": torch.full((b,), 3),
+            "encoder_hidden_states": torch.randn(b, 1, 8),
+            "added_time_ids": torch.randn(b, 3),
+        },
+        4,
+        "diffusers",
+    ),
+    "UNetMotionModel": Family(
+        _diffusers(
+            "UNetMotionModel",
+            sample_size=8,
+            block_out_channels=(8, 16),
+            layers_per_block=1,
+            norm_num_groups=4,
+            cross_attention_dim=8,
+            num_attention_heads=2,
+            motion_num_attention_heads=2,
+            motion_max_seq_length=4,
+            down_block_types=("CrossAttnDownBlockMotion", "DownBlockMotion"),
+            up_block_types=("UpBlockMotion", "CrossAttnUpBlockMotion"),
+        ),
+        _conditioned(4, 8, sample=_video, encoder_hidden_states=lambda b, f: torch.randn(2 * b, 4, 8)),
+        4,
+        "diffusers",
+    ),
+    "UNet1DModel": Family(
+        _diffusers(
+            "UNet1DModel",
+            sample_size=16,
+            block_out_channels=(32, 32, 64),
+            in_channels=4,
+            out_channels=4,
+            time_embedding_type="fourier",
+            use_timestep_embedding=False,
+            flip_sin_to_cos=True,
+            freq_shift=1.0,
+            down_block_types=("DownBlock1DNoSkip", "DownBlock1D", "AttnDownBlock1D"),
+            mid_block_type="UNetMidBlock1D",
+            up_block_types=("AttnUpBlock1D", "UpBlock1D", "UpBlock1DNoSkip"),
+            extra_in_channels=64,
+        ),
+        lambda b, f: {"sample": torch.randn(b, 4, 32 * f), "timestep": torch.tensor([3])},
+        3,
+        "diffusers",
+    ),
+    "HunyuanDiT2DModel": Family(
+        _diffusers(
+            "HunyuanDiT2DModel",
+            sample_size=16,
+            num_layers=6,
+            patch_size=2,
+            attention_head_dim=8,
+            num_attention_heads=2,
+            in_channels=4,
+            hidden_size=16,
+            mlp_ratio=2.0,
+            cross_attention_dim=8,
+            cross_attention_dim_t5=8,
+            pooled_projection_dim=4,
+            text_len=4,
+            text_len_t5=4,
+            use_style_cond_and_image_meta_size=False,
+        ),
+        lambda b, f: {
+            "hidden_states": torch.randn(b, 4, 16, 16),
+            "timestep": torch.full((b,), 3.0),
+            "encoder_hidden_states": torch.randn(b, 4, 8),
+            "text_embedding_mask": torch.ones(b, 4),
+            "encoder_hidden_states_t5": torch.randn(b, 4, 8),
+            "text_embedding_mask_t5": torch.ones(b, 4),
+            "image_rotary_emb": (torch.randn(64, 8), torch.randn(64, 8)),
+        },
+        2,
+        "diffusers",
+        resizable=False,
+    ),
+    "Kandinsky3UNet": Family(
+        _diffusers(
+            "Kandinsky3UNet",
+            in_channels=4,
+            time_embedding_dim=8,
+            groups=2,
+            attention_head_dim=4,
+            layers_per_block=2,
+            block_out_channels=(8, 16, 32, 64),
+            cross_attention_dim=8,
+            encoder_hid_dim=8,
+        ),
+        _conditioned(4, 8, encoder_attention_mask=lambda b, f: torch.ones(b, 4)),
+        3,
+        "diffusers",
+    ),
+    "StableCascadeUNet": Family(
+        _diffusers(
+            "StableCascadeUNet",
+            in_channels=4,
+            out_channels=4,
+            timestep_ratio_embedding_dim=8,
+            patch_size=1,
+            conditioning_dim=8,
+            block_out_channels=(8, 8, 8),
+            num_attention_heads=(2, 2, 2),
+            down_num_layers_per_block=(1, 1, 1),
+            up_num_layers_per_block=(1, 1, 1),
+            down_blocks_repeat_mappers=(1, 1, 1),
+            up_blocks_repeat_mappers=(1, 1, 1),
+            block_types_per_layer=(("SDCascadeResBlock", "SDCascadeTimestepBlock", "SDCascadeAttnBlock"),) * 3,
+            clip_text_pooled_in_channels=8,
+            clip_seq=2,
+            dropout=(0.1, 0.1, 0.1),
+            self_attn=(True, True, True),
+            switch_level=(True, True),
+        ),
+        lambda b, f: {
+            "sample": torch.randn(b, 4, 8 * f, 8 * f),
+            "timestep_ratio": torch.linspace(0.1, 0.9, b),
+            "clip_text_pooled": torch.randn(b, 1, 8),
+        },
+        2,
+        "diffusers",
+    ),
+}
+
+MONAI = {
+    "MONAI UNet": Family(
+        _monai(
+            "UNet", spatial_dims=2, in_channels=3, out_channels=2, channels=(4, 8, 12), strides=(2, 2), num_res_units=1
+        ),
+        image(),
+        2,
+        "monai",
+    ),
+    "MONAI BasicUNet": Family(
+        _monai("BasicUNet", spatial_dims=2, in_channels=3, out_channels=2, features=(4, 4, 8, 8, 8, 4)),
+        image(32),
+        4,
+        "monai",
+    ),
+    "MONAI AttentionUnet": Family(
+        _monai("AttentionUnet", spatial_dims=2, in_channels=3, out_channels=2, channels=(4, 8, 12), strides=(2, 2)),
+        image(),
+        2,
+        "monai",
+    ),
+    "MONAI DynUNet": Family(
+        _monai(
+            "DynUNet",
+            spatial_dims=2,
+            in_channels=3,
+            out_channels=2,
+            kernel_size=(3, 3, 3),
+            strides=(1, 2, 2),
+            upsample_kernel_size=(2, 2),
+            filters=(4, 8, 12),
+        ),
+        image(),
+        2,
+        "monai",
+    ),
+    "MONAI SegResNet": Family(
+        _monai(
+            "SegResNet",
+            spatial_dims=2,
+            in_channels=3,
+            out_channels=2,
+            init_filters=8,
+            blocks_down=(1, 1, 1),
+            blocks_up=(1, 1),
+        ),
+        image(),
+        2,
+        "monai",
+    ),
+    "MONAI SwinUNETR": Family(
+        _monai(
+            "SwinUNETR",
+            in_channels=3,
+            out_channels=2,
+            feature_size=12,
+            depths=(1, 1, 1, 1),
+            num_heads=(1, 1, 1, 1),
+            spatial_dims=2,
+            window_size=4,
+        ),
+        image(64),
+        5,
+        "einops",
+        resizable=False,
+    ),
+    "MONAI DiffusionModelUNet": Family(
+        _monai(
+            "DiffusionModelUNet",
+            spatial_dims=2,
+            in_channels=3,
+            out_channels=3,
+            channels=(8, 16),
+            attention_levels=(False, True),
+            num_res_blocks=1,
+            num_head_channels=4,
+            norm_num_groups=4,
+        ),
+        lambda b, f: {"x": torch.randn(b, 3, 16 * f, 16 * f), "timesteps": torch.linspace(1, 9, b)},
+        4,
+        "einops",
+    ),
+}
+
+WRITTEN = {
+    "hand-written": Family(zoo.HandWritten, image(), 3),
+    "zip loop": Family(zoo.ZipLoop, image(), 3),
+    "cat then function": Family(zoo.CatThenFunction, image(), 3),
+    "free function": Family(zoo.FreeFunction, image(), 3),
+    "helper method": Family(zoo.HelperMethod, image(), 3),
+    "additive": Family(zoo.Additive, image(), 3),
+    "additive in place": Family(zoo.AdditiveInPlace, image(), 3),
+    "additive by function": Family(zoo.AdditiveByFunction, image(), 3),
+    "decorated": Family(zoo.Decorated, image(), 3),
+    "pix2pix": Family(zoo.pix2pix, image(), 3),
+    "attention gates": Family(zoo.Attention, image(), 2),
+    "cropped": Family(zoo.Cropped, image(32), 2),
+    "smp": Family(zoo.EncoderDecoder, image(), 2),
+    "popping": Family(zoo.Popping, image(), 2),
+    "shared decoder": Family(zoo.SharedDecoder, image(), 3),
+    "guided-diffusion": Family(zoo.GuidedDiffusion, image_and_time(), 4),
+    "lucidrains": Family(zoo.Lucidrains, image_and_time(), 5),
+    "EDM": Family(zoo.EDM, image_and_time(), 3),
+    "HDiT": Family(zoo.ChannelsLast, image(), 2),
+    "U-ViT, authors'": Family(zoo.Tokens, tokens, 3),
+    "additive tokens": Family(zoo.AdditiveTokens, tokens, 3),
+    "1D": Family(zoo.OneDimensional, lambda b, f: (torch.randn(b, 1, 16 * f),), 4),
+    "video": Family(zoo.Video, lambda b, f: (torch.randn(b, 3, 3, 8 * f, 8 * f),), 2),
+    "volume": Family(zoo.Volume, lambda b, f: (torch.randn(b, 1, 8 * f, 8 * f, 8 * f),), 2),
+    "nn.Sequential": Family(zoo.Sequential, image(), 2),
+    "hourglass": Family(zoo.HourglassNet, image(), 3),
+    "run twice": Family(zoo.Guided, image(), 3),
+    "merge module": Family(zoo.MergeModule, image(), 2),
+    "mixed": Family(zoo.Mixed, image(), 3),
+    "inception bottleneck": Family(zoo.BottleneckInception, image(), 2),
+    "nested function": Family(zoo.NestedFunction, image(), 2),
+    "functional": Family(zoo.Functional, image(), 3),
+    "one concat": Family(zoo.OneConcat, image(), 2),
+    "time maps": Family(zoo.TimeMaps, image_and_time(), 2),
+    "fastai": Family(zoo.FastAI, image(), 2),
+    "pyramid": Family(zoo.Pyramid, image(), 2),
+    "one level": Family(zoo.Shallow, image(), 1),
+}
+
+UVIT = {"UViT": Family(_uvit, image_and_time(), 3)}
+
+FAMILIES = {**DIFFUSERS, **MONAI, **WRITTEN, **UVIT}
+
+
+def available(family: Family) -> bool:
+    return importlib.util.find_spec(family.needs) is not None
+
+
+def build(family: Family) -> nn.Module:
+    """A model in evaluation mode in which every weight matters: zero initialisations are undone."""
+    torch.manual_seed(0)
+    model = family.make().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 0 and not parameter.any():
+                nn.init.normal_(parameter, std=0.1)
+    return model
+
+
+def call(model: nn.Module, inputs: dict[str, Any] | tuple[Any, ...]) -> Tensor:
+    """The main output tensor."""
+    output: Any = model(**inputs) if isinstance(inputs, dict) else model(*inputs)
+    while not isinstance(output, Tensor):
+        output = next(iter(output.values())) if isinstance(output, dict) else output[0]
+    return output
+
+
+@cache
+def case(name: str) -> "Case":
+    """A model of a family with its inputs and plan, made once. Tests copy the model."""
+    family = FAMILIES[name]
+    if not available(family):
+        pytest.skip(f"needs {family.needs}")
+    model = build(family)
+    torch.manual_seed(1)
+    inputs = family.inputs(2, 1)
+    with torch.no_grad():
+        output = call(model, inputs)
+    return Case(name, family, model, inputs, output, find_skips(model, inputs))
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    family: Family
+    model: nn.Module
+    inputs: Any
+    output: Tensor
+    plan: SkipPlan
+
+    def scaled(self, method: Any, *, verify: bool = False) -> nn.Module:
+        """A scaled copy. Learned gates are random, so that they depend on the skip."""
+        model = copy.deepcopy(self.model)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CancelledScalingWarning)
+            scale_skips_(model, method, plan=self.plan, verify=verify)
+        torch.manual_seed(2)
+        with torch.no_grad():
+            for parameter in scaling_of(model).parameters():
+                parameter.normal_(std=0.5)
+        return model
+
+
+@cache
+def merges(name: str) -> dict[tuple[str, int], tuple[int, Candidate]]:
+    """The merges of the long skips: which operation of which name, and which skip it merges."""
+    c = case(name)
+    args, kwargs = ((), c.inputs) if isinstance(c.inputs, dict) else (c.inputs, {})
+    trace = record(c.model, args, kwargs)
+    found = candidates(trace)
+    chosen = select(trace, found).chosen
+    places = {(one.merge.name, one.merge.ordinal): (i, one) for i, one in enumerate(chosen, start=1)}
+    if c.plan.repeats > 1:  # the same network once more has the same skips once more
+        for one in found:
+            for i, first in enumerate(chosen, start=1):
+                if _same_place(one, first):
+                    places[one.merge.name, one.merge.ordinal] = (i, one)
+    return places
+
+
+def _same_place(one: Candidate, other: Candidate) -> bool:
+    a, b = one.merge, other.merge
+    return (a.call.name, a.site.key, a.shapes) == (b.call.name, b.site.key, b.shapes)
+
+
+class Reference(TorchDispatchMode):
+    """Scales the operands of the merges themselves, where torch executes them: no hooks, no rewriting."""
+
+    def __init__(self, case: Case, scaling: SkipScaling) -> None:
+        super().__init__()
+        self.scaling, self.counts, self.places = scaling, Counter(), merges(case.name)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func._schema.name.partition("::")[2]
+        place = self.places.get((name, self.counts[name]))
+        self.counts[name] += 1
+        if place is not None:
+            index, found = place
+            operands = list(args[0]) if name == "cat" else list(args)
+            operands[found.operand] = self.scaling.scale(operands[found.operand], index)
+            constants = self.scaling.constants(index)
+            if constants is not None and constants.main != 1.0:
+                operands[found.main].mul_(constants.main)
+            args = (operands, *args[1:]) if name == "cat" else tuple(operands)
+        return func(*args, **(kwargs or {}))
+
+
+def reference(case: Case, scaling: SkipScaling) -> Tensor:
+    with torch.no_grad(), Reference(case, scaling):
+        return call(case.model, case.inputs)
