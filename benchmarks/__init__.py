@@ -1,11 +1,8 @@
-"""Speed and memory, measured as ratios against what a user would run instead: `scalelong bench`.
+"""Speed on this machine, as ratios against what a user would run instead: `scalelong lab bench`.
 
-catalogue   the command, and all benchmarks by name
-cases/      what is measured: each case names its contenders
-contenders/ factories that make a function for one step
-contender   contenders take turns, each in a process of its own (`worker`): a busy moment falls on all of them
-lockstep    where the difference is a percent or less, contenders share a process and go slice by slice
-profile     arithmetic, live tensors, operations and time of a step
-record      tables, the file of results, the machine, pages filled from results
-settings    how a measurement is made, and the networks
+catalogue   the command
+cases       what is measured: each case makes a race between steps
+harness     contenders take turns in one process; ratios with their spread, tables, the file of results
+networks    networks of others
+theirs      the authors' code from a checkout of it, and the step of diffusers' example script
 """

@@ -1,4 +1,4 @@
-"""Pages of results, in Markdown: those of `scalelong reproduce` and of the recipe. Made of the raw results alone."""
+"""Pages of results, in Markdown: those of `scalelong lab reproduce` and of the recipe, made of raw results."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -6,9 +6,9 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from scalelong.experiments.figures import save
+from scalelong.config import TrainConfig, flatten, to_dict
+from scalelong.experiments import save
 from scalelong.files import write_text
-from scalelong.runs.config import TrainConfig, flatten, to_dict
 
 from .reproduce.claims import RESULTS, Claim, Quantity, Study, StudyResults, Verdict, overall
 from .reproduce.needs import MOST_SEEDS, SUSTAINED, hours_text, paper_cost
@@ -32,7 +32,7 @@ it shows a figure without numbers. A claim
 A figure or table is reproduced if all of its claims are. It is contradicted, has no effect of the paper's size, or
 cannot be judged, if at least half of its claims say so, in this order; otherwise it is mixed. Of many claims, some are
 judged by chance: one in twenty, in either direction, if there is no effect at all. Nobody edits verdicts:
-`scalelong reproduce --redraw` makes these pages of the raw results alone. GPU hours are counted, not measured: the
+`scalelong lab reproduce --redraw` makes these pages of the raw results alone. GPU hours are counted, not measured: the
 floating-point operations of a step of the paper's networks, at 50 TFLOP/s."""
 
 
@@ -71,7 +71,7 @@ def page(item: Study, results: StudyResults) -> str:
 
 
 def command(results: StudyResults) -> str:
-    return f"scalelong reproduce {results.item} --scale {results.scale} --seeds {results.seeds}"
+    return f"scalelong lab reproduce {results.item} --scale {results.scale} --seeds {results.seeds}"
 
 
 def versions(results: StudyResults) -> str:
@@ -105,7 +105,7 @@ def needs_section(item: Study, results: StudyResults, claims: Sequence[Claim]) -
     return [
         "## What would be needed",
         f"{seeds_text(results, claims)}\n\nAt the paper's own scale, with {results.seeds} seeds "
-        f"(`scalelong reproduce {item.name} --scale paper --dry-run`; GPU hours at {SUSTAINED / 1e12:g} TFLOP/s, "
+        f"(`scalelong lab reproduce {item.name} --scale paper --dry-run`; GPU hours at {SUSTAINED / 1e12:g} TFLOP/s, "
         "counted from the operations of a step, without samples and scores):",
         paper_table(item, results.seeds),
     ]
@@ -263,9 +263,9 @@ def index(out: Path, items: Iterable[Study]) -> str:
         "## The rule",
         RULE,
         "## To repeat it",
-        "```\nscalelong reproduce all --out docs/evidence         # trains; the same command continues\n"
-        "scalelong reproduce --redraw docs/evidence          # pages and figures from the raw results\n"
-        "scalelong reproduce all --scale paper --dry-run     # the plan for GPUs\n```",
+        "```\nscalelong lab reproduce all --out docs/evidence         # trains; the same command continues\n"
+        "scalelong lab reproduce --redraw docs/evidence          # pages and figures from the raw results\n"
+        "scalelong lab reproduce all --scale paper --dry-run     # the plan for GPUs\n```",
     ]
     if (out / STUDIES_FILE).exists():
         parts.insert(
@@ -278,8 +278,8 @@ def index(out: Path, items: Iterable[Study]) -> str:
         parts += [
             "## All studies",
             "What the other studies found, each by the rule of its own page: claim, setting, effect with interval, "
-            "verdict. `python -m research.studies` computes it from their raw results. Studies without a row here, "
-            "[μP](mup/README.md) and [probe](probe/README.md), have tables of their own.",
+            "verdict. The code of commit 47c1161 computed it (`git show 47c1161:research/studies.py`). Studies without "
+            "a row here, [μP](mup/README.md) and [probe](probe/README.md), have tables of their own.",
             studies_table(rows),
         ]
     if (out / "kappa").is_dir():

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
+from functools import cache
 from io import StringIO
 from pathlib import Path
 from types import FrameType
@@ -177,11 +178,16 @@ def house(root: Path) -> list[dict[str, Any]]:
     return rows
 
 
+@cache
+def _nodes(source: str) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(source)))
+
+
 def _imports(other: tuple[Path, str], path: Path) -> bool:
     """Whether a file imports another by its name; doors (`__init__`) count as users too."""
     if other[0] == path:
         return False
-    for node in ast.walk(ast.parse(other[1])):
+    for node in _nodes(other[1]):
         if isinstance(node, ast.ImportFrom):
             names = {*(node.module or "").split("."), *(alias.name for alias in node.names)}
             if path.stem in names and (path.parent.name in names or other[0].parent == path.parent):

@@ -13,11 +13,11 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "scalelong"
 
 _TITLES = {
-    "skips": "Long skips: find, scale, start, fold, cache, tune",
+    "finding": "Long skips: find",
+    "attaching": "Long skips: scale, start, fold, tune",
     "scaling": "Scaling methods",
     "models": "Networks",
     "stability": "Stability: monitor, guard, diagnosis, range",
-    "kappa": "Choosing κ",
     "mup": "Maximal update parametrisation (μP)",
     "theory": "Theory",
     "data": "Data",
@@ -30,18 +30,20 @@ _TITLES = {
     "errors": "Errors and warnings",
 }
 """The packages with names for users, in the order of the reference, and the titles of their pages. A package that is
-not here is listed behind these, by the first words of its docstring."""
+not here is listed after these, by the first words of its docstring."""
 
-INSIDE = {"commands", "experiments", "files", "tracing"}
+INSIDE = {"cli", "config", "experiments", "files", "tracing"}
 """Packages without names for users: they serve the others."""
 
 
 def _packages() -> dict[str, str]:
-    """All packages of the reference with their titles."""
-    there = [path.parent.name for path in sorted(SOURCE.glob("*/__init__.py"))]
-    others = [name for name in there if name not in _TITLES and name not in INSIDE]
-    docstrings = {name: ast.get_docstring(ast.parse((SOURCE / name / "__init__.py").read_text())) for name in others}
-    return {**_TITLES, **{name: re.split(r"[.:;,\n]", docstrings[name] or name)[0] for name in others}}
+    """The packages of the reference that are there, with their titles."""
+    there = {path.parent.name for path in SOURCE.glob("*/__init__.py")} | {"errors"}
+    titles = {name: title for name, title in _TITLES.items() if name in there}
+    for name in sorted(there - set(titles) - INSIDE):
+        docstring = ast.get_docstring(ast.parse((SOURCE / name / "__init__.py").read_text())) or name
+        titles[name] = re.split(r"[.:;,\n]", docstring)[0]
+    return titles
 
 
 PACKAGES = _packages()

@@ -68,10 +68,10 @@ def commands_page() -> str:
     """What `scalelong COMMAND --help` prints, for every command. None of them imports torch for that."""
     sys.path.insert(0, str(ROOT / "src"))
     os.environ["COLUMNS"] = "100"
-    from scalelong.commands import COMMANDS
+    from scalelong.cli import COMMANDS, LAB
 
     lines = ["# Commands", "", "What `scalelong COMMAND --help` prints, for this version.", ""]
-    for command, purpose in COMMANDS.items():
+    for command, purpose in {**COMMANDS, **{f"lab {name}": purpose for name, purpose in LAB.items()}}.items():
         lines += [f"## {command}", "", f"{purpose[0].upper()}{purpose[1:]}.", "", "```text", _help(command), "```", ""]
     return "\n".join(lines)
 
@@ -81,7 +81,7 @@ def _help(command: str) -> str:
 
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
-        main([command, "--help"])
+        main([*command.split(), "--help-all" if command == "train" else "--help"])
     if f"scalelong {command}" not in printed.getvalue():
         raise RuntimeError(f"`scalelong {command} --help` printed no help: {printed.getvalue()[:300]!r}")
     return re.sub(r"\x1b\[[0-9;]*m", "", printed.getvalue()).rstrip()

@@ -1,4 +1,4 @@
-"""The paper's figures and tables again, by command: `scalelong reproduce`.
+"""The paper's figures and tables again, by command: `scalelong lab reproduce`.
 
 settings  data, networks, methods, and the runs that they need
 claims    a number per seed, where the paper says that it lies, and the rule that judges

@@ -10,12 +10,11 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from scalelong.errors import InvalidConfigError
-from scalelong.experiments.records import RunRecord, steps_ratio
-from scalelong.experiments.results import Results
-from scalelong.experiments.runs import PlannedRun
+from scalelong.experiments import PlannedRun, Results, RunRecord, steps_ratio
 from scalelong.files import write_text
 
-from .needs import CONFIDENCE, MOST_SEEDS, seeds_needed, student_quantile
+from ..statistics import interval
+from .needs import CONFIDENCE, MOST_SEEDS, seeds_needed
 from .settings import CS, LS, NONE, UNIFORM, Arm, Method, Scale
 
 if TYPE_CHECKING:
@@ -60,10 +59,7 @@ BELOW_ZERO, ABOVE_ZERO = Region(high=0.0), Region(low=0.0)
 
 def region_of(values: Sequence[float], confidence: float = CONFIDENCE) -> Region:
     """Where the mean lies with this confidence; everywhere, for fewer than two values."""
-    if len(values) < 2:
-        return Region()
-    half = student_quantile(len(values) - 1, (1 + confidence) / 2) * stdev(values) / math.sqrt(len(values))
-    return Region(fmean(values) - half, fmean(values) + half)
+    return Region(*interval(values, confidence)[1:]) if values else Region()
 
 
 def judge(
@@ -133,7 +129,7 @@ class StudyResults(Results):
             values = json.loads(path.read_text(encoding="utf-8"))
             return cls([RunRecord.from_dict(run) for run in values.pop("runs")], **values)
         except (OSError, ValueError, TypeError, KeyError) as error:
-            raise InvalidConfigError(f"{path} cannot be read as results of `scalelong reproduce`: {error}") from error
+            raise InvalidConfigError(f"{path} cannot be read as results of `lab reproduce`: {error}") from error
 
 
 def record(arm: Arm, run: PlannedRun, *, traces: bool, measured: dict[str, Any]) -> RunRecord:

@@ -1,11 +1,9 @@
-"""`scalelong reproduce`: the paper's figures and tables again, with a verdict on each."""
+"""`scalelong lab reproduce`: the paper's figures and tables again, with a verdict on each."""
 
 import argparse
-import sys
-from contextlib import redirect_stdout
 from pathlib import Path
 
-from scalelong.commands.options import add_engine_options, engine_of, left_to_do
+from scalelong.cli.options import add_engine_options, engine_of, left_to_do
 from scalelong.errors import InvalidConfigError
 
 OUT = Path("reproduced")
@@ -19,11 +17,9 @@ def main(arguments: list[str]) -> int:
     options = parser().parse_args(arguments)
 
     # Only here, since these import torch, and --help does not wait for it.
-    from scalelong.experiments.cost import parse_step_time
-
     from ..pages import summary
     from .items import ITEMS
-    from .run import cost, describe, redraw, reproduce
+    from .run import describe, redraw, reproduce
 
     if options.redraw:
         names = redraw(options.redraw)
@@ -33,21 +29,15 @@ def main(arguments: list[str]) -> int:
         raise InvalidConfigError(f"say what to reproduce: {', '.join(ITEM_NAMES)} or all; or --redraw FOLDER")
     if options.seeds < 1:
         raise InvalidConfigError(f"--seeds must be at least 1, got {options.seeds}")
-    per_job = {"runs_per_job": options.runs_per_job or 1}
     names = list(ITEM_NAMES) if options.item == "all" else [options.item]
-    engine, step_time = engine_of(options), parse_step_time(options.step_time)
+    engine = engine_of(options)
     if options.dry_run:
-        print(describe(names, options.scale, options.seeds, options.out, engine, step_time))
+        print(describe(names, options.scale, options.seeds, options.out))
         return 0
     engine.check()
-    print(cost(names, options.scale, options.seeds, options.out, engine, step_time), file=sys.stderr, flush=True)
-    if options.print_commands:
-        with redirect_stdout(sys.stderr):  # the commands alone have the output
-            found = reproduce(names, options.scale, options.seeds, options.out, engine=engine, **per_job)
-    else:
-        found = reproduce(names, options.scale, options.seeds, options.out, engine=engine, **per_job)
+    found = reproduce(names, options.scale, options.seeds, options.out, engine=engine)
     if found is None:
-        return left_to_do(engine, options.out, ["reproduce", *arguments])
+        return left_to_do(engine)
     for results in found:
         print(summary(ITEMS[results.item], results))
     print(f"pages: {options.out / 'README.md'}")
@@ -56,7 +46,7 @@ def main(arguments: list[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
-        prog="scalelong reproduce",
+        prog="scalelong lab reproduce",
         description="Reproduce a figure or a table of the paper: train its methods with equal seeds, measure, draw "
         "and judge its claims by a fixed rule. Items share runs; what is finished is not repeated, and the same "
         "command continues an interrupted one.",

@@ -9,10 +9,7 @@ from torch import Tensor
 
 from scalelong.data import load_data, to_float
 from scalelong.errors import ScaleLongError
-from scalelong.experiments.figures import draw_seeds, legend, panels
-from scalelong.experiments.records import RunRecord, rounded
-from scalelong.experiments.results import Results
-from scalelong.experiments.runs import PlannedRun
+from scalelong.experiments import PlannedRun, Results, RunRecord, draw_seeds, legend, panels, rounded
 from scalelong.noise import epsilon_losses, even_fractions
 from scalelong.runs.load import load_run
 from scalelong.runs.model import load_run_data

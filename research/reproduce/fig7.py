@@ -5,12 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from scalelong.experiments.figures import draw_seeds, legend, panels
-from scalelong.experiments.records import RunRecord, rounded
-from scalelong.experiments.results import Results
-from scalelong.experiments.runs import PlannedRun
+from scalelong.attaching import coefficients
+from scalelong.experiments import PlannedRun, Results, RunRecord, draw_seeds, legend, panels, rounded
 from scalelong.runs.load import load_run
-from scalelong.skips import coefficients
 
 from .claims import Claim, Quantity, Region, Study, StudyResults
 from .figures import by_method, colour

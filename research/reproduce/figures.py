@@ -4,8 +4,7 @@ from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from scalelong.experiments.figures import colour_of, draw_seeds, legend, log_scale, panels
-from scalelong.experiments.records import RunRecord
+from scalelong.experiments import RunRecord, colour_of, draw_seeds, legend, log_scale, panels
 
 from .claims import FRECHET, LOSS, TRACES, Quantity, StudyResults
 from .settings import CORE

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from scalelong.experiments.results import Results
+from scalelong.experiments import Results
 
 from . import fig3, fig7
 from .claims import (

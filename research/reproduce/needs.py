@@ -18,9 +18,10 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from scalelong.runs.config import TrainConfig
+from scalelong.config import TrainConfig
 from scalelong.runs.model import DataShape, build_model, example_forward
 
+from ..statistics import student_quantile
 from .settings import Arm, planned
 
 # Seeds: how many would have told an effect of the paper's size from none
@@ -56,30 +57,6 @@ def _power(seeds: int, spread: float, effect: float, confidence: float) -> float
         return 0.0
     t = student_quantile(freedom, (1 + confidence) / 2)
     return NormalDist().cdf((shift - t * (1 - 1 / (4 * freedom))) / math.sqrt(1 + t * t / (2 * freedom)))
-
-
-@cache
-def student_quantile(freedom: int, share: float) -> float:
-    """The value below which this share (above a half) of Student's t lies."""
-    low, high = 0.0, 2.0
-    while _student_tail(high, freedom) > 1 - share:
-        low, high = high, 2 * high
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _student_tail(middle, freedom) > 1 - share else (low, middle)
-    return (low + high) / 2
-
-
-def _student_tail(t: float, freedom: int) -> float:
-    """P(T > t), a finite sum for whole degrees of freedom (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
-    angle = math.atan(t / math.sqrt(freedom))
-    cosine, sine = math.cos(angle), math.sin(angle)
-    term, total, first = (cosine, 0.0, 1) if freedom % 2 else (1.0, 0.0, 0)
-    for k in range(first, freedom - 1, 2):
-        total += term
-        term *= (k + 1) / (k + 2) * cosine * cosine
-    within = 2 / math.pi * (angle + sine * total) if freedom % 2 else sine * total
-    return (1 - within) / 2
 
 
 # GPU hours of the paper's scale

@@ -6,12 +6,9 @@ from pathlib import Path
 import torch
 
 from scalelong._version import __version__
+from scalelong.config import TrainConfig, differences
 from scalelong.errors import InvalidConfigError
-from scalelong.experiments.cost import StepTime, cost_of
-from scalelong.experiments.engines import Engine
-from scalelong.experiments.runs import PlannedRun
-from scalelong.experiments.sweeps import make_engine, run_all
-from scalelong.runs.config import TrainConfig, differences
+from scalelong.experiments import Engine, PlannedRun, make_engine, run_all
 
 from ..pages import write_index, write_item
 from .claims import RESULTS, Study, StudyResults, record
@@ -31,7 +28,6 @@ def reproduce(
     jobs: int | None = None,
     *,
     engine: Engine | None = None,
-    runs_per_job: int = 1,
 ) -> list[StudyResults] | None:
     """Results and pages of the items in `out`, one after the other; their runs in `out/runs`. None if not all runs are
     finished now: interrupted, or only submitted.
@@ -43,12 +39,12 @@ def reproduce(
     if engine.name != "local":
         engine.check()
         arms = [arm for item in items for arm in item.arms(scale)]
-        if not train_all(planned(arms, seeds, out / "runs"), scale, out, engine, runs_per_job):
+        if not train_all(planned(arms, seeds, out / "runs"), scale, out, engine):
             return None
     found = []
     for item in items:
         print(item.title, flush=True)
-        if not train_all(planned(item.arms(scale), seeds, out / "runs"), scale, out, engine, runs_per_job):
+        if not train_all(planned(item.arms(scale), seeds, out / "runs"), scale, out, engine):
             return None
         results = collect(item, scale, seeds, out)
         results.write(out / item.name)
@@ -58,7 +54,7 @@ def reproduce(
     return found
 
 
-def train_all(runs: Sequence[PlannedRun], scale: Scale, out: Path, engine: Engine, runs_per_job: int = 1) -> bool:
+def train_all(runs: Sequence[PlannedRun], scale: Scale, out: Path, engine: Engine) -> bool:
     """Train what is not finished. Figure 1 needs dense readings; of other runs one reading at the end says enough.
 
     Which of the two a run gets is a matter of the run, not of who asks for it first: items share runs.
@@ -70,7 +66,7 @@ def train_all(runs: Sequence[PlannedRun], scale: Scale, out: Path, engine: Engin
     def every(run: PlannedRun) -> int:
         return max(1, run.config.steps // READINGS) if run.folder in watched else run.config.steps
 
-    return run_all(runs, every, engine=engine, runs_per_job=runs_per_job)
+    return run_all(runs, every, engine=engine)
 
 
 def collect(item: Study, scale: Scale, seeds: int, out: Path) -> StudyResults:
@@ -106,15 +102,8 @@ def redraw(folder: Path) -> list[str]:
     return [item.name for item in found]
 
 
-def describe(
-    names: Sequence[str],
-    scale: Scale,
-    seeds: int,
-    out: Path,
-    engine: Engine | None = None,
-    step_time: StepTime = None,
-) -> str:
-    """What `reproduce` would do, and what it would cost where the time of a step is given or measured."""
+def describe(names: Sequence[str], scale: Scale, seeds: int, out: Path) -> str:
+    """What `reproduce` would do."""
     lines, everything = [], []
     for name in names:
         item = _item(name)
@@ -134,15 +123,7 @@ def describe(
     if scale == "paper":
         lines.append(f"in all: {paper_cost(everything, seeds)}")
     lines.append(f"{len(runs)} different runs, {done} of them finished; {steps} steps to go; in {out / 'runs'}")
-    if engine is not None and step_time is not None:
-        lines.append(str(cost_of(runs, engine, step_time)))
     return "\n".join(lines)
-
-
-def cost(names: Sequence[str], scale: Scale, seeds: int, out: Path, engine: Engine, step_time: StepTime) -> str:
-    """Of all runs that are not finished."""
-    runs = planned([arm for name in names for arm in _item(name).arms(scale)], seeds, out / "runs")
-    return "all runs are finished" if all(run.finished for run in runs) else str(cost_of(runs, engine, step_time))
 
 
 def _item(name: str) -> Study:

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from scalelong.experiments.runs import PlannedRun, slug
-from scalelong.runs.config import (
+from scalelong.config import (
     CheckpointConfig,
     DiffusionConfig,
     ImagesConfig,
@@ -16,8 +15,9 @@ from scalelong.runs.config import (
     OptimizerConfig,
     TrainConfig,
     differences,
+    recipe,
 )
-from scalelong.runs.recipes import recipe
+from scalelong.experiments import PlannedRun, slug
 
 # Where the methods are compared: data, network, depth, batch. `paper` for GPUs, `tiny` for two CPU cores.
 

@@ -1,31 +1,12 @@
-"""A U-ViT of stock modules, as one would write it by hand, and races of it against ours in one process.
-
-Both networks have the same weights, the same loop and the same optimiser. They take turns step by step, so that a busy
-moment falls on both, and the clock is the processor time of this process.
-"""
+"""Networks of others: a U-ViT of stock modules as one would write it by hand, and a UNet that concatenates."""
 
 import math
-import time
-from collections.abc import Callable
-from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from scalelong.models import UViT
-
-from ..profile import seconds_by_group
-from .races import Races
-
-Step = Callable[[], object]
-
-PLAIN, OURS = "plain", "ours"
-PROFILED = 5
-"""Steps of each network that are profiled."""
-FEWEST = 7
-"""Rounds of a race, however long they take."""
 
 
 class PlainAttention(nn.Module):
@@ -103,72 +84,24 @@ class PlainUViT(nn.Module):
         self.load_state_dict(weights)
 
 
-def training_step(model: nn.Module, x: Tensor, t: Tensor, target: Tensor, low: bool = False) -> Step:
-    """The step of a plain loop."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+class ConcatenatingUNet(nn.Module):
+    """A UNet of the other kind: the concatenation is the argument of the decoder blocks, as in guided-diffusion."""
 
-    def step() -> None:
-        with torch.autocast("cpu", torch.bfloat16, enabled=low):
-            output = model(x, t)
-        loss = F.mse_loss(output.float(), target)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+    def __init__(self, width: int = 64, levels: int = 4) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, width, 3, padding=1)
+        self.down = nn.ModuleList(nn.Conv2d(width, width, 3, stride=2, padding=1) for _ in range(levels))
+        self.up = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(2 * width, width, 3, padding=1), nn.SiLU(), nn.Conv2d(width, width, 3, padding=1))
+            for _ in range(levels)
+        )
+        self.head = nn.Conv2d(width, 3, 3, padding=1)
 
-    return step
-
-
-def inference_step(model: nn.Module, x: Tensor, t: Tensor, low: bool = False) -> Step:
-    def step() -> None:
-        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=low):
-            model(x, t)
-
-    return step
-
-
-class PlainRace:
-    """Steps of both networks in turns, in training or in inference. A call is one turn of each."""
-
-    def __init__(self, *, batch: int, training: bool, turn: float = 0.01, low: bool = False, **size: Any) -> None:
-        torch.manual_seed(0)
-        ours = UViT(**size)
-        plain = PlainUViT(**size)
-        plain.load_ours_(ours)
-        x = torch.randn(batch, size["channels"], size["image_size"], size["image_size"])
-        t, target = torch.linspace(0, 999, batch), torch.randn_like(x)
-        with torch.no_grad():
-            outputs = plain(x, t)
-            self.difference = float((ours(x, t) - outputs).abs().max() / outputs.abs().max())
-        given = {"x": x, "t": t, "low": low}
-        make = partial(training_step, target=target, **given) if training else partial(inference_step, **given)
-        self.steps = {PLAIN: make(plain), OURS: make(ours)}
-        self.seconds: dict[str, list[float]] = {name: [] for name in self.steps}
-        warm = [min(self._time(step, 1) for step in self.steps.values()) for _ in range(3)]
-        self.count = max(1, round(turn / max(warm[-1], 1e-6)))
-
-    @staticmethod
-    def _time(step: Step, count: int) -> float:
-        # Threads that wait for each other spin: several would count that as work.
-        clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-        start = clock()
-        for _ in range(count):
-            step()
-        return (clock() - start) / count
-
-    def about(self) -> dict[str, Any]:
-        """The seconds of a step of each network in each group of operations."""
-        return {"groups": {name: seconds_by_group(step, PROFILED) for name, step in self.steps.items()}}
-
-    def __call__(self) -> None:
-        # To and fro, so that neither always finds the caches as the other left them.
-        order = list(self.steps.items())
-        for name, step in order if len(self.seconds[OURS]) % 2 == 0 else reversed(order):
-            self.seconds[name].append(self._time(step, self.count))
-
-
-class PlainRaces(Races):
-    """Training and inference of each size."""
-
-    def __init__(self, *, sizes: list[dict[str, Any]], rounds: int, seconds: float, low: bool = False) -> None:
-        made = [partial(PlainRace, **size, training=each, low=low) for size in sizes for each in (True, False)]
-        super().__init__(made, rounds=rounds, fewest=FEWEST, seconds=seconds)
+    def forward(self, x: Tensor) -> Tensor:
+        skips = [self.stem(x)]
+        for layer in self.down:
+            skips.append(F.silu(layer(skips[-1])))
+        x = skips.pop()
+        for block in self.up:
+            x = block(torch.cat([F.interpolate(x, scale_factor=2), skips.pop()], dim=1))
+        return self.head(x)

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from scalelong.models.presets import UNET_PRESETS
+from scalelong.models import UNET_PRESETS
 
-from ..settings import OfficialCheckoutError, checkout
+from .harness import OfficialCheckoutError
 
 # The authors' side: their network, loss, optimiser and average, imported from a checkout of their code.
 #
@@ -23,19 +23,38 @@ from ..settings import OfficialCheckoutError, checkout
 # (torchvision, absl), so the definitions that it does need are taken out of these files one by one.
 
 LIBRARY = "official_uvit_libs"
+FILES = ("libs/uvit.py", "libs/timm.py", "sde.py", "utils.py")
+
+
+def checkout(path: str | Path) -> Path:
+    root = Path(path)
+    missing = [name for name in FILES if not (root / name).is_file()]
+    if missing:
+        raise OfficialCheckoutError(
+            f"{root} is not a checkout of the authors' code: it has no {', '.join(missing)}. Clone "
+            f"github.com/sail-sg/ScaleLong or github.com/baofff/U-ViT and give that folder to --official"
+        )
+    return root
+
+
+def make_accelerator(precision: str) -> Any:
+    """An accelerator with a state of its own: accelerate has one precision in a process, here several take turns."""
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._shared_state = {}  # pyright: ignore[reportAttributeAccessIssue]
+    return Accelerator(cpu=True, mixed_precision=precision)
 
 
 class OfficialStep:
     """One `train_step` of their train.py, with the settings of their CIFAR-10 configuration."""
 
     def __init__(self, path: str, batch: int, precision: str = "no", **size: Any) -> None:
-        import accelerate
-
         root = checkout(path)
         sde = definitions(root / "sde.py", ("stp", "mos", "duplicate", "SDE", "VPSDE", "ScoreModel", "LSimple"))
         utils = definitions(root / "utils.py", ("get_optimizer", "get_lr_scheduler", "customized_lr_scheduler", "ema"))
         network = network_class(root)
-        self.accelerator = accelerate.Accelerator(cpu=True, mixed_precision=precision)
+        self.accelerator = make_accelerator(precision)
         model, average = network(**size), network(**size)
         average.eval()
         utils.ema(average, model, 0)
@@ -60,24 +79,17 @@ class OfficialStep:
         self.model.eval()
 
 
-class SameFunction:
-    """Their network and ours, with the same weights and inputs."""
+def difference(path: str, batch: int, **size: Any) -> float:
+    """The largest difference between the outputs of their network and ours with the same weights, as a share."""
+    from scalelong.models import UViT
 
-    def __init__(self, path: str, batch: int, **size: Any) -> None:
-        from scalelong.models import UViT
-
-        self.theirs = network_class(checkout(path))(**size).eval()
-        self.ours = UViT.from_official(self.theirs.state_dict(), **size).eval()
-        self.x = torch.randn(min(batch, 4), size["in_chans"], size["img_size"], size["img_size"])
-        self.t = torch.linspace(0, 999, len(self.x))
-
-    def __call__(self) -> None: ...
-
-    def difference(self) -> float:
-        """The largest difference, as a share of the largest output."""
-        with torch.no_grad():
-            theirs, ours = self.theirs(self.x, self.t), self.ours(self.x, self.t)
-        return float((ours - theirs).abs().max() / theirs.abs().max())
+    theirs = network_class(checkout(path))(**size).eval()
+    ours = UViT.from_official(theirs.state_dict(), **size).eval()
+    x = torch.randn(min(batch, 4), size["in_chans"], size["img_size"], size["img_size"])
+    t = torch.linspace(0, 999, len(x))
+    with torch.no_grad():
+        expected, found = theirs(x, t), ours(x, t)
+    return float((found - expected).abs().max() / expected.abs().max())
 
 
 def network_class(root: Path) -> Any:
@@ -137,13 +149,12 @@ TRAINING_STEPS = 100_000
 class ScriptStep:
     def __init__(self, options: dict[str, Any], image: int, batch: int, precision: str = "no") -> None:
         # Here, so that the authors' step above does not load what it does not use.
-        from accelerate import Accelerator
         from diffusers.models.unets.unet_2d import UNet2DModel
         from diffusers.optimization import get_scheduler
         from diffusers.schedulers.scheduling_ddpm import DDPMScheduler
         from diffusers.training_utils import EMAModel
 
-        self.accelerator = Accelerator(gradient_accumulation_steps=1, mixed_precision=precision, cpu=True)
+        self.accelerator = make_accelerator(precision)
         model = UNet2DModel(**{**UNET_PRESETS["cifar10"].arguments, **options})
         self.ema = EMAModel(
             model.parameters(),

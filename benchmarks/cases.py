@@ -1,0 +1,506 @@
+"""What is measured. A case is a function of the settings that makes a race, and its number of rounds."""
+
+import atexit
+import io
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from .harness import BenchmarkError, Race, Settings, Step
+
+# Networks
+
+
+@dataclass(frozen=True)
+class UViTSize:
+    image: int
+    patch: int
+    dim: int
+    depth: int
+    heads: int
+    batch: int
+    channels: int = 3
+
+    @property
+    def shape(self) -> list[int]:
+        return [self.channels, self.image, self.image]
+
+    def ours(self) -> dict[str, Any]:
+        """Arguments of `training_step`."""
+        options = {"patch_size": self.patch, "dim": self.dim, "depth": self.depth, "heads": self.heads}
+        return {"model": "uvit", "options": options, "shape": self.shape, "batch": self.batch}
+
+    def network(self) -> dict[str, Any]:
+        """Arguments of `UViT`."""
+        sizes = {"image_size": self.image, "patch_size": self.patch, "channels": self.channels}
+        return {**sizes, "dim": self.dim, "depth": self.depth, "heads": self.heads}
+
+    def official(self) -> dict[str, Any]:
+        """Arguments of the authors' constructor, and the batch."""
+        sizes = {"img_size": self.image, "patch_size": self.patch, "in_chans": self.channels, "batch": self.batch}
+        return {**sizes, "embed_dim": self.dim, "depth": self.depth, "num_heads": self.heads}
+
+    def __str__(self) -> str:
+        tokens = (self.image // self.patch) ** 2 + 1
+        return f"U-ViT, dim {self.dim}, depth {self.depth}, {tokens} tokens, batch {self.batch}"
+
+
+S2 = UViTSize(image=32, patch=2, dim=512, depth=12, heads=8, batch=8)
+"""U-ViT-S/2 on CIFAR-10's shape."""
+SMALL = UViTSize(image=16, patch=2, dim=128, depth=12, heads=4, batch=64)
+DEMO = UViTSize(image=16, patch=4, dim=64, depth=24, heads=4, batch=8, channels=1)
+"""The network that `scalelong demo` and the range explore with."""
+DIGITS = UViTSize(image=8, patch=2, dim=96, depth=6, heads=4, batch=32, channels=1)
+TINY = UViTSize(image=8, patch=2, dim=32, depth=4, heads=2, batch=4)
+"""For --quick."""
+
+
+@dataclass(frozen=True)
+class UNetSize:
+    """diffusers' UNet2DModel of the preset unet/cifar10, perhaps narrower."""
+
+    batch: int
+    widths: tuple[int, ...] = (128, 256, 256, 256)
+    layers: int = 2
+    image: int = 32
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"block_out_channels": list(self.widths), "layers_per_block": self.layers}
+
+    def ours(self) -> dict[str, Any]:
+        shape = [3, self.image, self.image]
+        return {"model": "unet/cifar10", "options": self.options, "shape": shape, "batch": self.batch}
+
+    def __str__(self) -> str:
+        return f"UNet2DModel of unet/cifar10, widths {', '.join(map(str, self.widths))}, batch {self.batch}"
+
+
+CIFAR_UNET = UNetSize(batch=8)
+SMALL_UNET = UNetSize(batch=8, widths=(32, 64, 64, 64), layers=1)
+TINY_UNET = UNetSize(batch=2, widths=(32, 32, 32, 32), layers=1, image=16)
+
+
+def quick(size: Any, settings: Settings) -> Any:
+    return size if not settings.quick else TINY if isinstance(size, UViTSize) else TINY_UNET
+
+
+# A step of our trainer: all that `scalelong train` does in a step between two lines of its log
+
+
+def training_step(
+    *,
+    model: str,
+    options: dict[str, Any],
+    shape: list[int],
+    batch: int,
+    data: Any = None,
+    workers: int = 0,
+    precision: Any = "no",
+    **changes: Any,
+) -> Step:
+    """The authors' settings for CIFAR-10, on random images in memory unless `data` says otherwise."""
+    import torch
+
+    from scalelong.config import HardwareConfig, ImagesConfig, LoggingConfig, OptimizerConfig, TrainConfig
+    from scalelong.data import MemoryData
+    from scalelong.runs.folder import RunFolder
+    from scalelong.runs.model import RunData
+    from scalelong.runs.processes import make_accelerator
+    from scalelong.training.loop import Trainer
+    from scalelong.training.tracking import TrainingProgress
+
+    config = TrainConfig(
+        data="random images",
+        model=model,
+        model_options=options,
+        steps=1_000_000,
+        batch_size=batch,
+        images=ImagesConfig(size=shape[-1], channels=shape[0], flip=True, workers=workers),
+        optimizer=OptimizerConfig(lr=2e-4, weight_decay=0.03, betas=(0.99, 0.999), warmup=2500),
+        hardware=HardwareConfig(cpu=True, precision=precision),
+        logging=LoggingConfig(trackers=(), monitor_every=0),
+        **changes,
+    )
+    if data is None:
+        generator = torch.Generator().manual_seed(0)
+        images = torch.randint(0, 256, (512, *shape), dtype=torch.uint8, generator=generator)
+        data = MemoryData("random images", images)
+    folder = tempfile.mkdtemp(prefix="scalelong-bench-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    run_data, progress = RunData(config, data, data), TrainingProgress(config.steps, False)
+    trainer = Trainer(config, RunFolder(folder), make_accelerator(config, folder), run_data, progress)
+    trainer.begin_at(0)
+
+    def step() -> None:
+        done = trainer.step([next(trainer.source) for _ in trainer.parts])
+        trainer.window.add(done.loss, done.grad_norm)
+        trainer.monitor.losses.add(trainer.state.step, done.by_level)
+        trainer.bad_steps.first()
+
+    return step
+
+
+def in_both_precisions(name: str, make: Callable[..., Step]) -> dict[str, Callable[[], Step]]:
+    return {name: make, f"{name}, bf16": partial(make, precision="bf16")}
+
+
+# step: a training step against the authors' code and diffusers' script
+
+TOLERANCE = 1e-4
+"""Largest difference between the outputs of two networks that are compared, as a share of the largest output."""
+
+
+def uvit_step(size: UViTSize, settings: Settings) -> Race:
+    size = quick(size, settings)
+    steps, notes = in_both_precisions("ours", partial(training_step, **size.ours())), []
+    if settings.official is None:
+        notes.append("The authors' code was not measured: give a checkout of it with --official PATH.")
+    else:
+        from .theirs import OfficialStep, difference
+
+        given = {"path": str(settings.official), **size.official()}
+        apart = difference(**given)
+        if not apart <= TOLERANCE:
+            raise BenchmarkError(f"the authors' network and ours differ by {apart:.1e} with the same weights")
+        notes.append(f"With the same weights both networks' outputs differ by {apart:.0e} of the largest.")
+        steps = {**in_both_precisions("authors", partial(OfficialStep, **given)), **steps}
+    return Race(f"Training step, {size}", steps, size.batch, memory=True, notes=notes)
+
+
+def unet_step(settings: Settings) -> Race:
+    from scalelong.config import DiffusionConfig
+
+    from .theirs import ScriptStep
+
+    size: UNetSize = quick(CIFAR_UNET, settings)
+    options = {**size.options, "sample_size": size.image}
+    theirs = partial(ScriptStep, options=options, image=size.image, batch=size.batch)
+    ours = partial(training_step, **size.ours(), diffusion=DiffusionConfig(schedule="ddpm"))
+    steps = {**in_both_precisions("diffusers' script", theirs), **in_both_precisions("ours", ours)}
+    return Race(f"Training step, {size}", steps, size.batch, memory=True)
+
+
+# network: sl.UViT in a plain loop against a U-ViT of stock modules
+
+
+def against_plain(size: UViTSize, training: bool, settings: Settings) -> Race:
+    import torch
+    import torch.nn.functional as F
+
+    from scalelong.models import UViT
+
+    from .networks import PlainUViT
+
+    size = quick(size, settings)
+    torch.manual_seed(0)
+    ours, plain = UViT(**size.network()), PlainUViT(**size.network())
+    plain.load_ours_(ours)
+    x = torch.randn(size.batch, *size.shape)
+    t, target = torch.linspace(0, 999, size.batch), torch.randn_like(x)
+    with torch.no_grad():
+        expected = plain(x, t)
+        apart = float((ours(x, t) - expected).abs().max() / expected.abs().max())
+
+    def train(model: Any) -> Step:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+
+        def step() -> None:
+            loss = F.mse_loss(model(x, t), target)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+        return step
+
+    make = train if training else forward_step(x, t)
+    title = f"{'Training step' if training else 'Forward'} in a plain loop, {size}"
+    notes = [f"With the same weights the outputs differ by {apart:.0e} of the largest."]
+    steps = {"stock modules": partial(make, plain), "sl.UViT": partial(make, ours)}
+    return Race(title, steps, size.batch, notes=notes)
+
+
+def forward_step(*inputs: Any) -> Callable[[Any], Step]:
+    """A function that makes a forward pass without gradients of a model."""
+    import torch
+
+    def make(model: Any) -> Step:
+        def step() -> None:
+            with torch.inference_mode():
+                model(*inputs)
+
+        return step
+
+    return make
+
+
+# overhead: what scaling the long skips costs in a training step
+
+METHODS = {
+    "none, again": "none",
+    "uniform": "uniform",
+    "CS": "cs",
+    "LS (se, channel)": "ls:module=se,gate=channel",
+    "LS (scalar)": "ls:module=scalar",
+}
+TOKEN_GATES = {"LS (se, token)": "ls:module=se,gate=token", "LS (ie, token)": "ls:module=ie,gate=token"}
+
+
+def overhead(size: UViTSize | UNetSize, methods: dict[str, str], settings: Settings) -> Race:
+    size = quick(size, settings)
+    made = {"none": "none", **methods}
+    steps = {name: partial(training_step, **size.ours(), scaling=method) for name, method in made.items()}
+    notes = ["The second copy of none shows how far two equal networks are apart here."]
+    return Race(f"Training step, {size}", steps, memory=True, notes=notes)
+
+
+# attach: finding long skips, and scaling networks of others from outside
+
+
+def stable_diffusion() -> Any:
+    from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
+
+    return UNet2DConditionModel(sample_size=64, cross_attention_dim=768, attention_head_dim=8)
+
+
+def narrow_unet() -> Any:
+    from scalelong.models import unet
+
+    return unet("cifar10", block_out_channels=(32, 64, 64, 64), layers_per_block=1)
+
+
+def concatenating() -> Any:
+    from .networks import ConcatenatingUNet
+
+    return ConcatenatingUNet()
+
+
+def finding(settings: Settings) -> Race:
+    import torch
+
+    from scalelong.finding import find_skips
+
+    def make(build: Callable[[], Any], *shape: int) -> Step:
+        with torch.device("meta"):
+            model, inputs = build(), (torch.zeros(shape),) if shape else None
+        return lambda: find_skips(model, inputs)
+
+    steps = {"concatenating UNet": partial(make, concatenating, 1, 3, 32, 32)}
+    if not settings.quick:
+        steps |= {
+            "unet/cifar10, narrow": partial(make, narrow_unet),
+            "Stable Diffusion 1.5": partial(make, stable_diffusion),
+        }
+    return Race("Finding the long skips of a network on the meta device (`find_skips`)", steps)
+
+
+def attached(build: Callable[[], Any], timed: bool, settings: Settings) -> Race:
+    import torch
+
+    from scalelong.attaching import scale_skips_
+
+    batch = 2 if settings.quick else 16
+    x = torch.randn(batch, 3, 32, 32)
+    inputs = (x, torch.full((batch,), 500.0)) if timed else (x,)
+
+    def make(scaling: str | None) -> Step:
+        torch.manual_seed(0)
+        model = build().eval()
+        if scaling is not None:
+            scale_skips_(model, scaling, inputs)
+        return forward_step(*inputs)(model)
+
+    made = {"as it is": None, "as it is, again": None, "κ = 1": "uniform:1.0", "CS": "cs", "LS": "ls"}
+    steps = {name: partial(make, scaling) for name, scaling in made.items()}
+    return Race(f"Forward without gradients of a network scaled from outside, batch {batch}", steps, batch)
+
+
+# sampling: against diffusers' own pipeline, with the same network, scheduler and seeds
+
+
+def sampling(network: str, sampler: str, steps: int, settings: Settings) -> Race:
+    import torch
+    from diffusers.pipelines.ddpm.pipeline_ddpm import DDPMPipeline
+    from diffusers.schedulers.scheduling_ddim import DDIMScheduler
+    from diffusers.schedulers.scheduling_dpmsolver_multistep import DPMSolverMultistepScheduler
+
+    from scalelong.diffusion.images import requests
+    from scalelong.diffusion.solvers import SampleSettings, scheduler
+    from scalelong.runs.shipped import load_trained
+
+    batch, steps = (8, 2) if settings.quick else (64, steps)
+    run = load_trained(network)
+    maker, wanted = run.maker, requests(batch, 0, run.default_prompts)
+    condition = maker.conditions.from_prompts([request.prompt for request in wanted if request.prompt is not None])
+    kind = {"dpm++": DPMSolverMultistepScheduler, "ddim": DDIMScheduler}[sampler]
+    solver = kind.from_config(scheduler(maker.process, maker.prediction, sampler).config)
+
+    class Network(torch.nn.Module):
+        """What the pipeline asks for."""
+
+        config = SimpleNamespace(in_channels=maker.shape[0], sample_size=maker.shape[1:])
+        dtype, device = torch.float32, torch.device("cpu")
+
+        def forward(self, x: Any, t: Any) -> SimpleNamespace:
+            return SimpleNamespace(sample=maker.network(x, maker.process.network_time(t).expand(len(x)), condition))
+
+    pipeline: Any = DDPMPipeline(unet=Network(), scheduler=solver)  # pyright: ignore[reportArgumentType]
+    pipeline.set_progress_bar_config(disable=True)
+
+    def theirs() -> Any:
+        generators = [torch.Generator().manual_seed(request.seed) for request in wanted]
+        found = pipeline(batch_size=batch, generator=generators, num_inference_steps=steps, output_type="pt").images
+        return (found * 255).round().to(torch.uint8)
+
+    def ours() -> Any:
+        return maker.all(wanted, SampleSettings(sampler=sampler, steps=steps), batch_size=batch)
+
+    apart = float((ours().float() - theirs().float()).abs().max())
+    title = f"Sampling, {network}, {sampler}, {steps} steps, batch {batch}"
+    notes = [f"The same images: the largest difference of a pixel is {apart:g} of 255."]
+    return Race(title, {"diffusers' pipeline": lambda: theirs, "ours": lambda: ours}, batch, notes=notes)
+
+
+# data: the same pictures from each source
+
+STREAMED = UViTSize(image=64, patch=8, dim=64, depth=4, heads=2, batch=64)
+"""Small, so that a step asks for many images a second."""
+
+
+def write_sources(folder: Path, count: int, size: int) -> dict[str, str]:
+    """From a name to what `load_data` takes. Smooth noise gives PNG and JPEG about as much to do as photographs."""
+    import torch
+    from PIL import Image
+
+    coarse = torch.rand(count, 3, size // 8, size // 8, generator=torch.Generator().manual_seed(0))
+    images = torch.nn.functional.interpolate(coarse, (size, size), mode="bicubic").clamp(0, 1).mul(255).byte()
+    sources = {}
+    for form in ("png", "jpg"):
+        (folder / form).mkdir()
+        with zipfile.ZipFile(folder / f"{form}.zip", "w") as archive:
+            for number, image in enumerate(images.permute(0, 2, 3, 1).contiguous().numpy()):
+                buffer = io.BytesIO()
+                Image.fromarray(image).save(buffer, {"png": "PNG", "jpg": "JPEG"}[form])
+                (folder / form / f"{number:06}.{form}").write_bytes(buffer.getvalue())
+                archive.writestr(f"{number:06}.{form}", buffer.getvalue())
+        sources |= {f"folder of {form}": str(folder / form), f"zip of {form}": str(folder / f"{form}.zip")}
+    return sources
+
+
+def sources_of(count: int, size: int) -> dict[str, str]:
+    folder = tempfile.mkdtemp(prefix="scalelong-bench-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return write_sources(Path(folder), count, size)
+
+
+def reading(settings: Settings) -> Race:
+    """One epoch of shuffled batches, as floats."""
+    import torch
+
+    from scalelong.data import batches, load_data, to_float
+
+    count, size = (32, 16) if settings.quick else (2000, 64)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0)).split(128)
+
+    def epoch(data: Any) -> Step:
+        def step() -> None:
+            for batch in batches(data, order, 0):
+                to_float(batch.images, torch.ones(len(batch.images), dtype=torch.bool))
+
+        return step
+
+    sources = sources_of(count, size)
+    steps: dict[str, Callable[[], Step]] = {"in memory": lambda: epoch(load_data(sources["folder of png"], channels=3))}
+    for name, source in sources.items():
+        steps[name] = partial(lambda source: epoch(load_data(source, channels=3, **streamed(count, size))), source)
+    return Race(f"An epoch of {count} images of {size}x{size}, shuffled batches of 128", steps, count)
+
+
+def streamed(count: int, size: int) -> dict[str, Any]:
+    """Options of `load_data` with one byte less memory than the pixels need."""
+    return {"memory_limit": 3 * count * size**2 - 1, "image_cache": "none"}
+
+
+def data_in_training(settings: Settings) -> Race:
+    from scalelong.data import load_data
+
+    size = quick(STREAMED, settings)
+    count = 64 if settings.quick else 2048
+    sources = sources_of(count, size.image)
+
+    def make(source: str, workers: int = 0, **options: Any) -> Step:
+        return training_step(**size.ours(), data=load_data(sources[source], channels=3, **options), workers=workers)
+
+    steps: dict[str, Callable[[], Step]] = {"in memory": partial(make, "folder of png")}
+    for name in ("folder of png", "zip of jpg"):
+        for workers in (0, 1):
+            few = partial(make, name, workers, **streamed(count, size.image))
+            steps[f"{name}, {workers} worker(s)"] = few
+    return Race(f"Training on {count} images, {size}", steps, size.batch)
+
+
+# All of them
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    purpose: str
+    cases: dict[str, tuple[Callable[[Settings], Race], int]]
+    """From a name to the function that makes the race, and its rounds."""
+
+
+BENCHMARKS = {
+    "step": Benchmark(
+        "a training step against the authors' code and diffusers' script",
+        {
+            "small": (partial(uvit_step, SMALL), 25),
+            "s2-batch8": (partial(uvit_step, S2), 7),
+            "s2-batch32": (partial(uvit_step, replace(S2, batch=32)), 3),
+            "unet": (unet_step, 9),
+            "demo": (partial(uvit_step, DEMO), 50),
+            "digits": (partial(uvit_step, DIGITS), 50),
+        },
+    ),
+    "network": Benchmark(
+        "sl.UViT in a plain loop against a U-ViT of stock modules",
+        {
+            "small": (partial(against_plain, DEMO, True), 50),
+            "middle": (partial(against_plain, SMALL, True), 20),
+            "large": (partial(against_plain, replace(S2, batch=2), True), 9),
+            "forward": (partial(against_plain, SMALL, False), 30),
+        },
+    ),
+    "overhead": Benchmark(
+        "what scaling the long skips costs, in time and memory",
+        {
+            "uvit-small": (partial(overhead, replace(SMALL, batch=16), {**METHODS, **TOKEN_GATES}), 60),
+            "uvit-s2": (partial(overhead, replace(S2, batch=2), METHODS), 15),
+            "unet": (partial(overhead, SMALL_UNET, METHODS), 60),
+        },
+    ),
+    "sampling": Benchmark(
+        "images per second against diffusers' own pipeline",
+        {
+            "digits": (partial(sampling, "digits-class", "dpm++", 25), 9),
+            "fashion": (partial(sampling, "fashion-class", "ddim", 25), 9),
+        },
+    ),
+    "data": Benchmark(
+        "images per second by source, alone and while training",
+        {"alone": (reading, 5), "training": (data_in_training, 9)},
+    ),
+    "attach": Benchmark(
+        "finding the long skips of any network, and scaling them from outside",
+        {
+            "finding": (finding, 5),
+            "unet": (partial(attached, narrow_unet, True), 60),
+            "concatenated": (partial(attached, concatenating, False), 60),
+        },
+    ),
+}
