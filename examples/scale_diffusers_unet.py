@@ -6,8 +6,9 @@ python examples/scale_diffusers_unet.py
 import torch
 from diffusers import UNet2DModel  # pyright: ignore[reportPrivateImportUsage]
 
+from scalelong.attaching import coefficients, save_scaling, scale_skips_, unscale_
+from scalelong.finding import find_skips
 from scalelong.scaling import LearnableScaling
-from scalelong.skips import coefficients, find_skips, save_scaling, scale_skips_, unscale_
 
 unet = UNet2DModel(
     sample_size=16,

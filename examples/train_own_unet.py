@@ -10,7 +10,7 @@ import sys
 
 from diffusers import UNet2DModel  # pyright: ignore[reportPrivateImportUsage]
 
-from scalelong.runs.config import LoggingConfig, OptimizerConfig, TrainConfig
+from scalelong.config import LoggingConfig, OptimizerConfig, TrainConfig
 from scalelong.runs.folder import read_metrics
 from scalelong.runs.load import load_run
 from scalelong.training import train
