@@ -171,7 +171,10 @@ def _read_idx(path: Path, memory_limit: int) -> Tensor:
         packed = path.read_bytes()
         with gzip.open(BytesIO(packed)) if packed[:2] == b"\x1f\x8b" else BytesIO(packed) as file:
             zeros, kind, dimensions = file.read(2), file.read(1), ord(file.read(1))
-            shape = [int.from_bytes(file.read(4), "big") for _ in range(dimensions)]
+            sizes = file.read(4 * dimensions)
+            if len(sizes) < 4 * dimensions:
+                raise ValueError("its header is cut off")
+            shape = [int.from_bytes(sizes[place : place + 4], "big") for place in range(0, len(sizes), 4)]
             if prod(shape) > memory_limit:
                 raise ValueError(f"its header says {prod(shape)} bytes, more than memory_limit={memory_limit}")
             content = file.read(prod(shape) + 1)  # no more than the header says is unpacked
