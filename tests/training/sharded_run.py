@@ -20,8 +20,8 @@ from scalelong.training import loop, train
 unsharded = loop.build_model
 
 
-def build_sharded(config, shape):
-    model = unsharded(config, shape)
+def build_sharded(config, shape, **options):
+    model = unsharded(config, shape, **options)
     assert isinstance(model, UViT)
     mesh = init_device_mesh("cpu", (2,))
     for block in (*model.encoder, model.middle, *model.decoder):

@@ -13,7 +13,7 @@ import pytest
 
 from scalelong.config import CheckpointConfig
 from scalelong.errors import CheckpointError, ConditionError, RunFolderError, ScaleLongError
-from scalelong.files import remove_leftovers, write_text
+from scalelong.files import remove_leftovers, temporary_name, write_text
 from scalelong.runs import (
     RunFolder,
     checkpoint as checkpoint_module,
@@ -218,7 +218,8 @@ def test_the_next_start_prunes_and_cleans(full_tiny, run):
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     for folder in (run, run / "samples", run / "checkpoints"):
-        (folder / f".config.yaml.{dead.pid}-0123abcd.part").write_text("half")
+        mine = temporary_name(folder / "config.yaml")
+        mine.with_name(mine.name.replace(f"-{os.getpid()}-", f"-{dead.pid}-")).write_text("half")
     (run / "checkpoints" / ".step-00000016.part").mkdir()
     train(full_tiny, run)
     assert steps_of(run) == [8, 12]
@@ -226,7 +227,7 @@ def test_the_next_start_prunes_and_cleans(full_tiny, run):
 
 
 def test_temporary_files_of_living_processes_stay(tmp_path):
-    mine = tmp_path / f".x.{os.getpid()}-0123abcd.part"
+    mine = temporary_name(tmp_path / "x")
     elsewhere = tmp_path / ".x.00000000-1-0123abcd.part"
     for path in (mine, elsewhere):
         path.write_text("")
