@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import MISSING, fields
 from types import UnionType
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -59,10 +60,13 @@ def fitting(kind: type[Made], values: Any) -> Made:
     """A dataclass from what a JSON file held. ValueError if an entry is missing, unknown or of another type."""
     if not isinstance(values, dict):
         raise ValueError(f"a JSON object is needed, and it is {str(values)[:60]!r}")
-    try:
-        made = kind(**values)
-    except TypeError as error:  # missing and unknown entries
-        raise ValueError(str(error)) from error
+    known = {field.name: field for field in fields(kind) if field.init}  # pyright: ignore[reportArgumentType]
+    if unknown := sorted(set(values) - set(known)):
+        raise ValueError(f"a {kind.__name__} has no entry {unknown[0]!r}")
+    needed = [name for name, field in known.items() if field.default is MISSING and field.default_factory is MISSING]
+    if missing := [name for name in needed if name not in values]:
+        raise ValueError(f"the entry {missing[0]!r} of a {kind.__name__} is missing")
+    made = kind(**values)
     for name, hint in get_type_hints(kind).items():
         if name in values and not _fits(values[name], hint):
             raise ValueError(f"its entry {name!r} cannot be {str(values[name])[:60]!r}")
