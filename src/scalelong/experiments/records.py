@@ -70,8 +70,8 @@ class Curve:
 
     @property
     def collapsed(self) -> bool:
-        """Whether a loss went up again for good, by the rule of `scalelong.stability.collapse`."""
-        return has_collapsed(self.values)
+        """Whether a held-out loss went up again for good. It is the error in ε, of which an output of zero has 1."""
+        return has_collapsed(self.values, zero_loss=1.0)
 
     @cached_property
     def points(self) -> list[tuple[int, float]]:

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ..errors import FolderInUseError
+from ..errors import CannotReadError, FolderInUseError
 from .access import StrPath, reading, require_regular, writing
 from .locks import exclusive
 from .readers import parse_json
@@ -90,10 +90,14 @@ def new_folder(target: StrPath) -> Iterator[Path]:
                 for name in names:
                     sync(Path(folder) / name)
                 sync(Path(folder))
-            # An empty folder is replaced. If another process was faster, it is not empty, and this is an error.
             if os.name == "nt" and target.exists():
                 target.rmdir()
-            os.rename(temporary, target)
+            try:
+                os.rename(temporary, target)  # an empty folder is replaced
+            except OSError as error:
+                if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise FolderInUseError(f"{target} was made by another process meanwhile: choose another") from error
+                raise
             sync(target.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -200,12 +204,18 @@ def write_json_lines(path: StrPath, rows: Iterable[Mapping[str, Any]]) -> None:
     write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
+MOST_LINE = 16 * 1024**2
+"""Bytes of the longest line of a file of JSON lines. A file of a stranger may be one line without an end."""
+
+
 def read_json_lines(path: StrPath) -> list[dict[str, Any]]:
     """The objects of a file. A line that a kill cut off, or that is no object, is left out."""
     found = []
     require_regular(path)
     with reading(path), open(path, "rb") as file:
-        for line in file:
+        while line := file.readline(MOST_LINE):
+            if len(line) == MOST_LINE:
+                raise CannotReadError(f"{path} has a line of more than {MOST_LINE} bytes: it is no file of JSON lines")
             with suppress(ValueError):
                 value = parse_json(line)
                 found += [value] if isinstance(value, dict) else []
