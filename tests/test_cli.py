@@ -241,11 +241,8 @@ def test_an_error_of_ours_is_one_line(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (
-            OSError(28, "No space left on device", "/some/where"),
-            "FileAccessError: /some/where cannot be used: no",
-        ),
-        (OSError(24, "Too many open files"), "FileAccessError: a file or the output cannot be used: too many"),
+        (OSError(28, "No space left on device", "/some/where"), "FileAccessError: /some/where cannot be used: No"),
+        (OSError(24, "Too many open files"), "FileAccessError: a file or the output cannot be used: Too many"),
         (MemoryError(), "NotEnoughMemoryError: the memory of the machine does not suffice"),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), "NotEnoughMemoryError"),
         (KeyError("x"), "a bug in scalelong, please report it: KeyError: 'x' (traceback: "),
