@@ -47,7 +47,7 @@ CIRCLES: dict[tuple[str, str], str] = {}
 # Imports of our own modules inside functions, and why.
 INSIDE_FUNCTIONS: dict[tuple[str, str], str] = {
     ("report", room): "only the κ of a run that recorded none need torch, which takes longer than the whole report"
-    for room in ("runs.folder", "runs.model", "scaling", "attaching")
+    for room in ("runs", "scaling", "attaching")
 }
 
 # Looks upwards that only type checkers take, and why.
@@ -152,6 +152,24 @@ def test_functions_import_what_is_optional_or_slow(imports):
     assert inside == set(INSIDE_FUNCTIONS), "an import inside a function has no reason, or is gone"
 
 
+def past_doors(found: list[Import]) -> list[Import]:
+    """Imports of a room of a different package, where its `__init__` could give the name."""
+    return [entry for entry in found if entry.packages[0] != entry.packages[1] and "." in entry.target]
+
+
+def test_names_come_through_the_doors_of_packages(imports):
+    across = [entry for entry in imports if entry.packages[0] != entry.packages[1]]
+    assert len(past_doors(imports)) <= 0.05 * len(across)
+
+
+def test_doors_give_names_to_type_checkers():
+    """A package with py.typed gives only what is imported as `Name as Name`."""
+    for door in (path for path in SOURCE.glob("*/__init__.py*") if path.parent.name != "cli"):
+        for node in ast.parse(door.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ImportFrom) and node.level == 1:
+                assert [alias.name for alias in node.names if alias.asname is None] == [], door
+
+
 def test_no_module_imports_in_a_circle(imports):
     """Of all imports that run, at the top of a module or in a function."""
     graph: dict[str, set[str]] = {}
@@ -224,4 +242,7 @@ def layers() -> str:
 
 
 if __name__ == "__main__":
-    print(f"{layers()}\n\n{mermaid(all_imports())}")
+    everything = all_imports()
+    across = [entry for entry in everything if entry.packages[0] != entry.packages[1]]
+    print(f"{layers()}\n\n{mermaid(everything)}\n")
+    print(f"{len(past_doors(everything))} of {len(across)} imports from other packages go past a door")

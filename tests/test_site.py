@@ -184,7 +184,9 @@ def test_every_picture_of_the_gallery_is_there_with_its_command():
         title = section.partition("\n")[0]
         (picture,) = re.findall(r"!\[[^\]]+\]\((\S+)\)", section)
         assert (DOCS / picture).is_file(), picture
-        assert re.search(r"^    (scalelong|python -m research\.\w+|git (show|checkout))|^```python", section, re.MULTILINE), title
+        assert re.search(
+            r"^    (scalelong|python -m research\.\w+|git (show|checkout))|^```python", section, re.MULTILINE
+        ), title
         module = re.search(r"python -m (research\.\w+)", section)
         assert module is None or (ROOT / f"{module[1].replace('.', '/')}.py").is_file(), module
 

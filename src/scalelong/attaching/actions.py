@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import SkipMismatchError
-from ..scaling.base import SkipScaling
+from ..scaling import SkipScaling
 from ..tracing import TreePath
 
 AGAIN = (

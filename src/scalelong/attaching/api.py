@@ -21,7 +21,7 @@ from ..errors import (
     UnsupportedModelError,
 )
 from ..finding import ExampleInputs, Patterns, SkipPlan, example_call, find_skips
-from ..scaling.base import Scaling, SkipScaling, as_scaling
+from ..scaling import Scaling, SkipScaling, as_scaling
 from ..tracing import isolated_run
 from .attach import Attached, acts_behind_norm, attached, follow_structure
 from .fold import undo_compensation_

@@ -27,8 +27,7 @@ from ..errors import (
     UnsupportedModelError,
 )
 from ..finding import STATE, Attachment, EditSite, LongSkip, SkipPlan, find_function
-from ..scaling.base import SkipScaling
-from ..scaling.constant import NoScaling
+from ..scaling import NoScaling, SkipScaling
 from .actions import (
     OFF,
     Action,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..errors import AdaptedLayersError, InvalidConfigError, NotScaledError
 from ..finding import FOLDING, ExampleInputs, FoldTarget, example_call
-from ..scaling.base import UNSCALED, Constants, SkipScaling
+from ..scaling import UNSCALED, Constants, SkipScaling
 from .host import Host, is_scaled_host, scaled_host_of
 from .record import COMPENSATED
 from .reruns import recalled

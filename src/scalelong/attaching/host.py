@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from ..errors import AmbiguousSkipsError, InvalidConfigError, NotScaledError, UnsupportedModelError
 from ..finding import FoldTarget, LongSkip, SkipHost, SkipPlan, native_plan, unwrap
-from ..scaling.base import UNSCALED, Constants, SkipScaling
-from ..scaling.constant import NoScaling
+from ..scaling import UNSCALED, Constants, NoScaling, SkipScaling
 from .attach import Attached, active_scaling, acts_behind_norm, attach_, attached, detach_, has_scaling, reset_compiler
 from .record import describe, erase_record_, write_record_
 

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from ..errors import ScalingMismatchError, UnscaledWeightsWarning
 from ..files import in_words
 from ..finding import SkipPlan
-from ..scaling.base import SkipScaling
+from ..scaling import SkipScaling
 
 KEY = "scalelong_scaling"
 """The name of the tensor, behind the prefix of the model in the state dict; also an entry of a diffusers config."""

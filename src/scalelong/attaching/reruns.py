@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import ScaleLongError, VerificationError
 from ..finding import without_freeu, without_subclass
-from ..scaling.base import SkipScaling
+from ..scaling import SkipScaling
 from ..tracing import Snapshot, Trace, counted_as, foreign_hooks_marked, in_foreign_hook, isolated_run, record_forward
 from .actions import OFF, REAL, Mode
 from .attach import Attached, Edit, follow_structure

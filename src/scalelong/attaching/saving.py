@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from ..errors import ScaleLongError, ScalingMismatchError
 from ..files import in_words, parse_json, require_regular, write_bytes
 from ..finding import SkipPlan
-from ..scaling.base import as_scaling
+from ..scaling import as_scaling
 from .api import plan_of, scale_skips_, scaling_of
 from .attach import REGISTERED
 from .host import host_of, scaled_host_of

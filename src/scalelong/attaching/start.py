@@ -14,8 +14,16 @@ from torch import Tensor, nn
 from ..console import text_table
 from ..errors import AlreadyScaledError, InvalidConfigError, NotFreshError, ScaleLongError, UnsupportedModelError
 from ..finding import ExampleInputs, FoldTarget, LongSkip, Patterns, SkipHost, SkipPlan, find_skips, unwrap
-from ..scaling.base import UNSCALED, Constants, Scaling, SkipScaling, as_scaling
-from ..scaling.baselines import MERGE_STARTS, require_merge_start, start_merge_
+from ..scaling import (
+    MERGE_STARTS,
+    UNSCALED,
+    Constants,
+    Scaling,
+    SkipScaling,
+    as_scaling,
+    require_merge_start,
+    start_merge_,
+)
 from .api import is_scaled, scaling_of
 from .attach import acts_behind_norm, has_scaling
 from .fold import layer_obstacle

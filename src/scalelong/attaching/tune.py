@@ -28,9 +28,7 @@ from ..console import html_lines, html_table, text_table
 from ..errors import CancelledScalingWarning, CannotReadError, InvalidConfigError
 from ..files import in_words, parse_json, read_text, write_text
 from ..finding import ExampleInputs, SkipPlan, find_skips
-from ..scaling.base import Scaling, as_scaling
-from ..scaling.constant import CustomScaling, FixedScaling, NoScaling
-from ..scaling.freeu import FreeUScaling
+from ..scaling import CustomScaling, FixedScaling, FreeUScaling, NoScaling, Scaling, as_scaling
 from .api import is_scaled, scale_skips_, scaling_of, unscale_
 from .host import host_of
 

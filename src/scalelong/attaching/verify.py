@@ -25,8 +25,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import UnsupportedModelError, VerificationError
 from ..finding import Candidate, ExampleInputs, LongSkip, SkipPlan, candidates, example_call, without_subclass
-from ..scaling.base import SkipScaling, SkipSite
-from ..scaling.constant import NoScaling
+from ..scaling import NoScaling, SkipScaling, SkipSite
 from ..tracing import Merge, Trace
 from .actions import OFF, REAL, Mode, OrderHook
 from .attach import Attached, Edit, attached

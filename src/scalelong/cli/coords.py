@@ -101,7 +101,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def recipe_task(options: argparse.Namespace, name: str) -> tuple[Callable[[int], Any], dict[str, Any]]:
-    from ..runs.model import with_width
+    from ..runs import with_width
 
     config = configuration(options, name)
     build, loss = _task(config)
@@ -129,7 +129,7 @@ def _task(config: TrainConfig) -> tuple[Callable[[TrainConfig], Any], Callable[[
     from ..experiments import RecipeTask
     from ..models import Denoiser
     from ..randomness import generator
-    from ..runs.model import build_model
+    from ..runs import build_model
 
     task = RecipeTask(config)
 

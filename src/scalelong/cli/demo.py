@@ -28,10 +28,10 @@ def parser() -> Parser:
 
 
 def run(options: argparse.Namespace) -> int:
-    from ..experiments.demo import DEPTH, METHODS, RATE, SEEDS, STEPS, run_demo
+    from ..experiments import DEPTH, METHODS, RATE, SEEDS, STEPS, run_demo
     from ..files import require_folder_place
     from ..report import write_report
-    from ..stability.survival import rate_text
+    from ..stability import rate_text
 
     require_folder_place(options.out)
     began = time.monotonic()

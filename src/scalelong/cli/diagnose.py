@@ -79,7 +79,7 @@ def _diagnosis(options: argparse.Namespace) -> tuple[Diagnosis, str | None, str]
     """The diagnosis, the data that it is about, and the noise schedule."""
     from ..config import SCHEDULE
     from ..experiments import diagnose_config, diagnose_run
-    from ..runs.load import load_run
+    from ..runs import load_run
 
     if options.run:
         trained = load_run(options.run, weights="raw", trust=options.trust)

@@ -30,7 +30,7 @@ from .parser import Parser, split, whole_number
 if TYPE_CHECKING:
     from ..config import TrainConfig
     from ..evaluation import Scores
-    from ..runs.load import Run
+    from ..runs import Run
 
 LENGTHS = "4%,5%,7%,10%,13%,16%,20%"
 
@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
     from ..console import show_table
     from ..evaluation import comparison_rows, require_comparable
     from ..files import require_file_place
-    from ..runs.samples import processes
+    from ..runs import process_state
 
     if options.statistics:
         require_file_place(options.statistics)
@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
     if options.ema_lengths:
         return _compare_lengths(options)
     scores = [_score(target, options) for target in options.targets]
-    if not processes().is_main_process:
+    if not process_state().is_main_process:
         return 0
     if options.json:
         print(json.dumps([entry.to_dict() for entry in scores], ensure_ascii=False, indent=1))
@@ -120,9 +120,8 @@ def _require_targets(options: argparse.Namespace) -> None:
 def _score(target: Path, options: argparse.Namespace) -> Scores:
     from ..console import Progress
     from ..data import load_data
-    from ..evaluation import export_npz, score_folder, score_run, trusted_features
-    from ..evaluation.judge import reference_data
-    from ..runs.samples import processes
+    from ..evaluation import export_npz, reference_data, score_folder, score_run, trusted_features
+    from ..runs import process_state
 
     say = speaker(options)
     features = {"features": options.features, "feature_weights": options.feature_weights, "say": say}
@@ -143,7 +142,7 @@ def _score(target: Path, options: argparse.Namespace) -> Scores:
     else:
         data = load_data(options.data, size=options.size, progress=Progress("reading images"))
         scores = score_folder(target, data, n=options.n, **features)
-    if processes().is_main_process:
+    if process_state().is_main_process:
         if options.statistics and data is not None:
             _, reference = trusted_features(options.features, data, options.feature_weights, say)
             export_npz(reference, options.statistics)
@@ -166,10 +165,9 @@ def _compare_lengths(options: argparse.Namespace) -> int:
     """The held-out loss of raw and averaged weights, all on the same images, noise and times."""
     from ..config import AverageLength
     from ..console import Progress, show_table, silent
-    from ..diffusion.inputs import held_out_loss
+    from ..diffusion import held_out_loss
     from ..errors import InvalidConfigError
-    from ..runs.load import load_run
-    from ..runs.model import load_run_data
+    from ..runs import load_run, load_run_data
 
     (folder,) = options.targets if len(options.targets) == 1 else (parser().error("--ema-lengths is for one run"),)
     lengths = [str(AverageLength.parse(length, "`ema_lengths`")) for length in split(options.ema_lengths)]

@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def trained_rows() -> list[dict[str, Any]]:
-    from ..runs.shipped import EXAMPLES, NETWORKS, WEIGHTS, packed_folder, shipped_names
+    from ..runs import EXAMPLES, NETWORKS, WEIGHTS, packed_folder, shipped_names
 
     rows = []
     for name, config in NETWORKS.items():
@@ -99,10 +99,9 @@ def model_rows() -> list[dict[str, Any]]:
 def make(options: argparse.Namespace) -> None:
     """Train, score and pack a network."""
     from ..evaluation import score_run
-    from ..export.card import shipped_card
+    from ..export import shipped_card
     from ..files import write_text
-    from ..runs.load import load_run
-    from ..runs.shipped import CARD, NETWORKS, SCORES, pack
+    from ..runs import CARD, NETWORKS, SCORES, load_run, pack
     from ..training import train
 
     if options.name is None:

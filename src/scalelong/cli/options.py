@@ -19,9 +19,9 @@ from .parser import Parser, whole_number
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..diffusion.solvers import SampleSettings
+    from ..diffusion import SampleSettings
     from ..experiments import Engine
-    from ..runs.load import Run
+    from ..runs import Run
 
 INTERRUPTED = 130
 """128 + SIGINT, as shells count. `scalelong.cli` turns it into 143 where SIGTERM was the reason."""
@@ -49,14 +49,14 @@ def run_config(options: argparse.Namespace) -> TrainConfig:
     config = config_file(options, config)
     if options.data is None:
         return config
-    from ..training.sizing import fit_held_out
+    from ..training import fit_held_out
 
     return fit_held_out(replace(config, data=options.data), lambda text: print(text, file=sys.stderr))
 
 
 def sized_config(options: argparse.Namespace, data: str) -> TrainConfig:
     """What `scalelong train` would train on these images on this machine; --model and --size where they are given."""
-    from ..training.sizing import size_run
+    from ..training import size_run
 
     given = {"data": data, "model": getattr(options, "model", None), "size": getattr(options, "size", None)}
     given = {name: value for name, value in given.items() if value is not None}
@@ -69,7 +69,7 @@ def config_file(options: argparse.Namespace, base: TrainConfig) -> TrainConfig:
     """The values of --config over those of a recipe. Code that the file names needs --trust."""
     if options.config is None:
         return base
-    from ..runs.model import require_trust, require_trusted_training
+    from ..runs import require_trust, require_trusted_training
 
     config = load_config(options.config, base)
     if config.model != getattr(options, "model", None):  # --model is the user's own word
@@ -121,7 +121,7 @@ def model_folder(name: str) -> Path:
 
     for package in ("numpy", "accelerate", "PIL"):
         needs(package, "train", "using a trained network")
-    from ..runs.shipped import unpack
+    from ..runs import unpack
 
     return unpack(name, Path("runs") / name)
 
@@ -130,7 +130,7 @@ def trained_run(folder: Path, options: argparse.Namespace) -> Run:
     """The run with the weights and, where --tuned is given, the coefficients that the flags ask for."""
     from ..attaching import TunedSkips
     from ..models import keep_freed_memory
-    from ..runs.load import load_run
+    from ..runs import load_run
 
     scaling = None if options.tuned is None else TunedSkips.load(options.tuned).spelled()
     keep_freed_memory()  # every command that runs a trained network calls it again and again
@@ -158,7 +158,7 @@ def add_sampling_options(parser: Parser, steps: int = 50) -> None:
 
 
 def sample_settings(options: argparse.Namespace) -> SampleSettings:
-    from ..diffusion.solvers import SampleSettings
+    from ..diffusion import SampleSettings
 
     return SampleSettings(
         sampler=options.sampler or "dpm++",
@@ -185,7 +185,7 @@ def device_of(options: argparse.Namespace) -> str:
     """The device that --device names, or the accelerator that is there, or the CPU."""
     import torch
 
-    from ..runs.samples import require_device
+    from ..runs import require_device
 
     require_device(options.device)
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None

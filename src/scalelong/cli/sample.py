@@ -57,9 +57,9 @@ def parser() -> Parser:
 
 def run(options: argparse.Namespace) -> None:
     from ..console import Progress, silent
-    from ..diffusion.images import requests
+    from ..diffusion import requests
     from ..files import require_folder_place
-    from ..runs.samples import fill_folder, folder_name, processes
+    from ..runs import fill_folder, folder_name, process_state
 
     if options.out:
         require_folder_place(options.out)
@@ -77,5 +77,5 @@ def run(options: argparse.Namespace) -> None:
     progress = Progress("images", enabled=False if options.quiet else None)
     log = silent if options.quiet else print
     fill_folder(trained, folder, wanted, settings, options.batch_size, options.device, log=log, progress=progress)
-    if options.quiet and processes().is_main_process:
+    if options.quiet and process_state().is_main_process:
         print(folder)

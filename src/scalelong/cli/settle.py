@@ -15,7 +15,7 @@ from ..config import TrainConfig, default_folder, field_paths, flatten, seconds_
 from ..console import silent
 
 if TYPE_CHECKING:
-    from ..training.sizing import Plan
+    from ..training import Plan
 
 
 @dataclasses.dataclass
@@ -41,9 +41,8 @@ class Command:
 def settle(command: Command, say: Callable[[str], None]) -> tuple[TrainConfig, Path, Plan | None]:
     """The configuration to train with, its folder, and how it was sized, unless it is that of a run that has begun."""
     from ..console import Progress
-    from ..runs.folder import RunFolder
-    from ..runs.model import load_images
-    from ..training.sizing import fit_held_out, lengthen_run, size_run
+    from ..runs import RunFolder, load_images
+    from ..training import fit_held_out, lengthen_run, size_run
 
     config, given = command.train, command.given
     network_open = command.is_sized and not given & {"model", "model_options"}
@@ -80,9 +79,8 @@ def _mention_classes(config: TrainConfig, say: Callable[[str], None]) -> None:
 
 def started(command: Command, say: Callable[[str], None]) -> Plan:
     """A run that begins with weights has their network; it gets the steps that fit the budget, and held-out images."""
-    from ..runs.model import load_images
-    from ..runs.origin import adopt_weights
-    from ..training.sizing import fit_held_out, held_out, lengthen_run
+    from ..runs import adopt_weights, load_images
+    from ..training import fit_held_out, held_out, lengthen_run
 
     config, given = adopt_weights(command.train, command.given, command.trust), command.given
     if "held_out" not in given:
@@ -97,7 +95,7 @@ def continued(command: Command, before: TrainConfig) -> TrainConfig:
     config, given, paths = command.train, command.given, field_paths()
     was, now = flatten(to_dict(before)), flatten(to_dict(config))
     if not command.by_name or before.start_from is not None:
-        require_trust(before, command.out or "the run folder", command.trust, given)
+        require_consent(before, command.out or "the run folder", command.trust, given)
         settings = config.optimizer
         dictionaries = {"optimizer_options": settings.optimizer_options, "decay_options": settings.decay_options}
         values = {paths[name]: dictionaries.get(name, now.get(paths[name])) for name in given - {"model_options"}}
@@ -116,9 +114,8 @@ def continued(command: Command, before: TrainConfig) -> TrainConfig:
 
 def dry_run(command: Command, say: Callable[[str], None]) -> str:
     """All that would happen, and how long it would take."""
-    from ..runs.model import load_images
-    from ..training.plan import describe_run
-    from ..training.sizing import lengthen_run
+    from ..runs import load_images
+    from ..training import describe_run, lengthen_run
 
     config, folder, plan = settle(command, say)
     data, _ = load_images(config, say)  # says which files were not read
@@ -127,10 +124,10 @@ def dry_run(command: Command, say: Callable[[str], None]) -> str:
     return "\n\n".join([*parts, describe_run(config, data, folder, seconds=timed.seconds)])
 
 
-def require_trust(config: TrainConfig, source: Any, trust: bool, given: Any) -> None:
+def require_consent(config: TrainConfig, source: Any, trust: bool, given: Any) -> None:
     """Code that a file or a run folder names, and not the user, needs consent."""
-    from ..runs import model
+    from ..runs import require_trust, require_trusted_training
 
     if "model" not in given:
-        model.require_trust(config, source, trust)
-    model.require_trusted_training(config, source, trust, given)
+        require_trust(config, source, trust)
+    require_trusted_training(config, source, trust, given)

@@ -16,7 +16,7 @@ from ..console import silent
 from ..errors import InvalidConfigError
 from .options import INTERRUPTED, add_device_option, add_out_option, add_quiet_option, add_trust_option, is_cpu
 from .parser import Parser, add_fields
-from .settle import Command, dry_run, require_trust, settle
+from .settle import Command, dry_run, require_consent, settle
 
 DESCRIPTION = """\
 Train a diffusion model on a folder of images, a file or the name of a data set. Image size, network, batch and steps
@@ -95,7 +95,7 @@ def command_of(options: argparse.Namespace) -> Command:
     inherited = base.model_options if config.model == base.model else {}
     config = dataclasses.replace(config, model_options={**inherited, **values.get("model_options", {})})
     if options.config is not None:
-        require_trust(config, options.config, options.trust, values.keys())
+        require_consent(config, options.config, options.trust, values.keys())
     by_name = options.recipe is not None or options.config is not None
     given = frozenset(values)
     return Command(config, options.out, options.dry_run, options.quiet, given, by_name, options.trust)

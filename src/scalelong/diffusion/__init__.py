@@ -7,9 +7,54 @@ solvers      classifier-free guidance and diffusers' samplers
 images       from seeds and prompts to images
 """
 
-from ..noise import NoiseProcess, Predict, Prediction, Schedule, as_epsilon, epsilon_losses, losses, target
-from .conditions import ClassCondition, Conditions, HashedWords, PretrainedTextEncoder, TextCondition, Unconditional
-from .images import ImageMaker, Request, requests
-from .inputs import DataOrder, Examples, InputMaker, NoisyInputs, by_level, held_out_loss, held_out_losses
-from .latents import Autoencoder, LatentData, encode_data
-from .solvers import SampleSettings, guided, sample
+from ..noise import (
+    NoiseProcess as NoiseProcess,
+    Predict as Predict,
+    Prediction as Prediction,
+    Schedule as Schedule,
+    as_epsilon as as_epsilon,
+    epsilon_losses as epsilon_losses,
+    losses as losses,
+    target as target,
+)
+from .conditions import (
+    ClassCondition as ClassCondition,
+    Conditions as Conditions,
+    HashedWords as HashedWords,
+    PretrainedTextEncoder as PretrainedTextEncoder,
+    TextCondition as TextCondition,
+    TextEncoder as TextEncoder,
+    Unconditional as Unconditional,
+    cache_captions as cache_captions,
+    words_of as words_of,
+)
+from .images import (
+    ImageMaker as ImageMaker,
+    Request as Request,
+    as_picture as as_picture,
+    image_grid as image_grid,
+    requests as requests,
+)
+from .inputs import (
+    DataOrder as DataOrder,
+    Examples as Examples,
+    InputMaker as InputMaker,
+    NoisyInputs as NoisyInputs,
+    by_level as by_level,
+    held_out_loss as held_out_loss,
+    held_out_losses as held_out_losses,
+    split_batch as split_batch,
+)
+from .latents import (
+    Autoencoder as Autoencoder,
+    LatentData as LatentData,
+    encode_data as encode_data,
+    sample_latents as sample_latents,
+)
+from .solvers import (
+    SampleSettings as SampleSettings,
+    diffusers as diffusers,
+    guided as guided,
+    sample as sample,
+    scheduler as scheduler,
+)

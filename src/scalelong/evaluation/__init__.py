@@ -48,6 +48,8 @@ from .probe import (
     probe_run as probe_run,
 )
 from .scores import (
+    NOISE as NOISE,
+    REAL as REAL,
     SCORES as SCORES,
     Anchors as Anchors,
     Entry as Entry,

@@ -17,17 +17,16 @@ from torch import Tensor
 
 from ..console import Progress, silent
 from ..data import ImageData, load_data, shows_colour_and_shape, split_rows, to_float
-from ..diffusion.images import ImageMaker, requests
-from ..diffusion.solvers import SampleSettings
+from ..diffusion import ImageMaker, SampleSettings, requests
 from ..errors import InvalidSamplesError
 from ..files import append_json_line, read_json_lines, sync
-from ..runs.samples import (
+from ..runs import (
     NOTE,
     SampleFolder,
     fill_folder,
     folder_name,
     image_grid,
-    processes,
+    process_state,
     save_png,
     stack_images,
 )
@@ -46,7 +45,7 @@ from .scores import (
 
 if TYPE_CHECKING:
     from ..config import TrainConfig
-    from ..runs.load import Run
+    from ..runs import Run
 
 
 # Does a conditional model draw what it was asked for?
@@ -190,7 +189,7 @@ def score_run(
     """Samples go into a folder of the run, so that an interrupted evaluation continues; scores into scores.jsonl."""
     settings = settings or SampleSettings()
     data = reference_data(run.config)
-    say = say if processes().is_main_process else silent
+    say = say if process_state().is_main_process else silent
     extractor, reference = trusted_features(features, data, feature_weights, say, device)
     prompts, conditions = evaluation_prompts(run.config, data, n)
     wanted = requests(n, seed, prompts)
@@ -201,7 +200,7 @@ def score_run(
     condition = run.config.diffusion.condition
     shown = shows_prompts(images, [request.prompt for request in wanted], data, condition, say)
     subject: dict[str, Any] = {"run": str(run.folder), "step": run.step, "seed": seed, "images": str(path)}
-    if processes().is_main_process:
+    if process_state().is_main_process:
         picture = path.with_name(f"nearest-{path.name}.png")
         features_ = features_of(extractor, images)
         held_out = run.config.images.held_out
@@ -219,7 +218,7 @@ def score_run(
         weights=run.weights,
         conditions=conditions,
     )
-    if processes().is_main_process:
+    if process_state().is_main_process:
         store(run.folder / STORED, scores)
     return scores
 

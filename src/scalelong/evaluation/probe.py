@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from ..console import html_lines, html_table, text_table
 from ..data import ImageData, load_data, to_float
-from ..diffusion.latents import sample_latents
+from ..diffusion import sample_latents
 from ..errors import (
     ConditionError,
     DataError,
@@ -47,12 +47,12 @@ from ..models import Denoiser, call_arguments, evaluating, first_tensor
 from ..noise import NoiseProcess, alpha_bars, mix
 from ..optional import needs
 from ..randomness import derived_seed, generator, noise
-from ..runs.model import build_model, load_run_data
-from ..stability.features import block_names, plan_for
+from ..runs import build_model, load_run_data
+from ..stability import block_names, plan_for
 from .scores import Score, Z, share_score
 
 if TYPE_CHECKING:
-    from ..runs.load import Run
+    from ..runs import Run
 
 TIMES = (1, 25, 50, 100, 250, 500)
 """Noise levels that are probed, in times of the network (0 to 999)."""

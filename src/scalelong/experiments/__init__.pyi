@@ -11,7 +11,15 @@ from .comparison import (
     sweep as sweep,
     sweep_rows as sweep_rows,
 )
-from .demo import demo_config as demo_config, run_demo as run_demo
+from .demo import (
+    DEPTH as DEPTH,
+    METHODS as METHODS,
+    RATE as RATE,
+    SEEDS as SEEDS,
+    STEPS as STEPS,
+    demo_config as demo_config,
+    run_demo as run_demo,
+)
 from .engines import Engine as Engine, LocalEngine as LocalEngine
 from .figures import (
     colour_of as colour_of,

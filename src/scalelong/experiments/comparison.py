@@ -14,8 +14,7 @@ from ..config import TrainConfig
 from ..console import text_table
 from ..errors import InvalidConfigError
 from ..files import write_text
-from ..runs.load import load_run
-from ..runs.model import is_uvit, with_width
+from ..runs import is_uvit, load_run, with_width
 from ..stability import oscillation
 from ..theory import noise_gain
 from .engines import Engine

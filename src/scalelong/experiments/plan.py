@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import nn
 
-from ..config import TrainConfig, flatten, from_dict, load_config, result_values, to_dict
-from ..diffusion.inputs import NoisyInputs
+from ..config import CONFIG, TrainConfig, flatten, from_dict, load_config, result_values, to_dict
+from ..diffusion import NoisyInputs
 from ..errors import (
     CollapseError,
     InvalidConfigError,
@@ -24,12 +24,9 @@ from ..errors import (
     ScaleLongError,
 )
 from ..files import digest, locked, parse_json, write_text
-from ..runs.checkpoint import saved_steps
-from ..runs.folder import CONFIG, fingerprints, require_same_data
-from ..runs.load import Run
-from ..runs.model import RunData, build_model, load_run_data
+from ..runs import Run, RunData, build_model, fingerprints, load_run_data, require_same_data, saved_steps
 from ..scaling import as_scaling
-from ..stability.diagnosis import Diagnosis, diagnose
+from ..stability import Diagnosis, diagnose
 from ..training import train
 from .records import DIAGNOSIS, DIVERGED, STOPPED, VARIANT, RunRecord, read_json, read_run, write_variant
 

@@ -19,16 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from ..config import TrainConfig, from_dict, result_values, to_dict
-from ..diffusion.inputs import NoisyInputs
+from ..diffusion import NoisyInputs
 from ..errors import InvalidConfigError, RunFolderError, UnfinishedError
 from ..files import key_of, make_folder, read_json_lines, read_text, write_text
 from ..models import Denoiser
 from ..noise import mean_square, target
 from ..randomness import generator
-from ..runs.model import build_model, example_forward, load_run_data
-from ..stability import Method, RateRange, RateRun, rate_range
-from ..stability.many import RUNS
-from ..stability.range import METHODS
+from ..runs import build_model, example_forward, load_run_data
+from ..stability import METHODS, RUNS, Method, RateRange, RateRun, rate_range
 from .engines import Engine
 from .plan import Variant, as_variant
 from .sweeps import job_of, run_jobs, write_job

@@ -22,8 +22,7 @@ from ..files import (
     read_json_lines,
     write_text,
 )
-from ..stability import has_collapsed
-from ..stability.alarms import Oscillation, oscillation
+from ..stability import Oscillation, has_collapsed, oscillation
 
 BASELINE = "none"
 STOPPED = "stopped.json"

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist, fmean, stdev
 
-from ..stability.alarms import Oscillation
+from ..stability import Oscillation
 from .records import BASELINE, Curve, RunRecord, steps_ratio
 
 # Many runs

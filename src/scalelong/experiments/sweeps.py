@@ -29,8 +29,8 @@ from ..config import from_dict, to_dict
 from ..console import text_table
 from ..errors import InvalidConfigError, NoRunsError, RunFailedError
 from ..files import make_folder, read_json, write_text
-from ..runs.folder import COMMAND_VARIABLE, this_command
-from ..training.loop import Interrupt
+from ..runs import COMMAND_VARIABLE, this_command
+from ..training import Interrupt
 from .engines import INTERRUPTED, Engine, Job, LocalEngine
 from .plan import PlannedRun, require_same, run_one, wait_until_free
 from .ray_engine import RayEngine

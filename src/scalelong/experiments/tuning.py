@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from ..attaching import BLOCKS, TunedSkips, host_of, tune_skips
 from ..console import silent
-from ..diffusion.images import requests
-from ..diffusion.solvers import SampleSettings
+from ..diffusion import SampleSettings, requests
 from ..errors import InvalidConfigError
 from ..evaluation import (
     Moments,
@@ -28,8 +27,7 @@ from ..evaluation import (
     reference_data,
     trusted_features,
 )
-from ..runs.load import Run, require_constant
-from ..runs.model import example_forward
+from ..runs import Run, example_forward, require_constant
 from .figures import colour_of, legend, panels, save
 
 

@@ -6,6 +6,7 @@ from ..errors import (
 from .card import (
     model_card as model_card,
     push_to_hub as push_to_hub,
+    shipped_card as shipped_card,
 )
 from .diffusers_folder import (
     export_diffusers as export_diffusers,

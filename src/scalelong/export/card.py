@@ -13,11 +13,9 @@ from .._version import __version__
 from ..attaching import coefficients
 from ..config import to_dict
 from ..errors import ExportError, ScaleLongError
-from ..evaluation.judge import stored_scores
-from ..evaluation.scores import NOISE, REAL, Scores
+from ..evaluation import NOISE, REAL, Scores, stored_scores
 from ..optional import needs
-from ..runs.folder import RunFolder
-from ..runs.load import Run
+from ..runs import Run, RunFolder
 from ..scaling import as_scaling
 
 WEIGHTS = {"ema": "exponential moving average (EMA)", "raw": "raw, not averaged"}

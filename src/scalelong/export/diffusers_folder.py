@@ -15,15 +15,21 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..attaching import KEY, fold_, scaling_of, without_records
-from ..diffusion.conditions import ClassCondition, Conditions, HashedWords, PretrainedTextEncoder, TextCondition
-from ..diffusion.latents import Autoencoder
-from ..diffusion.solvers import diffusers, scheduler
+from ..diffusion import (
+    Autoencoder,
+    ClassCondition,
+    Conditions,
+    HashedWords,
+    PretrainedTextEncoder,
+    TextCondition,
+    diffusers,
+    scheduler,
+)
 from ..errors import ExportError, FolderInUseError
 from ..files import exclusive, in_words, make_folder, new_folder, write_bytes, write_text
 from ..models import output_tensor
 from ..noise import NoiseProcess, Prediction
-from ..runs.load import Run
-from ..runs.model import is_uvit, uvit_arguments
+from ..runs import Run, is_uvit, uvit_arguments
 from ..scaling import as_scaling
 from .card import describe_run, model_card
 

@@ -21,14 +21,12 @@ from torch import nn
 
 from .._version import __version__
 from ..attaching import fold_, is_scaled, summary
-from ..diffusion.conditions import ClassCondition
-from ..diffusion.latents import Autoencoder
-from ..diffusion.solvers import diffusers
+from ..diffusion import Autoencoder, ClassCondition, diffusers
 from ..errors import ExampleInputsError, ExportError
 from ..finding import example_call, unwrap
 from ..models import UViT, count_parameters, from_pretrained, unfuse_
 from ..noise import SCHEDULE, NoiseProcess, Prediction, Schedule, require_prediction
-from ..scaling.baselines import ResidualBranch
+from ..scaling import ResidualBranch
 from .card import escaped
 from .diffusers_folder import (
     class_entries,

@@ -9,38 +9,55 @@ disk_cache    results of pure functions
 """
 
 from .access import (
-    NOT_THE_FILE,
-    in_words,
-    make_folder,
-    refusal,
-    require_file_place,
-    require_folder_place,
-    require_regular,
-    writing,
+    NOT_THE_FILE as NOT_THE_FILE,
+    in_words as in_words,
+    make_folder as make_folder,
+    refusal as refusal,
+    require_file_place as require_file_place,
+    require_folder_place as require_folder_place,
+    require_regular as require_regular,
+    writing as writing,
 )
-from .disk_cache import VARIABLE, at_home, cache_folder, cached_array, cached_bytes, key_of, not_kept, to_be_filled
-from .links import FolderBelow, below, refuse_link
-from .locks import exclusive, forget_lock, locked
+from .disk_cache import (
+    VARIABLE as VARIABLE,
+    at_home as at_home,
+    cache_folder as cache_folder,
+    cached_array as cached_array,
+    cached_bytes as cached_bytes,
+    key_of as key_of,
+    not_kept as not_kept,
+    to_be_filled as to_be_filled,
+)
+from .links import (
+    FolderBelow as FolderBelow,
+    below as below,
+    refuse_link as refuse_link,
+)
+from .locks import (
+    exclusive as exclusive,
+    forget_lock as forget_lock,
+    locked as locked,
+)
 from .readers import (
-    MOST_TEXT,
-    digest,
-    file_digest,
-    fitting,
-    parse_json,
-    read_bytes,
-    read_fields,
-    read_json,
-    read_text,
+    MOST_TEXT as MOST_TEXT,
+    digest as digest,
+    file_digest as file_digest,
+    fitting as fitting,
+    parse_json as parse_json,
+    read_bytes as read_bytes,
+    read_fields as read_fields,
+    read_json as read_json,
+    read_text as read_text,
 )
 from .whole import (
-    allocate,
-    append_json_line,
-    new_folder,
-    read_json_lines,
-    remove_leftovers,
-    sync,
-    temporary_name,
-    write_bytes,
-    write_json_lines,
-    write_text,
+    allocate as allocate,
+    append_json_line as append_json_line,
+    new_folder as new_folder,
+    read_json_lines as read_json_lines,
+    remove_leftovers as remove_leftovers,
+    sync as sync,
+    temporary_name as temporary_name,
+    write_bytes as write_bytes,
+    write_json_lines as write_json_lines,
+    write_text as write_text,
 )

@@ -17,7 +17,7 @@ from ..errors import (
     UnreachableSkipError,
     UnsupportedModelError,
 )
-from ..scaling.base import SkipSite
+from ..scaling import SkipSite
 from ..tracing import Merge, Trace, record
 from .candidates import Candidate, candidates
 from .examples import ExampleInputs, example_call, without_freeu

@@ -6,7 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
-from ..scaling.base import Constants, SkipScaling, SkipSite
+from ..scaling import Constants, SkipScaling, SkipSite
 from .plan import Attachment, LongSkip, Places, PlannedMerge, SkipPlan
 
 STATE = "_scalelong"

@@ -10,7 +10,7 @@ from typing import Any
 from ..console import html_table, text_table
 from ..errors import CannotReadError, InvalidConfigError
 from ..files import fitting, in_words, parse_json, read_text, write_text
-from ..scaling.base import SkipSite
+from ..scaling import SkipSite
 from ..tracing import Argument
 
 FORMAT = 1

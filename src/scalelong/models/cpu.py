@@ -35,8 +35,7 @@ from torch.autograd import forward_ad
 from torch.autograd.function import Function
 from torch.nn.modules.module import _has_any_global_hook
 
-from ..scaling.base import UNSCALED, Constants
-from ..scaling.baselines import ResidualBranch
+from ..scaling import UNSCALED, Constants, ResidualBranch
 from .uvit import MLP, Attention, Block, SkipMerge, UViT
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ..errors import AlreadyScaledError, InvalidConfigError
 from ..optional import needs
-from ..scaling.baselines import ResidualBranch, ResidualSpec, validate_residual
+from ..scaling import ResidualBranch, ResidualSpec, validate_residual
 
 _SIZES: dict[str, dict[str, Any]] = {
     "small": {"dim": 512, "depth": 12, "heads": 8},

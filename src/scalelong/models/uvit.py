@@ -24,8 +24,19 @@ from torch.utils.checkpoint import checkpoint
 from ..attaching import NativeHost
 from ..errors import InvalidConfigError, InvalidInputError
 from ..files import make_folder, read_bytes, read_json, write_bytes, write_text
-from ..scaling.base import UNSCALED, Constants, Scaling, SkipScaling, SkipSite, as_scaling
-from ..scaling.baselines import ResidualBranch, ResidualSpec, require_merge_start, start_merge_, validate_residual
+from ..scaling import (
+    UNSCALED,
+    Constants,
+    ResidualBranch,
+    ResidualSpec,
+    Scaling,
+    SkipScaling,
+    SkipSite,
+    as_scaling,
+    require_merge_start,
+    start_merge_,
+    validate_residual,
+)
 from .official import load_official_, official_arguments
 from .presets import preset_arguments
 from .starts import InitStd, draw_weights_, require_final_start, require_init_std, start_as_identity_, unit_gain_

@@ -33,7 +33,7 @@ from ..attaching import KEY, is_scaled_host, scaled_host_of
 from ..console import text_table
 from ..errors import InvalidConfigError, ScaleLongError, UnclearParameterError
 from ..models import PositionEmbedding, SkipMerge, UViT
-from ..scaling.dynamic import GateLayer
+from ..scaling import GateLayer
 
 KindName = Literal["input", "hidden", "output", "vector", "finite"]
 Shapes = Mapping[str, Sequence[int]]

@@ -43,8 +43,7 @@ from ..experiments import (
 )
 from ..files import below, in_words, read_json as read_json_file, read_json_lines, write_text
 from ..optional import needs
-from ..stability.alarms import AlarmDetector, AlarmRules
-from ..stability.survival import PLACES
+from ..stability import PLACES, AlarmDetector, AlarmRules
 
 logger = logging.getLogger(__name__)
 
@@ -155,8 +154,7 @@ def _constant_kappas(folder: Path) -> list[float]:
     import torch  # which takes longer than all of the report
 
     from ..attaching import coefficients
-    from ..runs.folder import RunFolder
-    from ..runs.model import build_model, factory_of
+    from ..runs import RunFolder, build_model, factory_of
     from ..scaling import FixedScaling, as_scaling
 
     config = load_config(folder / CONFIG)

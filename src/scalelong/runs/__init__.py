@@ -12,12 +12,99 @@ shipped      small trained networks that come with the package
 processes    devices and processes, through accelerate
 """
 
-from ..diffusion.images import image_grid
-from ..errors import CheckpointError, RunFolderError, RunLockedError, SampleFolderError
-from .checkpoint import Snapshot, read_checkpoint, saved_steps, write_checkpoint
-from .folder import RunFolder, read_metrics
-from .load import Run, load_run
-from .model import DataShape, RunData, build_model, load_images, load_run_data, make_conditions, shape_of
-from .origin import adopt_weights, load_start_, read_origin
-from .samples import SampleFolder, fill_folder, folder_name, save_png
-from .shipped import NETWORKS, load_trained, shipped_names, unpack
+from ..diffusion import (
+    image_grid as image_grid,
+)
+from ..errors import (
+    CheckpointError as CheckpointError,
+    RunFolderError as RunFolderError,
+    RunLockedError as RunLockedError,
+    SampleFolderError as SampleFolderError,
+)
+from .adapters import add_adapters_ as add_adapters_
+from .averages import (
+    OLDEST as OLDEST,
+    forget_snapshots_after as forget_snapshots_after,
+    shares as shares,
+    write_snapshot as write_snapshot,
+)
+from .checkpoint import (
+    Snapshot as Snapshot,
+    abandon_after as abandon_after,
+    newest_good as newest_good,
+    point_best as point_best,
+    prune as prune,
+    read_checkpoint as read_checkpoint,
+    saved_steps as saved_steps,
+    step_folder as step_folder,
+    write_checkpoint as write_checkpoint,
+)
+from .folder import (
+    COMMAND_VARIABLE as COMMAND_VARIABLE,
+    RunFolder as RunFolder,
+    fingerprints as fingerprints,
+    read_metrics as read_metrics,
+    require_same_data as require_same_data,
+    this_command as this_command,
+    with_absolute_data as with_absolute_data,
+)
+from .load import (
+    Run as Run,
+    load_run as load_run,
+    require_constant as require_constant,
+)
+from .model import (
+    DataShape as DataShape,
+    Log as Log,
+    RunData as RunData,
+    build_model as build_model,
+    example_forward as example_forward,
+    factory_of as factory_of,
+    is_uvit as is_uvit,
+    load_images as load_images,
+    load_run_data as load_run_data,
+    make_conditions as make_conditions,
+    mup_kinds as mup_kinds,
+    require_trust as require_trust,
+    require_trusted_training as require_trusted_training,
+    shape_of as shape_of,
+    uses_channels_last as uses_channels_last,
+    uvit_arguments as uvit_arguments,
+    with_width as with_width,
+)
+from .origin import (
+    adopt_weights as adopt_weights,
+    load_start_ as load_start_,
+    read_origin as read_origin,
+)
+from .processes import (
+    average as average,
+    check_batch_size as check_batch_size,
+    describe_processes as describe_processes,
+    full_tensor as full_tensor,
+    gather_objects as gather_objects,
+    make_accelerator as make_accelerator,
+    on_main as on_main,
+)
+from .samples import (
+    NOTE as NOTE,
+    SampleFolder as SampleFolder,
+    fill_folder as fill_folder,
+    folder_name as folder_name,
+    process_state as process_state,
+    require_device as require_device,
+    save_png as save_png,
+    stack_images as stack_images,
+)
+from .shipped import (
+    CARD as CARD,
+    EXAMPLES as EXAMPLES,
+    NETWORKS as NETWORKS,
+    SCORES as SCORES,
+    WEIGHTS as WEIGHTS,
+    load_trained as load_trained,
+    pack as pack,
+    packed_folder as packed_folder,
+    shipped_names as shipped_names,
+    unpack as unpack,
+)

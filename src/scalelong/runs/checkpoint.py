@@ -41,7 +41,7 @@ from ..files import (
     sync,
     write_text,
 )
-from ..stability.collapse import last_good
+from ..stability import last_good
 
 MODEL, EMA, TRAINING, MANIFEST = "model.safetensors", "ema.safetensors", "training.pt", "manifest.json"
 AVERAGES = "averages.safetensors"

@@ -42,7 +42,7 @@ from ..config import (
     load_config,
 )
 from ..data import DATASETS, ImageData
-from ..diffusion.conditions import words_of
+from ..diffusion import words_of
 from ..errors import CannotReadError, FileAccessError, LinkRefusedError, RunFolderError
 from ..files import (
     NOT_THE_FILE,

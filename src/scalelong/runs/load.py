@@ -13,10 +13,7 @@ from torch import Tensor, nn
 
 from ..attaching import without_records
 from ..config import AverageLength, TrainConfig, load_config
-from ..diffusion.conditions import Conditions
-from ..diffusion.images import ImageMaker, as_picture, image_grid, requests
-from ..diffusion.latents import Autoencoder
-from ..diffusion.solvers import SampleSettings
+from ..diffusion import Autoencoder, Conditions, ImageMaker, SampleSettings, as_picture, image_grid, requests
 from ..errors import CheckpointError, InvalidConfigError, RunFolderError
 from ..files import digest, in_words
 from ..models import Denoiser

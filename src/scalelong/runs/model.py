@@ -25,18 +25,20 @@ from torch import Tensor, nn
 from ..attaching import scale_skips_, start_merges_
 from ..config import GIBIBYTE, TextConfig, TrainConfig
 from ..data import ImageData, load_data
-from ..diffusion.conditions import (
+from ..diffusion import (
+    Autoencoder,
     ClassCondition,
     Conditions,
     HashedWords,
+    InputMaker,
+    NoisyInputs,
     PretrainedTextEncoder,
     TextCondition,
     TextEncoder,
     Unconditional,
     cache_captions,
+    encode_data,
 )
-from ..diffusion.inputs import InputMaker, NoisyInputs
-from ..diffusion.latents import Autoencoder, encode_data
 from ..errors import (
     CannotReadError,
     InvalidConfigError,

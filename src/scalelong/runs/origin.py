@@ -24,13 +24,12 @@ from torch import Tensor, nn
 
 from ..attaching import coefficients, fold_, is_scaled, scale_skips_, without_records
 from ..config import TrainConfig, flatten, load_config, to_dict, with_values
-from ..diffusion.solvers import diffusers
+from ..diffusion import diffusers
 from ..errors import CannotReadError, InvalidConfigError
 from ..files import in_words, read_json
 from ..models import Denoiser, PositionEmbedding, UViT, arguments_of, official_scaling, read_weights
 from ..noise import SCHEDULES, NoiseProcess, discrete_betas
-from ..scaling import as_scaling
-from ..scaling.base import Constants
+from ..scaling import Constants, as_scaling
 from .adapters import EMBEDDING
 from .folder import CONFIG, RunFolder
 from .load import load_run

@@ -22,8 +22,7 @@ import torch
 from torch import Tensor
 
 from ..data import open_image, to_float
-from ..diffusion.images import Request, as_picture, image_grid
-from ..diffusion.solvers import SampleSettings
+from ..diffusion import Request, SampleSettings, as_picture, image_grid
 from ..errors import CannotReadError, InvalidConfigError, SampleFolderError
 from ..files import exclusive, in_words, make_folder, read_bytes, read_json, remove_leftovers, write_bytes, write_text
 from ..optional import needs
@@ -180,7 +179,7 @@ GRID = 100
 """Most images in the grid."""
 
 
-def processes() -> Any:
+def process_state() -> Any:
     """What accelerate knows about the processes that torchrun or `accelerate launch` started: often just this one."""
     check_launcher()
     return needs("accelerate", "train", "sampling").PartialState(cpu=not torch.accelerator.is_available())
@@ -224,7 +223,7 @@ def fill_folder(
     `progress` is called with (done, total), the images of this process.
     """
     require_device(device)
-    folder, state, about = SampleFolder(path), processes(), describe_samples(run, settings)
+    folder, state, about = SampleFolder(path), process_state(), describe_samples(run, settings)
     on_main(state, lambda: folder.check(about, wanted))
     if state.is_main_process:
         kind = "raw, not averaged" if run.weights == "raw" else run.weights.replace("ema", "EMA")

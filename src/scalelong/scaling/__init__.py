@@ -9,12 +9,21 @@ baselines   residual scalings and starts of merges
 
 from .base import (
     METHODS as METHODS,
+    UNSCALED as UNSCALED,
     Constants as Constants,
     Scaling as Scaling,
     SkipScaling as SkipScaling,
     SkipSite as SkipSite,
     as_scaling as as_scaling,
     register_scaling as register_scaling,
+)
+from .baselines import (
+    MERGE_STARTS as MERGE_STARTS,
+    ResidualBranch as ResidualBranch,
+    ResidualSpec as ResidualSpec,
+    require_merge_start as require_merge_start,
+    start_merge_ as start_merge_,
+    validate_residual as validate_residual,
 )
 from .constant import (
     ConstantScaling as ConstantScaling,
@@ -26,6 +35,7 @@ from .constant import (
     UniformScaling as UniformScaling,
 )
 from .dynamic import (
+    GateLayer as GateLayer,
     LearnableScaling as LearnableScaling,
     NormScaling as NormScaling,
 )

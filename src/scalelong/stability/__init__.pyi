@@ -2,6 +2,7 @@
 
 from .alarms import (
     Alarm as Alarm,
+    AlarmDetector as AlarmDetector,
     AlarmRules as AlarmRules,
     JsonLines as JsonLines,
     Oscillation as Oscillation,
@@ -17,6 +18,7 @@ from .callbacks import (
     trainer_guard as trainer_guard,
 )
 from .collapse import (
+    MARGIN as MARGIN,
     RULE as RULE,
     Collapse as Collapse,
     CollapseDetector as CollapseDetector,
@@ -31,23 +33,29 @@ from .diagnosis import (
 )
 from .features import (
     Features as Features,
+    block_names as block_names,
+    measure as measure,
+    plan_for as plan_for,
     probe as probe,
 )
 from .guard import CollapseGuard as CollapseGuard
-from .many import StepFailedError as StepFailedError
+from .many import RUNS as RUNS, StepFailedError as StepFailedError
 from .monitor import StabilityMonitor as StabilityMonitor
 from .nonfinite import (
     NonFiniteReport as NonFiniteReport,
     explain_nonfinite as explain_nonfinite,
 )
 from .range import (
+    METHODS as METHODS,
     Method as Method,
     rate_range as rate_range,
 )
 from .survival import (
+    PLACES as PLACES,
     Difference as Difference,
     HalfRate as HalfRate,
     RateRange as RateRange,
     RateRun as RateRun,
+    rate_text as rate_text,
 )
-from .trackers import Tracker as Tracker
+from .trackers import Tracker as Tracker, log_picture as log_picture, send_alert as send_alert

@@ -25,7 +25,7 @@ from ..attaching import host_of, is_scaled_host
 from ..console import html_lines, html_table
 from ..errors import InvalidConfigError, NotScaledError
 from ..finding import ExampleInputs, SkipPlan, example_call, unwrap
-from ..scaling.base import SkipScaling
+from ..scaling import SkipScaling
 from .alarms import WINDOW, Alarm, AlarmDetector, AlarmRules, JsonLines, Oscillation, Writer, oscillation
 from .features import Meter, attach_meter, block_names, measure, parameters_by_block, plan_for
 from .readings import draw_readings, reading_rows

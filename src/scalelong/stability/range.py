@@ -34,8 +34,7 @@ from ..errors import InvalidConfigError, ScaleLongError, UnfinishedError, Unsupp
 from ..finding import ExampleInputs, SkipPlan, find_skips, unwrap
 from ..models import fuse_
 from ..randomness import generator, seed_global
-from ..scaling.base import as_scaling
-from ..scaling.constant import NoScaling
+from ..scaling import NoScaling, as_scaling
 from .collapse import RULE, Collapse, CollapseDetector, Readings, first_to_leave
 from .features import Meter, attach_meter
 from .many import Key, Store, Work, carry_out, default_jobs, describe, kept_random_state

@@ -15,22 +15,49 @@ What a run is (configuration, recipes, folder, checkpoint) stands in `scalelong.
 """
 
 from ..config import (
-    RECIPES,
-    CheckpointConfig,
-    DiffusionConfig,
-    GuardConfig,
-    HardwareConfig,
-    ImagesConfig,
-    LoggingConfig,
-    OptimizerConfig,
-    TextConfig,
-    TrainConfig,
-    load_config,
-    recipe,
+    RECIPES as RECIPES,
+    CheckpointConfig as CheckpointConfig,
+    DiffusionConfig as DiffusionConfig,
+    GuardConfig as GuardConfig,
+    HardwareConfig as HardwareConfig,
+    ImagesConfig as ImagesConfig,
+    LoggingConfig as LoggingConfig,
+    OptimizerConfig as OptimizerConfig,
+    TextConfig as TextConfig,
+    TrainConfig as TrainConfig,
+    load_config as load_config,
+    recipe as recipe,
 )
-from ..errors import CheckpointError, NonFiniteError, RunFolderError, RunLockedError
-from ..runs import Run, adopt_weights, load_run, read_metrics
-from .loop import Hook, Interrupt, Trainer, TrainResult, train
-from .plan import describe_run
-from .sizing import Plan, size_run
-from .state import Ema, TrainState
+from ..errors import (
+    CheckpointError as CheckpointError,
+    NonFiniteError as NonFiniteError,
+    RunFolderError as RunFolderError,
+    RunLockedError as RunLockedError,
+)
+from ..runs import (
+    Run as Run,
+    adopt_weights as adopt_weights,
+    load_run as load_run,
+    read_metrics as read_metrics,
+)
+from .loop import (
+    Hook as Hook,
+    Interrupt as Interrupt,
+    Trainer as Trainer,
+    TrainResult as TrainResult,
+    train as train,
+)
+from .plan import (
+    describe_run as describe_run,
+)
+from .sizing import (
+    Plan as Plan,
+    fit_held_out as fit_held_out,
+    held_out as held_out,
+    lengthen_run as lengthen_run,
+    size_run as size_run,
+)
+from .state import (
+    Ema as Ema,
+    TrainState as TrainState,
+)

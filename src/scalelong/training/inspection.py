@@ -10,17 +10,12 @@ from torch import Tensor
 
 from ..config import TrainConfig
 from ..data import to_float
-from ..diffusion.images import ImageMaker, Request
-from ..diffusion.inputs import InputMaker, by_level, held_out_losses
-from ..diffusion.latents import Autoencoder
-from ..diffusion.solvers import SampleSettings
+from ..diffusion import Autoencoder, ImageMaker, InputMaker, Request, SampleSettings, by_level, held_out_losses
 from ..evaluation import Scorer
 from ..files import write_text
 from ..models import evaluating
 from ..randomness import derived_seed, global_state, restore_global_state
-from ..runs import image_grid, save_png
-from ..runs.folder import RunFolder
-from ..runs.model import RunData
+from ..runs import RunData, RunFolder, image_grid, save_png
 from .state import TrainState
 
 _ENDINGS = (("", "value"), ("_low", "low"), ("_high", "high"))

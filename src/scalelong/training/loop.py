@@ -27,30 +27,39 @@ from torch import Tensor, nn
 from ..config import TrainConfig, default_folder, is_snapshot
 from ..console import Progress, html_lines
 from ..data import Batch, batches
-from ..diffusion.inputs import DataOrder, Examples, split_batch
+from ..diffusion import DataOrder, Examples, split_batch
 from ..errors import CheckpointError, CollapseError, DataWorkerError, NonFiniteError, RunFolderError
 from ..files import in_words, read_bytes
 from ..models import Denoiser, gain_of_bfloat16, keep_freed_memory
 from ..noise import LEVELS, NoiseProcess, loss_weights, mean_square, noise_levels, noisy_and_target
-from ..runs.adapters import add_adapters_
-from ..runs.averages import forget_snapshots_after, shares, write_snapshot
-from ..runs.checkpoint import (
+from ..runs import (
+    RunData,
+    RunFolder,
     abandon_after,
+    add_adapters_,
+    average,
+    build_model,
+    check_batch_size,
+    describe_processes,
+    forget_snapshots_after,
+    gather_objects,
+    load_run_data,
+    load_start_,
+    make_accelerator,
     newest_good,
+    on_main,
     point_best,
     prune,
     read_checkpoint,
     saved_steps,
+    shares,
     step_folder,
+    with_absolute_data,
     write_checkpoint,
+    write_snapshot,
 )
-from ..runs.folder import RunFolder, with_absolute_data
-from ..runs.model import RunData, build_model, load_run_data
-from ..runs.origin import load_start_
-from ..runs.processes import average, check_batch_size, describe_processes, gather_objects, make_accelerator, on_main
 from ..scaling import as_scaling
-from ..stability.collapse import Collapse, last_good
-from ..stability.nonfinite import explain_nonfinite
+from ..stability import Collapse, explain_nonfinite, last_good
 from .cores import make_cores
 from .inspection import Inspector
 from .monitoring import RunMonitor, sums_by_level

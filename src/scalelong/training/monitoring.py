@@ -17,10 +17,8 @@ from torch.distributed.tensor import DTensor
 from ..attaching import is_scaled
 from ..files import append_json_line, read_json_lines, write_json_lines
 from ..noise import LEVELS, level_names
-from ..runs.folder import RunFolder, read_metrics
-from ..stability import Alarm, StabilityMonitor
-from ..stability.collapse import MARGIN, Collapse, CollapseDetector, Spike, first_to_leave
-from ..stability.features import measure
+from ..runs import RunFolder, read_metrics
+from ..stability import MARGIN, Alarm, Collapse, CollapseDetector, Spike, StabilityMonitor, first_to_leave, measure
 from .state import TrainState
 
 PROBE = 16

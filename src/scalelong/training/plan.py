@@ -13,8 +13,7 @@ from ..errors import ScaleLongError
 from ..finding import find_skips, native_plan
 from ..models import Denoiser, count_parameters, gain_of_bfloat16
 from ..noise import NoiseProcess, losses
-from ..runs.averages import OLDEST, shares
-from ..runs.model import DataShape, build_model, example_forward, shape_of
+from ..runs import OLDEST, DataShape, build_model, example_forward, shape_of, shares
 from .cores import images_at_once, splits
 from .optimizers import OPTIMIZERS
 from .sizing import MOST_EPOCHS

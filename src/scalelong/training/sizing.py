@@ -24,8 +24,7 @@ from ..data import ImageData, load_data, require_both_sides
 from ..errors import InvalidConfigError, MixedSizesError
 from ..models import Denoiser, fuse_, keep_freed_memory
 from ..noise import NoiseProcess, losses
-from ..runs.model import DataShape, Log, build_model, uses_channels_last
-from ..runs.processes import make_accelerator, on_main
+from ..runs import DataShape, Log, build_model, make_accelerator, on_main, uses_channels_last
 from .cores import make_cores
 from .optimizers import make_optimizer
 from .state import Ema, clip_gradient

@@ -27,9 +27,7 @@ from ..files import in_words
 from ..models import Denoiser, fuse_
 from ..mup import LR_SCALE
 from ..randomness import global_state, restore_global_state, seed_global
-from ..runs.checkpoint import Snapshot
-from ..runs.model import RunData, mup_kinds, uses_channels_last
-from ..runs.processes import full_tensor, gather_objects
+from ..runs import RunData, Snapshot, full_tensor, gather_objects, mup_kinds, uses_channels_last
 from .fast_adamw import QuickAdamW
 from .optimizers import averages_itself, falling, make_optimizer
 

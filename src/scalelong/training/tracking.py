@@ -18,8 +18,8 @@ from torch import Tensor
 from ..config import TrainConfig, flatten, to_dict
 from ..console import EVERY, Progress, duration
 from ..errors import InvalidConfigError
-from ..runs.folder import RunFolder
-from ..stability.trackers import log_picture, send_alert
+from ..runs import RunFolder
+from ..stability import log_picture, send_alert
 from .state import TrainState, base_rate
 
 PROJECT = "scalelong"
