@@ -1,7 +1,6 @@
 """Each core takes its own images: the same gradient as when all share every operation."""
 
 import copy
-import threading
 from typing import Any
 
 import pytest
@@ -40,9 +39,7 @@ def summed(x, t):
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("images", [1, 2, 7, 150])
 @pytest.mark.parametrize("scaling", ["cs", "ls"])
-@pytest.mark.parametrize("large", [1, 2**18])
-def test_the_gradient_is_that_of_the_whole_batch(count, images, scaling, large, monkeypatch):
-    monkeypatch.setattr(cores_module, "LARGE", large)
+def test_the_gradient_is_that_of_the_whole_batch(count, images, scaling):
     plain = network(scaling)
     split = copy.deepcopy(plain)
     x, t = torch.randn(images, 1, 8, 8), torch.rand(images) * 999
@@ -58,7 +55,6 @@ def test_the_gradient_is_that_of_the_whole_batch(count, images, scaling, large, 
 @pytest.mark.parametrize("rows", [1024, 100])
 @pytest.mark.parametrize("count", [2, 3, 5])
 def test_the_same_bits_every_time(count, rows, monkeypatch):
-    monkeypatch.setattr(cores_module, "LARGE", 1)
     monkeypatch.setattr(cores_module, "ROWS", rows)
     x, t = torch.randn(64, 1, 8, 8), torch.rand(64) * 999
     found = []
@@ -68,60 +64,6 @@ def test_the_same_bits_every_time(count, rows, monkeypatch):
         found.append([parameter.grad for parameter in model.parameters()])
     for other in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
-
-
-def test_gradients_are_added_in_turn_whoever_comes_first(monkeypatch):
-    """The second core goes through both of its chunks before the first one begins, and the other way round."""
-    monkeypatch.setattr(cores_module, "LARGE", 1)
-    monkeypatch.setattr(cores_module, "ROWS", 34)
-    x, t = torch.randn(8, 1, 8, 8), torch.rand(8) * 999
-    found = []
-    for first in (0, 1):
-        model, ended, loss = network(), threading.Event(), summed(x, t)
-        cores = CoreParallel(model, 2)
-
-        def in_turn(call, part, first=first, ended=ended, model=model, loss=loss):
-            core = int(call.call is not model)
-            if core != first:
-                assert ended.wait(30)
-            found = loss(call, part)
-            if core == first and part.start >= 4:
-                # After its backward pass: the last gradient is that of the position embedding or before it.
-                found.register_hook(lambda _: threading.Timer(0.2, ended.set).start())
-            return found
-
-        cores.backward(in_turn, 8, 1.0)
-        found.append([parameter.grad for parameter in model.parameters()])
-        assert not any(each.waiting for each in cores.sums)
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
-
-
-def test_gradients_are_added_as_they_come_and_none_stays_with_a_copy(monkeypatch):
-    monkeypatch.setattr(cores_module, "LARGE", 1)
-    model, most = network(), [0]
-    cores = CoreParallel(model, 2)
-    copies = [each.same[1] for each in cores.sums]
-
-    def look(_):
-        most[0] = max(most[0], sum(len(each.waiting) for each in cores.sums))
-
-    # The second core waits for the first, so each of its gradients can be added at once.
-    x, t = torch.randn(8, 1, 8, 8), torch.rand(8) * 999
-    for parameter in copies:
-        parameter.register_post_accumulate_grad_hook(look)
-    ready, loss = threading.Event(), summed(x, t)
-
-    def in_turn(call, part):
-        if part.start:
-            assert ready.wait(30)
-        return loss(call, part)
-
-    last = next(model.parameters())  # the position embedding or the first layer: its gradient comes late
-    last.register_post_accumulate_grad_hook(lambda _: ready.set())
-    cores.backward(in_turn, 8, 1.0)
-    assert most[0] <= 3
-    assert all(p.grad is None for p in copies)
-    assert all(p.grad is not None for p in model.parameters())
 
 
 def test_a_parameter_that_only_some_images_use():

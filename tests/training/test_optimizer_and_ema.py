@@ -9,7 +9,6 @@ from torch import nn
 
 from scalelong.config import OptimizerConfig
 from scalelong.training import Ema
-from scalelong.training.fast_adamw import QuickAdamW
 from scalelong.training.state import base_rate, clip_gradient, create_state, make_optimizer, rate, set_rate
 
 
@@ -39,63 +38,6 @@ def test_adamw_is_fused_and_its_early_state_changes_nothing():
             model(x).square().mean().backward()
             step.step()
     torch.testing.assert_close(ours.state_dict(), plain.state_dict())
-
-
-@pytest.mark.parametrize("tensor", [False, True], ids=["no flag", "flag"])
-def test_quick_steps_are_those_of_torch_in_every_bit(tensor):
-    """With groups of other rates, a step that the guard forbids, a gradient that is missing, and a state that is
-    loaded in between."""
-
-    def run(quick: bool) -> tuple[dict, dict]:
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2), nn.Linear(2, 2))
-        groups = [{"params": model[0].parameters()}, {"params": model[2:].parameters(), "lr": 3e-2}]
-        optimizer = torch.optim.AdamW(groups, lr=0.1, betas=(0.8, 0.9), weight_decay=0.1, fused=True)
-        create_state(optimizer)
-        assert QuickAdamW.fits(optimizer)
-        stepper = QuickAdamW(optimizer) if quick else optimizer
-        for step in range(9):
-            if step == 5:
-                optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-            stepper.zero_grad()
-            used = model[:3] if step == 3 else model
-            used(torch.randn(4, 5)).square().mean().backward()
-            if tensor:
-                optimizer.found_inf = torch.tensor(float(step == 6))  # pyright: ignore[reportAttributeAccessIssue]
-            stepper.step()
-        return model.state_dict(), optimizer.state_dict()["state"]
-
-    for mine, theirs in zip(run(quick=True), run(quick=False), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
-
-
-def test_quick_steps_call_the_hooks_of_the_optimizer():
-    """Also those that are registered later, as the monitor's."""
-    from torch.optim.optimizer import register_optimizer_step_post_hook
-
-    layer, heard = nn.Linear(2, 2), []
-    optimizer = torch.optim.AdamW(layer.parameters(), fused=True)
-    create_state(optimizer)
-    quick = QuickAdamW(optimizer)
-    before = layer.weight.detach().clone()
-    handles = [
-        optimizer.register_step_pre_hook(lambda *_: heard.append(("before", torch.equal(layer.weight, before)))),
-        optimizer.register_step_post_hook(lambda *_: heard.append(("after", torch.equal(layer.weight, before)))),
-        register_optimizer_step_post_hook(lambda *_: heard.append(("after all", None))),
-    ]
-    layer(torch.ones(1, 2)).sum().backward()
-    quick.step()
-    for handle in handles:
-        handle.remove()
-    quick.step()
-    assert heard == [("before", True), ("after", False), ("after all", None)]
-
-
-def test_quick_steps_are_for_fused_adamw_alone():
-    layer = nn.Linear(2, 2)
-    assert not QuickAdamW.fits(torch.optim.SGD(layer.parameters(), lr=0.1))
-    assert not QuickAdamW.fits(torch.optim.AdamW(layer.parameters(), foreach=True))
-    assert not QuickAdamW.fits(torch.optim.AdamW(layer.parameters(), fused=True, amsgrad=True))
 
 
 def test_clipping_reports_the_norm_before():

@@ -2,7 +2,6 @@
 
 loop         `train`; the order of events and the step, to be read from top to bottom
 optimizers   optimisers and schedules of the rate, by name or import path
-fast_adamw   the step of the fused AdamW, for small networks
 state        weights, optimiser and rate, moving average, numbers that are not finite, snapshot
 cores        on a CPU, each core takes its own images through the whole network
 inspection   held-out loss, sample grids and scores of the averaged model

@@ -6,10 +6,8 @@ and each goes through its images in chunks that stay in its cache; only one chun
 """
 
 import copy
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -23,10 +21,6 @@ from ..models import Denoiser
 ROWS, FEWEST_ROWS, ENTRIES = 1024, 512, 2**18
 """Tokens of a chunk at most, and at least where the entries of its features (B·L·D) are too many: more do not fit a
 cache, fewer make thin matrix products and more gradients to add up (`scalelong lab bench step`)."""
-
-LARGE = 2**18
-"""Entries of a parameter whose gradients do not wait for the end of the step. For fewer, the hook costs more than it
-saves."""
 
 SMALL = 2**16
 """Entries of one core's features (B·L·D) below which all cores share every operation: there the time is Python's, of
@@ -45,17 +39,13 @@ class CoreParallel:
 
     def __init__(self, model: nn.Module, count: int) -> None:
         self.model, self.count = model, count
-        copies = [sharing_copy(model) for _ in range(count - 1)]
-        self.networks = [Denoiser(each) for each in (model, *copies)]
-        self.sums = [GradientSum(same) for same in zip(*(each.parameters() for each in (model, *copies)), strict=True)]
-        self.early = [each for each in self.sums if each.early]
+        self.copies = [sharing_copy(model) for _ in range(count - 1)]
+        self.networks = [Denoiser(each) for each in (model, *self.copies)]
         self.pool = ThreadPoolExecutor(max(1, count - 1), "core", initializer=torch.set_num_threads, initargs=(1,))
 
     def backward(self, losses_of: LossesOf, images: int, weight: float) -> Tensor:
         """The mean loss of a batch of `images` images; its gradient is multiplied by `weight`."""
         slices = chunks(images, images_at_once(self.model, images, self.count), self.count)
-        for each in self.early:
-            each.begin()
 
         def work(core: int) -> list[Tensor]:
             return [
@@ -77,23 +67,19 @@ class CoreParallel:
                     raise error
         finally:
             torch.set_num_threads(threads)
-        self._add_rest()
+        self._add_gradients()
         return torch.stack([*first, *(loss for other in others for loss in other.result())]).sum() / images
 
     @torch.no_grad()
-    def _add_rest(self) -> None:
-        """What has not been added yet: of small parameters, and of those that took no part in every chunk's loss."""
-        for each in self.early:
-            each.end()
-        for core in range(1, self.count):
+    def _add_gradients(self) -> None:
+        """Add the gradients of the copies to those of the model, copy after copy."""
+        for each in self.copies:
             sums, gradients = [], []
-            for own, *others in (each.same for each in self.sums if not each.early):
-                gradient, others[core - 1].grad = others[core - 1].grad, None
-                if gradient is None:
-                    continue
+            for own, other in zip(self.model.parameters(), each.parameters(), strict=True):
+                gradient, other.grad = other.grad, None
                 if own.grad is None:
                     own.grad = gradient
-                else:
+                elif gradient is not None:
                     sums.append(own.grad)
                     gradients.append(gradient)
             if sums:
@@ -101,51 +87,6 @@ class CoreParallel:
 
     def close(self) -> None:
         self.pool.shutdown()
-
-
-class GradientSum:
-    """One parameter, as each core has it: adds up the gradients of all chunks to that of the model.
-
-    If it is large, each is added as soon as those of all chunks before it are, so that most exist for a moment only.
-    The order is always the same: the first chunk of each core, the second of each, and so on.
-    """
-
-    def __init__(self, same: Sequence[nn.Parameter]) -> None:
-        self.same, self.lock = same, threading.Lock()
-        self.early = len(same) > 1 and same[0].requires_grad and same[0].numel() >= LARGE
-        """Whether gradients are added before the end of the step."""
-        for core, parameter in enumerate(same if self.early else ()):
-            parameter.register_post_accumulate_grad_hook(partial(self._receive, core))
-        self.total: Tensor | None = None
-        self.received, self.added = [0] * len(same), 0
-        self.waiting: dict[int, Tensor] = {}
-        """Gradients that came before their turn, by turn."""
-
-    def begin(self) -> None:
-        """Before a batch. What the model has is kept, and added to."""
-        self.total, self.same[0].grad = self.same[0].grad, None
-        self.received, self.added = [0] * len(self.same), 0
-        self.waiting.clear()  # of a batch that an error ended
-
-    def end(self) -> None:
-        """After a batch: where a parameter took no part in every loss, the turns that never came are passed over."""
-        for turn in sorted(self.waiting):
-            self._add(self.waiting.pop(turn))
-        self.same[0].grad, self.total = self.total, None
-
-    def _receive(self, core: int, parameter: Tensor) -> None:
-        gradient, parameter.grad = parameter.grad, None
-        assert gradient is not None
-        with self.lock:
-            self.waiting[self.received[core] * len(self.same) + core] = gradient
-            self.received[core] += 1
-            while self.added in self.waiting:
-                self._add(self.waiting.pop(self.added))
-                self.added += 1
-
-    @torch.no_grad()
-    def _add(self, gradient: Tensor) -> None:
-        self.total = gradient if self.total is None else self.total.add_(gradient)
 
 
 def _backward_chunk(losses_of: LossesOf, network: Denoiser, part: slice, factor: float) -> Tensor:

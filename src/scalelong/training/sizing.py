@@ -12,22 +12,23 @@ What the user gave is never changed, and a run that has begun is never sized aga
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
 from ..config import TrainConfig, seconds_of, with_values
 from ..console import duration
-from ..data import ImageData, load_data, require_both_sides
+from ..data import Annotations, ImageData, MemoryData, load_data, require_both_sides
 from ..errors import InvalidConfigError, MixedSizesError
-from ..models import Denoiser, fuse_, keep_freed_memory
-from ..noise import NoiseProcess, losses
-from ..runs import DataShape, Log, build_model, make_accelerator, on_main, uses_channels_last
-from .cores import make_cores
-from .optimizers import make_optimizer
-from .state import Ema, clip_gradient
+from ..noise import NoiseProcess
+from ..randomness import global_state, restore_global_state
+from ..runs import DataShape, Log, RunData, RunFolder, make_accelerator, on_main
+from .loop import Trainer
+from .tracking import TrainingProgress
 
 CPU_BUDGET, GPU_BUDGET = "1h", "1d"
 
@@ -156,7 +157,6 @@ class Plan:
     enough: bool = True
     stopped_by: str = "budget"
     """What limits the steps: the budget, the data, or the user."""
-    notes: tuple[str, ...] = field(default=())
 
     @property
     def seconds(self) -> float:
@@ -186,8 +186,6 @@ class Plan:
         yield f"  samples   and checkpoints every {config.checkpoints.save_every} steps, about every {self.interval()}"
         yield f"  time      about {duration(self.seconds)}: {_seconds(self.seconds_per_step)} per step, measured now"
         yield f"  why       {self.why()}"
-        for note in self.notes:
-            yield f"  note      {note}"
 
     def interval(self) -> str:
         return duration(self.config.checkpoints.save_every * self.seconds_per_step * (1 + _looks(self.config)))
@@ -417,60 +415,42 @@ def glance(config: TrainConfig, progress: Callable[[int, int], None] | None = No
 
 
 def step_seconds(config: TrainConfig, shape: DataShape, accelerator: Any, patience: float = 1.5) -> float:
-    """Seconds of a training step: the median of a few, after one to warm up. The images are noise."""
-    device = accelerator.device
-    if device.type == "cpu":
-        keep_freed_memory()
-    model = build_model(config, shape).to(device)
-    if uses_channels_last(config, model):
-        model = model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-    optimizer, average = make_optimizer(model, config.optimizer), Ema(model, config.optimizer)
-    fuse_(model)
-    cores, network, process = (
-        make_cores(config, model, accelerator),
-        Denoiser(model),
-        NoiseProcess(config.diffusion.schedule),
-    )
-    generator = torch.Generator().manual_seed(0)
+    """Seconds of a training step: the median of a few, after one to warm up. The images are grey."""
+    whole = config.batch_size
     parts = accelerator.num_processes * config.hardware.accumulation
+    few = min(whole, 4 * torch.get_num_threads() * parts)
+    if accelerator.device.type == "cpu" and few < whole:
+        # A step on a CPU takes as long as it has images: a slow one is timed on a part of its batch.
+        share = _median_step(config, shape, accelerator, few, 0.0) * whole / few
+        if share > SLOW_STEP:
+            return share
+    return _median_step(config, shape, accelerator, whole, patience)
 
-    def step(images: int) -> float:
-        began = time.perf_counter()
-        x0, noise = (torch.randn(images, *shape.image, generator=generator).to(device) for _ in range(2))
-        t, condition = torch.full((images,), 500.0, device=device), shape.example_condition(config, images)
-        condition = None if condition is None else condition.to(device)
 
-        def loss_of(network: Denoiser, part: slice = slice(None)) -> torch.Tensor:
-            given = network.given(None if condition is None else condition[part])
-            return losses(given, process, config.diffusion.prediction, x0[part], noise[part], t[part])
+def _median_step(config: TrainConfig, shape: DataShape, accelerator: Any, images: int, patience: float) -> float:
+    quiet = replace(config.logging, monitor_every=0, trackers=())
+    config = replace(config, batch_size=images, steps=100, logging=quiet, start_from=None, lora=0)
+    random = global_state()
+    with TemporaryDirectory() as nowhere, ExitStack() as stack:
+        stack.callback(restore_global_state, random)
+        progress = TrainingProgress(1, enabled=False)
+        trainer = Trainer(config, RunFolder(nowhere), accelerator, _grey(config, shape), progress)
+        stack.callback(trainer.close)
+        trainer.begin_at(0)
+        taken: list[float] = []
+        while len(taken) < 4 or (sum(taken) < patience and len(taken) < 20):
+            batches = [next(trainer.source) for _ in trainer.parts]
+            began = time.perf_counter()
+            float(trainer.step(batches).grad_norm)  # waits for the device
+            taken.append(time.perf_counter() - began)
+        return median(taken[1:])
 
-        for _ in range(config.hardware.accumulation):
-            if cores is not None:
-                cores.backward(loss_of, images, 1.0)
-            else:
-                with accelerator.autocast():
-                    loss = loss_of(network).mean()
-                loss.backward()
-        norm = clip_gradient([p for group in optimizer.param_groups for p in group["params"]], config.optimizer.clip)
-        optimizer.step()
-        optimizer.zero_grad()
-        average.update(0)
-        float(norm)  # waits for the device
-        return time.perf_counter() - began
 
-    model.train()
-    try:
-        whole = max(1, config.batch_size // parts)
-        few = min(whole, 4 * torch.get_num_threads())
-        step(few)
-        share = median(step(few) for _ in range(3)) * whole / few
-        if device.type == "cpu" and share > SLOW_STEP:
-            return share  # a step on a CPU takes as long as it has images
-        step(whole)
-        taken = [step(whole) for _ in range(3)]
-        while sum(taken) < patience and len(taken) < 20:
-            taken.append(step(whole))
-        return median(taken)
-    finally:
-        if cores is not None:
-            cores.close()
+def _grey(config: TrainConfig, shape: DataShape) -> RunData:
+    """Images without content, and as much of labels and captions as the condition needs."""
+    count = config.batch_size
+    labels = torch.zeros(count, dtype=torch.long) if shape.classes else None
+    captions = ["grey"] * count if config.diffusion.condition == "text" else None
+    images = torch.full((count, *shape.image), 128, dtype=torch.uint8)
+    data = MemoryData("grey", images, Annotations(labels, shape.classes, captions))
+    return RunData(config, data, data)

@@ -28,7 +28,6 @@ from ..models import Denoiser, fuse_
 from ..mup import LR_SCALE
 from ..randomness import global_state, restore_global_state, seed_global
 from ..runs import RunData, Snapshot, full_tensor, gather_objects, mup_kinds, uses_channels_last
-from .fast_adamw import QuickAdamW
 from .optimizers import averages_itself, falling, make_optimizer
 
 # pyright: reportPrivateImportUsage=false
@@ -298,7 +297,7 @@ def create(config: TrainConfig, accelerator: Any, bare: nn.Module, data: RunData
     model, prepared_optimizer = accelerator.prepare(model, optimizer)
     if accelerator.scaler is None and accelerator.distributed_type.value == "NO":
         # accelerate's has nothing to do then, and looks for packages on the disk at every step.
-        prepared_optimizer = QuickAdamW(optimizer) if QuickAdamW.fits(optimizer) else optimizer
+        prepared_optimizer = optimizer
     create_state(optimizer)
     if not is_adamw(optimizer) and any(isinstance(value, DTensor) for value in bare.parameters()):
         raise InvalidConfigError(f"--optimizer {config.optimizer.optimizer} cannot be sharded (FSDP2): take adamw")
