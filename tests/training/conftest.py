@@ -7,6 +7,7 @@ import pytest
 from scalelong.config import (
     CheckpointConfig,
     DiffusionConfig,
+    HardwareConfig,
     ImagesConfig,
     LoggingConfig,
     OptimizerConfig,
@@ -20,6 +21,7 @@ TINY = TrainConfig(
     model_options={"patch_size": 4, "dim": 16, "depth": 2, "heads": 2},
     steps=12,
     batch_size=8,
+    hardware=HardwareConfig(precision="fp32"),
     optimizer=OptimizerConfig(lr=1e-2, warmup=3, clip=1.0, ema_rate=0.9),
     checkpoints=CheckpointConfig(save_every=4),
     logging=LoggingConfig(log_every=2, trackers=(), samples_every=0),

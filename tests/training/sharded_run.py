@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from scalelong.config import CheckpointConfig, LoggingConfig, recipe
+from scalelong.config import CheckpointConfig, HardwareConfig, LoggingConfig, recipe
 from scalelong.models import UViT
 from scalelong.training import loop, train
 
@@ -33,6 +33,7 @@ config = replace(
     recipe("digits-tiny"),
     model_options={"patch_size": 4, "dim": 16, "depth": 2, "heads": 2},
     scaling="ls",
+    hardware=HardwareConfig(precision="fp32"),
     steps=6,
     batch_size=8,
     checkpoints=CheckpointConfig(save_every=3),

@@ -26,6 +26,7 @@ FLAGS = {
     "--held-out": "20",
     "--held-out-every": "20",
     "--trackers": "",
+    "--precision": "fp32",
 }
 
 

@@ -150,19 +150,3 @@ def test_the_config_of_a_run_repeats_it(tmp_path):
     command = parse([*TINY, "--scaling", "ls"])
     (tmp_path / "config.yaml").write_text(dump_config(command.train))
     assert parse(["--config", str(tmp_path / "config.yaml")]).train == command.train
-
-
-@pytest.mark.parametrize(
-    ("gain", "precision", "said"),
-    [
-        (2.0, "no", "float32 (this processor multiplies bf16 2 times as fast as float32: try --precision bf16)"),
-        (0.5, "no", "float32"),
-        (0.5, "bf16", "bf16 (this processor multiplies bf16 0.5 times as fast as float32)"),
-        (2.0, "fp16", "fp16"),
-    ],
-)
-def test_a_plan_says_whether_bf16_pays(monkeypatch, capsys, gain, precision, said):
-    monkeypatch.setattr("scalelong.training.plan.gain_of_bfloat16", lambda: gain)
-    run = ["train", "--recipe", "digits-tiny", "--cpu", "--precision", precision, "--dry-run"]
-    assert main(run) == 0
-    assert f"\nprecision    {said}\n" in capsys.readouterr().out

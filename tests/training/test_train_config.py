@@ -49,7 +49,7 @@ def test_yaml_is_forgiving_where_it_is_unambiguous(tmp_path):
     path.write_text("optimizer: {lr: 1e-4, betas: [0.9, 0.95], clip: null}\nhardware: {precision: no}\nsteps: 7\n")
     config = load_config(path)
     assert config.optimizer == OptimizerConfig(lr=1e-4, betas=(0.9, 0.95))
-    assert config.hardware.precision == "no"
+    assert config.hardware.precision == "fp32"
     assert config.steps == 7
     assert config.batch_size == TrainConfig().batch_size
 

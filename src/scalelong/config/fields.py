@@ -155,8 +155,8 @@ def _convert(value: Any, hint: Any, name: str) -> Any:
         (inner,) = (option for option in options if option is not type(None))
         return _convert(value, inner, name)
     if origin is Literal:
-        if value is False and "no" in options:  # YAML reads a bare `no` as false
-            value = "no"
+        if name == "hardware.precision" and value in (False, "no"):  # YAML reads a bare `no` as false
+            value = "fp32"
         if value in options:
             return value
     elif origin is tuple and isinstance(value, list | tuple):

@@ -22,7 +22,7 @@ STEPS = 1000
 Prediction = Literal["epsilon", "v", "x0", "flow", "edm"]
 Weighting = Literal["none", "min-snr"]
 Condition = Literal["none", "class", "text"]
-Precision = Literal["no", "bf16", "fp16"]
+Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Decay = Literal["constant", "linear", "cosine", "polynomial", "cosine_with_restarts", "piecewise_constant"]
 Optimizer = Literal[
     "adamw", "adam", "sgd", "rmsprop", "radam", "nadam", "adamax", "adagrad", "adafactor", "schedule-free"

@@ -17,6 +17,7 @@ from .fields import result_values
 from .train import (
     CheckpointConfig,
     DiffusionConfig,
+    HardwareConfig,
     ImagesConfig,
     LoggingConfig,
     OptimizerConfig,
@@ -28,6 +29,7 @@ _LONG = CheckpointConfig(save_every=10_000, keep_last=3, keep_every=50_000)
 _LONG_LOGGING = LoggingConfig(log_every=100, samples_every=10_000, samples=100, sampler_steps=50)
 # The authors average without warm-up, which in their hundreds of thousands of steps makes no difference.
 _AUTHORS_AVERAGE: dict[str, Any] = {"ema_rate": 0.9999, "ema_warmup": False}
+_AUTHORS_PRECISION = HardwareConfig(precision="fp32")
 
 
 def cifar10_uvit_s2() -> TrainConfig:
@@ -39,6 +41,7 @@ def cifar10_uvit_s2() -> TrainConfig:
         batch_size=128,
         images=ImagesConfig(size=32, channels=3, flip=True),
         optimizer=OptimizerConfig(lr=2e-4, betas=(0.99, 0.999), warmup=2500, **_AUTHORS_AVERAGE),
+        hardware=_AUTHORS_PRECISION,
         checkpoints=_LONG,
         logging=_LONG_LOGGING,
     )
@@ -116,6 +119,7 @@ def mscoco256_uvit_s2() -> TrainConfig:
         diffusion=DiffusionConfig(schedule="sd", condition="text", condition_dropout=0.1),
         text=TextConfig(text_encoder="weights/text_encoder", text_length=77, text_dim=768),
         optimizer=OptimizerConfig(lr=2e-4, betas=(0.9, 0.9), warmup=5000, **_AUTHORS_AVERAGE),
+        hardware=_AUTHORS_PRECISION,
         checkpoints=_LONG,
         logging=_LONG_LOGGING,
     )
@@ -249,10 +253,11 @@ def default_folder(config: TrainConfig, network_open: bool = False) -> Path:
 
 
 def _identity(config: TrainConfig) -> str:
-    """The values that make the run what it is, as text. Defaults and the length of the run are left out."""
-    defaults = result_values(TrainConfig())
+    """The values that make the run what it is, as text. Defaults and the length of the run are left out; so is the
+    precision, which a run that was told none has chosen itself."""
+    defaults, apart = result_values(TrainConfig()), ("steps", "hardware.precision")
     values = result_values(config)
-    kept = {name: value for name, value in values.items() if name != "steps" and value != defaults.get(name)}
+    kept = {name: value for name, value in values.items() if name not in apart and value != defaults.get(name)}
     return json.dumps(kept, sort_keys=True)
 
 

@@ -240,7 +240,11 @@ class OptimizerConfig:
 class HardwareConfig:
     """How the same mathematics is carried out."""
 
-    precision: Precision = _field("no", 'Mixed precision; "no" is float32.')
+    precision: Precision = _field(
+        "auto",
+        "fp32, or mixed precision: bf16, fp16. auto takes bf16 where this network is faster with it on this machine, "
+        "else fp32, and the run keeps what was chosen.",
+    )
     accumulation: int = _field(
         1, "Parts into which each process divides its share of a batch, to save memory.", "speed"
     )
@@ -256,6 +260,8 @@ class HardwareConfig:
     )
 
     def __post_init__(self) -> None:
+        if self.precision == "no":  # accelerate's name for float32, and that of earlier run folders
+            object.__setattr__(self, "precision", "fp32")
         require_choice("precision", self.precision, Precision)
         require_at_least(1, accumulation=self.accumulation)
 

@@ -64,6 +64,8 @@ class Variant:
             for parent in parents:
                 group = group[parent]
             group[name] = value
+        if values["hardware"]["precision"] == "auto":  # all runs of a comparison have the same
+            values["hardware"]["precision"] = "fp32"
         return from_dict(values)
 
 

@@ -146,9 +146,9 @@ def _settings(config: TrainConfig) -> dict[str, Any]:
 
 def _recipe_task(config: TrainConfig, methods: Sequence[str | Variant | Method]) -> tuple[RecipeTask, dict[str, Any]]:
     """The task of a configuration, and the arguments of `rate_range` that follow from it."""
-    if config.hardware.precision != "no" or config.images.autoencoder is not None:
+    if config.hardware.precision not in ("auto", "fp32") or config.images.autoencoder is not None:
         raise InvalidConfigError(
-            "a range is measured in float32 and on images: give precision 'no' and no autoencoder, or call "
+            "a range is measured in float32 and on images: give precision 'fp32' and no autoencoder, or call "
             "scalelong.rate_range with a step function of your own"
         )
     if config.optimizer.base_width is not None:

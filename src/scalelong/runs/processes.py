@@ -29,7 +29,7 @@ def make_accelerator(config: TrainConfig, folder: str) -> Any:
     AcceleratorState._reset_state(reset_partial_state=False)
     try:
         return Accelerator(
-            mixed_precision=config.hardware.precision,
+            mixed_precision=_as_accelerate_says(config.hardware.precision),
             # The loop divides a batch itself; with the plugin, accelerate does not read a number from its variable.
             gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
             # Without an accelerator it joins the processes of torchrun only if it knows that this is a run on a CPU.
@@ -48,16 +48,22 @@ def make_accelerator(config: TrainConfig, folder: str) -> Any:
 def _check_accelerate(config: TrainConfig) -> None:
     """Variables of accelerate that change the mathematics must agree with the configuration, which is recorded."""
     wanted = {
-        "ACCELERATE_MIXED_PRECISION": ("precision", config.hardware.precision),
+        "ACCELERATE_MIXED_PRECISION": ("precision", _as_accelerate_says(config.hardware.precision)),
         "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": ("accumulation", str(config.hardware.accumulation)),
     }
     for variable, (name, value) in wanted.items():
         given = os.environ.get(variable, "").strip().lower()
+        if name == "precision" and config.hardware.precision == "auto":
+            continue  # it is taken from the variable
         if given not in ("", value) and not (name == "accumulation" and given == "1"):
             raise InvalidConfigError(
                 f"the variable {variable} is {given[:40]!r} and `{name}` is {value}: give `{name}` {given[:40]}, so "
                 f"that the run records it, or unset the variable (accelerate's launcher sets it)"
             )
+
+
+def _as_accelerate_says(precision: str) -> str:
+    return "no" if precision in ("auto", "fp32") else precision
 
 
 LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT")

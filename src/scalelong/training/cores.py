@@ -116,7 +116,7 @@ def splits(config: TrainConfig, model: nn.Module, *, on_cpu: bool, precision: st
     if wanted is None:  # models that merge their skips themselves are ours, and take images one by one
         wanted = isinstance(model, SkipHost) and not any(map(_mixes_or_draws, model.modules()))
         wanted = wanted and _is_enough(config, model, torch.get_num_threads())
-    return wanted and on_cpu and precision in ("no", "bf16") and processes == 1 and not config.hardware.compile
+    return wanted and on_cpu and precision in ("no", "fp32", "bf16") and processes == 1 and not config.hardware.compile
 
 
 def _is_enough(config: TrainConfig, model: nn.Module, cores: int) -> bool:

@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..config import TrainConfig, default_folder, is_snapshot
+from ..config import TrainConfig, default_folder, is_snapshot, with_values
 from ..console import Progress, html_lines
 from ..data import Batch, batches
 from ..diffusion import DataOrder, Examples, split_batch
@@ -63,6 +63,7 @@ from ..stability import Collapse, explain_nonfinite, last_good
 from .cores import make_cores
 from .inspection import Inspector
 from .monitoring import RunMonitor, sums_by_level
+from .precision import choose_precision
 from .state import (
     READ_EVERY,
     BadSteps,
@@ -146,6 +147,9 @@ def train(
             on_main(accelerator, lock)
             reading = interrupt.between(Progress("reading images", enabled=progress.enabled))
             loaded = load_run_data(config, progress.say, reading, data=data)
+            if config.hardware.precision == "auto":
+                config = on_main(accelerator, lambda: with_precision(config, run, loaded, accelerator.device, model))
+                accelerator = make_accelerator(config, str(run.path))
             start = on_main(accelerator, lambda: run.check(config, loaded, progress.say))
             trainer = Trainer(config, run, accelerator, loaded, progress, hooks, new=start is None, model=model)
             stack.callback(trainer.close)
@@ -161,6 +165,15 @@ def train(
             f"run the same command "
             f"to continue"
         ) from error
+
+
+def with_precision(
+    config: TrainConfig, run: RunFolder, data: RunData, device: torch.device, model: nn.Module | None
+) -> TrainConfig:
+    """The configuration with a precision instead of "auto": that of the run that has begun, or the faster one."""
+    before = run.begun_with()
+    chosen = choose_precision(config, data.shape, device, model) if before is None else before.hardware.precision
+    return with_values(config, {"hardware.precision": chosen})
 
 
 @dataclass(frozen=True)

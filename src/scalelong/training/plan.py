@@ -6,25 +6,22 @@ import torch
 from torch import Tensor, nn
 
 from ..attaching import coefficients, is_scaled
-from ..config import TrainConfig, is_snapshot
+from ..config import TrainConfig, is_snapshot, with_values
 from ..console import duration
 from ..data import ImageData
 from ..errors import ScaleLongError
 from ..finding import find_skips, native_plan
-from ..models import Denoiser, count_parameters, gain_of_bfloat16
+from ..models import Denoiser, count_parameters
 from ..noise import NoiseProcess, losses
 from ..runs import OLDEST, DataShape, build_model, example_forward, shape_of, shares
 from .cores import images_at_once, splits
 from .optimizers import OPTIMIZERS
+from .precision import choose_precision
 from .sizing import MOST_EPOCHS
 
 BYTES_PER_PARAMETER = {"weights": 4, "gradients": 4, "AdamW": 8, "moving average": 4}
 PROBE = 2
 """Images in the pass that measures how much memory an image takes."""
-
-
-WORTH_SAYING = 1.5
-"""So many times as fast products of bf16 have to be that a plan in float32 names them."""
 
 
 def describe_run(
@@ -33,12 +30,15 @@ def describe_run(
     """One line for each thing that will happen. `data` are the images to train on, without those held out; `seconds`
     is how long it will take, if that was measured."""
     shape = shape_of(data)
+    auto = config.hardware.precision == "auto"
+    if auto:
+        config = with_values(config, {"hardware.precision": choose_precision(config, shape, default_device(config))})
     model = build_model(config, shape)
     parameters = count_parameters(model)
     per_image = activation_bytes(config, model, shape)
     per_part = config.batch_size / (processes * config.hardware.accumulation)
     at_once = images_in_memory(config, model, per_part, processes)
-    activations = per_image * at_once * (0.5 if config.hardware.precision != "no" else 1)
+    activations = per_image * at_once * (0.5 if config.hardware.precision in ("bf16", "fp16") else 1)
     optimizer, diffusion = config.optimizer, config.diffusion
     kept = 4 * len(optimizer.ema_lengths)  # bytes per parameter of the averages of other lengths
     fixed = (sum(BYTES_PER_PARAMETER.values()) + kept) * parameters
@@ -63,7 +63,7 @@ def describe_run(
         f"EMA {optimizer.ema_length or optimizer.ema_rate}",
         "batch": f"{config.batch_size} images = {processes} process(es) x {config.hardware.accumulation} part(s) x "
         f"{per_part:g} images",
-        "precision": _precision(config),
+        "precision": config.hardware.precision + (" (auto: what is faster here)" if auto else ""),
         "length": f"{config.steps} steps = {epochs:.1f} epochs"
         + (": the network will learn the images by heart" if epochs > MOST_EPOCHS else ""),
         "time": "not measured" if seconds is None else f"about {duration(seconds)} on this machine",
@@ -103,25 +103,18 @@ def _snapshots(config: TrainConfig, parameters: int) -> str:
     return f" beside the main one; {count} snapshots at the end, {size} in all (export --ema makes other lengths)"
 
 
+def default_device(config: TrainConfig) -> torch.device:
+    found = None if config.hardware.cpu else torch.accelerator.current_accelerator(check_available=True)
+    return found or torch.device("cpu")
+
+
 def images_in_memory(config: TrainConfig, model: nn.Module, per_part: float, processes: int) -> float:
     """A CPU's cores go through a U-ViT's images in chunks."""
-    on_cpu = config.hardware.cpu or not torch.accelerator.is_available()
+    on_cpu = default_device(config).type == "cpu"
     if not splits(config, model, on_cpu=on_cpu, precision=config.hardware.precision, processes=processes):
         return per_part
     cores = torch.get_num_threads()
     return min(per_part, cores * images_at_once(model, int(per_part), cores))
-
-
-def _precision(config: TrainConfig) -> str:
-    """And on a CPU whether bf16 pays, which depends on the processor."""
-    chosen = "float32" if config.hardware.precision == "no" else config.hardware.precision
-    if not (config.hardware.cpu or not torch.accelerator.is_available()) or chosen == "fp16":
-        return chosen
-    gain = gain_of_bfloat16()
-    if chosen == "float32" and gain < WORTH_SAYING:
-        return chosen
-    hint = ": try --precision bf16" if chosen == "float32" else ""
-    return f"{chosen} (this processor multiplies bf16 {gain:.2g} times as fast as float32{hint})"
 
 
 def _on(value: bool) -> str:

@@ -1,0 +1,75 @@
+"""`precision` auto: chosen by measurement for a new run, recorded, and kept."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from scalelong.cli import main
+from scalelong.config import RECIPES, HardwareConfig, TrainConfig, load_config, recipe
+from scalelong.data import load_data
+from scalelong.runs import build_model, shape_of
+from scalelong.training import precision, train
+
+AUTO = HardwareConfig(cpu=True)
+
+
+@pytest.fixture
+def gain(monkeypatch):
+    """Sets how much faster bfloat16 is on a made-up machine."""
+    return lambda value: monkeypatch.setattr(precision, "gain_of_bf16", lambda *_: value)
+
+
+@pytest.mark.parametrize(("measured", "chosen"), [(2.0, "bf16"), (0.5, "fp32")])
+def test_what_is_faster_is_taken_and_kept(tiny, tmp_path, final_state, gain, measured, chosen):
+    gain(measured)
+    auto = replace(tiny, hardware=AUTO)
+    train(replace(auto, steps=4), tmp_path / "auto")
+    assert load_config(tmp_path / "auto" / "config.yaml").hardware.precision == chosen
+    gain(1 / measured)  # a run that has begun is not measured again
+    train(auto, tmp_path / "auto")
+    assert load_config(tmp_path / "auto" / "config.yaml").hardware.precision == chosen
+    train(replace(tiny, hardware=replace(AUTO, precision=chosen)), tmp_path / "told")
+    found, told = final_state(tmp_path / "auto").model, final_state(tmp_path / "told").model
+    assert all(torch.equal(value, told[name]) for name, value in found.items())
+
+
+def test_a_folder_of_earlier_versions_keeps_its_float32(tiny, tmp_path, gain):
+    train(replace(tiny, steps=4), tmp_path / "run")
+    path = tmp_path / "run" / "config.yaml"
+    path.write_text(path.read_text().replace("precision: fp32", "precision: 'no'"))
+    gain(2.0)
+    assert train(replace(tiny, hardware=AUTO, steps=6), tmp_path / "run").step == 6
+    assert load_config(path).hardware.precision == "fp32"
+
+
+def test_what_the_launcher_was_told_is_recorded(tiny, tmp_path, gain, monkeypatch):
+    gain(0.5)
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    train(replace(tiny, hardware=AUTO, steps=1), tmp_path / "run")
+    assert load_config(tmp_path / "run" / "config.yaml").hardware.precision == "bf16"
+
+
+def test_measuring_leaves_the_network_and_random_numbers_alone(tiny):
+    shape = shape_of(load_data("digits"))
+    model = build_model(tiny, shape).train()
+    before, random = {name: value.clone() for name, value in model.state_dict().items()}, torch.get_rng_state()
+    assert precision.choose_precision(tiny, shape, torch.device("cpu"), model) in ("bf16", "fp32")
+    assert precision.choose_precision(tiny, shape, torch.device("cpu")) in ("bf16", "fp32")
+    assert model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_only_the_recipes_of_the_paper_have_a_precision_of_their_own():
+    assert TrainConfig().hardware.precision == "auto"
+    assert {name for name in RECIPES if recipe(name).hardware.precision == "auto"} == {
+        name for name in RECIPES if name.endswith("-tiny")
+    }
+
+
+def test_the_dry_run_says_what_is_taken(gain, capsys):
+    gain(2.0)
+    assert main(["train", "--recipe", "digits-tiny", "--cpu", "--dry-run"]) == 0
+    assert "precision    bf16 (auto" in capsys.readouterr().out
