@@ -10,8 +10,9 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from scalelong.errors import InvalidConfigError
-from scalelong.experiments import PlannedRun, Results, RunRecord, steps_ratio
+from scalelong.experiments import Curve, PlannedRun, Results, RunRecord, steps_ratio
 from scalelong.files import write_text
+from scalelong.stability import Oscillation
 
 from ..statistics import interval
 from .needs import CONFIDENCE, MOST_SEEDS, seeds_needed
@@ -102,6 +103,46 @@ TRACES = {
 """What is drawn of single runs, with the names that U-ViT and diffusers' UNets give it."""
 
 
+def rounded(value: float, digits: int = 4) -> float:
+    return float(f"{value:.{digits}g}")
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else rounded(value)
+
+
+def to_dict(run: RunRecord) -> dict[str, Any]:
+    """A run in four digits, which say all there is to say. What is published is computed from what is stored."""
+    return {
+        "setting": run.setting,
+        "method": run.method,
+        "seed": run.seed,
+        "run": run.run,
+        "held_out": [[step, rounded(value)] for step, value in run.held_out.points],
+        "kappas": [rounded(value) for value in run.kappas],
+        "o1_features": _short(run.oscillation.o1),
+        "o1_gradient": _short(run.o1_gradient),
+        "gate": run.oscillation.gate,
+        "frechet": _short(run.frechet),
+        "diverged": run.diverged is not None,
+        "seconds": _short(run.seconds),
+        "traces": {name: [rounded(value) for value in values] for name, values in run.traces.items()},
+        "measured": run.measured,
+    }
+
+
+def from_dict(values: dict[str, Any]) -> RunRecord:
+    o1, held_out, nan = values["o1_features"], values["held_out"], math.nan
+    kept = ("setting", "method", "seed", "run", "o1_gradient", "frechet", "seconds", "traces", "measured")
+    return RunRecord(
+        **{name: values[name] for name in kept},
+        held_out=Curve(*(tuple(column) for column in zip(*held_out, strict=True))) if held_out else Curve(),
+        kappas=tuple(values["kappas"]),
+        oscillation=Oscillation(nan if o1 is None else o1, nan, nan, nan, 0, values["gate"]),
+        diverged="it diverged" if values["diverged"] else None,
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class StudyResults(Results):
     """Records of the runs of a study, and what they were made with."""
@@ -119,7 +160,7 @@ class StudyResults(Results):
         folder.mkdir(parents=True, exist_ok=True)
         names = ("item", "scale", "seeds", "settings", "versions", "survey")
         head = json.dumps({name: getattr(self, name) for name in names}, ensure_ascii=False, indent=1)[:-2]
-        records = ",\n".join(f"  {json.dumps(run.to_dict(), ensure_ascii=False)}" for run in self.runs)
+        records = ",\n".join(f"  {json.dumps(to_dict(run), ensure_ascii=False)}" for run in self.runs)
         write_text(folder / RESULTS, f'{head},\n "runs": [\n{records}\n ]\n}}\n')
 
     @classmethod
@@ -127,7 +168,7 @@ class StudyResults(Results):
         path = folder / RESULTS
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
-            return cls([RunRecord.from_dict(run) for run in values.pop("runs")], **values)
+            return cls([from_dict(run) for run in values.pop("runs")], **values)
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise InvalidConfigError(f"{path} cannot be read as results of `lab reproduce`: {error}") from error
 
@@ -137,7 +178,7 @@ def record(arm: Arm, run: PlannedRun, *, traces: bool, measured: dict[str, Any])
     found = run.read(arm.setting.name)
     read = ((name, found.curves[key]) for name, keys in TRACES.items() for key in keys if key in found.curves)
     kept = {name: list(curve.values) for name, curve in read} if traces else {}
-    return replace(found, traces=kept, measured=measured, curves={}).rounded()
+    return from_dict(to_dict(replace(found, traces=kept, measured=measured)))
 
 
 # What is compared: numbers of one run.

@@ -4,13 +4,27 @@ from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from scalelong.experiments import RunRecord, colour_of, draw_seeds, legend, log_scale, panels
+from scalelong.experiments import RunRecord, colour_of, draw_seeds, legend, log_scale, pyplot
 
 from .claims import FRECHET, LOSS, TRACES, Quantity, StudyResults
 from .settings import CORE
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+COLUMNS = 3
+
+
+def panels(count: int, height: float = 2.7, width: float = 3.4, dpi: int = 90) -> "tuple[Figure, list[Axes]]":
+    """Axes in rows of three, or of two where that leaves no gap."""
+    columns = 2 if count == 4 else min(COLUMNS, max(1, count))
+    rows = -(-count // columns)
+    figure = pyplot().figure(figsize=(width * columns, height * rows), layout="constrained", dpi=dpi)
+    found = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
+    for unused in found[count:]:
+        unused.set_axis_off()
+    return figure, found[:count]
 
 
 def colour(results: StudyResults, method: str) -> str:

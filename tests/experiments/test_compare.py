@@ -18,7 +18,6 @@ from scalelong.experiments import (
     PlannedRun,
     at,
     compare,
-    noise_rows,
     plan as runs_module,
     plan_runs,
     summarise,
@@ -181,12 +180,6 @@ def test_a_run_that_fails_is_named_with_its_log(tmp_path):
         run_all([PlannedRun("none", 0, tmp_path / "a", config)], 1, jobs=2)
 
 
-def test_input_noise(finished):
-    rows = noise_rows(finished.runs, [0.1])
-    assert [row["method"] for row in rows] == list(METHODS)
-    assert all(float(row["gain at σ = 0.1"]) >= 0 for row in rows)
-
-
 def test_axes_of_sweeps():
     assert at(small(), "depth", 8).model_options["depth"] == 8
     assert at(small(), "batch", 3).batch_size == 3
@@ -215,8 +208,6 @@ def test_the_command(tmp_path, capsys):
     assert "best rate" in out
     assert "steps to none's loss at its best rate" in out
     assert (tmp_path / "rates" / "rate-0.5" / "none-seed0").is_dir()
-    assert main([*options, "--control", "--out", str(tmp_path / "plain")]) == 0
-    assert "O1 of the features is 0 (must be 0)" in capsys.readouterr().out
 
 
 def test_the_configuration_of_the_command():

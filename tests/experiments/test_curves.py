@@ -126,14 +126,6 @@ def test_a_record_knows_the_name_of_its_variant(tmp_path):
     assert record.config["optimizer.lr"] == 0.1
 
 
-def test_a_record_survives_the_file_of_results():
-    record = RunRecord(method="LS", seed=2, setting="U-ViT", run="x", held_out=curve(0.123456, 0.1), kappas=(0.9,))
-    stored = json.loads(json.dumps(record.rounded().to_dict()))
-    again = RunRecord.from_dict(stored)
-    assert again.held_out.values == (0.1235, 0.1)
-    assert again.to_dict() == stored
-
-
 # What is said of them
 
 

@@ -12,7 +12,7 @@ from report.made_up import make_run
 from scalelong.cli import main
 from scalelong.config import recipe
 from scalelong.errors import ScaleLongError
-from scalelong.report import NoRunsError, collect, find_runs, write_report
+from scalelong.report import NoRunsError, collect, write_report
 
 
 @pytest.fixture
@@ -193,13 +193,6 @@ def test_a_folder_with_a_range_needs_no_runs(tmp_path):
         collect([tmp_path])
 
 
-def test_a_run_whose_name_begins_with_control_is_shown_when_asked_for(tmp_path):
-    make_run(tmp_path / "control-lr0", "none")
-    make_run(tmp_path / "none-seed0", "none")
-    assert len(collect([tmp_path])["runs"]) == 1
-    assert [run["folder"] for run in collect([tmp_path / "control-lr0"])["runs"]] == ["control-lr0"]
-
-
 def test_a_report_cannot_replace_a_folder(comparison):
     with pytest.raises(NoRunsError, match="which is a folder"):
         write_report([comparison], comparison)
@@ -267,14 +260,3 @@ def test_folders_without_runs_are_named(tmp_path, capsys):
 def test_the_command_prints_the_path(comparison, capsys):
     assert main(["report", str(comparison)]) == 0
     assert str(comparison / "report.html") in capsys.readouterr().out
-
-
-def test_only_the_control_of_a_comparison_is_left_out(tmp_path):
-    for name in ("control", "control-seed0", "controlled", "control-lr0"):
-        make_run(tmp_path / name, "none")
-    assert [path.name for path in find_runs([tmp_path])] == ["control", "control-seed0", "controlled"]
-    assert find_runs([tmp_path / "control-lr0"]) == [tmp_path / "control-lr0"]
-    assert collect([tmp_path / "control-seed0"])["runs"]
-    (tmp_path / "alone").mkdir()
-    (tmp_path / "control-lr0").rename(tmp_path / "alone" / "control-lr0")
-    assert len(find_runs([tmp_path / "alone"])) == 1

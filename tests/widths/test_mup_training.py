@@ -206,7 +206,7 @@ def grid(tmp_path, monkeypatch) -> RateGrid:
     ) -> dict[Any, Comparison]:
         return {cell: made_up(config, methods, seeds, folder) for cell, (config, folder) in cells.items()}
 
-    monkeypatch.setattr("scalelong.experiments.grid.compare_cells", compared)
+    monkeypatch.setattr("scalelong.experiments.comparison.compare_cells", compared)
     methods = ["standard: scaling=none", "mup: base_width=16"]
     made = rate_grid(small(), methods, [0, 1], tmp_path, [16, 32], [1e-3, 2e-3, 4e-3])
     assert made is not None
@@ -225,8 +225,6 @@ def test_the_grid_is_a_product(grid, tmp_path):
         ("mup", "32", "0.002", "0.0%"),
     ]
     assert "the size of an attention head" in (tmp_path / "grid.txt").read_text()
-    assert (tmp_path / "grid.png").read_bytes().startswith(b"\x89PNG")
-    assert json.loads((tmp_path / "grid.json").read_text())["rows"][1]["best_rate"] == 1e-3
 
 
 def test_best_rates_and_regret(grid, monkeypatch):

@@ -81,10 +81,6 @@ def parser() -> Parser:
     made.add_argument(
         "--scores", type=whole_number, default=0, help="samples for the Fréchet distance at the end (default: none)"
     )
-    made.add_argument("--noise", help="gain of extra noise on the input of the trained networks, for example 0.05,0.2")
-    made.add_argument(
-        "--control", action="store_true", help="add a run with a rate of zero: its features must stand still"
-    )
     add_device_option(made)
     add_engine_options(made)
     add_quiet_option(made)
@@ -92,14 +88,13 @@ def parser() -> Parser:
 
 
 def run(options: argparse.Namespace) -> int:
-    from ..experiments import compare, control_text, default_hold, noise_rows, status_text
+    from ..experiments import compare, default_hold, status_text
     from ..files import require_folder_place
 
     config = configuration(options)
     methods = [*split(options.methods), *options.variants]
     if not methods:
         raise InvalidConfigError("`methods` must name at least one method, for example none,cs")
-    noise = numbers(options.noise, float, "`noise`") if options.noise else []
     out = options.out or default_out(options, config)
     if options.status:
         print(status_text(out))
@@ -123,12 +118,6 @@ def run(options: argparse.Namespace) -> int:
     if comparison is None:
         return left_to_do(engine)
     print(f"\n{comparison}\n")
-    if options.control:
-        with progress_aside(options.quiet):
-            control = control_text(config, out, options.every, engine=engine)
-        print(control)
-    if noise:
-        _show(noise_rows(comparison.runs, noise))
     print(f"table, figure and runs: {out}; for a report: scalelong report {out}")
     return 0
 

@@ -127,7 +127,6 @@ def _task(config: TrainConfig) -> tuple[Callable[[TrainConfig], Any], Callable[[
     import torch
 
     from ..experiments import RecipeTask
-    from ..models import Denoiser
     from ..randomness import generator
     from ..runs import build_model
 
@@ -136,7 +135,7 @@ def _task(config: TrainConfig) -> tuple[Callable[[TrainConfig], Any], Callable[[
     def build(given: TrainConfig) -> Any:
         return build_model(replace(given, seed=torch.initial_seed() % 2**31), task.shape)
 
-    return build, lambda model: task.loss(Denoiser(model).given, generator(0, "coords", 0))
+    return build, lambda model: task.step(model, 0, generator(0, "coords", 0))
 
 
 def model_task(options: argparse.Namespace, spec: str) -> tuple[Callable[[int], Any], dict[str, Any]]:

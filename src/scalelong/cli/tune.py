@@ -43,7 +43,7 @@ def parser() -> Parser:
 
 def run(options: argparse.Namespace) -> int:
     from ..console import Progress
-    from ..experiments import draw_tuning, tune_run
+    from ..experiments import tune_run
     from ..files import make_folder, require_folder_place, write_text
 
     if options.out:
@@ -69,9 +69,8 @@ def run(options: argparse.Namespace) -> int:
     file = out / f"{options.kind}-{settings.sampler}{settings.steps}.json"
     written = json.dumps(found.to_dict(), indent=1, ensure_ascii=False)
     write_text(file, written)
-    draw_tuning([found], file.with_suffix(".png"))
     print(written if options.json else found)
     if not options.json and not options.quiet:
-        print(f"written: {file}, {file.with_suffix('.png')}")
+        print(f"written: {file}")
         print(f"to use it: scalelong sample {options.run} --steps {settings.steps} --tuned {file}")
     return 0

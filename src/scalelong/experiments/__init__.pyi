@@ -1,12 +1,12 @@
 from .comparison import (
     COMMANDS as COMMANDS,
     Comparison as Comparison,
+    RateGrid as RateGrid,
     at as at,
     best_rate_rows as best_rate_rows,
     compare as compare,
-    control_text as control_text,
     default_hold as default_hold,
-    noise_rows as noise_rows,
+    rate_grid as rate_grid,
     summarise as summarise,
     sweep as sweep,
     sweep_rows as sweep_rows,
@@ -26,17 +26,15 @@ from .figures import (
     draw_seeds as draw_seeds,
     legend as legend,
     log_scale as log_scale,
-    panels as panels,
+    pyplot as pyplot,
     save as save,
 )
-from .grid import RateGrid as RateGrid, rate_grid as rate_grid
 from .plan import (
     PlannedRun as PlannedRun,
     Variant as Variant,
     as_variant as as_variant,
     diagnose_config as diagnose_config,
     diagnose_run as diagnose_run,
-    exit_code as exit_code,
     plan_runs as plan_runs,
     recorded_values as recorded_values,
     run_one as run_one,
@@ -47,7 +45,6 @@ from .plan import (
 from .rates import RecipeTask as RecipeTask, config_range as config_range
 from .records import (
     BASELINE as BASELINE,
-    CONTROL as CONTROL,
     DIAGNOSIS as DIAGNOSIS,
     STOPPED as STOPPED,
     Curve as Curve,
@@ -57,7 +54,6 @@ from .records import (
     read_curves as read_curves,
     read_json as read_json,
     read_run as read_run,
-    rounded as rounded,
     steps_ratio as steps_ratio,
     steps_to as steps_to,
 )
@@ -80,4 +76,4 @@ from .sweeps import (
     status_rows as status_rows,
     status_text as status_text,
 )
-from .tuning import draw_tuning as draw_tuning, tune_run as tune_run
+from .tuning import tune_run as tune_run

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -14,9 +14,7 @@ from ..config import TrainConfig
 from ..console import text_table
 from ..errors import InvalidConfigError
 from ..files import write_text
-from ..runs import is_uvit, load_run, with_width
-from ..stability import oscillation
-from ..theory import noise_gain
+from ..runs import is_uvit, with_width
 from .engines import Engine
 from .figures import draw_comparison
 from .plan import (
@@ -24,12 +22,11 @@ from .plan import (
     Variant,
     as_variant,
     diagnose_config,
-    noisy_probe,
     plan_runs,
     require_same,
     write_diagnosis,
 )
-from .records import CONTROL, DIAGNOSIS, read_curves, steps_ratio
+from .records import DIAGNOSIS, steps_ratio
 from .results import MethodSummary, Results, baseline_of, level_rows, ratio_text, spread, table_rows
 from .sweeps import run_all
 
@@ -37,6 +34,7 @@ COMMANDS = "commands.txt"
 """The command lines that made the runs of a folder."""
 RECORDS = 250
 """Roughly how many readings of features and coefficients a run keeps."""
+Cell = TypeVar("Cell")
 
 
 @dataclass(frozen=True)
@@ -78,43 +76,44 @@ def compare(
     `engine` where they are trained (`make_engine`). `on_start` is called with the runs when nothing can be refused any
     more.
     """
-    runs = _planned(config, methods, seeds, Path(out))
-    _prepare([runs], engine, on_start)
-    if not run_all(runs, _pace(every), jobs, checked=True, engine=engine):
-        return None
-    return summarise(runs, Path(out))
+    pace: dict[str, Any] = {"every": every, "jobs": jobs, "engine": engine, "on_start": on_start}
+    found = compare_cells({"": (config, Path(out))}, methods, seeds, Path(out), **pace)
+    return None if found is None else found[""]
 
 
-def _planned(
-    config: TrainConfig, methods: Sequence[str | Variant], seeds: Sequence[int], out: Path
-) -> list[PlannedRun]:
-    if not config.images.held_out:
+def compare_cells(
+    cells: dict[Cell, tuple[TrainConfig, Path]],
+    methods: Sequence[str | Variant],
+    seeds: Sequence[int],
+    out: Path,
+    *,
+    every: int | None = None,
+    jobs: int | None = None,
+    engine: Engine | None = None,
+    on_start: Callable[[list[PlannedRun]], None] | None = None,
+) -> dict[Cell, Comparison] | None:
+    """A comparison of each configuration in its folder; their runs are carried out together. None if not all are
+    finished now."""
+    if not all(config.images.held_out for config, _ in cells.values()):
         raise InvalidConfigError(
             "a comparison needs held-out images, and this configuration has none: give --config a YAML file that has "
             "`images: {held_out: 500}`, or a recipe that holds images out"
         )
-    return plan_runs(config, methods, seeds, out)
-
-
-def _prepare(
-    comparisons: Sequence[list[PlannedRun]],
-    engine: Engine | None,
-    on_start: Callable[[list[PlannedRun]], None] | None,
-) -> None:
-    """Refuse what must be refused, of all comparisons before any work; then look at the networks as they start."""
+    planned = {cell: plan_runs(config, methods, seeds, folder) for cell, (config, folder) in cells.items()}
+    together = [run for runs in planned.values() for run in runs]
+    # What must be refused is refused before any work.
     if engine is not None:
         engine.check()
-    for runs in comparisons:
-        require_same(runs)
-    for runs in comparisons:
+    require_same(together)
+    for runs in planned.values():
         if not (runs[0].folder.parent / DIAGNOSIS).exists():
             write_diagnosis(diagnose_config(runs[0].config), runs[0].folder.parent)
     if on_start is not None:
-        on_start([run for runs in comparisons for run in runs])
-
-
-def _pace(every: int | None) -> Callable[[PlannedRun], int]:
-    return lambda run: every or max(1, run.config.steps // RECORDS)
+        on_start(together)
+    run_all(together, lambda run: every or max(1, run.config.steps // RECORDS), jobs, out, checked=True, engine=engine)
+    if not all(run.finished for run in together):
+        return None
+    return {cell: summarise(runs, cells[cell][1]) for cell, runs in planned.items()}
 
 
 def summarise(runs: list[PlannedRun], out: Path) -> Comparison:
@@ -176,16 +175,13 @@ def all_well(comparison: Comparison, method: str) -> bool:
     return all(run.survived for run in comparison.results.of(method))
 
 
-# Comparisons along an axis: depth, width, batch size, rate, and noise on the input of the trained networks.
+# Comparisons along an axis: depth, width, batch size or rate.
 
 Value = TypeVar("Value", int, float)
-Cell = TypeVar("Cell")
-
 Hold = Literal["head-size", "heads"]
 
 AXES = {"depth": "model_options.depth", "width": "model_options.dim", "batch": "batch_size", "rate": "optimizer.lr"}
 """What a sweep changes, and the field of the configuration that holds it."""
-PROBE = 32
 
 
 def at(config: TrainConfig, axis: str, value: float, hold: Hold = "heads") -> TrainConfig:
@@ -215,29 +211,6 @@ def sweep(
     require_free_axis(methods, axis)
     cells = {value: (at(config, axis, value, hold), out / f"{axis}-{value:g}") for value in values}
     return compare_cells(cells, methods, seeds, out, **pace)
-
-
-def compare_cells(
-    cells: dict[Cell, tuple[TrainConfig, Path]],
-    methods: Sequence[str | Variant],
-    seeds: Sequence[int],
-    out: Path,
-    *,
-    every: int | None = None,
-    jobs: int | None = None,
-    engine: Engine | None = None,
-    on_start: Callable[[list[PlannedRun]], None] | None = None,
-) -> dict[Cell, Comparison] | None:
-    """A comparison of each configuration in its folder; their runs are carried out together. None if not all are
-    finished now."""
-    planned = {cell: _planned(config, methods, seeds, folder) for cell, (config, folder) in cells.items()}
-    _prepare(list(planned.values()), engine, on_start)
-    together = [run for runs in planned.values() for run in runs]
-    run_all(together, _pace(every), jobs, out, checked=True, engine=engine)
-    found = {
-        cell: summarise(runs, cells[cell][1]) for cell, runs in planned.items() if all(run.finished for run in runs)
-    }
-    return found if len(found) == len(planned) else None
 
 
 def require_free_axis(methods: Sequence[str | Variant], axis: str) -> None:
@@ -271,48 +244,87 @@ def sweep_rows(axis: str, found: dict[Value, Comparison]) -> list[dict[str, str]
     ]
 
 
-def noise_rows(runs: Sequence[PlannedRun], sigmas: Sequence[float]) -> list[dict[str, str]]:
-    """By how much each trained network amplifies extra noise on its input (Figure 3 c); averaged weights, all seeds."""
-    gains: dict[tuple[str, float], list[float]] = {}
-    for run in runs:
-        if run.diverged:
-            continue
-        trained = load_run(run.folder, trust=True)  # by the configuration of this command, which was trained
-        x, t, condition = noisy_probe(run.config, PROBE)
-        keywords = trained.network.keywords(condition)
-        for sigma in sigmas:
-            gain = noise_gain(trained.model, x, t, sigma=sigma, keywords=keywords)
-            gains.setdefault((run.method, sigma), []).append(gain)
-    methods = list(dict.fromkeys(method for method, _ in gains))
-    return [
-        {"method": method, **{f"gain at σ = {sigma:g}": f"{fmean(gains[method, sigma]):.3f}" for sigma in sigmas}}
-        for method in methods
-    ]
+# Rates × widths: the best rate of each width, and the regret: what the small network's best rate costs the wide one
 
 
-# The control of the instrument: with a rate of zero nothing learns, so features on a fixed batch must stand still.
+@dataclass(frozen=True)
+class RateGrid:
+    """The comparisons of all widths and rates. Print it."""
+
+    found: dict[tuple[int, float], Comparison]
+    hold: Hold
+
+    @property
+    def widths(self) -> list[int]:
+        return sorted({width for width, _ in self.found})
+
+    @property
+    def rates(self) -> list[float]:
+        return sorted({rate for _, rate in self.found})
+
+    def loss(self, method: str, width: int, rate: float) -> float:
+        """The mean over seeds at the end; infinite where a seed diverged."""
+        return mean_loss(self.found[width, rate], method)
+
+    def best(self, method: str, width: int) -> float | None:
+        """The rate with the lowest mean loss; None if no rate has one."""
+        rate = min(self.rates, key=lambda rate: self.loss(method, width, rate))
+        return rate if math.isfinite(self.loss(method, width, rate)) else None
+
+    def regret(self, method: str, width: int) -> float | None:
+        """What the best rate of the smallest width costs here, relative to the loss at the best rate."""
+        taken, best = self.best(method, self.widths[0]), self.best(method, width)
+        if taken is None or best is None:
+            return None
+        return self.loss(method, width, taken) / self.loss(method, width, best) - 1
+
+    def rows(self) -> list[dict[str, str]]:
+        methods = [entry.method for entry in next(iter(self.found.values())).summaries]
+        return [self._row(method, width) for method in methods for width in self.widths]
+
+    def _row(self, method: str, width: int) -> dict[str, str]:
+        best, regret = self.best(method, width), self.regret(method, width)
+        runs = [] if best is None else self.found[width, best].results.of(method)
+        learned = [rate for rate in self.rates if all_well(self.found[width, rate], method)]
+        return {
+            "method": method,
+            "width": str(width),
+            "best rate": "none" if best is None else named_rate(best, self.rates),
+            "held-out loss there": spread([run.held_out.last for run in runs], "{:.4f}"),
+            f"regret of width {self.widths[0]}'s best": "-" if regret is None else f"{regret:.1%}",
+            "rates at which all seeds learned": " ".join(f"{rate:g}" for rate in learned) or "none",
+        }
+
+    def __str__(self) -> str:
+        held = "the size of an attention head" if self.hold == "head-size" else "the number of heads"
+        return f"{text_table(self.rows())}\nheld over the widths: {held}"
 
 
-def control_text(
-    config: TrainConfig, out: Path, every: int | None = None, jobs: int | None = None, engine: Engine | None = None
-) -> str:
-    """One run with lr = 0, long enough for two windows of readings; its scores in words."""
-    steps = 102 * (every or 1)
-    still = replace(
-        config,
-        steps=steps,
-        optimizer=replace(config.optimizer, lr=0.0),
-        logging=replace(config.logging, samples_every=0, held_out_every=steps),
-    )
-    run = PlannedRun("none", config.seed, out / CONTROL, replace(still, scaling="none"))
-    if not run_all([run], every or 1, jobs, engine=engine):
-        return "the control was interrupted"
-    curves = read_curves(run.folder)
-    scores = [oscillation(curve.values) for name, curve in curves.items() if name.startswith("probe_block_rms/")]
-    # The mean of a window differs from its equal readings in the last digits.
-    features = round(fmean([score.o1 for score in scores]), 9)
-    gradient = oscillation(curves["gradient_norm/all"].values)
-    return (
-        f"control with a rate of zero: O1 of the features is {features:.2g} (must be 0); "
-        f"O1 of the gradient norm is {gradient.o1:.2g}: what batches alone do"
-    )
+def rate_grid(
+    config: TrainConfig,
+    methods: Sequence[str | Variant],
+    seeds: Sequence[int],
+    out: Path,
+    widths: Sequence[int],
+    rates: Sequence[float],
+    *,
+    hold: Hold = "head-size",
+    **pace: Any,
+) -> RateGrid | None:
+    """One comparison per width and rate, each in a folder of its own; grid.txt. None if not all are finished now."""
+    for name, values in (("`widths`", widths), ("`rates`", rates)):
+        if len(set(values)) != len(values) or not values:
+            raise InvalidConfigError(f"{name} must name different values, got {', '.join(f'{v:g}' for v in values)}")
+    for axis in ("width", "rate"):
+        require_free_axis(methods, axis)
+    cells = {
+        (width, rate): (at(at(config, "width", width, hold), "rate", rate), out / f"width-{width:g}" / f"rate-{rate:g}")
+        for width in widths
+        for rate in rates
+    }
+    found = compare_cells(cells, methods, seeds, out, **pace)
+    if found is None:
+        return None
+    grid = RateGrid(found, hold)
+    write_text(out / "grid.txt", f"{grid}\n")
+    return grid

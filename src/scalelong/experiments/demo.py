@@ -19,7 +19,7 @@ from ..noise import as_epsilon
 from ..randomness import generator
 from ..runs import image_grid, save_png
 from ..stability import RateRange, RateRun
-from .rates import RecipeTask, clean_images, config_range
+from .rates import RecipeTask, config_range
 
 METHODS = ("none", "start:cs:0.7", "unit gain: model_options.init_std=unit")
 RATE = 1.6e-2
@@ -106,7 +106,7 @@ def _denoised(task: RecipeTask, model: nn.Module) -> Tensor:
 
     Runs of this length are too short to draw images from nothing; whether a network knows images shows here.
     """
-    x0 = clean_images(task, SHOWN)
+    x0 = task.inputs.clean(task.data, SHOWN)
     t = torch.full((len(x0),), NOISE_TIME)
     noise = torch.randn(x0.shape, generator=generator(0, "demo"))
     noisy = task.process.add_noise(x0, noise, t)

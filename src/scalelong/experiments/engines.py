@@ -1,11 +1,9 @@
-"""Where the runs of a sweep are trained: processes of this machine, submitit (SLURM) or Ray.
+"""Where jobs run. This file has the interface and the engine of this machine.
 
 A job is a file, `OUT/jobs/NAME.json`, and a command, `python -m scalelong.experiments.worker OUT/jobs/NAME.json`. The
-command may be given again at any time: what is finished costs nothing, a run that was killed goes on after its last
-checkpoint, and a run that another process trains is waited for. So an engine only starts commands and says which have
-ended, and a sweep that was begun on one engine goes on with another one. Every machine must see the folder under the
-same path. This file has the interface and the engine of this machine; `submitit_engine.py` and `ray_engine.py` have the
-others, and `sweeps.make_engine` makes one by name.
+command may be given again at any time: what is finished costs nothing, and a run that was killed goes on after its
+last checkpoint. So an engine only starts commands and says which have ended, and a sweep that was begun on one engine
+goes on with another one. Every machine must see the folder under the same path.
 """
 
 import os

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 # Distinguishable with the common forms of colour blindness (Okabe and Ito).
 COLOURS = ("#555555", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#b8a900")
-COLUMNS = 3
 
 
 # The parts that all figures share
@@ -30,17 +29,6 @@ def pyplot() -> Any:
 
 def colour_of(position: int) -> str:
     return COLOURS[position % len(COLOURS)]
-
-
-def panels(count: int, height: float = 2.7, width: float = 3.4, dpi: int = 90) -> "tuple[Figure, list[Axes]]":
-    """Axes in rows of three, or of two where that leaves no gap."""
-    columns = 2 if count == 4 else min(COLUMNS, max(1, count))
-    rows = -(-count // columns)
-    figure = pyplot().figure(figsize=(width * columns, height * rows), layout="constrained", dpi=dpi)
-    found = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
-    for unused in found[count:]:
-        unused.set_axis_off()
-    return figure, found[:count]
 
 
 def draw_seeds(axes: "Axes", lines: Sequence[tuple[Sequence[float], Sequence[float]]], label: str, color: str) -> None:

@@ -3,9 +3,8 @@
 import json
 import logging
 import re
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any
 from torch import nn
 
 from ..config import CONFIG, TrainConfig, flatten, from_dict, load_config, result_values, to_dict
-from ..diffusion import NoisyInputs
 from ..errors import (
     CollapseError,
     InvalidConfigError,
@@ -31,18 +29,6 @@ from ..training import train
 from .records import DIAGNOSIS, DIVERGED, STOPPED, VARIANT, RunRecord, read_json, read_run, write_variant
 
 logger = logging.getLogger(__name__)
-
-# Exit codes of `python -m` modules
-
-
-def exit_code(work: Callable[[], int | None]) -> int:
-    """What the work returns, or 0. An error of ours is one line instead of a traceback, and 1."""
-    try:
-        return work() or 0
-    except ScaleLongError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 1
-
 
 # Variants of a comparison that differ in more than the scaling: "fast: scaling=cs:0.7 lr=2e-3".
 
@@ -109,14 +95,6 @@ def _path(name: str) -> str:
             f"written {OPTIONS}.{name}; fields are {', '.join(known)}"
         )
     return known[name]
-
-
-# A fixed batch of noisy images for looking at networks: the same for every method of one seed.
-
-
-def noisy_probe(config: TrainConfig, count: int) -> NoisyInputs:
-    """x_t, t and condition of the probe batch of a configuration."""
-    return load_run_data(config).probe(count)
 
 
 # The diagnosis of a recipe: its model as it starts, on its own data.

@@ -7,12 +7,12 @@ A method is a scaling ("cs:0.7"), a start ("start:cs:0.7"), or a variant of the 
 of a run is left aside: a range is measured at constant rates, in short runs.
 """
 
-import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from ..config import TrainConfig, from_dict, result_values, to_dict
 from ..diffusion import NoisyInputs
-from ..errors import InvalidConfigError, RunFolderError, UnfinishedError
-from ..files import key_of, make_folder, read_json_lines, read_text, write_text
+from ..errors import InvalidConfigError, UnfinishedError
+from ..files import fitting, read_json_lines
 from ..models import Denoiser
 from ..noise import mean_square, target
 from ..randomness import generator
@@ -63,10 +63,6 @@ class RecipeTask:
         (x, t, condition), loss = self.prepare(source)
         return loss(Denoiser(model)(x, t, condition))
 
-    def loss(self, predict: Callable[[Tensor | None], Any], source: torch.Generator) -> Tensor:
-        (x, t, condition), loss = self.prepare(source)
-        return loss(predict(condition)(x, t))
-
     def prepare(self, source: torch.Generator) -> tuple[NoisyInputs, Callable[[Tensor], Tensor]]:
         """A batch and the loss of an output. All is drawn from the seed of the generator."""
         size = self.config.batch_size
@@ -79,11 +75,8 @@ class RecipeTask:
 
     def zero_loss(self) -> float:
         """The loss of a network that always answers zero, over some batches."""
-        found = [
-            float(self.loss(lambda _: lambda x, t: torch.zeros_like(x), generator(0, "zero", i)))  # noqa: ARG005
-            for i in range(ZERO_BATCHES)
-        ]
-        return sum(found) / len(found)
+        batches = [self.prepare(generator(0, "zero", i)) for i in range(ZERO_BATCHES)]
+        return fmean(float(loss(torch.zeros_like(inputs.x))) for inputs, loss in batches)
 
     def optimizer(self, parameters: list[nn.Parameter], rate: float) -> torch.optim.Optimizer:
         settings = self.config.optimizer
@@ -119,8 +112,8 @@ def config_range(
         if out is None or after is not None:
             raise InvalidConfigError("a range on an engine needs a folder, `out`, and nothing to be called after runs")
         engine.check()
-        listed = range(seeds) if isinstance(seeds, int) else seeds
-        _on_engine(engine, Path(out), config, methods, rates, listed, steps, warmup)
+        shared = {"config": to_dict(config), "steps": steps, "warmup": warmup}
+        arguments["carry_out"] = _in_jobs(engine, Path(out), methods, shared)
     return rate_range(
         task.build,
         task.step,
@@ -171,72 +164,46 @@ def _recipe_task(config: TrainConfig, methods: Sequence[str | Variant | Method])
 PARTS = "parts"
 
 
-def _on_engine(
-    engine: Engine,
-    out: Path,
-    config: TrainConfig,
-    methods: Sequence[str | Variant | Method],
-    rates: Sequence[float],
-    seeds: Sequence[int],
-    steps: int,
-    warmup: int | None,
-) -> None:
-    """Train what is not finished in jobs of an engine, and add their results to those of `out`."""
-    code = [method.name for method in methods if isinstance(method, Method)]
+def _in_jobs(
+    engine: Engine, out: Path, methods: Sequence[str | Variant | Method], shared: Mapping[str, Any]
+) -> Callable[[Any, Sequence[tuple[str, float, int]], int], Iterator[RateRun]]:
+    """What `rate_range` calls to carry out the runs that are not finished."""
+    code = [method.name for method in methods if not isinstance(method, str)]
     if code:
         raise InvalidConfigError(
             f"the method {code[0]!r} is Python code, which cannot be sent to an engine: write it as text, such as "
             f"'cs:0.7' or 'unit gain: model_options.init_std=unit'"
         )
-    variants = {text: _name(text) for text in map(str, methods)}
-    shared = {"config": to_dict(config), "steps": steps, "warmup": warmup}
-    # Parts of other settings are other parts. More methods, rates and seeds add to those that are there.
-    key = key_of(_settings(config) | {"steps": steps, "warmup": warmup})[:8]
-    _require_same(out, key)
-    waiting: dict[str, tuple[float, int]] = {}
-    for rate in rates:
-        for seed in seeds:
-            name = f"rate-{rate:g}-seed{seed}"
-            description = {"kind": "range", "methods": list(variants), "rate": rate, "seed": seed, **shared}
-            write_job(out, name, {**description, "out": f"../{PARTS}/{name}"})
-            waiting[name] = rate, seed
+    texts = {as_variant(text).name if ": " in text else text: text for text in map(str, methods)}
 
-    def finished(name: str) -> bool:
-        rate, seed = waiting[name]
-        done = {(run["method"], run["rate"], run["seed"]) for run in _finished_runs(out / PARTS / name)}
-        done |= {(run["method"], run["rate"], run["seed"]) for run in _finished_runs(out)}
-        return all((method, rate, seed) in done for method in variants.values())
+    def carry_out(_: object, waiting: Sequence[tuple[str, float, int]], __: int) -> Iterator[RateRun]:
+        jobs: dict[str, list[tuple[str, float, int]]] = {}
+        for key in waiting:
+            jobs.setdefault(f"rate-{key[1]:g}-seed{key[2]}", []).append(key)
 
-    left = [name for name in waiting if not finished(name)]
-    if left:
-        run_jobs([job_of(out, name, 1) for name in left], out, engine, lambda job: finished(job.name))
-    missing = [name for name in left if not finished(name)]
-    if missing:
-        raise UnfinishedError(f"{len(missing)} of {len(waiting)} jobs are not finished; the same command goes on")
-    known = {(run["method"], run["rate"], run["seed"]) for run in _finished_runs(out)}
-    new = [run for name in waiting for run in _finished_runs(out / PARTS / name)]
-    new = [run for run in new if (run["method"], run["rate"], run["seed"]) not in known]
-    if new:
-        before = read_text(out / RUNS) if (out / RUNS).exists() else ""
-        write_text(out / RUNS, before + "".join(f"{json.dumps(run, ensure_ascii=False)}\n" for run in new))
+        def done(name: str) -> list[RateRun]:
+            path = out / PARTS / name / RUNS
+            runs = [fitting(RateRun, line) for line in read_json_lines(path)] if path.exists() else []
+            return [run for run in runs if (run.method, run.rate, run.seed) in jobs[name]]
 
+        left = [name for name in jobs if len(done(name)) < len(jobs[name])]
+        for name in left:
+            _, rate, seed = jobs[name][0]
+            given = {"methods": [texts[method] for method, _, _ in jobs[name]], "rate": rate, "seed": seed, **shared}
+            write_job(out, name, {"kind": "range", "out": f"../{PARTS}/{name}", **given})
+        if left:
+            run_jobs(
+                [job_of(out, name, 1) for name in left],
+                out,
+                engine,
+                lambda job: len(done(job.name)) == len(jobs[job.name]),
+            )
+        found = [run for name in jobs for run in done(name)]
+        yield from found
+        if len(found) < len(waiting):
+            raise UnfinishedError(f"{len(waiting) - len(found)} runs are not finished; the same command goes on")
 
-def _require_same(out: Path, key: str) -> None:
-    """The jobs of a folder share their settings."""
-    path = out / "jobs" / "range.key"
-    if path.exists() and read_text(path) != key:
-        raise RunFolderError(f"{out} holds runs with other settings: choose another folder with `out`")
-    make_folder(path.parent)
-    write_text(path, key)
-
-
-def _finished_runs(folder: Path) -> list[dict[str, Any]]:
-    return read_json_lines(folder / RUNS) if (folder / RUNS).exists() else []
-
-
-def _name(method: str) -> str:
-    """The name of a method given as text."""
-    return as_variant(method).name if ": " in method else method
+    return carry_out
 
 
 def run_part(file: Path, job: Mapping[str, Any]) -> bool:
@@ -269,8 +236,3 @@ def _method(given: str | Variant | Method, config: TrainConfig) -> Method | str:
     return Method(
         variant.name, changed.scaling, lambda seed: build_model(replace(changed, seed=seed, scaling="none"), shape)
     )
-
-
-def clean_images(task: RecipeTask, count: int) -> Tensor:
-    """The first images of the data in [-1, 1]: (count, C, H, W)."""
-    return task.inputs.clean(task.data, count)

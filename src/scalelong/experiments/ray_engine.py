@@ -1,6 +1,6 @@
-"""Tasks of a Ray cluster, placed by their cores, GPUs and other resources.
+"""Tasks of a Ray cluster.
 
-A task whose node is lost is begun again on another one, and its run goes on after its last checkpoint.
+A task whose node is lost begins again elsewhere, and its run goes on after its last checkpoint.
 """
 
 import os
@@ -26,30 +26,33 @@ class RayEngine(Engine):
 
     def __init__(self, *, address: str | None = None, options: Mapping[str, Any] | None = None, **share: Any) -> None:
         super().__init__(**share)
-        self.address, self.resources = address, _amounts(options or {})
+        self.address = address or os.environ.get("RAY_ADDRESS") or "auto"
+        try:
+            self.resources = {name: float(value) for name, value in (options or {}).items()}
+        except (TypeError, ValueError) as error:
+            raise InvalidConfigError(
+                f"`engine_options` of Ray are amounts of resources, such as memory=8e9 or fast_disk=1: {error}"
+            ) from error
         self._queue: list[Job] = []
         self._active: dict[Any, str] = {}
         self._ray: Any = None
 
     def check(self) -> None:
         self._ray = ray = needs("ray", "ray", "the engine ray")
-        address = self.address or os.environ.get("RAY_ADDRESS") or "auto"
         if not ray.is_initialized():
             try:
-                ray.init(address=address, log_to_driver=False, logging_level="error")
+                ray.init(address=self.address, log_to_driver=False, logging_level="error")
             except Exception as error:  # Ray has errors of many kinds: no cluster, another version, a wrong password
                 raise EngineError(
-                    f"no Ray cluster can be used at `address` {address}: {in_words(error)}. Start one with `ray start "
-                    f"--head`, and give the address HOST:PORT that it prints"
+                    f"no Ray cluster can be used at `address` {self.address}: {in_words(error)}. Start one with `ray "
+                    f"start --head`, and give the address HOST:PORT that it prints"
                 ) from error
         wanted = {"CPU": self.cpus or 1, "GPU": self.gpus or 0, **self.resources}
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        # A task that fits no node would wait for ever.
         if not any(all(node.get(name, 0) >= count for name, count in wanted.items()) for node in nodes):
-            raise EngineError(
-                f"no node of the Ray cluster at {address} has what a run asks for "
-                f"({', '.join(f'{name} {count:g}' for name, count in wanted.items() if count)}): lower `cpus_per_run`, "
-                f"`gpus_per_run` or `engine_options`"
+            raise EngineError(  # the task would wait for ever
+                f"no node of the Ray cluster has what a run asks for ({wanted}): lower `cpus_per_run`, `gpus_per_run` "
+                f"or `engine_options`"
             )
 
     def submit(self, jobs: Sequence[Job], folder: Path) -> None:  # noqa: ARG002
@@ -57,10 +60,8 @@ class RayEngine(Engine):
         self._start()
 
     def ended(self) -> dict[str, int | None]:
-        if not self._active:
-            return {}
-        done, _ = self._ray.wait(list(self._active), num_returns=len(self._active), timeout=0)
         found: dict[str, int | None] = {}
+        done = self._ray.wait(list(self._active), num_returns=len(self._active), timeout=0)[0] if self._active else []
         for reference in done:
             name = self._active.pop(reference)
             try:
@@ -82,13 +83,15 @@ class RayEngine(Engine):
     def _start(self) -> None:
         others = {name: amount for name, amount in self.resources.items() if name != "memory"}
         asked = {"num_cpus": self.cpus or 1, "num_gpus": self.gpus or 0, "max_retries": RETRIES}
-        asked |= {"memory": self.resources.get("memory"), "resources": others or None}
         remote = self._ray.remote(task())
         path = {"PYTHONPATH": os.environ["PYTHONPATH"]} if os.environ.get("PYTHONPATH") else {}
         while self._queue and len(self._active) < (self.jobs or len(self._active) + 1):
             job = self._queue.pop(0)
+            placed = remote.options(
+                **asked, memory=self.resources.get("memory"), resources=others or None, name=job.name
+            )
             given = [*job.arguments, "--tied"], {**job.environment, **path}, os.getcwd(), str(job.log)
-            self._active[remote.options(**asked, name=job.name).remote(*given)] = job.name
+            self._active[placed.remote(*given)] = job.name
 
 
 def task() -> Any:
@@ -121,12 +124,3 @@ def task() -> Any:
         return process.returncode
 
     return run_command
-
-
-def _amounts(options: Mapping[str, Any]) -> dict[str, float]:
-    try:
-        return {name: float(value) for name, value in options.items()}
-    except (TypeError, ValueError) as error:
-        raise InvalidConfigError(
-            f"`engine_options` of Ray are amounts of resources, such as memory=8e9 or fast_disk=1: {error}"
-        ) from error

@@ -4,7 +4,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -28,8 +28,6 @@ BASELINE = "none"
 STOPPED = "stopped.json"
 """Written when patience ran out: the last step, and the patience."""
 DIAGNOSIS = "diagnosis.json"
-CONTROL = "control-lr0"
-"""The run of a comparison whose rate is zero."""
 
 
 # Curves
@@ -57,12 +55,6 @@ class Curve:
                 return low + (high - low) * (step - left) / (right - left)
         return self.values[0]
 
-    def best(self, step: int) -> float | None:
-        """The smallest value up to a step, the interpolated one there included; None if there is nothing yet."""
-        last = self.at(step)
-        values = [value for at, value in self.points if at <= step] + ([] if last is None else [last])
-        return min(values, default=None)
-
     @property
     def last(self) -> float | None:
         return self.values[-1] if self.values else None
@@ -75,9 +67,6 @@ class Curve:
     @cached_property
     def points(self) -> list[tuple[int, float]]:
         return list(zip(self.steps, self.values, strict=True))
-
-    def rounded(self, digits: int) -> "Curve":
-        return Curve(self.steps, tuple(rounded(value, digits) for value in self.values))
 
 
 def steps_to(curve: Curve, target: float) -> float | None:
@@ -104,10 +93,6 @@ def steps_ratio(curve: Curve, baseline: Curve) -> float | None:
     target = min(baseline.values) if baseline.collapsed else baseline.values[-1]
     mine, theirs = steps_to(curve, target), steps_to(baseline, target)
     return None if mine is None or not theirs else mine / theirs
-
-
-def rounded(value: float, digits: int = 4) -> float:
-    return float(f"{value:.{digits}g}")
 
 
 # Reading metrics.jsonl
@@ -212,64 +197,6 @@ class RunRecord:
     @property
     def survived(self) -> bool:
         return not self.collapsed and self.diverged is None
-
-    def rounded(self, digits: int = 4) -> "RunRecord":
-        """Four digits say all there is to say, and what is published is computed from what is stored."""
-
-        def short(value: float | None) -> float | None:
-            return None if value is None or not math.isfinite(value) else rounded(value, digits)
-
-        o1 = short(self.oscillation.o1)
-        return replace(
-            self,
-            held_out=self.held_out.rounded(digits),
-            kappas=tuple(rounded(value, digits) for value in self.kappas),
-            oscillation=replace(self.oscillation, o1=math.nan if o1 is None else o1),
-            o1_gradient=short(self.o1_gradient),
-            frechet=short(self.frechet),
-            seconds=short(self.seconds),
-            traces={name: [rounded(value, digits) for value in values] for name, values in self.traces.items()},
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """As in the results.json of `scalelong lab reproduce`."""
-        return {
-            "setting": self.setting,
-            "method": self.method,
-            "seed": self.seed,
-            "run": self.run,
-            "held_out": [list(point) for point in self.held_out.points],
-            "kappas": list(self.kappas),
-            "o1_features": self.oscillation.o1 if math.isfinite(self.oscillation.o1) else None,
-            "o1_gradient": self.o1_gradient,
-            "gate": self.oscillation.gate,
-            "frechet": self.frechet,
-            "diverged": self.diverged is not None,
-            "seconds": self.seconds,
-            "traces": self.traces,
-            "measured": self.measured,
-        }
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "RunRecord":
-        o1, nan = values["o1_features"], math.nan
-        return cls(
-            setting=values["setting"],
-            method=values["method"],
-            seed=values["seed"],
-            run=values["run"],
-            held_out=Curve(*(tuple(column) for column in zip(*values["held_out"], strict=True)))
-            if values["held_out"]
-            else Curve(),
-            kappas=tuple(values["kappas"]),
-            oscillation=Oscillation(nan if o1 is None else o1, nan, nan, nan, 0, values["gate"]),
-            o1_gradient=values["o1_gradient"],
-            frechet=values["frechet"],
-            diverged="it diverged" if values["diverged"] else None,
-            seconds=values["seconds"],
-            traces=values["traces"],
-            measured=values["measured"],
-        )
 
 
 def read_run(

@@ -18,8 +18,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ import torch
 
 from ..config import from_dict, to_dict
 from ..console import text_table
-from ..errors import InvalidConfigError, NoRunsError, RunFailedError
+from ..errors import CannotReadError, InvalidConfigError, NoRunsError, RunFailedError, RunFolderError
 from ..files import make_folder, read_json, write_text
 from ..runs import COMMAND_VARIABLE, this_command
 from ..training import Interrupt
@@ -43,8 +42,6 @@ JOBS, LOGS, SWEEP = "jobs", "logs", "sweep.json"
 POLL_SECONDS = 0.5
 LINE_SECONDS = 15.0
 """Seconds between lines of progress."""
-SHOWN = 4
-"""Runs that a line of progress names."""
 Every = int | Callable[[PlannedRun], int]
 """Steps between two readings of features and coefficients: one number for all, or by run."""
 
@@ -117,15 +114,18 @@ def run_all(
     engine.check()
     alone = isinstance(engine, LocalEngine) and (engine.jobs or engine.at_once(len(waiting))) == 1
     threads = agreed_threads(engine, folder, torch.get_num_threads() if alone else engine.threads(len(waiting)))
-    descriptions = {name: description(run, name, every) for name, run in waiting.items()}
-    for name, described in descriptions.items():
-        write_job(folder, name, described)
-    if alone:
-        with of_threads(threads):
-            return all(_train_here(run, descriptions[name]["every"]) for name, run in waiting.items())
+    for name, run in waiting.items():
+        write_job(folder, name, description(run, name, every))
     made = [job_of(folder, name, threads, engine.gpus or 1) for name in waiting]
-    run_jobs(made, folder, engine, lambda job: waiting[job.name].finished, lambda job: _progress_of(waiting[job.name]))
-    return all(run.finished for run in runs)
+    if not alone:
+        run_jobs(made, folder, engine, lambda job: waiting[job.name].finished)
+        return all(run.finished for run in runs)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        return all(do(job.file) for job in made)
+    finally:
+        torch.set_num_threads(before)
 
 
 def _name(run: PlannedRun, folder: Path) -> str:
@@ -152,18 +152,6 @@ def planned_run(file: Path, described: Mapping[str, Any]) -> PlannedRun:
     return PlannedRun(described["method"], config.seed, folder, config, described["changes"])
 
 
-def _train_here(run: PlannedRun, every: int) -> bool:
-    logger.info("%s", run.name)
-    wait_until_free(run.folder)
-    return run_one(run, every)
-
-
-def _progress_of(run: PlannedRun) -> str:
-    # Only lines of the trainer itself have a loss; those of hooks and held-out losses come in between.
-    line = last_line(run.folder, "loss")
-    return f"{run.name} " + ("starting" if line is None else f"{line['step']}/{run.config.steps} {line['loss']:.3f}")
-
-
 # Jobs
 
 
@@ -181,18 +169,34 @@ def job_of(folder: Path, name: str, threads: int, processes: int = 1) -> Job:
     return Job(name, root / JOBS / f"{name}.json", root / LOGS / f"{name}.txt", environment, processes)
 
 
-def run_jobs(
-    jobs: Sequence[Job],
-    folder: Path,
-    engine: Engine,
-    finished: Callable[[Job], bool],
-    describe: Callable[[Job], str] = lambda job: job.name,
-) -> None:
+def do(file: Path) -> bool:
+    """Do one job, in this process. False if it was interrupted."""
+    try:
+        job = read_json(file)
+        kind = job["kind"]
+    except (CannotReadError, KeyError, TypeError) as error:
+        raise RunFolderError(
+            f"{file} is not a job of a sweep ({error}): give the command of the sweep again"
+        ) from error
+    if kind == "range":
+        from .rates import run_part
+
+        return run_part(file, job)
+    run = planned_run(file, job)
+    logger.info("%s", run.name)
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        wait_until_free(run.folder)
+    # The README of the run folder says how to continue it: by the command of the sweep, not by this process.
+    sys.argv[:] = job["command"]
+    return run.finished or run_one(run, job["every"])
+
+
+def run_jobs(jobs: Sequence[Job], folder: Path, engine: Engine, finished: Callable[[Job], bool]) -> None:
     """Give the jobs to an engine and wait for them. Returns early after a signal, or if jobs are only submitted."""
     left = {job.name: job for job in jobs}
     failures: list[str] = []
     interrupted = False
-    started = printed = time.monotonic()
+    printed = time.monotonic()
     with Interrupt() as interrupt:
         engine.submit(jobs, folder)
         if engine.detach:
@@ -209,8 +213,7 @@ def run_jobs(
                     break
                 if time.monotonic() - printed > LINE_SECONDS:
                     printed = time.monotonic()
-                    begun = [describe(job) for job in left.values() if job.log.exists()][:SHOWN]
-                    logger.info("%4.0f s  %s", printed - started, "   ".join([f"{len(left)} runs left", *begun]))
+                    logger.info("%d of %d runs left; `compare --status` shows how far they are", len(left), len(jobs))
                 time.sleep(POLL_SECONDS)
         finally:
             engine.stop()
@@ -225,11 +228,9 @@ def _failure(job: Job, code: int | None) -> str:
     return "\n".join([f"{job.name} {how}, see {job.log}", *text.splitlines()[-5:]])
 
 
-# Threads: with another number of them, sums are added in another order and round differently
-
-
 def agreed_threads(engine: Engine, folder: Path, usual: int) -> int:
-    """The threads of each run: those that are asked for, or those that the sweep began with."""
+    """The threads of each run: those that are asked for, or those that the sweep began with. With a different number
+    of threads sums are added in a different order and round differently."""
     path = folder / JOBS / SWEEP
     before = read_json(path).get("threads") if path.exists() else None
     threads = engine.cpus or before or usual
@@ -244,16 +245,6 @@ def agreed_threads(engine: Engine, folder: Path, usual: int) -> int:
     make_folder(path.parent)
     write_text(path, json.dumps({"threads": threads}))
     return threads
-
-
-@contextmanager
-def of_threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 # How far a sweep is

@@ -28,7 +28,6 @@ from ..evaluation import (
     trusted_features,
 )
 from ..runs import Run, example_forward, require_constant
-from .figures import colour_of, legend, panels, save
 
 
 def tune_run(
@@ -99,32 +98,3 @@ def tune_run(
         "seed": seed,
     }
     return replace(found, about=about)
-
-
-# The picture
-
-
-def draw_tuning(found: Sequence[TunedSkips], path: Path) -> None:
-    """For each: the score of every trial, and the test on other seeds, before and after."""
-    figure, axes = panels(len(found), height=2.9, width=4.0, dpi=120)
-    for tuned, panel in zip(found, axes, strict=True):
-        scores = [trial.score for trial in tuned.trials]
-        best = [min(scores[: number + 1]) for number in range(len(scores))]
-        numbers = range(1, len(scores) + 1)
-        panel.plot(numbers, scores, "o", markersize=3, color=colour_of(0), label=f"a trial, {tuned.images} images")
-        panel.step(numbers, best, where="post", color=colour_of(0), linewidth=1, label="the best so far")
-        at = len(scores) + 2
-        for number, (before, after) in enumerate(tuned.test):
-            label = f"test on other seeds, {tuned.test_images} images each" if number == 0 else None
-            panel.plot([at, at + 2], [before, after], ".-", color=colour_of(2), linewidth=0.8, label=label)
-        if tuned.test:
-            shown = [number for number in numbers if number % 3 == 1]
-            panel.set_xticks([*shown, at, at + 2], [*map(str, shown), "before", "after"])
-        about = tuned.about
-        steps = about.get("settings", {}).get("steps", "")
-        panel.set(
-            xlabel="trial", ylabel="Fréchet distance", title=f"{about.get('run', '')}, {steps} steps, {tuned.kind}"
-        )
-        panel.tick_params(labelsize=7)
-        legend(panel)
-    save(figure, path)

@@ -17,12 +17,9 @@ from pathlib import Path
 import torch
 
 from ..console import show_logs
-from ..errors import CannotReadError, RunFolderError, ScaleLongError
-from ..files import read_json
+from ..errors import ScaleLongError
 from .engines import INTERRUPTED
-from .plan import run_one, wait_until_free
-from .rates import run_part
-from .sweeps import planned_run
+from .sweeps import do
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,27 +41,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()  # one that is open at exit may abort the process
-
-
-def do(file: Path) -> bool:
-    """Do one job. False if it was interrupted."""
-    try:
-        job = read_json(file)
-        kind = job["kind"]
-    except (CannotReadError, KeyError, TypeError) as error:
-        raise RunFolderError(
-            f"{file} is not a job of a sweep ({error}): give the command of the sweep again"
-        ) from error
-    if kind == "range":
-        return run_part(file, job)
-    run = planned_run(file, job)
-    if os.environ.get("WORLD_SIZE", "1") == "1":
-        wait_until_free(run.folder)
-    if run.finished:
-        return True
-    # The README of the run folder says how to continue it: by the command of the sweep, not by this process.
-    sys.argv[:] = job["command"]
-    return run_one(run, job["every"])
 
 
 def _exit(*_: object) -> None:

@@ -29,7 +29,6 @@ from ..console import listed
 from ..errors import NoRunsError as NoRunsError, ScaleLongError
 from ..experiments import (
     BASELINE,
-    CONTROL,
     DIAGNOSIS,
     Curve,
     Results,
@@ -104,9 +103,7 @@ def find_runs(folders: Iterable[Path], *, may_be_empty: bool = False) -> list[Pa
         if (folder / CONFIG).exists():
             inside = [folder]
         else:
-            # The control of a comparison has a rate of zero and is no run to look at, unless it is asked for.
-            below = sorted(path.parent for path in folder.glob(f"**/{CONFIG}"))
-            inside = [path for path in below if path.name != CONTROL] or below
+            inside = sorted(path.parent for path in folder.glob(f"**/{CONFIG}"))
         if not inside and not may_be_empty:
             raise NoRunsError(f"{folder} is not a run and holds none: there is no {CONFIG} in it or below it")
         found += [path for path in inside if path not in found]
