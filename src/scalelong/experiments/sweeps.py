@@ -26,7 +26,7 @@ import torch
 
 from ..config import from_dict, to_dict
 from ..console import text_table
-from ..errors import CannotReadError, InvalidConfigError, NoRunsError, RunFailedError, RunFolderError
+from ..errors import InvalidConfigError, NoRunsError, RunFailedError
 from ..files import make_folder, read_json, write_text
 from ..runs import COMMAND_VARIABLE, this_command
 from ..training import Interrupt
@@ -114,16 +114,17 @@ def run_all(
     engine.check()
     alone = isinstance(engine, LocalEngine) and (engine.jobs or engine.at_once(len(waiting))) == 1
     threads = agreed_threads(engine, folder, torch.get_num_threads() if alone else engine.threads(len(waiting)))
-    for name, run in waiting.items():
-        write_job(folder, name, description(run, name, every))
-    made = [job_of(folder, name, threads, engine.gpus or 1) for name in waiting]
+    described = {name: description(run, name, every) for name, run in waiting.items()}
+    for name, values in described.items():
+        write_job(folder, name, values)
     if not alone:
+        made = [job_of(folder, name, threads, engine.gpus or 1) for name in waiting]
         run_jobs(made, folder, engine, lambda job: waiting[job.name].finished)
         return all(run.finished for run in runs)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        return all(do(job.file) for job in made)
+        return all(train_planned(run, described[name]["every"]) for name, run in waiting.items())
     finally:
         torch.set_num_threads(before)
 
@@ -169,26 +170,12 @@ def job_of(folder: Path, name: str, threads: int, processes: int = 1) -> Job:
     return Job(name, root / JOBS / f"{name}.json", root / LOGS / f"{name}.txt", environment, processes)
 
 
-def do(file: Path) -> bool:
-    """Do one job, in this process. False if it was interrupted."""
-    try:
-        job = read_json(file)
-        kind = job["kind"]
-    except (CannotReadError, KeyError, TypeError) as error:
-        raise RunFolderError(
-            f"{file} is not a job of a sweep ({error}): give the command of the sweep again"
-        ) from error
-    if kind == "range":
-        from .rates import run_part
-
-        return run_part(file, job)
-    run = planned_run(file, job)
+def train_planned(run: PlannedRun, every: int) -> bool:
+    """Train one run in this process, when no other process does. False if it was interrupted."""
     logger.info("%s", run.name)
     if os.environ.get("WORLD_SIZE", "1") == "1":
         wait_until_free(run.folder)
-    # The README of the run folder says how to continue it: by the command of the sweep, not by this process.
-    sys.argv[:] = job["command"]
-    return run.finished or run_one(run, job["every"])
+    return run.finished or run_one(run, every)
 
 
 def run_jobs(jobs: Sequence[Job], folder: Path, engine: Engine, finished: Callable[[Job], bool]) -> None:

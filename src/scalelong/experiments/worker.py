@@ -17,9 +17,11 @@ from pathlib import Path
 import torch
 
 from ..console import show_logs
-from ..errors import ScaleLongError
+from ..errors import CannotReadError, RunFolderError, ScaleLongError
+from ..files import read_json
 from .engines import INTERRUPTED
-from .sweeps import do
+from .rates import run_part
+from .sweeps import planned_run, train_planned
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,6 +43,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()  # one that is open at exit may abort the process
+
+
+def do(file: Path) -> bool:
+    """Do one job. False if it was interrupted."""
+    try:
+        job = read_json(file)
+        kind = job["kind"]
+    except (CannotReadError, KeyError, TypeError) as error:
+        raise RunFolderError(
+            f"{file} is not a job of a sweep ({error}): give the command of the sweep again"
+        ) from error
+    if kind == "range":
+        return run_part(file, job)
+    # The README of the run folder says how to continue it: by the command of the sweep, not by this process.
+    sys.argv[:] = job["command"]
+    return train_planned(planned_run(file, job), job["every"])
 
 
 def _exit(*_: object) -> None:
