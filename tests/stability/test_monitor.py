@@ -16,16 +16,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import scalelong as sl
 from scalelong.errors import ExampleInputsError, InvalidConfigError
+from scalelong.files import read_json_lines
 from scalelong.stability import (
     AccelerateMonitor,
     Alarm,
     AlarmRules,
-    JsonLines,
     StabilityMonitor,
-    TensorBoard,
+    Tracker,
     lightning_callback,
     probe,
-    read_json_lines,
 )
 from scalelong.stability.monitor import UpdateWatch
 
@@ -66,10 +65,11 @@ def test_a_reading_names_every_skip_and_block(scaling):
     assert [reading["step"] for reading in monitor.history] == [2, 4]
     reading = monitor.history[-1]
     blocks = ["encoder.0", "encoder.1", "middle", "decoder.0", "decoder.1"]
-    for kind in ("block_rms", "probe_block_rms", "gradient_norm", "update_ratio"):
+    for kind in ("block_rms", "probe_block_rms", "similarity", "gradient_norm", "update_ratio"):
         assert {f"{kind}/{name}" for name in blocks} <= set(reading), kind
-    assert {"skip_rms/1", "skip_rms/2", "probe_skip_rms/1", "kappa/1", "kappa/2", "loss", "headroom"} <= set(reading)
+    assert {"skip_rms/1", "skip_rms/2", "probe_skip_rms/1", "kappa/1", "kappa/2", "loss"} <= set(reading)
     assert all(math.isfinite(value) for value in reading.values())
+    assert "headroom" not in reading  # float32 has room for any activation
     if scaling == "cs:0.5":
         assert reading["kappa/2"] == 0.5
 
@@ -196,6 +196,28 @@ def test_validation_between_steps_is_not_read():
         assert reading["skip_rms/1"] == pytest.approx(probe(model, x, t).skip_rms[1], rel=1e-5)
 
 
+def test_tokens_that_are_all_alike_have_a_similarity_of_one():
+    model = tiny()
+    before = probe(model, *batch()).similarity
+    model.encoder[1].register_forward_hook(lambda *parts: parts[2].mean(1, keepdim=True).expand_as(parts[2]))
+    after = probe(model, *batch()).similarity
+    assert after["encoder.0"] == before["encoder.0"] < 0.6
+    assert after["encoder.1"] == pytest.approx(1.0, abs=1e-5)
+
+
+def test_the_rate_is_the_one_that_a_guard_has_lowered():
+    model = tiny()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    guard = sl.CollapseGuard(model, optimizer)
+    guard.rate_factor = 0.125
+    with StabilityMonitor(model, every=1, on_alarm=silent) as monitor:
+        model(*batch()).square().mean().backward()
+        optimizer.step()
+        monitor.step(math.nan)
+    assert guard.rates == [0.025]
+    assert "The learning rate is 0.025" in monitor.alarms[0].message
+
+
 def test_no_learning_no_oscillation():
     """The control with a rate of zero: on a fixed probe batch everything stays exactly where it is."""
     model = tiny()
@@ -221,7 +243,7 @@ def test_alarms_of_a_network_with_too_high_a_rate():
     with StabilityMonitor(model, every=2, probe_batch=batch(), on_alarm=silent) as monitor:
         train(model, 14, monitor, lr=1e-4)
         train(model, 30, monitor, lr=3.0)
-    assert {alarm.kind for alarm in monitor.alarms} & {"spike", "non-finite"}
+    assert {alarm.kind for alarm in monitor.alarms} & {"spike", "collapse", "non-finite"}
 
 
 def test_an_injected_nan_is_named_at_the_next_reading():
@@ -291,10 +313,11 @@ def test_readings_as_json_lines_survive_a_restart(tmp_path):
 
 
 def test_tensorboard(tmp_path):
-    pytest.importorskip("tensorboard")
+    writer = pytest.importorskip("torch.utils.tensorboard").SummaryWriter(str(tmp_path))
     model = tiny()
-    with StabilityMonitor(model, every=1, writers=[TensorBoard(tmp_path)]) as monitor:
+    with StabilityMonitor(model, every=1, writers=[Tracker(writer)]) as monitor:
         train(model, 1, monitor)
+    writer.close()
     assert any(tmp_path.iterdir())
 
 
@@ -411,18 +434,13 @@ def test_lightning_callback_with_an_accumulated_step():
 def test_clear_errors():
     with pytest.raises(InvalidConfigError, match="at least 1"):
         StabilityMonitor(tiny(), every=0)
-    with pytest.raises(ExampleInputsError, match="example_inputs"):
+    with pytest.raises(ExampleInputsError, match="probe_batch="):
         StabilityMonitor(nn.Sequential(nn.Linear(2, 2)))
     with StabilityMonitor(tiny(), every=1) as monitor, pytest.raises(InvalidConfigError, match="not recorded"):
         monitor.oscillation("probe_block_rms/middle")
 
 
-def test_json_lines_can_be_closed_without_a_line(tmp_path):
-    JsonLines(tmp_path / "x.jsonl").close()
-    assert not (tmp_path / "x.jsonl").exists()
-
-
-def test_a_monitor_in_a_notebook():
+def test_a_monitor_is_printed_and_shown_in_a_notebook():
     model = tiny("cs:0.5")
     with StabilityMonitor(model, every=2, probe_batch=batch(), on_alarm=silent) as monitor:
         assert "no reading yet, one comes every 2 steps" in monitor._repr_html_()
@@ -436,6 +454,8 @@ def test_a_monitor_in_a_notebook():
     assert "<b>6" not in html
     assert "7 alarms:" in html
     assert "and 2 before these" in html
+    for part in ("the reading at step 4", "most alike tokens", "7 alarms:"):
+        assert part in str(monitor)
 
 
 @pytest.mark.parametrize("probed", [True, False])
@@ -448,14 +468,10 @@ def test_readings_are_drawn(probed):
         monitor.alarms.append(Alarm(2, "non-finite", "loss", math.inf, "gone"))
         figure: Any = monitor.plot()
     figure.canvas.draw()
-    assert [axes.get_title() for axes in figure.axes] == [
-        "loss",
-        "gradient norm",
-        "κ_i",
-        "RMS on the probe batch" if probed else "RMS",
-    ]
     curves = [[line for line in axes.lines if len(line.get_xdata()) == 3] for axes in figure.axes]
-    assert [len(lines) for lines in curves] == [1, 1, 2, 2]
+    assert [len(lines) for lines in curves] == [1, 1, 1, 2, 2, 5]
+    prefix = "probe_" if probed else ""
+    assert curves[4][1].get_ydata()[2] == monitor.history[2][f"{prefix}skip_rms/2"]
     losses = curves[0][0].get_ydata()
     assert losses[0] == monitor.history[0]["loss"]
     assert math.isnan(losses[1])

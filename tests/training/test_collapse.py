@@ -14,9 +14,9 @@ from scalelong.files import read_json_lines
 from scalelong.noise import LEVELS
 from scalelong.report import collect
 from scalelong.runs import read_metrics, saved_steps
-from scalelong.stability.collapse import Collapse
+from scalelong.stability import Collapse, describe_left_first
 from scalelong.training import train
-from scalelong.training.monitoring import describe_left_first, diagnosis, sums_by_level
+from scalelong.training.monitoring import diagnosis, sums_by_level
 
 BROKEN_AT = 60
 
@@ -151,20 +151,19 @@ def test_the_mode_is_checked():
 FOUND = Collapse(step=60, began=50, loss=0.9, level=0.1, zero=1.0, noise_level=3)
 
 
-def test_the_advice_names_the_rate_and_does_not_scale_what_is_scaled():
-    assert "--lr 0.002" in diagnosis(FOUND, 0.008, scaled=False)
-    assert "--scaling cs" in diagnosis(FOUND, 0.008, scaled=False)
-    assert "--scaling" not in diagnosis(FOUND, 0.008, scaled=True)
-    assert "log-SNR of -2..0" in diagnosis(FOUND, 0.008, scaled=True)
+def test_the_advice_is_a_norm_in_the_merges_or_where_they_have_one_a_lower_rate():
+    assert '"merge_norm"' in diagnosis(FOUND, 0.008, bare=True)
+    assert "0.002 instead of 0.008" in diagnosis(FOUND, 0.008, bare=False)
+    assert "merge_norm" not in diagnosis(FOUND, 0.008, bare=False)
+    assert "log-SNR of -2..0" in diagnosis(FOUND, 0.008, bare=False)
+    assert "not known" in diagnosis(FOUND, 0.008, bare=None, watched=False)
 
 
 def test_what_left_first_in_words():
     left = {"where": "skip 3", "step": 40, "factor": 4.0}
-    assert describe_left_first(left, watched=True) == (
-        "What left first: skip 3, which was 4 times its size at step 40."
-    )
-    assert "infinite" in describe_left_first(left | {"factor": None}, watched=True)
-    assert "--monitor-every" in describe_left_first(None, watched=False)
+    assert describe_left_first(left) == "What left first: skip 3, which was 4 times its size at step 40."
+    assert "infinite" in describe_left_first(left | {"factor": None})
+    assert "became alike" in describe_left_first(left | {"where": "tokens of middle", "factor": 0.1})
 
 
 def test_sums_by_level_are_plain_sums():

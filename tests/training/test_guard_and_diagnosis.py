@@ -161,7 +161,7 @@ def test_numbers_that_ran_away_blame_the_rate_and_not_the_hardware():
     assert "hardware" not in text
     assert "learning rate was 1000" in text
     assert "that is the rate" in text
-    assert "--lr 0.001" in text
+    assert "0.001 instead of 1000" in text
 
 
 def test_a_gradient_whose_norm_overflows_while_its_entries_do_not():

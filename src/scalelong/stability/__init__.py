@@ -1,10 +1,11 @@
 """What happens in training: sizes at the long skips, oscillation, alarms, and pages that explain them.
 
 features     where features are read: long skips and the blocks that they join
-monitor      readings during training, from within anyone's loop
-readings     what was read, for people: the last reading as rows, all of them as a figure
-alarms       oscillation scores, alarms and where readings go
-collapse     a loss that collapses and stays finite: the detector, and what left first
+monitor      readings during training, from within anyone's loop; as rows and as a figure
+alarms       what in readings means trouble; oscillation scores
+advice       the one thing to do about training that breaks
+trackers     where readings go: JSON lines and trackers
+collapse     a loss that collapses and stays finite: the rule, and what left first
 guard        goes back to before a collapse, from within anyone's loop
 callbacks    monitor and guard for accelerate's, Lightning's and transformers' loops
 diagnosis    one page about a model's long skips, before training

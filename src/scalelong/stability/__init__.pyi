@@ -1,14 +1,12 @@
 """The names of this package, each written once: type checkers read this file, and `__init__.py` reads it too."""
 
+from .advice import what_to_do as what_to_do
 from .alarms import (
     Alarm as Alarm,
     AlarmDetector as AlarmDetector,
     AlarmRules as AlarmRules,
-    JsonLines as JsonLines,
     Oscillation as Oscillation,
-    TensorBoard as TensorBoard,
     oscillation as oscillation,
-    read_json_lines as read_json_lines,
 )
 from .callbacks import (
     AccelerateMonitor as AccelerateMonitor,
@@ -23,6 +21,7 @@ from .collapse import (
     Collapse as Collapse,
     CollapseDetector as CollapseDetector,
     Spike as Spike,
+    describe_left_first as describe_left_first,
     first_to_leave as first_to_leave,
     has_collapsed as has_collapsed,
     last_good as last_good,
@@ -33,7 +32,9 @@ from .diagnosis import (
 )
 from .features import (
     Features as Features,
+    apart as apart,
     block_names as block_names,
+    has_bare_merges as has_bare_merges,
     measure as measure,
     plan_for as plan_for,
     probe as probe,

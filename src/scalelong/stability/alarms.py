@@ -1,32 +1,224 @@
-"""How much a training run oscillates, in numbers: the paper's Figure 1, quantified.
+"""Alarms: what in a series of readings means that a run is in trouble, with one thing to do about it.
 
-A series is the RMS of a hidden feature on a fixed probe batch, or a gradient norm, read at equal distances in steps.
-Scores of series with different distances cannot be compared. Three views of y = log(series):
-
-    r_t = y_t - (local linear fit around t)       full windows of 51 readings only
-    O1 = RMS of r                                  how far readings lie from their trend
-    O2 = sd of second differences / √6             the same without a window; equals O1 for white noise
-    O3 = share of r above log 1.5, exp(max r)      how often, and how high, it peaks
-
-A collapsed network looks perfectly stable. So a score counts only if the loss is below that of a predictor that always
-answers zero, and the feature is above a floor; otherwise `gate` says why it does not.
+At the end, how much a run oscillates, in numbers: the paper's Figure 1, quantified.
 """
 
-import json
 import math
-import re
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from os import PathLike
-from pathlib import Path
 from statistics import fmean, median, stdev
-from typing import Any, Protocol, TextIO
 
 from ..errors import InvalidConfigError
-from ..files import make_folder, read_json_lines, write_json_lines, writing
-from ..optional import needs
+from .advice import what_to_do
 from .collapse import RECORD, Collapse, CollapseDetector
+
+KINDS = ("non-finite", "collapse", "spike", "overflow margin", "dead skip")
+"""The worst first. An alarm that reports several things is of the worst kind among them."""
+NAMED = 3
+"""Of more things that are wrong at once, the rest is counted."""
+LONG_STEP = 0.1
+"""A step that changes a block by this share of its weights is too long, whatever else is wrong."""
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """All that is wrong at one step, and was not before."""
+
+    step: int
+    kind: str
+    """One of KINDS."""
+    where: str
+    """The quantity, for example "probe_block_rms/decoder.0"."""
+    value: float
+    message: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"step {self.step}: {self.kind}: {self.message} {self.remedy}".rstrip()
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlarmRules:
+    """When to raise an alarm. Factors are relative to the median of the last `memory` readings."""
+
+    loss_spike: float = 3.0
+    gradient_spike: float = 10.0
+    feature_spike: float = 4.0
+    collapse: float = 1e-3
+    """A feature that falls below this share of its median has collapsed."""
+    alike: tuple[float, float] = (0.98, 0.8)
+    """Tokens whose similarity is above the first and whose median was below the second have become alike."""
+    headroom: float = 8.0
+    """The largest activation must be smaller than the dtype's largest number by this factor."""
+    dead_skip: float = 1e-4
+    """A skip is dead if it is smaller than the largest skip by this factor, both as they enter their merges."""
+    zero_loss: float | None = None
+    """The loss of a predictor of zero (1 for ε); left out, that of the first steps. See `CollapseDetector`."""
+    memory: int = 20
+    patience: int = 5
+    """Readings before the first comparison with the past."""
+
+
+@dataclass(frozen=True)
+class _Finding:
+    kind: str
+    where: str
+    value: float
+    message: str
+
+
+class AlarmDetector:
+    """Checks one reading after the other. A condition that stays is reported once, and again after it was gone."""
+
+    def __init__(self, rules: AlarmRules) -> None:
+        self.rules = rules
+        self._past: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=rules.memory))
+        self._collapse = CollapseDetector(zero_loss=rules.zero_loss)
+        self._collapsed: Collapse | None = None
+        self._standing: set[tuple[str, str]] = set()
+
+    def check(
+        self,
+        step: int,
+        reading: Mapping[str, float],
+        *,
+        losses: Sequence[float] = (),
+        lr: float | None = None,
+        bare: bool | None = None,
+    ) -> list[Alarm]:
+        """An alarm, if something is wrong that was not before. `losses`: those of all steps since the last reading.
+        `lr` is the learning rate of this step; `bare`: there are merges without a norm (`advice.bare_merges`)."""
+        # A recorded mean stands for the steps that were not kept.
+        each = losses or ([reading["loss"]] * RECORD if "loss" in reading else [])
+        for position, loss in enumerate(each, start=step - len(each) + 1):
+            event = self._collapse.add(position, loss)
+            self._collapsed = event if isinstance(event, Collapse) else self._collapsed
+        findings = sorted(self._findings(reading), key=lambda found: KINDS.index(found.kind))
+        fresh = [found for found in findings if (found.kind, found.where) not in self._standing]
+        self._standing = {(found.kind, found.where) for found in findings}
+        self._remember(reading)
+        if not fresh:
+            return []
+        worst, more = fresh[0], len(fresh) - NAMED
+        message = " ".join(found.message for found in fresh[:NAMED]) + (f" And {more} more." if more > 0 else "")
+        if lr is not None and KINDS.index(worst.kind) <= KINDS.index("overflow margin"):
+            message += f" The learning rate is {lr:g}{self._rate_remark(reading)}."
+        return [Alarm(step, worst.kind, worst.where, worst.value, message, _remedy(worst.kind, lr, bare))]
+
+    def _rate_remark(self, reading: Mapping[str, float]) -> str:
+        ratios = [value for name, value in reading.items() if name.startswith("update_ratio/") and math.isfinite(value)]
+        ratios = ratios or [past[-1] for name, past in self._past.items() if name.startswith("update_ratio/") and past]
+        largest = max(ratios, default=0.0)
+        return f", and a step changes weights by {largest:.0%}" * (largest > LONG_STEP)
+
+    def _first_to_leave(self, bad: Sequence[str]) -> str:
+        """The block that had grown most when all was still finite; else the first in the order of the forward."""
+        growth = {
+            name: past[-1] / past[0]
+            for name, past in self._past.items()
+            if name in _features(self._past) and len(past) > 1 and past[0] > 0
+        }
+        if growth and max(growth.values()) > self.rules.feature_spike:
+            name = max(growth, key=lambda block: growth[block])
+            return f" {name} left first: it had grown {growth[name]:.3g} times before."
+        first = next(iter(_features(bad)), None)
+        return "" if first is None else f" In the order of the forward, {first} is the first."
+
+    def _remember(self, reading: Mapping[str, float]) -> None:
+        for name, value in reading.items():
+            if math.isfinite(value):
+                self._past[name].append(value)
+
+    def _findings(self, reading: Mapping[str, float]) -> Iterator[_Finding]:
+        bad = [name for name, value in reading.items() if not math.isfinite(value)]
+        if bad:
+            # A coefficient is only what the features before it have made of it.
+            named = next((name for name in bad if not name.startswith("kappa/")), bad[0])
+            others = f" and {len(bad) - 1} others" if len(bad) > 1 else ""
+            yield _Finding(
+                "non-finite", "", math.nan, f"{named}{others} became infinite or NaN.{self._first_to_leave(bad)}"
+            )
+            return
+        yield from self._spikes(reading)
+        yield from self._collapses(reading)
+        yield from self._margins(reading)
+        yield from self._dead_skips(reading)
+
+    def _median(self, name: str) -> float | None:
+        past = self._past.get(name, ())
+        return median(past) if len(past) >= self.rules.patience else None
+
+    def _spikes(self, reading: Mapping[str, float]) -> Iterator[_Finding]:
+        factors = [("loss_max", "loss", self.rules.loss_spike)]
+        factors += [("gradient_norm/all", "gradient_norm/all", self.rules.gradient_spike)]
+        factors += [(name, name, self.rules.feature_spike) for name in _features(reading)]
+        for name, reference, factor in factors:
+            usual, value = self._median(reference), reading.get(name)
+            if usual and value is not None and value > factor * usual:
+                yield _Finding("spike", name, value, f"{name} is {value:.3g}, {value / usual:.1f} times its median.")
+
+    def _collapses(self, reading: Mapping[str, float]) -> Iterator[_Finding]:
+        if self._collapse.collapsed and self._collapsed is not None:
+            yield _Finding("collapse", "loss", self._collapsed.loss, f"{self._collapsed}.")
+        for name in _features(reading):
+            usual, value = self._median(name), reading[name]
+            if usual and value < self.rules.collapse * usual:
+                yield _Finding("collapse", name, value, f"{name} fell to {value:.3g}; its median was {usual:.3g}.")
+        now, before = self.rules.alike
+        for name in _features(reading, "similarity/"):
+            usual, value = self._median(name), reading[name]
+            if usual is not None and value > now and usual < before:
+                message = f"the tokens of {name.partition('/')[2]} became alike: their similarity is {value:.2f}."
+                yield _Finding("collapse", name, value, message)
+
+    def _margins(self, reading: Mapping[str, float]) -> Iterator[_Finding]:
+        headroom = reading.get("headroom")
+        if headroom is not None and headroom < self.rules.headroom:
+            largest = reading.get("activation_max", math.nan)
+            text = f"the largest activation, {largest:.3g}, is within a factor of {headroom:.2g} of the dtype's limit."
+            yield _Finding("overflow margin", "headroom", headroom, text)
+
+    def _dead_skips(self, reading: Mapping[str, float]) -> Iterator[_Finding]:
+        indices = {name: name.partition("/")[2] for name in _features(reading, "skip_rms/")}
+        sizes = {index: reading[name] * reading.get(f"kappa/{index}", 1.0) for name, index in indices.items()}
+        largest = max(sizes.values(), default=0.0)
+        for index, size in sizes.items():
+            if size <= self.rules.dead_skip * largest:
+                text = f"long skip {index} enters its merge with an RMS of {size:.3g}; the largest has {largest:.3g}."
+                yield _Finding("dead skip", f"skip/{index}", size, text)
+
+
+def _remedy(kind: str, lr: float | None, bare: bool | None) -> str:
+    if kind == "overflow margin":
+        return "The next growth overflows: train in bf16."
+    if kind == "dead skip":
+        return "The decoder no longer depends on this skip: look at its coefficient, and at what makes it."
+    first = {
+        "non-finite": "Go back to the last good checkpoint. ",
+        "collapse": "Go back to a checkpoint from before. ",
+        "spike": "If it does not come back: ",
+    }[kind]
+    advice = what_to_do(bare, lr)
+    return first + (advice if first.endswith(". ") else advice[0].lower() + advice[1:])
+
+
+def _features(reading: Iterable[str], prefix: str = "block_rms/") -> list[str]:
+    """The features of the fixed probe batch, or where there is none those of the live batches."""
+    probed = [name for name in reading if name.startswith(f"probe_{prefix}")]
+    return probed or [name for name in reading if name.startswith(prefix)]
+
+
+# Oscillation. A series is the RMS of a hidden feature on a fixed probe batch, or a gradient norm, read at equal
+# distances in steps; scores of series with different distances cannot be compared. Three views of y = log(series):
+#
+#     r_t = y_t - (local linear fit around t)       full windows of 51 readings only
+#     O1 = RMS of r                                  how far readings lie from their trend
+#     O2 = sd of second differences / √6             the same without a window; equals O1 for white noise
+#     O3 = share of r above log 1.5, exp(max r)      how often, and how high, it peaks
+#
+# A collapsed network looks perfectly stable. So a score counts only if the loss is below that of a predictor that
+# always answers zero, and the feature is above a floor; otherwise `gate` says why it does not.
 
 WINDOW = 51
 PEAK = math.log(1.5)
@@ -105,263 +297,3 @@ def _gate(series: Sequence[float], window: int, loss: float | None, zero_loss: f
     if loss is not None and not loss < zero_loss:
         return f"the loss {loss:.3g} is not below {zero_loss:.3g}, that of a predictor of zero"
     return ""
-
-
-# Alarms: what in a series of readings means that a run is in trouble, in words that say what to try. What stands in
-# braces is for models whose long skips are not scaled yet.
-
-REMEDIES = {
-    "non-finite": "Stop and go back to the last good checkpoint. Try a lower learning rate, a longer warm-up, gradient "
-    "clipping, bf16 instead of fp16{, or scale the long skips: scale_skips_(model, 'cs')}.",
-    "spike": "If it does not come back: lower the learning rate or clip gradients{, or scale the long skips with CS, "
-    "which damps the inner ones}.",
-    "collapse": "The network may have stopped to use its input. Go back to an earlier checkpoint and lower the "
-    "learning rate or the weight decay; look for a coefficient or a gate that went to zero.",
-    "overflow margin": "The next growth overflows. Use bf16 or lower the learning rate{, or scale the long skips with "
-    "CS}.",
-    "dead skip": "The decoder no longer depends on this skip. Raise kappa, use LS with start='cs', or look at the "
-    "gate's learning rate and weight decay.",
-}
-
-
-_BY_RATE = ("non-finite", "spike", "collapse", "overflow margin")
-"""Kinds that a learning rate which is too high may cause."""
-
-
-@dataclass(frozen=True)
-class Alarm:
-    step: int
-    kind: str
-    """One of REMEDIES."""
-    where: str
-    """The quantity, for example "probe_block_rms/decoder.0"."""
-    value: float
-    message: str
-    scaled: bool = False
-    """Whether the long skips are scaled already: then that is no remedy."""
-
-    @property
-    def remedy(self) -> str:
-        advice = REMEDIES[self.kind]
-        return re.sub(r"\{.*?\}", "", advice) if self.scaled else advice.replace("{", "").replace("}", "")
-
-    def __str__(self) -> str:
-        return f"step {self.step}: {self.kind}: {self.message} {self.remedy}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class AlarmRules:
-    """When to raise an alarm. Factors are relative to the median of the last `memory` readings."""
-
-    loss_spike: float = 3.0
-    gradient_spike: float = 10.0
-    feature_spike: float = 4.0
-    collapse: float = 1e-3
-    """A feature that falls below this share of its median has collapsed."""
-    headroom: float = 8.0
-    """The largest activation must be smaller than the dtype's largest number by this factor."""
-    dead_skip: float = 1e-4
-    """A skip is dead if it is smaller than the largest skip by this factor, both as they enter their merges."""
-    zero_loss: float | None = None
-    """The loss of a predictor of zero (1 for ε); left out, that of the first steps. See `CollapseDetector`."""
-    memory: int = 20
-    patience: int = 5
-    """Readings before the first comparison with the past."""
-
-
-@dataclass(frozen=True)
-class _Finding:
-    kind: str
-    where: str
-    value: float
-    message: str
-
-
-class AlarmDetector:
-    """Checks one reading after the other. A condition that stays is reported once, and again after it was gone."""
-
-    def __init__(self, rules: AlarmRules) -> None:
-        self.rules = rules
-        self._past: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=rules.memory))
-        self._collapse = CollapseDetector(zero_loss=rules.zero_loss)
-        self._collapsed: Collapse | None = None
-        self._standing: set[tuple[str, str]] = set()
-
-    def check(
-        self,
-        step: int,
-        reading: Mapping[str, float],
-        *,
-        losses: Sequence[float] = (),
-        lr: float | None = None,
-        scaled: bool = False,
-    ) -> list[Alarm]:
-        """`losses`: those of all steps since the last reading. `lr` is the learning rate of this step, `scaled` whether
-        the long skips are scaled, where they are known."""
-        # A recorded mean stands for the steps that were not kept.
-        each = losses or ([reading["loss"]] * RECORD if "loss" in reading else [])
-        for position, loss in enumerate(each, start=step - len(each) + 1):
-            event = self._collapse.add(position, loss)
-            self._collapsed = event if isinstance(event, Collapse) else self._collapsed
-        findings = list(self._findings(reading))
-        standing = {(finding.kind, finding.where) for finding in findings}
-        fresh = [finding for finding in findings if (finding.kind, finding.where) not in self._standing]
-        self._standing = standing
-        self._remember(reading)
-        rate = "" if lr is None else f" The learning rate is {lr:g}{self._rate_remark(reading)}."
-        return [
-            Alarm(step, found.kind, found.where, found.value, found.message + rate * (found.kind in _BY_RATE), scaled)
-            for found in fresh
-        ]
-
-    def _rate_remark(self, reading: Mapping[str, float]) -> str:
-        """A step that changes a block by a tenth of its weights is too long, whatever else is wrong."""
-        ratios = [value for name, value in reading.items() if name.startswith("update_ratio/") and math.isfinite(value)]
-        ratios = ratios or [past[-1] for name, past in self._past.items() if name.startswith("update_ratio/") and past]
-        largest = max(ratios, default=0.0)
-        return f", and a step changes weights by {largest:.0%}: that is the first thing to lower" * (largest > 0.1)
-
-    def _first_to_leave(self, bad: Sequence[str]) -> str:
-        """The block that had grown most when all was still finite; else the first in the order of the forward."""
-        growth = {
-            name: past[-1] / past[0]
-            for name, past in self._past.items()
-            if name in _features(self._past) and len(past) > 1 and past[0] > 0
-        }
-        if growth and max(growth.values()) > self.rules.feature_spike:
-            name = max(growth, key=lambda block: growth[block])
-            return f" {name} left first: it had grown {growth[name]:.3g} times before."
-        first = next(iter(_features(bad)), None)
-        return "" if first is None else f" In the order of the forward, {first} is the first."
-
-    def _remember(self, reading: Mapping[str, float]) -> None:
-        for name, value in reading.items():
-            if math.isfinite(value):
-                self._past[name].append(value)
-
-    def _findings(self, reading: Mapping[str, float]) -> Iterator[_Finding]:
-        bad = [name for name, value in reading.items() if not math.isfinite(value)]
-        if bad:
-            # A coefficient is only what the features before it have made of it.
-            named = next((name for name in bad if not name.startswith("kappa/")), bad[0])
-            others = f" and {len(bad) - 1} others" if len(bad) > 1 else ""
-            # Where it is one thing that went wrong, it is one alarm.
-            message = f"{named}{others} became infinite or NaN.{self._first_to_leave(bad)}"
-            yield _Finding("non-finite", "", math.nan, message)
-            return
-        yield from self._spikes(reading)
-        yield from self._collapses(reading)
-        yield from self._margins(reading)
-        yield from self._dead_skips(reading)
-
-    def _median(self, name: str) -> float | None:
-        past = self._past.get(name, ())
-        return median(past) if len(past) >= self.rules.patience else None
-
-    def _spikes(self, reading: Mapping[str, float]) -> Iterator[_Finding]:
-        factors = [("loss_max", "loss", self.rules.loss_spike)]
-        factors += [("gradient_norm/all", "gradient_norm/all", self.rules.gradient_spike)]
-        factors += [(name, name, self.rules.feature_spike) for name in _features(reading)]
-        for name, reference, factor in factors:
-            usual, value = self._median(reference), reading.get(name)
-            if usual and value is not None and value > factor * usual:
-                yield _Finding("spike", name, value, f"{name} is {value:.3g}, {value / usual:.1f} times its median.")
-
-    def _collapses(self, reading: Mapping[str, float]) -> Iterator[_Finding]:
-        for name in _features(reading):
-            usual, value = self._median(name), reading[name]
-            if usual and value < self.rules.collapse * usual:
-                yield _Finding("collapse", name, value, f"{name} fell to {value:.3g}; its median was {usual:.3g}.")
-        if self._collapse.collapsed and self._collapsed is not None:
-            yield _Finding("collapse", "loss", self._collapsed.loss, f"{self._collapsed}.")
-
-    def _margins(self, reading: Mapping[str, float]) -> Iterator[_Finding]:
-        headroom = reading.get("headroom")
-        if headroom is not None and headroom < self.rules.headroom:
-            largest = reading.get("activation_max", math.nan)
-            yield _Finding(
-                "overflow margin",
-                "headroom",
-                headroom,
-                f"the largest activation, {largest:.3g}, is within a factor of {headroom:.2g} of the dtype's limit.",
-            )
-
-    def _dead_skips(self, reading: Mapping[str, float]) -> Iterator[_Finding]:
-        prefix = "probe_skip_rms/" if any(name.startswith("probe_skip_rms/") for name in reading) else "skip_rms/"
-        sizes = {
-            name.removeprefix(prefix): value * reading.get(f"kappa/{name.removeprefix(prefix)}", 1.0)
-            for name, value in reading.items()
-            if name.startswith(prefix)
-        }
-        largest = max(sizes.values(), default=0.0)
-        for index, size in sizes.items():
-            if size <= self.rules.dead_skip * largest:
-                message = (
-                    f"long skip {index} enters its merge with an RMS of {size:.3g}; the largest has {largest:.3g}."
-                )
-                yield _Finding("dead skip", f"skip/{index}", size, message)
-
-
-def _features(reading: Iterable[str]) -> list[str]:
-    """The features of the fixed probe batch, or where there is none those of the live batches."""
-    probed = [name for name in reading if name.startswith("probe_block_rms/")]
-    return probed or [name for name in reading if name.startswith("block_rms/")]
-
-
-# Where readings go.
-
-
-class Writer(Protocol):
-    def write(self, step: int, reading: Mapping[str, float], alarms: Sequence[Alarm]) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class JsonLines:
-    """One JSON object per reading. A run that goes on from an earlier step replaces what was written after it."""
-
-    def __init__(self, path: str | PathLike[str]) -> None:
-        self.path = Path(path)
-        self._file: TextIO | None = None
-
-    def write(self, step: int, reading: Mapping[str, float], alarms: Sequence[Alarm]) -> None:
-        file = self._file = self._file or self._opened(step)
-        # JSON knows no NaN: a number that is not finite is written as null.
-        values = {name: value if math.isfinite(value) else None for name, value in reading.items()}
-        line: dict[str, Any] = {"step": step, **values}
-        if alarms:
-            line["alarms"] = [{"kind": alarm.kind, "where": alarm.where, "message": str(alarm)} for alarm in alarms]
-        file.write(json.dumps(line) + "\n")
-        file.flush()
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def _opened(self, step: int) -> TextIO:
-        make_folder(self.path.parent)
-        if self.path.exists():
-            kept = [line for line in read_json_lines(self.path) if line.get("step", step) < step]
-            write_json_lines(self.path, kept)
-        with writing(self.path):
-            return open(self.path, "a", encoding="utf-8")
-
-
-class TensorBoard:
-    """Readings as scalars, alarms as text."""
-
-    def __init__(self, folder: str | PathLike[str]) -> None:
-        needs("tensorboard", "train", "writing readings for TensorBoard")
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._writer = SummaryWriter(str(folder))
-
-    def write(self, step: int, reading: Mapping[str, float], alarms: Sequence[Alarm]) -> None:
-        for name, value in reading.items():
-            self._writer.add_scalar(f"stability/{name}", value, step)
-        for alarm in alarms:
-            self._writer.add_text("stability/alarms", str(alarm), step)
-
-    def close(self) -> None:
-        self._writer.close()

@@ -6,8 +6,9 @@ answers zero, and stays there. The rule:
     A run has collapsed when its mean loss since some step is above the level that it had reached
       - by more than half of what it had learned (the gap between that level and the loss of an output of zero),
       - by more than five standard errors of that mean, noise and its autocorrelation measured in the run itself,
-      - for long enough: twelve steps at the loss of zero, and never fewer than four.
-    Nothing is judged before the loss is a fifth below that of zero. A loss that is not finite has collapsed.
+    and time bears witness: the steps that follow show the same on their own. That takes twelve steps at the loss of
+    zero, and never fewer than five. Nothing is judged before the loss is a fifth below that of zero. A loss that is not
+    finite has collapsed. Features are no witness: a resumed run, and every process of one, must decide alike.
 
 One loss says little, because it depends on the noise levels that a small batch happens to hold. So the detector
 compares like with like. For each noise level b it follows what the network has reached, m_b: the mean over the last
@@ -19,12 +20,12 @@ where zero would have cost z_i, has
 
 Evidence is summed as in Page's test for a change (CUSUM; Page, Biometrika 41, 1954):
 
-    S ← max(0, S + (min(E, 2G) - G/2) / mean gap)            collapsed when S > max(6, 14 v)
+    S ← max(0, S + (min(E, 2G) - G/2) / mean gap)            suspected when S > max(4, 14 v)
 
-where v is the variance of E / G in the run, times (1 + ρ) / (1 - ρ) for an autocorrelation ρ. A sum of noise of
-variance v that drifts down by 1/2 exceeds 14 v with a probability of exp(-14); n steps that reach that bar have a mean
-of at least 1/2 + 14 v / n, which is never less than √28 standard errors √(v/n). The last step at which S was 0 is where
-the trouble began.
+and collapsed when S' > max(2, 5 v), the same sum of the steps after that alone. Here v is the variance of E / G in the
+run, times (1 + ρ) / (1 - ρ) for an autocorrelation ρ. A sum of noise of variance v that drifts down by 1/2 exceeds 14 v
+with a probability of exp(-14); n steps that reach that bar have a mean of at least 1/2 + 14 v / n, which is never less
+than √28 standard errors √(v/n). The last step at which S was 0 is where the trouble began.
 
     detector = CollapseDetector(zero_loss=1.0)
     for step, loss in enumerate(losses, start=1):
@@ -43,19 +44,19 @@ from ..errors import InvalidConfigError
 
 RULE = (
     "a run has collapsed when its mean loss since some step is above the level that it had reached by more than half "
-    "of what it had learned and by more than five standard errors, or is not finite"
+    "of what it had learned and by more than five standard errors, and the steps that follow show the same; or when it "
+    "is not finite"
 )
 """The rule in a sentence, for pages and reports."""
 LEARNED = 0.2
 """Nothing is judged before the loss is below that of zero by this share."""
 LOST = 0.5
 """A run has collapsed when it has lost this share of what it had learned."""
-EVIDENCE = 6.0
-"""The bar for S in a quiet run: 12 steps at the loss of zero, 4 at three times that."""
-SPIKE = 0.7
-"""A loss that comes back after this share of that bar was a spike."""
-NOISE = 14.0
-"""The bar for S in units of the variance of a step: a false alarm has a chance of exp(-14) per excursion."""
+EVIDENCE, NOISE = 4.0, 14.0
+"""The bar for S: in a quiet run (8 steps at the loss of zero), and in units of the variance of a step (noise passes it
+with a chance of exp(-14) per excursion). A loss that comes back after it has passed was a spike."""
+AGAIN, AGAIN_NOISE = 2.0, 5.0
+"""The same for the steps after that, which must show it again."""
 NOISIEST = 0.5
 """Nothing is judged while the variance of a step, in squared gaps, is above this: what was learned is lost in noise."""
 MOST = 2.0
@@ -157,7 +158,7 @@ class CollapseDetector:
         """Noise of the excess: E[e²], E[e e'] of neighbouring steps, and the last e."""
         self.steps = 0
         """Steps that went into the mean gap."""
-        self.evidence, self.began, self.collapsed = 0.0, 0, False
+        self.evidence, self.again, self.began, self.collapsed = 0.0, 0.0, 0, False
         self.trouble: dict[str, float] = {}
         """Sums since `began`: see `_weigh`."""
         self.excess: list[float] = [0.0] * self.levels
@@ -177,7 +178,7 @@ class CollapseDetector:
 
     @property
     def bar(self) -> float:
-        """The evidence at which a run has collapsed."""
+        """The evidence at which a run is suspected."""
         return max(EVIDENCE, NOISE * self.noise)
 
     @property
@@ -242,7 +243,7 @@ class CollapseDetector:
         if self.evidence == 0.0:
             self.began, self.excess = step - 1, [0.0] * self.levels
             self.trouble = dict.fromkeys(TROUBLE, 0.0)
-        self.evidence = max(0.0, self.evidence + counted)
+        before, self.evidence = self.evidence, max(0.0, self.evidence + counted)
         trouble = self.trouble
         added = {"steps": 1.0, "loss": loss, "level": level, "zero": zero}
         for name, value in {**added, "squares": noise**2, "products": noise * self.last}.items():
@@ -251,22 +252,31 @@ class CollapseDetector:
         for b, value in by_level.items():
             self.excess[b] += value
         self.last = noise
-        steps = trouble["steps"]
         if self.evidence == 0.0:
-            spiked = trouble["evidence"] > SPIKE * self.bar and not self.collapsed
-            if not self.collapsed:
-                # It was noise. A collapse must not raise the bar that it is to pass, so noise is learned only now.
-                self._learn_noise(int(steps), trouble["squares"] / steps, trouble["products"] / steps)
-            self.collapsed = False
-            level = trouble["level"] / steps
-            return Spike(step, self.began, trouble["largest"], level, self._worst()) if spiked else None
+            return self._came_back(step)
         if self.evidence <= self.bar:
-            return None
-        self.evidence = self.bar  # so that a run that comes back is soon known to
-        if self.collapsed:
-            return None
-        self.collapsed = True
-        means = (trouble[name] / steps for name in ("loss", "level", "zero"))
+            self.again = 0.0
+        elif self.collapsed:
+            self.evidence = self.bar  # so that a run that comes back is soon known to
+        elif before > self.bar:
+            self.again = max(0.0, self.again + counted)
+            if self.again > max(AGAIN, AGAIN_NOISE * self.noise):
+                return self._collapse(step)
+        return None
+
+    def _came_back(self, step: int) -> Spike | None:
+        """The loss is at its level again."""
+        trouble, steps, self.again = self.trouble, self.trouble["steps"], 0.0
+        spiked = trouble["evidence"] > self.bar and not self.collapsed
+        if not self.collapsed:
+            # It was noise. A collapse must not raise the bar that it is to pass, so noise is learned only now.
+            self._learn_noise(int(steps), trouble["squares"] / steps, trouble["products"] / steps)
+        self.collapsed = False
+        return Spike(step, self.began, trouble["largest"], trouble["level"] / steps, self._worst()) if spiked else None
+
+    def _collapse(self, step: int) -> Collapse:
+        self.collapsed, self.evidence = True, self.bar
+        means = (self.trouble[name] / self.trouble["steps"] for name in ("loss", "level", "zero"))
         return Collapse(step, self.began, *means, noise_level=self._worst())
 
     def _learn_noise(self, steps: int, square: float, product: float) -> None:
@@ -356,3 +366,13 @@ def _change(size: float, level: float) -> float:
     if not math.isfinite(size):
         return math.inf
     return abs(math.log(size / level)) if size > 0 and level > 0 else 0.0
+
+
+def describe_left_first(left: Mapping[str, Any] | None) -> str:
+    """What `first_to_leave` found, as a sentence."""
+    if left is None:
+        return "No block and no long skip had left its size by a factor of two."
+    if str(left["where"]).startswith("tokens of "):
+        return f"What left first: the {left['where']}, which became alike by step {left['step']}."
+    grown = "became infinite" if left["factor"] is None else f"was {left['factor']:.3g} times its size"
+    return f"What left first: {left['where']}, which {grown} at step {left['step']}."

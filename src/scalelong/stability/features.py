@@ -1,6 +1,7 @@
 """Where features are read in a network: at its long skips, and at the blocks that they join.
 
-Hooks put sizes of tensors into a `Meter`; they only read. `probe` gives the features of one forward as numbers.
+Hooks put sizes of tensors, and how alike the tokens of a block are, into a `Meter`; they only read. `probe` gives the
+features of one forward as numbers.
 """
 
 import sys
@@ -12,9 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from ..attaching import is_scaled, operand, plan_of
-from ..finding import ExampleInputs, LongSkip, SkipPlan, find_skips, unwrap
+from ..attaching import host_of, is_scaled, operand, plan_of
+from ..finding import ExampleInputs, LongSkip, SkipPlan, find_skips, native_plan, unwrap
 from ..models import evaluating, first_tensor
+from ..scaling import SkipSite
+from .advice import bare_merges
 
 MIDDLES = ("middle", "mid_block", "middle_block", "mid", "bottleneck")
 """Names under which the block between encoder and decoder is known."""
@@ -29,6 +32,8 @@ class Meter:
     """Whether to leave out passes without gradients: validation and sampling between two steps."""
     skips: dict[int, Tensor] = field(default_factory=dict)
     blocks: dict[str, Tensor] = field(default_factory=dict)
+    alike: dict[str, Tensor] = field(default_factory=dict)
+    """Similarity of the tokens of each block's output."""
     limits: dict[str, float] = field(default_factory=dict)
     """The largest number of the dtype of each block's output."""
 
@@ -37,7 +42,15 @@ class Meter:
         return self.on and (not self.training_only or torch.is_grad_enabled())
 
     def clear(self) -> None:
-        self.skips, self.blocks, self.limits = {}, {}, {}
+        self.skips, self.blocks, self.alike, self.limits = {}, {}, {}, {}
+
+    def sizes(self) -> dict[str, float]:
+        """All that may leave its level before a collapse, by its name in words (`first_to_leave`)."""
+        found = {f"block {name}": size[0] for name, size in self.blocks.items()}
+        found |= {f"skip {index}": size[0] for index, size in self.skips.items()}
+        found |= {f"tokens of {name}": apart(value) for name, value in self.alike.items()}
+        numbers = torch.stack([value.float() for value in found.values()]).tolist() if found else []
+        return dict(zip(found, numbers, strict=True))
 
 
 def size_of(tensor: Tensor) -> Tensor:
@@ -48,11 +61,45 @@ def size_of(tensor: Tensor) -> Tensor:
     return torch.stack([rms, torch.linalg.vector_norm(values, float("inf"), dtype=wide)])
 
 
-class BlockTap:
-    """Forward hook of a block."""
+IMAGES, POSITIONS = 4, 16
+"""Images and positions that the similarity of tokens is read from."""
+LEAST_APART = 0.05
+"""Tokens that are more alike than this differ by rounding and by luck."""
 
-    def __init__(self, meter: Meter, name: str) -> None:
-        self.meter, self.name = meter, name
+
+def similarity_of(tensor: Tensor, channel_axis: int = 1, batch_axis: int | None = 0) -> Tensor | None:
+    """The mean cosine between positions (tokens, pixels) of an image; None where there is one position only.
+
+    The end of a collapse is a network whose positions are all alike: 1.
+    """
+    values = tensor.detach()
+    values = values.movedim(batch_axis, 0)[:IMAGES] if batch_axis is not None else values[None]
+    axis = channel_axis % tensor.dim()
+    if batch_axis is None:
+        axis += 1
+    elif axis < batch_axis:
+        axis += 1  # moved to the right by the axis of the images
+    values = values.movedim(axis, -1).flatten(1, -2)
+    count = values.shape[1]
+    if count < 2:
+        return None
+    values = values[:, :: max(1, count // POSITIONS)][:, :POSITIONS].float()
+    unit, count = torch.nn.functional.normalize(values, dim=-1), values.shape[1]
+    return ((unit.sum(1).square().sum(-1) - count) / (count * (count - 1))).mean()
+
+
+def apart(similarity: Any) -> Any:
+    """How far tokens are apart, 1 - cosine, at least LEAST_APART: that falls as tokens become alike."""
+    return (
+        (1 - similarity).clamp(min=LEAST_APART) if isinstance(similarity, Tensor) else max(1 - similarity, LEAST_APART)
+    )
+
+
+class BlockTap:
+    """Forward hook of a block. `site` says along which axes its output has channels and images."""
+
+    def __init__(self, meter: Meter, name: str, site: SkipSite) -> None:
+        self.meter, self.name, self.site = meter, name, site
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:  # noqa: ARG002
         if self.meter.reading:
@@ -60,6 +107,11 @@ class BlockTap:
             if tensor is not None:
                 self.meter.blocks[self.name] = size_of(tensor)
                 self.meter.limits[self.name] = torch.finfo(tensor.dtype).max
+                alike = (
+                    similarity_of(tensor, self.site.channel_axis, self.site.batch_axis) if tensor.dim() > 2 else None
+                )
+                if alike is not None:
+                    self.meter.alike[self.name] = alike
 
 
 class SkipTap:
@@ -93,8 +145,11 @@ def block_names(model: nn.Module, plan: SkipPlan) -> list[str]:
 def attach_meter(model: nn.Module, plan: SkipPlan, meter: Meter) -> list[RemovableHandle]:
     """Hooks on all skips and blocks. They only read."""
     handles = []
+    sites = {name: skip.site for skip in plan for name in (skip.producer, skip.consumer)}
+    innermost = tuple(plan)[-1].site
     for name in block_names(model, plan):
-        handles.append(model.get_submodule(name).register_forward_hook(BlockTap(meter, name)))
+        tap = BlockTap(meter, name, sites.get(name, innermost))
+        handles.append(model.get_submodule(name).register_forward_hook(tap))
     for skip in plan:
         tap, place = SkipTap(meter, skip), skip.places.skip
         if place is not None and place.side == "argument" and _exists(model, place.module):
@@ -132,16 +187,28 @@ def _exists(model: nn.Module, name: str) -> bool:
 
 @dataclass(frozen=True)
 class Features:
-    """RMS and largest magnitude of every long skip (before scaling) and every block."""
+    """RMS and largest magnitude of every long skip (before scaling) and every block, and how alike its tokens are."""
 
     skip_rms: dict[int, float]
     block_rms: dict[str, float]
     block_max: dict[str, float]
+    similarity: dict[str, float]
 
 
 def plan_for(model: nn.Module, example_inputs: ExampleInputs = None) -> SkipPlan:
     """The plan by which a model is scaled, or the one that is found in it."""
     return plan_of(model) if is_scaled(model) else find_skips(model, example_inputs)
+
+
+def known_plan(model: nn.Module) -> SkipPlan | None:
+    """The plan, where it is known without a look at the model: it is scaled, or says itself where its skips are."""
+    return plan_of(model) if is_scaled(model) else native_plan(unwrap(model))
+
+
+def has_bare_merges(model: nn.Module, plan: SkipPlan | None = None) -> bool | None:
+    """Some long skips are merged without a norm (`advice.what_to_do`); None where the skips are not known."""
+    plan, scaling = plan or known_plan(model), host_of(model).scaling
+    return None if plan is None else bool(bare_merges(plan, scaling and scaling.config.name))
 
 
 def measure(model: nn.Module, plan: SkipPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Meter:
@@ -165,6 +232,7 @@ def probe(model: nn.Module, *inputs: Any, plan: SkipPlan | None = None, **keywor
         skip_rms={index: float(size[0]) for index, size in meter.skips.items()},
         block_rms={name: float(size[0]) for name, size in meter.blocks.items()},
         block_max={name: float(size[1]) for name, size in meter.blocks.items()},
+        similarity={name: float(value) for name, value in meter.alike.items()},
     )
 
 

@@ -5,9 +5,10 @@
         loss = ...; loss.backward(); optimizer.step(); optimizer.zero_grad()
         guard.step(loss)
 
-It keeps the weights and the optimiser's state of three good steps, in memory or in a folder. When the loss collapses
-(`CollapseDetector`) or is not finite, it puts the last ones from before the trouble back, and from then on every step
-of the optimiser is made with half the rate. The loop and its schedules go on counting; nothing else of them changes.
+It keeps the weights and the optimiser's state of two good steps, in the memory of the CPU or in a folder. When the loss
+collapses (`CollapseDetector`) or is not finite, it puts the last ones from before the trouble back, and from then on
+every step of the optimiser is made with half the rate. The loop and its schedules go on counting; nothing else of them
+changes.
 """
 
 import copy
@@ -25,9 +26,14 @@ from torch.utils.hooks import RemovableHandle
 from ..attaching import without_records
 from ..errors import CheckpointError, CollapseError, InvalidConfigError
 from ..files import make_folder
+from .advice import what_to_do
 from .collapse import Collapse, CollapseDetector, Spike, last_good
+from .features import has_bare_merges
 
 logger = logging.getLogger(__name__)
+
+RATE_FACTOR = "scalelong_rate_factor"
+"""The attribute of an optimiser that says by how much a guard lowers the rates of its parameter groups."""
 
 Mode = Literal["rollback", "stop", "ignore"]
 READ_EVERY = 10
@@ -40,9 +46,10 @@ class CollapseGuard:
     `mode`: "rollback" goes back and on with a lower rate, "stop" raises CollapseError, "ignore" only reports.
     `zero_loss`: the loss of a network that always answers zero: 1 for a network that predicts noise. Left out, it is
     what the first ten steps have.
-    `every`: steps between two snapshots of weights and optimiser; `keep`: how many of them are kept. A snapshot is as
-    large as the weights and the optimiser's state: with Adam three times the weights, 10 GB for 860 million in float32.
-    `folder`: where snapshots are kept; in memory if left out, on the CPU.
+    `every`: steps between two snapshots of weights and optimiser. Two are kept (`keep`), because the weights of the
+    newest may be broken already when the loss does not show it yet. Each is as large as weights and optimiser state:
+    with Adam three times the weights, 10 GB for 860 million in float32.
+    `folder`: where snapshots are kept; left out, in the memory of the CPU.
     `factor`, `max_rollbacks`: the rate is multiplied by the factor at each rollback, at most so many times; after that
     a collapse raises CollapseError.
     `extra`: other objects with `state_dict` and `load_state_dict` that go back as well: a moving average, a scaler.
@@ -57,7 +64,7 @@ class CollapseGuard:
         mode: Mode = "rollback",
         zero_loss: float | None = None,
         every: int = 50,
-        keep: int = 3,
+        keep: int = 2,
         folder: str | PathLike[str] | None = None,
         factor: float = 0.5,
         max_rollbacks: int = 3,
@@ -84,8 +91,6 @@ class CollapseGuard:
         self.on_event = on_event or (lambda event: logger.warning("%s", event))
         self.steps = 0
         """Steps of the optimiser."""
-        self.rate_factor = 1.0
-        """By how much rollbacks have lowered the rate."""
         self.events: list[Collapse | Spike] = []
         self.rollbacks: list[dict[str, Any]] = []
         self._sum: Tensor | None = None
@@ -110,6 +115,21 @@ class CollapseGuard:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        vars(self.optimizer).pop(RATE_FACTOR, None)
+
+    @property
+    def rate_factor(self) -> float:
+        """By how much rollbacks have lowered the rate. Parameter groups go on showing what the schedule plans."""
+        return getattr(self.optimizer, RATE_FACTOR, 1.0)
+
+    @rate_factor.setter
+    def rate_factor(self, value: float) -> None:
+        setattr(self.optimizer, RATE_FACTOR, value)
+
+    @property
+    def rates(self) -> list[float]:
+        """The learning rates that steps are made with, one per parameter group."""
+        return [group["lr"] * self.rate_factor for group in self.optimizer.param_groups if "lr" in group]
 
     def step(self, loss: Tensor | float) -> Collapse | None:
         """To be called after every backward pass or step of the optimiser. Gives a collapse, if one was found.
@@ -164,12 +184,11 @@ class CollapseGuard:
             before = self.rollbacks[-1]["to_step"]
             good = max((step for step in self.snapshots.steps if step < before), default=good)
         if self.mode == "stop" or good is None or len(self.rollbacks) >= self.max_rollbacks:
-            rates = ", ".join(f"{group['lr']:g}" for group in self.optimizer.param_groups[:3] if "lr" in group)
             tried = f" {len(self.rollbacks)} rollbacks with lower rates did not help." if self.rollbacks else ""
+            rate = max(self.rates, default=None)
             raise CollapseError(
-                f"step {found.step}: {found}.{tried} The learning rate was {rates}: try a quarter of it, a longer "
-                f"warm-up or clipping at 1; what keeps a deep network alive at a high rate is how its long skips "
-                f"start, before training: start_skips_(model, 'cs')"
+                f"step {found.step}: {found}.{tried} The learning rate was "
+                f"{'not known' if rate is None else f'{rate:g}'}. {what_to_do(has_bare_merges(self.model), rate)}"
             )
         self._restore(good)
         self.rate_factor *= self.factor
@@ -219,13 +238,13 @@ class CollapseGuard:
         with without_records():
             self.model.load_state_dict(saved["model"])
         rates = [group.get("lr") for group in self.optimizer.param_groups]
-        self.optimizer.load_state_dict(saved["optimizer"])
+        self.optimizer.load_state_dict(_on_cpu(saved["optimizer"]))  # a copy: it may take tensors as they are
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             if rate is not None:  # schedules have gone on meanwhile
                 group["lr"] = rate
         self.optimizer.zero_grad()
         for each, state in zip(self.extra, saved["extra"], strict=True):
-            each.load_state_dict(state)
+            each.load_state_dict(_on_cpu(state))
         self.detector.load_state_dict(saved["detector"])
         self.snapshots.forget_after(step)
 
@@ -265,7 +284,9 @@ class Snapshots:
         if step in self.steps:
             return
         if self.folder is None:
-            self._states[step] = _on_cpu(state)
+            # Into the memory of the one that is replaced: there is never one more than are kept.
+            oldest = self._states.pop(self.steps[0]) if len(self.steps) == self.keep else None
+            self._states[step] = _on_cpu(state, oldest)
         else:
             path = self._path(step)
             try:
@@ -276,27 +297,25 @@ class Snapshots:
                     f"{path} could not be written: {error}; make room, or give folder=None"
                 ) from error
         self.steps.append(step)
-        for old in self.steps[: -self.keep]:
-            self._forget(old)
-        self.steps = self.steps[-self.keep :]
+        self._forget(self.steps[: -self.keep])
 
     def load(self, step: int) -> dict[str, Any]:
         if self.folder is None:
-            return copy.deepcopy(self._states[step])
+            return self._states[step]
         try:
             return torch.load(self._path(step), map_location="cpu", weights_only=True)
         except Exception as error:  # torch has many
             raise CheckpointError(f"{self._path(step)} cannot be read: {error}") from error
 
     def forget_after(self, step: int) -> None:
-        for later in [each for each in self.steps if each > step]:
-            self._forget(later)
-        self.steps = [each for each in self.steps if each <= step]
+        self._forget([each for each in self.steps if each > step])
 
-    def _forget(self, step: int) -> None:
-        self._states.pop(step, None)
-        if self.folder is not None:
-            self._path(step).unlink(missing_ok=True)
+    def _forget(self, steps: list[int]) -> None:
+        for step in steps:
+            self._states.pop(step, None)
+            if self.folder is not None:
+                self._path(step).unlink(missing_ok=True)
+        self.steps = [step for step in self.steps if step not in steps]
 
     def _path(self, step: int) -> Path:
         assert self.folder is not None
@@ -304,12 +323,17 @@ class Snapshots:
         return self.folder / f"good-{step:08d}-{rank}.pt"
 
 
-def _on_cpu(value: Any) -> Any:
-    """A copy of nested containers, with all tensors on the CPU."""
+def _on_cpu(value: Any, old: Any = None) -> Any:
+    """A copy of nested containers, with all tensors on the CPU; in the memory of `old`, as far as it has the same."""
     if isinstance(value, Tensor):
+        # A sharded tensor (FSDP2) is a subclass, and is copied as a whole.
+        if type(old) is Tensor and old.shape == value.shape and old.dtype == value.dtype:
+            return old.copy_(value.detach())
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):
-        return {key: _on_cpu(entry) for key, entry in value.items()}
+        known = old if isinstance(old, dict) else {}
+        return {key: _on_cpu(entry, known.get(key)) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_on_cpu(entry) for entry in value)
-    return copy.deepcopy(value) if not isinstance(value, int | float | str | bool | None) else value
+        known = old if isinstance(old, list | tuple) and len(old) == len(value) else [None] * len(value)
+        return type(value)(_on_cpu(entry, place) for entry, place in zip(value, known, strict=True))
+    return copy.deepcopy(value)

@@ -12,7 +12,7 @@ device until all of them are read at once, so that an accelerator waits once per
 import logging
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Self
 
@@ -21,16 +21,19 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from ..attaching import host_of, is_scaled_host
-from ..console import html_lines, html_table
-from ..errors import InvalidConfigError, NotScaledError
+from ..attaching import host_of
+from ..console import html_lines, html_table, text_table
+from ..errors import ExampleInputsError, InvalidConfigError, NotScaledError
 from ..finding import ExampleInputs, SkipPlan, example_call, unwrap
+from ..optional import needs
 from ..scaling import SkipScaling
-from .alarms import WINDOW, Alarm, AlarmDetector, AlarmRules, JsonLines, Oscillation, Writer, oscillation
-from .features import Meter, attach_meter, block_names, measure, parameters_by_block, plan_for
-from .readings import draw_readings, reading_rows
+from .alarms import WINDOW, Alarm, AlarmDetector, AlarmRules, Oscillation, oscillation
+from .features import Meter, attach_meter, block_names, has_bare_merges, measure, parameters_by_block, plan_for
+from .guard import RATE_FACTOR
+from .trackers import JsonLines, Writer
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # Gradient norms and relative updates per block, around the steps of whatever optimiser trains the model
@@ -72,7 +75,9 @@ class UpdateWatch:
         if not self.on:
             return
         mine = self._mine(optimizer)
-        self.lr = max((float(group["lr"]) for group in optimizer.param_groups if "lr" in group), default=None)
+        rate = max((float(group["lr"]) for group in optimizer.param_groups if "lr" in group), default=None)
+        # A guard that has gone back lowers the rate for the step alone.
+        self.lr = None if rate is None else rate * getattr(optimizer, RATE_FACTOR, 1.0)
         gradients = [p.grad.coalesce() if p.grad.is_sparse else p.grad for p in mine if p.grad is not None]
         self._add(self.gradients, mine, gradients)
         self._before = [(p, p.detach().clone()) for p in mine]
@@ -134,6 +139,8 @@ def _joint(norms: list[Tensor]) -> Tensor:
 
 logger = logging.getLogger(__name__)
 
+WIDE = 1e30
+"""Formats whose largest number is above this (all but fp16) have room for any activation that trains."""
 SHOWN = 5
 """Alarms that a notebook shows: the latest."""
 
@@ -164,7 +171,10 @@ class StabilityMonitor:
         if not isinstance(every, int) or every < 1:
             raise InvalidConfigError(f"every must be a whole number of steps, at least 1, got {every!r}")
         self.host, self.every = unwrap(model), every
-        self.plan = plan or plan_for(model, probe_batch)
+        try:
+            self.plan = plan or plan_for(model, probe_batch)
+        except ExampleInputsError as error:
+            raise ExampleInputsError(str(error).replace("example_inputs", "probe_batch")) from error
         self.probe_call = example_call(self.host, probe_batch) if probe_batch is not None else None
         self.writers = [*([JsonLines(path)] if path is not None else []), *writers]
         self.on_alarm = on_alarm or (lambda alarm: logger.warning("%s", alarm))
@@ -222,15 +232,26 @@ class StabilityMonitor:
         """Loss, gradient norm, and κ_i and size of each long skip over the steps: a figure of matplotlib."""
         return draw_readings(self.history, self.alarms)
 
+    def __str__(self) -> str:
+        if not self.history:
+            return self._heading()
+        return "\n".join([self._heading(), text_table(reading_rows(self.history[-1])), *self._last_alarms()])
+
     def _repr_html_(self) -> str:
+        if not self.history:
+            return html_lines([self._heading()])
+        return html_table(reading_rows(self.history[-1]), self._heading()) + html_lines(self._last_alarms())
+
+    def _heading(self) -> str:
         name = type(self.host).__name__
         if not self.history:
-            return html_lines([f"{name}: no reading yet, one comes every {self.every} steps"])
-        table = html_table(reading_rows(self.history[-1]), f"{name}: the reading at step {self.history[-1]['step']:g}")
+            return f"{name}: no reading yet, one comes every {self.every} steps"
+        return f"{name}: the reading at step {self.history[-1]['step']:g}"
+
+    def _last_alarms(self) -> list[str]:
         count = len(self.alarms)
         said = [f"{count} alarm{'s' if count != 1 else ''}{':' if count else ''}", *map(str, self.alarms[-SHOWN:])]
-        earlier = [f"and {count - SHOWN} before these"] if count > SHOWN else []
-        return table + html_lines([*said, *earlier])
+        return said + ([f"and {count - SHOWN} before these"] if count > SHOWN else [])
 
     def _arm(self) -> None:
         """Read during the step before a reading, and in no other."""
@@ -259,14 +280,16 @@ class StabilityMonitor:
             del reading[name]
         if peaks:
             reading["activation_max"] = max(peaks.values(), key=lambda peak: math.inf if math.isnan(peak) else peak)
-            reading["headroom"] = min(limits[name] / max(peak, 1e-30) for name, peak in peaks.items())
+            narrow = {name: peak for name, peak in peaks.items() if limits[name] < WIDE}
+            if narrow:
+                reading["headroom"] = min(limits[name] / max(peak, 1e-30) for name, peak in narrow.items())
         self._publish(reading, losses)
         return reading
 
     def _publish(self, reading: dict[str, float], losses: list[float]) -> None:
         self.history.append({"step": self.steps, **reading})
-        scaled = is_scaled_host(host_of(self.host))
-        alarms = self._detector.check(self.steps, reading, losses=losses, lr=self._updates.lr, scaled=scaled)
+        bare = has_bare_merges(self.host, self.plan)
+        alarms = self._detector.check(self.steps, reading, losses=losses, lr=self._updates.lr, bare=bare)
         self.alarms += alarms
         for writer in self.writers:
             writer.write(self.steps, reading, alarms)
@@ -293,6 +316,7 @@ def _scaling(host: nn.Module) -> SkipScaling | None:
 def _features(meter: Meter, prefix: str) -> dict[str, Tensor | float]:
     found: dict[str, Tensor | float] = {f"{prefix}skip_rms/{i}": meter.skips[i][0] for i in sorted(meter.skips)}
     found |= {f"{prefix}block_rms/{name}": size[0] for name, size in meter.blocks.items()}
+    found |= {f"{prefix}similarity/{name}": value for name, value in meter.alike.items()}
     return found | {f"{prefix}block_max/{name}": size[1] for name, size in meter.blocks.items()}
 
 
@@ -307,3 +331,89 @@ def _to_numbers(values: dict[str, Tensor | float]) -> dict[str, float]:
         numbers = torch.stack([value.float().reshape(()) for _, value in entries]).tolist()
         result |= dict(zip((name for name, _ in entries), numbers, strict=True))
     return {name: result[name] for name in values}
+
+
+# Readings for people: the last one as rows, all of them as a figure
+
+Reading = Mapping[str, float]
+
+LEGEND = 8
+"""Lines that a legend names; of more, it names the first and the last: the outermost and the innermost."""
+SINGLE = {
+    "loss": "loss",
+    "loss_max": "largest loss",
+    "gradient_norm/all": "gradient norm",
+    "activation_max": "largest activation",
+    "headroom": "headroom of fp16, times",
+}
+PER_SKIP = {"kappa/": "κ_i", "skip_rms/": "RMS", "probe_skip_rms/": "RMS on the probe batch"}
+DRAWN = {
+    "loss": "loss",
+    "gradient_norm/all": "gradient norm",
+    "activation_max": "largest activation",
+    "kappa/": "κ_i",
+    "skip_rms/": "RMS of each long skip",
+    "similarity/": "similarity of tokens in each block",
+}
+"""What is drawn: a quantity, or all whose names begin so; those of the probe batch where there is one."""
+
+
+def reading_rows(reading: Reading) -> list[dict[str, str]]:
+    """What is true of the whole model first, then every long skip, outermost first."""
+    rows = [{"quantity": label, "value": f"{reading[name]:.4g}"} for name, label in SINGLE.items() if name in reading]
+    alike = {name: reading[name] for name in names_of([reading], "similarity/")}
+    if alike:
+        most = max(alike, key=lambda name: alike[name])
+        rows.append({"quantity": "most alike tokens", "value": f"{alike[most]:.3g} in {most.partition('/')[2]}"})
+    for index in sorted({int(name.partition("/")[2]) for name in reading if name.startswith(tuple(PER_SKIP))}):
+        found = {label: reading.get(f"{name}{index}") for name, label in PER_SKIP.items()}
+        parts = [f"{label} {value:.4g}" for label, value in found.items() if value is not None]
+        rows.append({"quantity": f"long skip {index}", "value": ", ".join(parts)})
+    return rows
+
+
+def draw_readings(history: Sequence[Reading], alarms: Sequence[Alarm] = ()) -> "Figure":
+    """Six panels over the steps. Alarms are vertical lines in all of them."""
+    figure = needs("matplotlib.figure", "report", "drawing readings").Figure(figsize=(11, 5.6), layout="constrained")
+    many = needs("matplotlib", "report", "drawing readings").colormaps["viridis"]
+    for axes, (kind, title) in zip(figure.subplots(2, 3, sharex=True).flatten().tolist(), DRAWN.items(), strict=True):
+        names = names_of(history, kind)
+        for place, name in enumerate(names):
+            colour = many(0.9 * place / (len(names) - 1)) if len(names) > 1 else "#0072b2"
+            named = len(names) <= LEGEND or place in (0, len(names) - 1)
+            # An underscore is matplotlib's sign for "not in the legend".
+            _draw(axes, history, name, color=colour, label=name.partition("/")[2] if named else "_")
+        if len(names) > 1:
+            axes.legend(fontsize=7, frameon=False, ncols=2)
+        axes.set_title(title, fontsize=10)
+        axes.grid(alpha=0.25)
+        _finish(axes, [alarm.step for alarm in alarms], log=kind not in ("kappa/", "similarity/"))
+    return figure
+
+
+def names_of(history: Sequence[Reading], kind: str) -> list[str]:
+    """The quantities of a kind, in the order of the network. The probe batch stays the same: what changes there is the
+    network."""
+    known = dict.fromkeys(name for reading in history for name in reading)
+    probed = [name for name in known if name.startswith(f"probe_{kind}")]
+    return probed or [name for name in known if name == kind or (kind.endswith("/") and name.startswith(kind))]
+
+
+def _draw(axes: "Axes", history: Sequence[Reading], name: str, **style: Any) -> None:
+    """What was not recorded or is not finite leaves a gap."""
+    points = [(reading["step"], reading[name]) for reading in history if name in reading]
+    values = [value if math.isfinite(value) else math.nan for _, value in points]
+    marker = "o" if len(points) <= 40 else ""
+    axes.plot([step for step, _ in points], values, marker=marker, markersize=3, linewidth=1.3, **style)
+
+
+def _finish(axes: "Axes", alarms: Sequence[float], log: bool) -> None:
+    lines: list[Any] = list(axes.lines)
+    drawn = [value for line in lines for value in line.get_ydata() if math.isfinite(value)]
+    if not drawn:
+        axes.text(0.5, 0.5, "not recorded", transform=axes.transAxes, ha="center", va="center", color="#8a8a8a")
+    # Over a wide range only; narrow ones are easier to read on a plain axis, which always has numbers.
+    elif log and min(drawn) > 0 and max(drawn) > 10 * min(drawn):
+        axes.set_yscale("log")
+    for step in sorted(set(alarms)):
+        axes.axvline(step, color="#cc3311", linestyle=":", linewidth=1)

@@ -12,16 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..attaching import is_scaled, plan_of
 from ..finding import native_plan
 from ..models import tensors_in
+from .advice import what_to_do
+from .features import has_bare_merges, known_plan
 
 NAMED = 5
 """Parameters listed by name."""
 HUGE = 1e8
 """Outputs and gradients of networks that train stay far below."""
-HIGH_RATE, USUAL_RATE = 0.1, 1e-3
-"""Rates of AdamW: above the first nothing trains, with the second most do."""
 LARGEST = torch.finfo(torch.float32).max ** 0.5
 """A norm whose square float32 cannot hold."""
 
@@ -47,6 +46,8 @@ class NonFiniteReport:
     """The learning rate of the step, where it is known."""
     gradient: float | None = None
     """The norm of the gradient, in float64: it may be beyond what float32 holds while every entry is finite."""
+    bare: bool | None = None
+    """Some merges have no norm (`advice.what_to_do`)."""
     rollbacks: int = 0
     """Rollbacks that were tried before and did not help."""
 
@@ -79,17 +80,11 @@ class NonFiniteReport:
         return max(outputs, self.gradient or 0.0) > HUGE
 
     def _advice(self) -> str:
-        ways = ["more --warmup", "--clip 1", "--scaling cs", *([] if self.rollbacks else ["--on-nan rollback"])]
-        others = f"{', '.join(ways[:-1])}, or {ways[-1]}"
+        advice = what_to_do(self.bare, self.rate)
         if self.rate is None:
-            return f"Try a lower --lr, {others}."
-        lower = min(self.rate / 10, USUAL_RATE)
-        if self.ran_away or self.rate > HIGH_RATE:
-            return (
-                f"The learning rate was {self.rate:g}, and the numbers have run away: that is the rate. Try --lr "
-                f"{lower:.1g}, then {others}."
-            )
-        return f"The learning rate was {self.rate:g}. Try --lr {lower:.1g}, {others}."
+            return advice
+        remark = ", and the numbers have run away: that is the rate" if self.ran_away else ""
+        return f"The learning rate was {self.rate:g}{remark}. {what_to_do(False, self.rate) if remark else advice}"
 
     def _where(self) -> str:
         if self.layer:
@@ -115,6 +110,7 @@ def explain_nonfinite(
 ) -> NonFiniteReport:
     """Run `backward` (the passes of the bad step on this model) and watch every module."""
     found = NonFiniteReport(step, last_good, bad_input=not all(map(_finite, inputs)), rate=rate)
+    found.bare = has_bare_merges(model)
     found.parameters = [name for name, value in model.named_parameters() if not _finite(value)]
     model.zero_grad(set_to_none=True)
     with _watched(model, found):
@@ -150,7 +146,7 @@ def _watched(model: nn.Module, found: NonFiniteReport) -> Iterator[None]:
 def merge_blocks(model: nn.Module) -> dict[str, tuple[int, ...]]:
     """The modules that merge long skips, by name, with their indices i."""
     found: dict[str, tuple[int, ...]] = {}
-    for skip in native_plan(model) or (plan_of(model) if is_scaled(model) else ()):
+    for skip in known_plan(model) or ():
         found[skip.consumer] = (*found.get(skip.consumer, ()), skip.index)
     return found
 

@@ -1,9 +1,9 @@
-"""Trackers: readings as their metrics, alarms as their alerts, grids as their images.
+"""Where readings go: a JSON Lines file, or trackers, with alarms as their alerts and grids as their images.
 
-    StabilityMonitor(model, writers=[Tracker(wandb.init(project="mine"))])
+    StabilityMonitor(model, path="stability.jsonl", writers=[Tracker(wandb.init(project="mine"))])
 
-One function per thing that a tracker is told, for all of them, so that a tracker is added in this room alone. A tracker
-is what its own library gives (a run of wandb or trackio, the module mlflow, a SummaryWriter), a tracker of accelerate,
+One function per thing that a tracker is told, so that a tracker is added in this file alone. A tracker is what its own
+library gives (a run of wandb or trackio, the module mlflow, a SummaryWriter), a tracker of accelerate,
 or a logger of Lightning.
 
 | told                       | TensorBoard | wandb       | trackio     | MLflow                                 |
@@ -13,18 +13,57 @@ or a logger of Lightning.
 | a grid (`log_picture`)     | an image    | an image    | an image    | an image                               |
 """
 
-import logging
+import json
 import math
 from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol, TextIO
 
 from torch import Tensor
 
 from ..errors import InvalidConfigError
+from ..files import make_folder, read_json_lines, write_json_lines, writing
 from .alarms import Alarm
 
-logger = logging.getLogger(__name__)
+
+class Writer(Protocol):
+    def write(self, step: int, reading: Mapping[str, float], alarms: Sequence[Alarm]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class JsonLines:
+    """One JSON object per reading. A run that goes on from an earlier step replaces what was written after it."""
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        self.path = Path(path)
+        self._file: TextIO | None = None
+
+    def write(self, step: int, reading: Mapping[str, float], alarms: Sequence[Alarm]) -> None:
+        file = self._file = self._file or self._opened(step)
+        # JSON knows no NaN: a number that is not finite is written as null.
+        values = {name: value if math.isfinite(value) else None for name, value in reading.items()}
+        line: dict[str, Any] = {"step": step, **values}
+        if alarms:
+            line["alarms"] = [{"kind": alarm.kind, "where": alarm.where, "message": str(alarm)} for alarm in alarms]
+        file.write(json.dumps(line) + "\n")
+        file.flush()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _opened(self, step: int) -> TextIO:
+        make_folder(self.path.parent)
+        if self.path.exists():
+            kept = [line for line in read_json_lines(self.path) if line.get("step", step) < step]
+            write_json_lines(self.path, kept)
+        with writing(self.path):
+            return open(self.path, "a", encoding="utf-8")
+
 
 KNOWN = ("tensorboard", "wandb", "trackio", "mlflow")
 

@@ -14,20 +14,32 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from ..attaching import is_scaled
 from ..files import append_json_line, read_json_lines, write_json_lines
 from ..noise import LEVELS, level_names
 from ..runs import RunFolder, read_metrics
-from ..stability import MARGIN, Alarm, Collapse, CollapseDetector, Spike, StabilityMonitor, first_to_leave, measure
+from ..stability import (
+    MARGIN,
+    Alarm,
+    Collapse,
+    CollapseDetector,
+    Spike,
+    StabilityMonitor,
+    apart,
+    describe_left_first,
+    first_to_leave,
+    has_bare_merges,
+    measure,
+    what_to_do,
+)
 from .state import TrainState
 
 PROBE = 16
 """Images in the probe batch."""
-LEFT_OUT = ("block_rms", "skip_rms")
+LEFT_OUT = ("block_rms", "skip_rms", "similarity")
 """Readings that are not recorded: those of the training batches, which differ from step to step."""
 LOOK_EVERY = 5
 """Steps between looks at the sizes of blocks and skips while the loss is above its level."""
-SIZES = {"probe_block_rms/": "block ", "probe_skip_rms/": "skip "}
+SIZES = {"probe_block_rms/": "block ", "probe_skip_rms/": "skip ", "probe_similarity/": "tokens of "}
 """Readings by which blocks and skips are told apart, and what they are called in words."""
 
 
@@ -124,10 +136,7 @@ class RunMonitor:
         monitor, step = self.monitor, self.state.step
         if monitor is None or monitor.probe_call is None or (self.looks and step - self.looks[-1][0] < every):
             return
-        meter = measure(monitor.host, monitor.plan, *monitor.probe_call)
-        sizes = {f"block {name}": float(size[0]) for name, size in meter.blocks.items()}
-        sizes |= {f"skip {index}": float(size[0]) for index, size in meter.skips.items()}
-        self.looks.append((step, sizes))
+        self.looks.append((step, measure(monitor.host, monitor.plan, *monitor.probe_call).sizes()))
 
     def _explained(self, found: Collapse) -> Collapse:
         """With what left first, by the readings in the metrics and those since the loss left its level."""
@@ -135,7 +144,7 @@ class RunMonitor:
         readings = [*self.looks]
         for line in read_metrics(self.run.path):
             sizes = {
-                f"{word}{name.removeprefix(prefix)}": float(value)
+                f"{word}{name.removeprefix(prefix)}": apart(float(value)) if "similarity" in prefix else float(value)
                 for prefix, word in SIZES.items()
                 for name, value in line.items()
                 if name.startswith(prefix) and value is not None
@@ -147,31 +156,20 @@ class RunMonitor:
 
     def tell(self, found: Collapse, rate: float) -> str:
         """Say it, write it down, and give the diagnosis."""
-        text = diagnosis(found, rate, scaled=is_scaled(self.state.bare), watched=self.monitor is not None)
+        plan = None if self.monitor is None else self.monitor.plan
+        text = diagnosis(found, rate, has_bare_merges(self.state.bare, plan), watched=self.monitor is not None)
         self._write(found.step, "collapse", text)
         self.say(f"\nCOLLAPSED at step {found.step}: {text}\n")
         return text
 
 
-def diagnosis(found: Collapse, rate: float, *, scaled: bool, watched: bool = True) -> str:
-    """What happened, and what left first."""
-    parts = [f"{found}{_at_level(found.noise_level)}.", describe_left_first(found.left_first, watched=watched)]
-    start = "start_skips_(model, 'cs')" if scaled else "--scaling cs, or start_skips_(model, 'cs')"
-    parts.append(
-        f"The learning rate was {rate:g}. Collapsed networks seldom come back. A new run has a better chance with --lr "
-        f"{rate / 4:.2g}, a longer --warmup or --clip 1; what keeps a deep network alive at this rate is how its long "
-        f"skips start, which is chosen before training: {start}."
+def diagnosis(found: Collapse, rate: float, bare: bool | None, *, watched: bool = True) -> str:
+    """What happened, what left first, and what to do. `bare`: some merges have no norm."""
+    left = describe_left_first(found.left_first) if watched else "What left first is not known: nothing was read."
+    return (
+        f"{found}{_at_level(found.noise_level)}. {left} The learning rate was {rate:g}. Collapsed networks seldom come "
+        f"back. {what_to_do(bare, rate)}"
     )
-    return " ".join(parts)
-
-
-def describe_left_first(left: Mapping[str, Any] | None, *, watched: bool) -> str:
-    if left is not None:
-        grown = "became infinite" if left["factor"] is None else f"was {left['factor']:.3g} times its size"
-        return f"What left first: {left['where']}, which {grown} at step {left['step']}."
-    if not watched:
-        return "What left first is not known: there were no readings (--monitor-every)."
-    return "No block and no long skip had left its size by a factor of two."
 
 
 def _at_level(level: int | None) -> str:
