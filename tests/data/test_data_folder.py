@@ -6,6 +6,7 @@ import stat
 import subprocess
 import sys
 import zipfile
+from importlib.util import find_spec
 
 import pytest
 from PIL import Image
@@ -16,6 +17,7 @@ from scalelong.errors import (
     DataError,
     DuplicateNameError,
     MetadataError,
+    MissingDependencyError,
     NoImagesError,
     UnknownSplitError,
     UnreadableDataError,
@@ -143,7 +145,7 @@ def test_captions_beside_the_images(folder, opened):
     (folder / "README.txt").write_text("not a caption")
     assert opened(folder).fetch([0, 1]).captions == ["first line", "second"]
     (folder / "b.txt").unlink()
-    with pytest.raises(MetadataError, match=r"1 of 2 images have no caption file.*b\.txt"):
+    with pytest.raises(MetadataError, match=r"1 of 2 images: .*b\.txt"):
         opened(folder)
 
 
@@ -152,14 +154,14 @@ def test_captions_beside_the_images(folder, opened):
     [
         ("metadata.jsonl", '{"file_name": "a.png", "text": "x"}', MetadataError, r"no row for 1 of 2 images: .*b\.png"),
         ("metadata.jsonl", '{"file_name": "gone.png", "text": "x"}', MetadataError, r"not there: .*gone\.png"),
-        ("metadata.jsonl", "{broken", MetadataError, "line 1: not JSON"),
-        ("metadata.jsonl", "[1]", MetadataError, "line 1: needs an object"),
+        ("metadata.jsonl", "{broken", MetadataError, "line 1"),
+        ("metadata.jsonl", "[1]", MetadataError, "line 1.*object"),
         ("metadata.jsonl", "", MetadataError, "no row for 2 of 2 images"),
         ("metadata.jsonl", '{"file": "a.png"}', MetadataError, r"no 'file_name'; its columns are \['file'\]"),
         ("metadata.jsonl", '{"file_name": "../a.png", "text": "x"}', MetadataError, "must be relative"),
         ("metadata.jsonl", '{"file_name": "/a.png", "text": "x"}', MetadataError, "must be relative"),
         ("metadata.csv", "file_name,text\na.png,x\na.png,y\n", DuplicateNameError, r"a\.png' twice.*line 3"),
-        ("metadata.csv", "file_name,text\na.png,x,y\nb.png,x\n", MetadataError, "line 2: needs 2 fields"),
+        ("metadata.csv", "file_name,text\na.png,x,y\nb.png,x\n", MetadataError, "line 2.*2 fields"),
         ("metadata.csv", "name,text\na.png,x\n", MetadataError, "no 'file_name'"),
         ("metadata.csv", "file_name,label\na.png,x\nb.png,\n", MetadataError, r"no 'label' for 1 .*b\.png"),
         ("metadata.csv", "file_name,width\na.png,1\nb.png,2\n", MetadataError, "neither captions nor labels"),
@@ -225,17 +227,17 @@ def test_broken_images_are_skipped_and_named_up_to_the_limit(folder, opened, mem
     paint(folder, *[f"{number:02}.png" for number in range(20)])
     (folder / "07.png").write_bytes(b"")
     (folder / "11.png").write_text("no image")
-    data = opened(folder, max_broken=2, memory_limit=memory_limit)
+    data = opened(folder, skip_broken=2, memory_limit=memory_limit)
     assert len(data) == 18
     assert values(data) == [value for value in range(20) if value not in (7, 11)]
     assert [broken.name.rpartition("/")[2] for broken in data.broken] == ["07.png", "11.png"]
     assert "empty file" in data.broken[0].reason
     assert "07.png (empty file)" in caplog.text
     with pytest.raises(BrokenImagesError, match=r"2 of 20 images cannot be read, 1 are allowed.*07\.png.*11\.png"):
-        opened(folder, max_broken=1, memory_limit=memory_limit)
+        opened(folder, skip_broken=1, memory_limit=memory_limit)
     with pytest.raises(BrokenImagesError, match=r"0 are allowed.*07\.png"):
-        opened(folder, max_broken=0, memory_limit=memory_limit)
-    assert len(opened(folder, max_broken=0.1, memory_limit=memory_limit)) == 18
+        opened(folder, skip_broken=0, memory_limit=memory_limit)
+    assert len(opened(folder, skip_broken=0.1, memory_limit=memory_limit)) == 18
 
 
 def test_one_broken_image_does_not_stop_a_small_folder(folder, opened):
@@ -253,14 +255,14 @@ def test_nothing_but_broken_images(folder, opened, memory_limit):
     for name in ("a.png", "b.png"):
         (folder / name).write_text("no image")
     with pytest.raises(BrokenImagesError, match="not one"):
-        opened(folder, max_broken=1.0, memory_limit=memory_limit)
+        opened(folder, skip_broken=1.0, memory_limit=memory_limit)
 
 
 def test_a_broken_beginning_does_not_hide_good_images(folder, opened):
     paint(folder, *[f"{number:03}.png" for number in range(200)])
     for number in range(0, 200, 200 // 64):  # exactly the headers that are looked at first
         (folder / f"{number:03}.png").write_text("no image")
-    data = opened(folder, max_broken=1.0)
+    data = opened(folder, skip_broken=1.0)
     assert values(data) == [value for value in range(200) if value % 3]
 
 
@@ -284,7 +286,7 @@ def test_threads_of_a_fresh_process_do_not_meet_half_imported_packages(folder):
 import sys
 sys.setswitchinterval(1e-6)
 from scalelong.data import UndecodableError, load_data, open_image
-print(len(load_data(sys.argv[1], max_broken=0)))
+print(len(load_data(sys.argv[1], skip_broken=0)))
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", code, str(folder)]
@@ -331,35 +333,36 @@ def member(name: str, content: bytes = b"x", mode: int = 0o644 | stat.S_IFREG) -
     return info, content
 
 
-@pytest.mark.parametrize(
-    ("entry", "reason"),
-    [
-        (member("../a.png"), "leaves the archive"),
-        (member("a/../../b.png"), "leaves the archive"),
-        (member("..\\a.png"), "leaves the archive"),
-        (member("/etc/a.png"), "absolute"),
-        (member("C:\\a.png"), "absolute"),
-        (member("a.png", b"/etc/passwd", 0o777 | stat.S_IFLNK), "link"),
-        (member("a.png", mode=0o644 | stat.S_IFIFO), "special file"),
-        (member("a.png", bytes(30 * 1024**2)), "would unpack from"),
-        (member("notes.txt", bytes(30 * 1024**2)), "would unpack from"),
-    ],
-    ids=["parent", "inner parent", "backslash", "absolute", "drive", "symlink", "fifo", "bomb", "bomb beside images"],
-)
-def test_unsafe_archives_are_refused(tmp_path, entry, reason):
+@pytest.mark.parametrize("name", ["a.png", "notes.txt"])
+def test_bombs_in_an_archive_are_refused(tmp_path, name):
     paint(tmp_path, "good.png")
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.write(tmp_path / "good.png", "good.png")
-        archive.writestr(*entry)
-    with pytest.raises(UnsafeArchiveError, match=reason):
+        archive.writestr(*member(name, bytes(30 * 1024**2)))
+    with pytest.raises(UnsafeArchiveError, match="would unpack from"):
         load_data(str(tmp_path / "a.zip"))
+
+
+@pytest.mark.parametrize("name", ["../a.png", "/etc/a.png", "C:\\a.png"])
+def test_names_in_an_archive_can_do_no_harm(tmp_path, name):
+    """Nothing is unpacked to disk, and a link is its text, which is no image."""
+    paint(tmp_path, "good.png")
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.write(tmp_path / "good.png", "good.png")
+        archive.writestr(*member(name, (tmp_path / "good.png").read_bytes()))
+        archive.writestr(*member("link.png", b"good.png", 0o777 | stat.S_IFLNK))
+    before = sorted(tmp_path.parent.rglob("*"))
+    data = load_data(str(tmp_path / "a.zip"))
+    assert set(values(data)) == {0}
+    assert [broken.name for broken in data.broken] == ["link.png"]
+    assert sorted(tmp_path.parent.rglob("*")) == before
 
 
 def test_many_small_bombs_are_refused(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         for number in range(40):
             archive.writestr(f"{number}.bmp", bytes(1024**2))
-    with pytest.raises(UnsafeArchiveError, match="would unpack to"):
+    with pytest.raises(UnsafeArchiveError, match="would unpack from"):
         load_data(str(tmp_path / "a.zip"))
 
 
@@ -385,7 +388,7 @@ def test_an_archive_that_lies_about_sizes_cannot_unpack_more(tmp_path):
         archive.writestr("a.png", bomb)
         archive.getinfo("a.png").file_size = 1000
     with pytest.raises(BrokenImagesError, match="not one"):
-        load_data(str(tmp_path / "a.zip"), max_broken=1)
+        load_data(str(tmp_path / "a.zip"), skip_broken=1)
 
 
 def test_other_bad_archives(tmp_path):
@@ -408,15 +411,51 @@ def test_other_bad_archives(tmp_path):
         load_data(str(tmp_path / "d.zip"))
 
 
-def test_all_broken_images_are_named_at_once(tmp_path):
-    for number in range(20):
-        Image.new("L", (4, 4)).save(tmp_path / f"{number:02}.png")
-    for number in (3, 7, 19):
-        (tmp_path / f"{number:02}.png").write_bytes(b"no image")
-    for limit in (10**9, 0):
-        with pytest.raises(BrokenImagesError, match=r"3 of 20 .*03\.png.*07\.png.*19\.png.*`max_broken`"):
-            load_data(tmp_path, memory_limit=limit, max_broken=2)
-    assert len(load_data(tmp_path, max_broken=3)) == 17
+@pytest.mark.parametrize("memory_limit", [10**9, 0])
+def test_all_broken_images_are_named_at_once(tmp_path, memory_limit):
+    """Those without a header and those whose pixels are cut off, in memory and in the image cache."""
+    folder = tmp_path / "images"
+    paint(folder, *[f"{number:02}.png" for number in range(20)])
+    for number in (3, 7):
+        (folder / f"{number:02}.png").write_bytes(b"no image")
+    damage(folder, "19.png")
+    options = {"memory_limit": memory_limit, "image_cache": tmp_path / "cache"}
+    with pytest.raises(BrokenImagesError, match=r"3 of 20 .*03\.png.*07\.png.*19\.png.*`skip_broken`"):
+        load_data(folder, skip_broken=2, **options)
+    left = load_data(folder, skip_broken=True, **options)
+    assert len(left.broken) == 3
+    assert {3, 7, 19}.isdisjoint(values(left))
+
+
+def test_different_sizes_are_said_as_such(tmp_path):
+    for number, size in enumerate([(20, 21), (300, 200), (64, 64)]):
+        Image.new("L", size).save(tmp_path / f"{number}.png")
+    assert "3 different sizes, 20×21 to 300×200" in load_data(tmp_path, size=16).describe()
+    assert "different sizes" not in load_data("digits", size=16).describe()
+
+
+def test_photographs_of_phones_need_an_extra(tmp_path):
+    (tmp_path / "a.HEIC").write_bytes(b"")
+    if find_spec("pillow_heif") is None:
+        with pytest.raises(MissingDependencyError, match=r"scalelong\[heic\]"):
+            load_data(tmp_path)
+        paint(tmp_path, "b.png")
+        assert "scalelong[heic]" in load_data(tmp_path).describe()
+
+
+def test_heic_is_read(tmp_path):
+    heif = pytest.importorskip("pillow_heif", reason="pillow-heif is not installed: pip install 'scalelong[heic]'")
+    heif.register_heif_opener()
+    Image.new("RGB", (64, 48), (200, 30, 30)).save(tmp_path / "a.heic")
+    data = load_data(tmp_path)
+    assert (data.channels, data.height, data.width) == (3, 48, 64)
+    assert abs(int(data.fetch([0]).images[0, 0, 24, 32]) - 200) < 8
+
+
+def test_films_are_named_with_what_to_do(tmp_path):
+    (tmp_path / "a.mp4").write_bytes(b"")
+    with pytest.raises(NoImagesError, match="ffmpeg"):
+        load_data(tmp_path)
 
 
 def test_ghostscript_is_never_started(tmp_path, monkeypatch):

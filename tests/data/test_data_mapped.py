@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from scalelong.data import MappedData, batches, load_data, mapped, source
+from scalelong.data import MappedData, batches, load_data, mapped, stream
 from scalelong.errors import CannotWriteError
 
 COUNT, SIDE = 24, 8
@@ -32,8 +32,8 @@ def folder(tmp_path):
 def decodes(monkeypatch):
     """Counts decoded images."""
     counted = []
-    before = source.decode
-    monkeypatch.setattr(source, "decode", lambda *given: counted.append(1) or before(*given))
+    before = stream.decode
+    monkeypatch.setattr(stream, "decode", lambda *given: counted.append(1) or before(*given))
     return counted
 
 
@@ -131,7 +131,7 @@ def test_the_oldest_make_room(folder, tmp_path, caplog):
 
 def test_what_is_too_large_is_streamed_and_the_log_says_so(folder, tmp_path, caplog):
     with caplog.at_level(logging.INFO, "scalelong"):
-        data = opened(folder, tmp_path, image_cache_limit=BYTES - 1)
+        data = load_data(folder, memory_limit=0, image_cache=tmp_path / "cache", image_cache_limit=BYTES - 1)
     assert not isinstance(data, MappedData)
     assert "image_cache_limit" in caplog.text
     assert len(data.fetch([0]).images) == 1
@@ -143,7 +143,7 @@ def test_a_full_disk_is_noticed_before_decoding(folder, tmp_path, monkeypatch, d
 
     monkeypatch.setattr(mapped, "allocate", full)
     with caplog.at_level(logging.INFO, "scalelong"):
-        data = opened(folder, tmp_path)
+        data = load_data(folder, memory_limit=0, image_cache=tmp_path / "cache")
     assert not isinstance(data, MappedData)
     assert not decodes
     assert "space" in caplog.text

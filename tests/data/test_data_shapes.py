@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from scalelong.data import load_data
-from scalelong.data.shapes import BACKGROUND, CLASSES, COLOURS, PLACES, SHAPES, caption, draw_shape, shape_mask
-from scalelong.errors import InvalidConfigError, UnknownSplitError
+from scalelong.data.builtin import BACKGROUND, CLASSES, COLOURS, PLACES, SHAPES, caption, shape_mask
+from scalelong.errors import UnknownSplitError
 
 
 @pytest.fixture(scope="module")
@@ -55,11 +55,6 @@ def test_every_combination_occurs_about_equally_often(shapes):
 
 def test_an_image_is_a_function_of_its_number_alone(shapes):
     assert torch.equal(load_data("shapes", limit=10).fetch([7]).images, shapes.fetch([7]).images)
-    drawn = load_data("shapes", limit=3000, memory_limit=0)
-    assert not drawn.in_memory
-    assert torch.equal(drawn.fetch([2999, 7]).images, shapes.fetch([2999, 7]).images)
-    assert drawn.split(100)[1].fetch([5]).captions == shapes.split(100)[1].fetch([5]).captions
-    assert drawn.fingerprint() != drawn.split(100)[0].fingerprint()
 
 
 def test_parts_differ(shapes):
@@ -72,16 +67,5 @@ def test_parts_differ(shapes):
 
 def test_default_length_size_and_channels():
     assert len(load_data("shapes")) == 10_000
-    assert load_data("shapes", limit=12_345, memory_limit=0).fetch([12_344]).images.shape == (1, 3, 32, 32)
+    assert load_data("shapes", limit=12_345).fetch([12_344]).images.shape == (1, 3, 32, 32)
     assert load_data("shapes", limit=3, size=(16, 24), channels=1).fetch([0]).images.shape == (1, 1, 16, 24)
-
-
-def test_draw_shape():
-    image = draw_shape("red", "circle", "top left", size=64, radius=0.2)
-    assert image.shape == (3, 64, 64)
-    assert tuple(image[:, 17, 17].tolist()) == COLOURS["red"]
-    assert tuple(image[:, 50, 50].tolist()) == BACKGROUND
-    covered = float((255 - image[1].float()).sum() / (255 - COLOURS["red"][1]))
-    assert covered == pytest.approx(torch.pi * 12.8**2, rel=0.01)
-    with pytest.raises(InvalidConfigError, match=r"unknown colour 'pink'; known: red"):
-        draw_shape("pink", "circle", "top")

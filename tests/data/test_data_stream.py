@@ -110,7 +110,7 @@ def damaged(tmp_path):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_images_that_prove_broken_are_replaced_by_the_next(damaged, workers):
-    stream = load_data(damaged, memory_limit=0, max_broken=2)
+    stream = load_data(damaged, memory_limit=0, skip_broken=2)
     assert len(stream) == 10
     first, second, third = batches(stream, [[3, 4], [5], [9, 0]], workers)
     assert first.images[:, 0, 0, 0].tolist() == [3, 6]
@@ -123,20 +123,12 @@ def test_images_that_prove_broken_are_replaced_by_the_next(damaged, workers):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_too_many_broken_images_stop_the_stream(damaged, workers):
-    stream = load_data(damaged, memory_limit=0, max_broken=1)
+    stream = load_data(damaged, memory_limit=0, skip_broken=1)
     with pytest.raises(BrokenImagesError, match=r"2 of 10 .*0/4\.png.*1/5\.png"):
         list(batches(stream, [[0], [4], [5], [6]], workers))
 
 
 def test_replacements_come_from_the_same_part(damaged):
-    train, held_out = load_data(damaged, memory_limit=0, max_broken=2).split(4, seed=0)
+    train, held_out = load_data(damaged, memory_limit=0, skip_broken=2).split(4, seed=0)
     numbers = {part: set(part.fetch(range(len(part))).images[:, 0, 0, 0].tolist()) for part in (train, held_out)}
     assert not numbers[train] & numbers[held_out]
-
-
-def test_shapes_stream_with_workers():
-    stream = load_data("shapes", limit=20, memory_limit=0)
-    expected = load_data("shapes", limit=20).fetch([4, 2])
-    (batch,) = batches(stream, [[4, 2]], workers=1)
-    assert torch.equal(batch.images, expected.images)
-    assert batch.captions == expected.captions

@@ -112,19 +112,19 @@ def test_hidden_labels_mean_unlabelled(tmp_path):
 
 def test_rows_that_name_files(tmp_path):
     (tmp_path / "0.png").write_bytes(png(77))
-    assert reds(load_data(write(tmp_path / "x.parquet", image=structs(None, png(3))), max_broken=0)) == [77, 3]
+    assert reds(load_data(write(tmp_path / "x.parquet", image=structs(None, png(3))), skip_broken=0)) == [77, 3]
 
 
 def test_broken_rows_are_named(tmp_path):
     where = write(
         tmp_path / "x.parquet", image=structs(png(0), b"no image", png(2), None), label=pa.array([0, 1, 2, 3])
     )
-    data = load_data(where, max_broken=2)
+    data = load_data(where, skip_broken=2)
     assert reds(data) == [0, 2]
     assert data.fetch([1]).labels.tolist() == [2]
     assert [broken.name for broken in data.broken] == ["row 1 (1.png)", "row 3 (3.png)"]
     with pytest.raises(BrokenImagesError, match=r"row 1 \(1\.png\)"):
-        load_data(where, max_broken=1)
+        load_data(where, skip_broken=1)
 
 
 @pytest.mark.parametrize(

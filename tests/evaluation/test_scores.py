@@ -12,7 +12,7 @@ from PIL import Image
 from scalelong.cli import main
 from scalelong.config import recipe
 from scalelong.console import silent
-from scalelong.data import ImageData, draw_shape, load_data, shapes_in, shows_colour_and_shape
+from scalelong.data import ImageData, load_data
 from scalelong.diffusion import SampleSettings
 from scalelong.errors import EvaluationError, InvalidSamplesError, ProtocolMismatchError
 from scalelong.evaluation import (
@@ -168,23 +168,6 @@ def test_images_of_another_size_are_not_scored(shared_cache: None, tmp_path: Pat
     for i in range(5):
         Image.fromarray(np.zeros((16, 16), dtype=np.uint8)).save(tmp_path / f"{i}.png")
     assert main(["eval", str(tmp_path), "--data", "digits"]) == 1
-
-
-@pytest.mark.parametrize("size", [16, 32])
-def test_the_rule_reads_drawn_shapes_without_error(size: int) -> None:
-    data = load_data("shapes", size=size, split="test", limit=300)
-    batch = data.fetch(range(300))
-    assert batch.captions is not None
-    assert [f"a {c} {s} at the {p}" for c, s, p in shapes_in(batch.images)] == batch.captions
-
-
-def test_the_rule_can_say_no() -> None:
-    image = draw_shape("red", "circle", "top left", size=16)[None]
-    assert shows_colour_and_shape(image, ["a red circle at the bottom right"]).all()
-    for caption in ("a red ring at the top left", "a blue circle at the top left", "a purple square at the top left"):
-        assert not shows_colour_and_shape(image, [caption]).any()
-    with pytest.raises(InvalidSamplesError):
-        shapes_in(image[:, :1])
 
 
 def test_a_new_score_is_a_function_and_an_entry(real_scores: Scores, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,6 +74,7 @@ class ImagesConfig:
     channels: int | None = _field(None, "1 or 3; None takes those of the data.")
     flip: bool = _field(False, "Mirror every other image, at random.")
     held_out: int = _field(0, "Images kept apart for the held-out loss.")
+    skip_broken: bool = _field(False, "Go on without images that cannot be read, however many they are.")
     workers: int = _field(0, "Background workers that read images which do not fit into memory.", "speed")
     # Images that fit into memory have another fingerprint than those that do not.
     memory_limit: float = _field(2.0, "GiB of pixels up to which all images are decoded into memory.")
@@ -99,7 +100,12 @@ class ImagesConfig:
 
     def reading(self) -> dict[str, Any]:
         """The arguments that every call of `load_data` gets: they decide the fingerprint of the images."""
-        return {"size": self.size, "channels": self.channels, "memory_limit": int(self.memory_limit * GIBIBYTE)}
+        return {
+            "size": self.size,
+            "channels": self.channels,
+            "memory_limit": int(self.memory_limit * GIBIBYTE),
+            "skip_broken": True if self.skip_broken else 0.01,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

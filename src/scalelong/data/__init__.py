@@ -1,17 +1,16 @@
 """Images for training, by number: folders, archives, tables, arrays, embedded sets, and data set objects.
 
-dataset       what every source becomes: ImageData, batches, annotations
 load          load_data: one function for every source
-source        encoded images by number; decoded into memory, or when they are fetched
+dataset       what every source becomes: ImageData, annotations
+workers       batches, fetched here or by worker processes
 decode        from the bytes of an image file to pixels
 files         folders and archives of images; parts such as "train" and "test"
 annotations   labels and captions
-arrays        one array: IDX, .npz
-hub           Hugging Face's `datasets`: hub, parquet, saved folders
-objects       any Dataset object
-builtin       digits and garments; `shapes` draws shapes with captions
+stream        encoded images by number; decoded into memory, or when they are fetched
 mapped        the image cache
-workers       batches, fetched here or by worker processes
+tables        Hugging Face's `datasets`: hub, parquet, saved folders
+objects       any Dataset object
+builtin       digits, garments and drawn shapes, which come with the package
 """
 
 from ..errors import (
@@ -27,6 +26,7 @@ from ..errors import (
     UnreadableDataError as UnreadableDataError,
     UnsafeArchiveError as UnsafeArchiveError,
 )
+from .builtin import COLOURS as COLOURS, PLACES as PLACES, SHAPES as SHAPES, caption as caption
 from .dataset import (
     Annotations as Annotations,
     Batch as Batch,
@@ -45,15 +45,6 @@ from .load import (
     load_data as load_data,
 )
 from .mapped import MappedData as MappedData
-from .shapes import (
-    COLOURS as COLOURS,
-    PLACES as PLACES,
-    SHAPES as SHAPES,
-    caption as caption,
-    draw_shape as draw_shape,
-    shapes_in as shapes_in,
-    shows_colour_and_shape as shows_colour_and_shape,
-)
 from .workers import (
     batches as batches,
     to_float as to_float,

@@ -11,24 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import (
-    DuplicateNameError,
-    LabelError,
-    MetadataError,
-    UnreadableDataError,
-)
+from ..errors import DuplicateNameError, LabelError, MetadataError, UnreadableDataError
 from ..files import parse_json
 from .dataset import Annotations, first_names
 from .decode import UndecodableError
 from .files import FileTree, inside
 
-# From what files call labels (numbers, names) to int64 numbers and the names of the classes.
-
 Numbered = tuple[Tensor, tuple[str, ...]] | tuple[None, None]  # numbers and class names, or unlabelled
 MOST_CLASSES = 1_000_000  # beyond this they are identifiers, not classes
 
 
-def number_labels(values: Sequence[object], where: str, classes: Sequence[str] | None = None) -> Numbered:
+def number_labels(values: Sequence[Any], where: str, classes: Sequence[str] | None = None) -> Numbered:
     """Labels as numbers, and the class names: those given, or the distinct names sorted, or "0", "1", ...
 
     All labels -1 means unlabelled: it is how hidden test labels are published.
@@ -36,62 +29,29 @@ def number_labels(values: Sequence[object], where: str, classes: Sequence[str] |
     missing = [row for row, value in enumerate(values) if value is None]
     if missing:
         raise LabelError(
-            f"{where}: {len(missing)} of {len(values)} labels are missing, the first in row {missing[0]}; "
-            f"fill them, or "
-            f"remove the column"
+            f"{where}: {len(missing)} of {len(values)} labels are missing, the first in row {missing[0]}; fill them, "
+            "or remove the column"
         )
     if all(isinstance(value, str) for value in values):
-        names = tuple(classes) if classes else tuple(sorted(set(map(str, values))))
-        unknown = sorted(set(map(str, values)) - set(names))
+        names = tuple(classes) if classes else tuple(sorted(set(values)))
+        unknown = sorted(set(values) - set(names))
         if unknown:
             raise LabelError(f"{where}: labels {unknown[:5]} are not among the classes {list(names)[:20]}: add them")
         number = {name: index for index, name in enumerate(names)}
-        return torch.tensor([number[str(value)] for value in values], dtype=torch.int64), names
+        return torch.tensor([number[value] for value in values], dtype=torch.int64), names
     if not all(isinstance(value, int) for value in values):
         kinds = sorted({type(value).__name__ for value in values})
         raise LabelError(f"{where}: labels must be all whole numbers or all names, found {', '.join(kinds)}")
-    beyond = next((value for value in values if not -1 <= int(value) < MOST_CLASSES), None)  # pyright: ignore
+    if values and all(value == -1 for value in values):
+        return None, None
+    beyond = next((value for value in values if not 0 <= value < MOST_CLASSES), None)
     if beyond is not None:
         raise LabelError(f"{where}: labels must lie between 0 and {MOST_CLASSES - 1}, found {beyond}")
-    return number_tensor(torch.tensor(list(values), dtype=torch.int64), where, classes)
-
-
-def number_tensor(labels: Tensor, where: str, classes: Sequence[str] | None = None) -> Numbered:
-    """The same for numbers that are a tensor already."""
-    labels = labels.to(torch.int64)
-    if len(labels) and bool((labels == -1).all()):
-        return None, None
-    least, most = (int(labels.min()), int(labels.max())) if len(labels) else (0, 0)
-    if least < 0 or most >= MOST_CLASSES:
-        raise LabelError(f"{where}: labels must lie between 0 and {MOST_CLASSES - 1}, found {least} to {most}")
-    if classes and most >= len(classes):
-        raise LabelError(f"{where}: label {most} has no name; there are {len(classes)} classes: {list(classes)[:20]}")
-    return labels, tuple(classes) if classes else tuple(str(label) for label in range(most + 1))
-
-
-# Which column of a table holds the images, which the labels and which the captions.
-
-IMAGES = ("image", "img", "images", "jpg", "png", "picture", "photo")
-LABELS = ("label", "labels", "class", "class_name", "fine_label", "target")
-CAPTIONS = ("text", "caption", "captions", "prompt", "description")
-
-
-def image_column(candidates: list[str], columns: Sequence[str], where: str) -> str:
-    """The column with encoded images: by its name, or because it is the only one that can be."""
-    for name in IMAGES:
-        if name in candidates:
-            return name
-    if len(candidates) == 1:
-        return candidates[0]
-    found = f"several that could be: {candidates}" if candidates else "none"
-    raise UnreadableDataError(
-        f"{where}: looked for a column of encoded images (bytes, or a struct with 'bytes'), by preference "
-        f"{list(IMAGES)}; found {found}. The columns are {list(columns)}: rename one"
-    )
-
-
-def first_of(names: tuple[str, ...], columns: Sequence[str]) -> str | None:
-    return next((name for name in names if name in columns), None)
+    count = max(values, default=0) + 1
+    if classes and count > len(classes):
+        raise LabelError(f"{where}: label {count - 1} has no name; there are {len(classes)}: {list(classes)[:20]}")
+    names = tuple(classes) if classes else tuple(map(str, range(count)))
+    return torch.tensor(list(values), dtype=torch.int64), names
 
 
 def check_captions(values: Sequence[Any], where: str) -> list[str]:
@@ -103,6 +63,29 @@ def check_captions(values: Sequence[Any], where: str) -> list[str]:
             raise MetadataError(f"{where}: the caption of image {row} must be a text, found {value!r}")
         captions.append(" ".join(text.split()))
     return captions
+
+
+# Which column of a table holds the images, which the labels and which the captions.
+
+IMAGES = ("image", "img", "images", "jpg", "png", "picture", "photo")
+LABELS = ("label", "labels", "class", "class_name", "fine_label", "target")
+CAPTIONS = ("text", "caption", "captions", "prompt", "description")
+
+
+def first_of(names: tuple[str, ...], columns: Sequence[str]) -> str | None:
+    return next((name for name in names if name in columns), None)
+
+
+def image_column(candidates: list[str], columns: Sequence[str], where: str) -> str:
+    """The column with encoded images: by its name, or because it is the only one that can be."""
+    found = first_of(IMAGES, candidates)
+    if found is not None or len(candidates) == 1:
+        return found or candidates[0]
+    raise UnreadableDataError(
+        f"{where}: a column of encoded images is needed, by preference {list(IMAGES)}; found "
+        f"{f'several that could be: {candidates}' if candidates else 'none'}. The columns are {list(columns)}: "
+        "rename one"
+    )
 
 
 # Labels and captions in files next to the images.
@@ -120,9 +103,14 @@ def annotate(tree: FileTree, images: list[str]) -> Annotations:
     rows = _metadata_rows(tree, images)
     if rows is None:
         return Annotations(*_folder_labels(tree, images), _text_files(tree, images))
-    _check_rows_fit(tree, images, rows)
-    labels = _column(rows, images, LABELS, where)
-    captions = _column(rows, images, CAPTIONS, where)
+    absent = sorted(rows.keys() - set(tree.images()))
+    if absent:
+        raise MetadataError(
+            f"{where} names {len(absent)} images that are not there: {first_names(absent)}. Remove these rows, or put "
+            "the images back"
+        )
+    _require_all([name in rows for name in images], images, f"{where} has no row")
+    labels, captions = _column(rows, images, LABELS, where), _column(rows, images, CAPTIONS, where)
     if labels is None and captions is None:
         columns = sorted({column for row in rows.values() for column in row})
         raise MetadataError(
@@ -132,6 +120,15 @@ def annotate(tree: FileTree, images: list[str]) -> Annotations:
     captions = _text_files(tree, images) if captions is None else check_captions(captions, where)
     numbered = _folder_labels(tree, images) if labels is None else number_labels(labels, where)
     return Annotations(*numbered, captions)
+
+
+def _require_all(good: list[bool], images: list[str], what: str) -> None:
+    without = [image for image, fine in zip(images, good, strict=True) if not fine]
+    if without:
+        raise MetadataError(
+            f"{what} for {len(without)} of {len(images)} images: {first_names(without)}. Add it for these, or remove "
+            "all of it"
+        )
 
 
 def _folder_labels(tree: FileTree, images: list[str]) -> Numbered:
@@ -153,14 +150,10 @@ def _folder_labels(tree: FileTree, images: list[str]) -> Numbered:
 def _text_files(tree: FileTree, images: list[str]) -> list[str] | None:
     present = set(tree.names)
     texts = [str(PurePosixPath(image).with_suffix(".txt")) for image in images]
-    missing = [text for text in texts if text not in present]
-    if len(missing) == len(texts):
+    good = [text in present for text in texts]
+    if not any(good):
         return None
-    if missing:
-        raise MetadataError(
-            f"{tree.where}: {len(missing)} of {len(texts)} images have no caption file next to them: "
-            f"{first_names(missing)}. Add them, or remove all of them to train without captions"
-        )
+    _require_all(good, texts, f"{tree.where} has no caption file (.txt)")
     return check_captions([_text(tree, text) for text in texts], tree.where)
 
 
@@ -188,29 +181,26 @@ def _metadata_rows(tree: FileTree, images: list[str]) -> dict[str, dict[str, Any
 
 
 def _parsed(tree: FileTree, file: str) -> list[tuple[int, dict[str, Any]]]:
-    text = _text(tree, file)
-    where = f"{file} of {tree.where}"
-    if file.lower().endswith(".csv"):
-        reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-        rows = []
-        try:
+    """The rows of a metadata file with the numbers of their lines."""
+    text, where = _text(tree, file), f"{file} of {tree.where}"
+    rows, line = [], 0
+    try:
+        if file.lower().endswith(".csv"):
+            reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
             for row in reader:
+                line = reader.line_num
                 if None in row or None in row.values():
-                    raise MetadataError(f"{where}, line {reader.line_num}: needs {len(reader.fieldnames or ())} fields")
-                rows.append((reader.line_num, row))
-        except csv.Error as error:
-            raise MetadataError(f"{where}, line {reader.line_num}: not CSV ({error}); correct it") from error
-        return rows
-    rows = []
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            try:
-                row = parse_json(line)
-            except ValueError as error:
-                raise MetadataError(f"{where}, line {number}: not JSON ({error}); correct it") from error
-            if not isinstance(row, dict):
-                raise MetadataError(f"{where}, line {number}: needs an object with 'file_name', found {line[:60]!r}")
-            rows.append((number, row))
+                    raise ValueError(f"it needs {len(reader.fieldnames or ())} fields")
+                rows.append((line, row))
+            return rows
+        for line, content in enumerate(text.split("\n"), start=1):
+            if content.strip():
+                row = parse_json(content)
+                if not isinstance(row, dict):
+                    raise ValueError(f"it needs an object with 'file_name', found {content[:60]!r}")
+                rows.append((line, row))
+    except (csv.Error, ValueError) as error:
+        raise MetadataError(f"{where}, line {line}, cannot be read: {error}; correct it") from error
     return rows
 
 
@@ -226,39 +216,16 @@ def _image_name(row: dict[str, Any], where: str, folder: str) -> str:
     return (PurePosixPath(folder) / path).as_posix()
 
 
-def _check_rows_fit(tree: FileTree, images: list[str], rows: dict[str, dict[str, Any]]) -> None:
-    present = set(tree.images())
-    absent = [name for name in rows if name not in present]
-    if absent:
-        raise MetadataError(
-            f"the metadata of {tree.where} names {len(absent)} images that are not there: {first_names(absent)}. "
-            f"Remove these "
-            f"rows, or put the images back"
-        )
-    silent = [name for name in images if name not in rows]
-    if silent:
-        raise MetadataError(
-            f"the metadata of {tree.where} has no row for {len(silent)} of {len(images)} images: "
-            f"{first_names(silent)}. Add rows for them or move them away"
-        )
-
-
 def _column(rows: dict[str, dict[str, Any]], images: list[str], columns: tuple[str, ...], where: str) -> Any:
     """The first of these columns that the rows have, for these images."""
     column = next((column for column in columns if any(column in rows[image] for image in images)), None)
     if column is None:
         return None
+    values = [rows[image].get(column) for image in images]
     empty = (None, "") if columns is LABELS else (None,)  # a caption may be empty, a label may not
-    without = [image for image in images if rows[image].get(column) in empty]
-    if without:
-        raise MetadataError(
-            f"{where} has no {column!r} for {len(without)} of {len(images)} images: {first_names(without)}. Fill "
-            f"them, or remove "
-            f"the column"
-        )
-    values = [rows[image][column] for image in images]
+    _require_all([value not in empty for value in values], images, f"{where} has no {column!r}")
     if columns is LABELS and all(isinstance(value, str) and value.isdecimal() for value in values):
-        return [int(value) for value in values]  # CSV knows no numbers
+        return [int(value) for value in values if value is not None]  # CSV knows no numbers
     return values
 
 
@@ -268,6 +235,4 @@ def _text(tree: FileTree, file: str) -> str:
     except UnicodeDecodeError as error:
         raise MetadataError(f"{file} of {tree.where} is not UTF-8 (byte {error.start}): save it again") from error
     except UndecodableError as error:
-        raise MetadataError(
-            f"{file} of {tree.where} cannot be read ({error}): write it again, or move it away"
-        ) from error
+        raise MetadataError(f"{file} of {tree.where} cannot be read: {error}; write it again") from error

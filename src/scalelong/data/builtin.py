@@ -1,15 +1,21 @@
-"""Data sets that come with the package: real digits and photographs of garments, also with captions."""
+"""Data sets that come with the package: real digits, photographs of garments, both also with captions, and shapes.
+
+Shapes are drawn: "a red circle at the top left". Image i is a pure function of i and a seed.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from importlib.resources import files
 
 import torch
+from torch import Tensor
 
-from ..errors import UnknownSplitError
+from ..errors import InvalidConfigError, UnknownSplitError
 from ..optional import needs
-from .arrays import from_array
-from .dataset import Annotations, ImageData, Options
+from .dataset import Annotations, ImageData, MemoryData, Options, from_array
+from .decode import convert_channels
+from .files import canonical
 
 DIGITS = tuple("0123456789")
 GARMENTS = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
@@ -62,3 +68,154 @@ def load_captioned(name: str, options: Options) -> ImageData:
     captions = [wordings[label][row % 3] for row, label in enumerate(about.labels.tolist())]
     data.annotations = Annotations(about.labels, about.classes, captions)
     return data
+
+
+# Drawn shapes. The distance to an outline is known in closed form: a mask is one formula for a whole batch.
+
+COLOURS: dict[str, tuple[int, int, int]] = {
+    "red": (220, 30, 30),
+    "green": (30, 170, 50),
+    "blue": (40, 70, 230),
+    "yellow": (240, 200, 20),
+    "purple": (150, 40, 190),
+    "black": (20, 20, 20),
+}
+BACKGROUND = (255, 255, 255)
+
+# (row, column) of the middle, as shares of the height and of the width.
+PLACES: dict[str, tuple[float, float]] = {
+    "top left": (0.27, 0.27),
+    "top": (0.27, 0.5),
+    "top right": (0.27, 0.73),
+    "left": (0.5, 0.27),
+    "centre": (0.5, 0.5),
+    "right": (0.5, 0.73),
+    "bottom left": (0.73, 0.27),
+    "bottom": (0.73, 0.5),
+    "bottom right": (0.73, 0.73),
+}
+RADIUS = (0.18, 0.24)  # smallest and largest, as shares of the shorter side
+JITTER = 0.03  # how far a middle may lie from its place
+COUNT = 10_000
+SEEDS = {"train": 0, "test": 1, "validation": 2}
+
+
+def _circle(x: Tensor, y: Tensor) -> Tensor:
+    return torch.hypot(x, y) - 1
+
+
+def _square(x: Tensor, y: Tensor) -> Tensor:
+    return torch.maximum(x.abs(), y.abs()) - 0.85
+
+
+def _triangle(x: Tensor, y: Tensor) -> Tensor:
+    # Three half planes: below the two slanted sides, above the base.
+    return torch.maximum(0.866 * x.abs() - 0.5 * y - 0.5, y - 0.6) - 0.1
+
+
+def _cross(x: Tensor, y: Tensor) -> Tensor:
+    return torch.minimum(torch.maximum(x.abs() - 1, y.abs() - 0.32), torch.maximum(x.abs() - 0.32, y.abs() - 1))
+
+
+def _ring(x: Tensor, y: Tensor) -> Tensor:
+    return (torch.hypot(x, y) - 0.8).abs() - 0.22
+
+
+# Distance to the outline, negative inside, for a shape of radius 1; y grows downwards.
+SHAPES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "circle": _circle,
+    "square": _square,
+    "triangle": _triangle,
+    "cross": _cross,
+    "ring": _ring,
+}
+CLASSES = tuple(f"{colour} {shape}" for colour in COLOURS for shape in SHAPES)
+
+
+def caption(colour: str, shape: str, place: str) -> str:
+    return f"a {colour} {shape} at the {place}"
+
+
+def shape_mask(
+    shape: str, height: int, width: int, row: Tensor | float, column: Tensor | float, radius: Tensor | float
+) -> Tensor:
+    """How much of each pixel the shape covers, (B, height, width) in [0, 1]; places and radius in pixels."""
+    rows, columns, radii = (
+        torch.as_tensor(value, dtype=torch.float32).reshape(-1, 1, 1) for value in (row, column, radius)
+    )
+    y = (torch.arange(height)[None, :, None] + 0.5 - rows) / radii
+    x = (torch.arange(width)[None, None, :] + 0.5 - columns) / radii
+    return (0.5 - SHAPES[shape](x, y) * radii).clamp(0, 1)
+
+
+def _paint(mask: Tensor, colour: Tensor) -> Tensor:
+    background = torch.tensor(BACKGROUND, dtype=torch.float32)[None, :, None, None]
+    mask = mask[:, None]
+    return (mask * colour.to(torch.float32)[:, :, None, None] + (1 - mask) * background).round().to(torch.uint8)
+
+
+def load_shapes(name: str, options: Options) -> ImageData:
+    """10,000 pictures, 32×32 unless asked otherwise; with a larger `limit`, that many. Each part has its own seed."""
+    part = canonical(options.split) or options.split
+    if part not in SEEDS:
+        raise UnknownSplitError(
+            f"{name!r} has no part {options.split!r}; it has {', '.join(SEEDS)}: choose one with `split`"
+        )
+    if options.channels not in (None, 1, 3, 4):
+        raise InvalidConfigError(
+            f"shapes are drawn with 3 channels, which cannot become {options.channels}: leave `channels` out"
+        )
+    height, width = options.shape or (32, 32)
+    numbers, seed = torch.arange(options.limit or COUNT), SEEDS[part]
+    tables = (COLOURS, SHAPES, PLACES)
+    kinds = [_choice(numbers, seed, stream, len(known)) for stream, known in enumerate(tables)]
+    words = [_words(known, kind) for known, kind in zip(tables, kinds, strict=True)]
+    about = Annotations(
+        kinds[0] * len(SHAPES) + kinds[1], CLASSES, [caption(*three) for three in zip(*words, strict=True)]
+    )
+    drawn = [
+        convert_channels(_drawn(rows, [kind[rows] for kind in kinds], seed, height, width), options.channels or 3)
+        for rows in numbers.split(512)
+    ]
+    return MemoryData(name, torch.cat(drawn), about)
+
+
+def _words(known: Iterable[str], kind: Tensor) -> list[str]:
+    names = list(known)
+    return [names[number] for number in kind.tolist()]
+
+
+def _drawn(rows: Tensor, kinds: list[Tensor], seed: int, height: int, width: int) -> Tensor:
+    """The pictures with these numbers, uint8 (B, 3, H, W)."""
+    colour, shape, place = kinds
+    middles = torch.tensor(list(PLACES.values()))[place]
+    down, right, growth = (_uniform(rows, seed, stream) for stream in (3, 4, 5))
+    row = (middles[:, 0] + JITTER * (2 * down - 1)) * height
+    column = (middles[:, 1] + JITTER * (2 * right - 1)) * width
+    radius = (RADIUS[0] + (RADIUS[1] - RADIUS[0]) * growth) * min(height, width)
+    mask = torch.empty(len(rows), height, width)
+    for number, name in enumerate(SHAPES):
+        of_this = shape == number
+        mask[of_this] = shape_mask(name, height, width, row[of_this], column[of_this], radius[of_this])
+    return _paint(mask, torch.tensor(list(COLOURS.values()))[colour])
+
+
+def _bits(rows: Tensor, seed: int, stream: int) -> Tensor:
+    """53 random bits for each row: splitmix64, in wrapping int64 arithmetic."""
+    state = (rows * 8 + stream + 1) * -7046029254386353131 + seed * 0x632BE59BD9B4E019
+    for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
+        state = (state ^ _shifted(state, shift)) * factor
+    return _shifted(state ^ _shifted(state, 31), 11)
+
+
+def _shifted(state: Tensor, by: int) -> Tensor:
+    """A logical shift to the right; `>>` would copy the sign."""
+    return (state >> by) & ((1 << (64 - by)) - 1)
+
+
+def _uniform(rows: Tensor, seed: int, stream: int) -> Tensor:
+    return (_bits(rows, seed, stream).to(torch.float64) / 2**53).to(torch.float32)
+
+
+def _choice(rows: Tensor, seed: int, stream: int, count: int) -> Tensor:
+    return _bits(rows, seed, stream) % count

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BrokenImagesError, InvalidConfigError
+from .decode import check_conversion, convert_channels, resize
 
 logger = logging.getLogger(__name__)
 
@@ -30,27 +31,28 @@ class Options:
     channels: int | None = None
     split: str = "train"
     memory_limit: int = 2 * 1024**3
-    max_broken: int | float = 0.01  # a number, or a share if a float
+    skip_broken: bool | int | float = 0.01  # a number, a share if a float, or True for any number
     limit: int | None = None
     progress: Progress | None = None
     image_cache: str = "none"  # "auto", or a folder
     image_cache_limit: int | None = None  # bytes
 
     def __post_init__(self) -> None:
-        sides = tuple(self.size) if isinstance(self.size, Sequence) else () if self.size is None else (self.size,)
-        if not all(_whole(side, 1) for side in sides) or (isinstance(self.size, Sequence) and len(sides) != 2):
+        sides = self.size if isinstance(self.size, tuple | list) else (self.size, self.size)
+        if self.size is not None and (len(sides) != 2 or not all(_whole(side, 1) for side in sides)):
             raise InvalidConfigError(f"size must be a side or (height, width) in pixels, got {self.size!r}")
         for name, least in (("channels", 1), ("limit", 1), ("memory_limit", 0), ("image_cache_limit", 0)):
             value = getattr(self, name)
             if value is not None and not _whole(value, least):
                 raise InvalidConfigError(f"{name} must be a whole number of at least {least}, got {value!r}")
-        share = isinstance(self.max_broken, float) and 0 <= self.max_broken <= 1
-        if not share and not _whole(self.max_broken, 0):
-            raise InvalidConfigError(f"max_broken must be a number or a share from 0.0 to 1.0, got {self.max_broken!r}")
-        if not isinstance(self.split, str) or not self.split:
-            raise InvalidConfigError(f"split must be a name such as 'train' or 'test', got {self.split!r}")
-        if not isinstance(self.image_cache, str) or not self.image_cache:
-            raise InvalidConfigError(f"image_cache must be 'auto', 'none' or a folder, got {self.image_cache!r}")
+        share = isinstance(self.skip_broken, float) and 0 <= self.skip_broken <= 1
+        if not share and not isinstance(self.skip_broken, bool) and not _whole(self.skip_broken, 0):
+            raise InvalidConfigError(
+                f"skip_broken must be a number, a share from 0.0 to 1.0, or True, got {self.skip_broken!r}"
+            )
+        for name in ("split", "image_cache"):
+            if not isinstance(getattr(self, name), str) or not getattr(self, name):
+                raise InvalidConfigError(f"{name} must be a name, got {getattr(self, name)!r}")
 
     @property
     def shape(self) -> tuple[int, int] | None:
@@ -62,7 +64,9 @@ class Options:
 
     def allowed_broken(self, total: int) -> int:
         """A share is rounded up, so that one damaged file does not stop a small folder."""
-        return math.ceil(self.max_broken * total) if isinstance(self.max_broken, float) else self.max_broken
+        if isinstance(self.skip_broken, bool):
+            return total if self.skip_broken else 0
+        return math.ceil(self.skip_broken * total) if isinstance(self.skip_broken, float) else self.skip_broken
 
     def fits(self, count: int, channels: int, height: int, width: int) -> bool:
         return count * channels * height * width <= self.memory_limit
@@ -111,8 +115,8 @@ class BrokenImages:
         """Raise BrokenImagesError if there are more than allowed."""
         if len(self.found) > self.allowed:
             raise BrokenImagesError(
-                f"{self.where}: {len(self.found)} of {self.total} images cannot be read, {self.allowed} are allowed "
-                f"(`max_broken`): {self.names()}. Repair or remove them, or raise `max_broken`"
+                f"{self.where}: {len(self.found)} of {self.total} images cannot be read, {self.allowed} are allowed: "
+                f"{self.names()}. Repair or remove them, or go on without them with `skip_broken`"
             )
 
     def names(self) -> str:
@@ -120,9 +124,8 @@ class BrokenImages:
 
     def warn(self) -> None:
         if self.found:
-            logger.warning(
-                "%s: %d of %d images are broken, skipped: %s", self.where, len(self.found), self.total, self.names()
-            )
+            count = len(self.found)
+            logger.warning("%s: %d of %d images are broken, skipped: %s", self.where, count, self.total, self.names())
 
 
 def first_names(names: Sequence[str]) -> str:
@@ -194,7 +197,8 @@ class ImageData(ABC):
     decodes: bool = False  # fetching decodes or converts stored images, which may as well be done once
     annotations: Annotations
     broken_images: BrokenImages
-    unread: tuple[str, ...] = ()  # files beside the images that are neither images nor about them
+    unread: tuple[str, ...] = ()  # files next to the images that are neither images nor about them
+    stored_sizes: tuple[tuple[int, int], ...] = ()  # (height, width) of the stored images, where they differ
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -262,7 +266,13 @@ class ImageData(ABC):
 
     def describe(self) -> str:
         """One line for logs."""
-        parts = [f"{self.name}: {len(self)} images, {self.channels}×{self.height}×{self.width}"]
+        count = f"{len(self)} image{'s' * (len(self) != 1)}"
+        parts = [f"{self.name}: {count}, {self.channels}×{self.height}×{self.width}"]
+        if self.stored_sizes:
+            least, most = (pick(self.stored_sizes, key=math.prod) for pick in (min, max))
+            parts.append(
+                f"made from {len(self.stored_sizes)} different sizes, {least[1]}×{least[0]} to {most[1]}×{most[0]}"
+            )
         if self.classes is not None:
             parts.append(f"{len(self.classes)} classes")
         if self.has_captions:
@@ -272,7 +282,9 @@ class ImageData(ABC):
             parts.append(f"{len(self.broken)} broken images skipped")
         if self.unread:
             were = "file was" if len(self.unread) == 1 else "files were"
-            parts.append(f"{len(self.unread)} {were} not read: {first_names(self.unread)}")
+            heic = any(name.lower().endswith((".heic", ".heif")) for name in self.unread)
+            hint = "; pip install 'scalelong[heic]' reads .heic" if heic else ""
+            parts.append(f"{len(self.unread)} {were} not read: {first_names(self.unread)}{hint}")
         return ", ".join(parts)
 
     def _checked(self, indices: Tensor | Sequence[int]) -> Tensor:
@@ -280,15 +292,11 @@ class ImageData(ABC):
         if rows.numel() == 0:
             return torch.empty(0, dtype=torch.int64)
         if rows.dim() != 1 or rows.dtype == torch.bool or rows.is_floating_point():
-            raise InvalidConfigError(
-                f"indices must be a list of whole numbers, not {rows.dtype} of {tuple(rows.shape)}"
-            )
-        rows = rows.to("cpu", torch.int64)
-        if int(rows.min()) < 0 or int(rows.max()) >= len(self):
-            raise IndexError(
-                f"indices {int(rows.min())}..{int(rows.max())} are outside the {len(self)} images of {self.name!r}"
-            )
-        return rows
+            raise InvalidConfigError(f"indices must be whole numbers, not {rows.dtype} of {tuple(rows.shape)}")
+        least, most = int(rows.min()), int(rows.max())
+        if least < 0 or most >= len(self):
+            raise IndexError(f"indices {least}..{most} are outside the {len(self)} images of {self.name!r}")
+        return rows.to("cpu", torch.int64)
 
 
 class MemoryData(ImageData):
@@ -330,3 +338,17 @@ class MemoryData(ImageData):
             part = self.images[rows] if self._rows is None else self.images.index_select(0, self._rows[rows])
             sha.update(part.contiguous().numpy().data)
         return sha.hexdigest()
+
+
+CHUNK = 1024  # images converted at a time, to bound the memory
+
+
+def from_array(name: str, images: Tensor, annotations: Annotations, options: Options) -> MemoryData:
+    """A data set of uint8 images (N, C, H, W) in the asked size and channels."""
+    rows = options.chosen(len(images))
+    images, annotations = images[rows], annotations.take(rows)
+    channels = options.channels or images.shape[1]
+    check_conversion(images.shape[1], channels, name)
+    height, width = options.shape or images.shape[2:]
+    parts = [resize(convert_channels(part, channels), height, width) for part in images.split(CHUNK)]
+    return MemoryData(name, torch.cat(parts), annotations)

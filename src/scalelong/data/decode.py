@@ -1,4 +1,4 @@
-"""From the bytes of one image file to its pixels, with one rule for every kind of file.
+"""From the bytes of one image file, or from arrays, to pixels: uint8 (C, H, W), with one rule for every kind.
 
 Gray stays gray, everything else becomes RGB; alpha is kept if four channels are asked for and laid on white otherwise;
 16 bits become 8; the orientation that a camera noted is applied; of an animation the first frame is taken.
@@ -8,10 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ScaleLongError
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..errors import InvalidConfigError, ScaleLongError, UnreadableDataError
 from ..files import in_words
 from ..optional import needs
 
@@ -22,11 +27,12 @@ if TYPE_CHECKING:
 
 GRAY_MODES = {"1", "L", "LA", "La", "I", "I;16", "I;16L", "I;16B", "I;16N"}
 # An explicit list: Pillow's other readers include one that starts Ghostscript.
-FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "TGA", "JPEG2000", "AVIF")
+FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "TGA", "JPEG2000", "AVIF", "HEIF")
 SUFFIXES = frozenset(
     {".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".gif", ".bmp", ".dib", ".tif", ".tiff"}
     | {".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".jp2", ".j2k", ".avif"}
 )
+HEIC = frozenset({".heic", ".heif"})  # read where pillow-heif is installed
 ORIENTATION = 0x0112  # the EXIF tag; values 5 to 8 swap height and width
 
 
@@ -41,6 +47,27 @@ class Header:
     height: int
     width: int
     kind: str  # "gray", "colour" or "rgba"
+
+
+@cache
+def suffixes() -> frozenset[str]:
+    """The endings of the files that are read here."""
+    return SUFFIXES | HEIC if find_spec("pillow_heif") is not None else SUFFIXES
+
+
+@cache
+def prepare() -> list[str]:
+    """Loads what decoding needs, and returns the formats that are read.
+
+    To be called before threads are started: they must not meet while Pillow is half imported.
+    """
+    for module in ("numpy", "PIL.ImageOps"):
+        needs(module, "train", "decoding images")
+    pillow = needs("PIL.Image", "train", "reading image files")
+    pillow.init()
+    if suffixes() >= HEIC:
+        needs("pillow_heif", "heic", "reading HEIC photographs").register_heif_opener()
+    return [name for name in FORMATS if name in pillow.OPEN]
 
 
 def read_header(data: bytes) -> Header:
@@ -84,19 +111,6 @@ def open_image(data: bytes) -> Any:
         return needs("PIL.Image", "train", "reading image files").open(BytesIO(data), formats=prepare())
     except Exception as error:
         raise _undecodable(error) from error
-
-
-@cache
-def prepare() -> list[str]:
-    """Loads what decoding needs, and returns the formats that are read.
-
-    To be called before threads are started: they must not meet while Pillow is half imported.
-    """
-    for module in ("numpy", "PIL.ImageOps"):
-        needs(module, "train", "decoding images")
-    pillow = needs("PIL.Image", "train", "reading image files")
-    pillow.init()
-    return [name for name in FORMATS if name in pillow.OPEN]
 
 
 def _undecodable(error: Exception) -> Exception:
@@ -170,3 +184,69 @@ def _resized(image: Image, height: int, width: int) -> Image:
     left, top = (image.width - width * scale) / 2, (image.height - height * scale) / 2
     box = (max(left, 0), max(top, 0), min(left + width * scale, image.width), min(top + height * scale, image.height))
     return image.resize((width, height), pillow.Resampling.BICUBIC, box=box)
+
+
+# The same for tensors: arrays in memory, and items of data set objects.
+
+
+def check_conversion(found: int, asked: int, name: str) -> None:
+    if found != asked and not {found, asked} <= {1, 3, 4}:
+        raise InvalidConfigError(
+            f"{name!r} has {found} channels, which cannot become {asked}: only 1 (gray), 3 (RGB) and 4 (RGBA) convert"
+        )
+
+
+def convert_channels(images: Tensor, channels: int) -> Tensor:
+    """Between gray, RGB and RGBA, with the rules of Pillow: ITU-R 601 luma, and alpha is laid on white."""
+    if images.shape[1] == channels:
+        return images
+    if images.shape[1] == 4:
+        colour, alpha = images[:, :3].to(torch.int32), images[:, 3:].to(torch.int32)
+        images = ((colour * alpha + 255 * (255 - alpha) + 127) // 255).to(torch.uint8)
+    if channels == 1 and images.shape[1] == 3:
+        red, green, blue = images.to(torch.int32).unbind(1)
+        return ((red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16).to(torch.uint8)[:, None]
+    if images.shape[1] == 1:
+        images = images.expand(-1, 3, -1, -1)
+    if channels == 4:
+        images = torch.cat([images, torch.full_like(images[:, :1], 255)], dim=1)
+    return images.contiguous()
+
+
+def resize(images: Tensor, height: int, width: int) -> Tensor:
+    """The largest centred part with the asked proportions, then bicubic, antialiased."""
+    found_height, found_width = images.shape[2:]
+    if (found_height, found_width) == (height, width) or len(images) == 0:
+        return images.reshape(len(images), images.shape[1], height, width)
+    crop_height = min(found_height, max(1, round(found_width * height / width)))
+    crop_width = min(found_width, max(1, round(found_height * width / height)))
+    top, left = (found_height - crop_height) // 2, (found_width - crop_width) // 2
+    part = images[:, :, top : top + crop_height, left : left + crop_width]
+    # On bytes torch works as Pillow does, so that arrays and files come out alike.
+    return F.interpolate(part, (height, width), mode="bicubic", antialias=True, align_corners=False)
+
+
+def as_bytes(array: Any, where: str, signed: bool | None = None) -> Tensor:
+    """A numpy array or a tensor as uint8. 16 bits and floats are scaled; other whole numbers must fit.
+
+    Floats are in [-1, 1] if `signed`, else in [0, 1]; by default what the values say.
+    """
+    values = torch.as_tensor(array)
+    if values.dtype == torch.uint8:
+        return values.contiguous()
+    if values.dtype == torch.bool:
+        return values.to(torch.uint8) * 255
+    if values.numel() == 0 or values.is_complex():
+        raise UnreadableDataError(f"{where}: images are {values.dtype} {tuple(values.shape)}; best is uint8")
+    if values.dtype == torch.uint16:
+        return ((values.to(torch.int64) * 255 + 32767) // 65535).to(torch.uint8)
+    least, most = values.min().item(), values.max().item()
+    if values.is_floating_point():
+        signed = least < 0 if signed is None else signed
+        if (-1 if signed else 0) <= least and most <= 1:
+            return ((values + 1) / 2 if signed else values).mul(255).round().to(torch.uint8)
+    if least >= 0 and most <= 255 and (not values.is_floating_point() or bool((values == values.round()).all())):
+        return values.to(torch.uint8)
+    raise UnreadableDataError(
+        f"{where}: images are {values.dtype} from {least} to {most}; they must be bytes, or floats in [0, 1] or [-1, 1]"
+    )

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import stat
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
@@ -24,21 +23,17 @@ from ..errors import (
     UnsafeArchiveError,
 )
 from ..files import digest, in_words, read_bytes, require_regular
+from ..optional import needs
 from .dataset import Annotations, first_names
-from .decode import SUFFIXES, UndecodableError
-from .source import Source
+from .decode import HEIC, UndecodableError, suffixes
+from .stream import Source
 
-WORDS = {
-    "train": "train",
-    "training": "train",
-    "test": "test",
-    "testing": "test",
-    "t10k": "test",
-    "val": "validation",
-    "valid": "validation",
-    "validation": "validation",
-    "dev": "validation",
+PARTS = {
+    "train": ("train", "training"),
+    "test": ("test", "testing"),
+    "validation": ("val", "valid", "validation", "dev"),
 }
+WORDS = {word: part for part, words in PARTS.items() for word in words}
 
 
 def canonical(word: str) -> str | None:
@@ -115,6 +110,7 @@ def _chosen(parts: dict[str, list[str]], split: str, where: str) -> list[str]:
 
 HEAD = 64 * 1024  # bytes
 ABOUT = frozenset({".txt", ".json", ".jsonl", ".csv", ".md", ".ini", ".db"})  # captions, tables, and what systems leave
+FILMS = frozenset({".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v"})
 
 
 class FileTree(ABC):
@@ -139,19 +135,23 @@ class FileTree(ABC):
         return None
 
     def images(self) -> list[str]:
-        found = [name for name in self.names if os.path.splitext(name)[1].lower() in SUFFIXES]
+        found = [name for name in self.names if os.path.splitext(name)[1].lower() in suffixes()]
         if not found:
             kinds = Counter(PurePosixPath(name).suffix.lower() or "no suffix" for name in self.names)
+            if kinds.keys() & HEIC:
+                needs("pillow_heif", "heic", f"reading the HEIC photographs in {self.where}")
             inside = ", ".join(f"{count} × {kind}" for kind, count in kinds.most_common(8)) or "nothing"
+            films = kinds.keys() & FILMS
+            advice = "extract frames first (ffmpeg -i FILE -r 1 %04d.png)" if films else "give a folder that holds some"
             raise NoImagesError(
-                f"no images in {self.where}: found {inside}; looked for {' '.join(sorted(SUFFIXES))} "
-                "in it and its sub-folders: give a folder that holds images"
+                f"no images in {self.where} and its sub-folders: found {inside}; looked for "
+                f"{' '.join(sorted(suffixes()))}: {advice}"
             )
         return found
 
     def unread(self) -> tuple[str, ...]:
-        """Files that are neither images nor texts about them, such as .heic, so that the user can be told."""
-        known = SUFFIXES | ABOUT
+        """Files that are neither images nor texts about them, such as videos, so that the user can be told."""
+        known = suffixes() | ABOUT
         return tuple(name for name in self.names if PurePosixPath(name).suffix.lower() not in known)
 
 
@@ -270,10 +270,10 @@ def is_our_output(folder: str, files: list[str], inner: list[str], top: bool = F
     return SAMPLES in there
 
 
-# A zip of images, read in place. Nothing is unpacked, and an archive that looks unsafe is refused as a whole.
+# A zip of images, read in place. Nothing is unpacked to disk, so names can do no harm; what would unpack to a multiple
+# of its size is refused.
 
-# Images are compressed already, so honest archives stay near 1; deflate can reach 1032.
-MAX_RATIO = 100
+MAX_RATIO = 100  # images are compressed already, so honest archives stay near 1; deflate can reach 1032
 RATIO_FROM = 1024**2  # bytes below which a ratio does no harm (a small flat BMP may well exceed it)
 MAX_MEMBER = 512 * 1024**2
 MAX_TOTAL = 1024**4
@@ -286,9 +286,9 @@ class ZipTree(FileTree):
         self.where = str(path)
         self.path = path
         self._opened: tuple[int, zipfile.ZipFile] | None = None
-        members = self._zip().infolist()
-        check_safe(members, path)
-        self._stamps = {info.filename: f"{info.file_size}:{info.CRC:08x}" for info in members if not info.is_dir()}
+        members = [info for info in self._zip().infolist() if not info.is_dir()]
+        _require_safe(members, path)
+        self._stamps = {info.filename: f"{info.file_size}:{info.CRC:08x}" for info in members}
         self.names = sorted(name for name in self._stamps if not hidden(name))
 
     def read(self, name: str) -> bytes:
@@ -314,52 +314,26 @@ class ZipTree(FileTree):
         return {**self.__dict__, "_opened": None}
 
 
-def check_safe(members: list[zipfile.ZipInfo], path: Path) -> None:
-    """Refuses paths that leave the archive, links, encrypted members, bombs, and names that occur twice."""
+def _require_safe(members: list[zipfile.ZipInfo], path: Path) -> None:
+    """Refuses bombs, encrypted members, and names that occur twice."""
     for info in members:
-        reason = _unsafe_name(info) or _unsafe_size(info)
-        if reason:
-            raise UnsafeArchiveError(
-                f"{path} is refused: {info.filename!r} {reason}; unpack it yourself if you trust it, and "
-                f"give the folder"
+        if info.flag_bits & 1 or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise UnreadableDataError(  # the other methods unpack without bounds
+                f"{path}: {info.filename!r} is encrypted or packed by other means than deflate; pack it again"
             )
-        if info.flag_bits & 1:
-            raise UnreadableDataError(f"{path} is encrypted ({info.filename!r}); give an archive without a password")
-        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # the others unpack without bounds
-            raise UnreadableDataError(f"{path}: {info.filename!r} is packed by other means than deflate; pack it again")
-    total, stored = sum(info.file_size for info in members), sum(info.compress_size for info in members)
-    on_disk = path.stat().st_size
+    twice = [name for name, times in Counter(info.filename for info in members).items() if times > 1]
+    if twice:
+        raise DuplicateNameError(f"{path} holds these names more than once: {first_names(twice)}; pack it again")
+    stored, on_disk = sum(info.compress_size for info in members), path.stat().st_size
+    sizes = [(info.filename, info.file_size, info.compress_size, RATIO_FROM, MAX_MEMBER) for info in members]
+    total = ("the whole", sum(info.file_size for info in members), on_disk, 16 * RATIO_FROM, MAX_TOTAL)
+    for name, unpacked, packed, harmless, most in (*sizes, total):
+        if unpacked > most or (unpacked > harmless and unpacked > MAX_RATIO * max(packed, 1)):
+            raise UnsafeArchiveError(
+                f"{path} is refused: {name} would unpack from {packed} to {unpacked} bytes; unpack it yourself if you "
+                "trust it, and give the folder"
+            )
     if stored > on_disk:
         raise UnsafeArchiveError(
             f"{path} is refused: its members overlap ({stored} bytes in a file of {on_disk}); pack it again"
         )
-    if total > MAX_TOTAL or (total > 16 * RATIO_FROM and total > MAX_RATIO * on_disk):
-        raise UnsafeArchiveError(
-            f"{path} is refused: {on_disk} bytes would unpack to {total}; unpack it yourself if you trust "
-            f"it, and give the folder"
-        )
-    twice = [name for name, times in Counter(info.filename for info in members).items() if times > 1]
-    if twice:
-        raise DuplicateNameError(f"{path} holds these names more than once: {first_names(twice)}; pack it again")
-
-
-def _unsafe_name(info: zipfile.ZipInfo) -> str | None:
-    name = info.orig_filename.replace("\\", "/")
-    if name.startswith("/") or re.match(r"^[A-Za-z]:", name):
-        return "is an absolute path"
-    if ".." in PurePosixPath(name).parts:
-        return "leaves the archive"
-    if "\0" in info.orig_filename:
-        return "has a zero byte in its name"
-    kind = stat.S_IFMT(info.external_attr >> 16)
-    if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-        return "is a link or a special file"
-    return None
-
-
-def _unsafe_size(info: zipfile.ZipInfo) -> str | None:
-    if info.file_size > MAX_MEMBER:
-        return f"would unpack to {info.file_size} bytes"
-    if info.file_size > RATIO_FROM and info.file_size > MAX_RATIO * max(info.compress_size, 1):
-        return f"would unpack from {info.compress_size} to {info.file_size} bytes"
-    return None

@@ -14,16 +14,14 @@ from typing import Any
 from ..errors import DataNotFoundError, InvalidConfigError, UnknownSplitError, UnreadableDataError
 from ..files import at_home, digest
 from .annotations import annotate
-from .arrays import find_idx, is_idx, load_idx, load_npz
-from .builtin import GARMENTS, load_captioned, load_digits, load_garments
+from .builtin import GARMENTS, load_captioned, load_digits, load_garments, load_shapes
 from .dataset import Annotations, ImageData, Options, Progress, logger
-from .decode import SUFFIXES
+from .decode import suffixes
 from .files import FileTree, Folder, TreeSource, ZipTree, by_folder, canonical, split_in, stamp_of_files
-from .hub import find_parquet, from_table, is_saved, load_hub, load_parquet, load_saved
 from .mapped import decoded_once
 from .objects import from_dataset
-from .shapes import load_shapes
-from .source import from_source
+from .stream import from_source
+from .tables import find_parquet, from_table, is_saved, load_hub, load_parquet, load_saved
 
 VARIABLE = "SCALELONG_DATA"  # folders to search first, separated as in PATH
 
@@ -39,12 +37,8 @@ class Known:
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 KNOWN = {
-    "mnist": Known(("mnist", "MNIST/raw", "MNIST"), tuple("0123456789"), "ylecun/mnist"),
-    "fashion-mnist": Known(
-        ("fashion-mnist", "FashionMNIST/raw", "FashionMNIST", "fashion_mnist"),
-        GARMENTS,
-        "zalando-datasets/fashion_mnist",
-    ),
+    "mnist": Known(("mnist", "MNIST"), tuple("0123456789"), "ylecun/mnist"),
+    "fashion-mnist": Known(("fashion-mnist", "fashion_mnist"), GARMENTS, "zalando-datasets/fashion_mnist"),
     "cifar10": Known(("cifar10", "CIFAR10", "cifar-10"), CIFAR10_CLASSES, "uoft-cs/cifar10"),
 }
 EMBEDDED = {
@@ -64,7 +58,7 @@ def load_data(
     channels: int | None = None,
     split: str = "train",
     memory_limit: int = 2 * 1024**3,
-    max_broken: int | float = 0.01,
+    skip_broken: bool | int | float = 0.01,
     limit: int | None = None,
     progress: Progress | None = None,
     image_cache: str | os.PathLike[str] = "none",
@@ -74,15 +68,15 @@ def load_data(
 
     spec: "digits", "garments" or "shapes", which come with the package, and the first two with captions as
         "captioned-digits" and "captioned-garments"; "mnist", "fashion-mnist" or "cifar10", searched for on this machine
-        and then on the Hugging Face hub; the path of a folder of images, of parquet or IDX files, or of a folder
-        written by `save_to_disk`; the path of a .zip, .parquet, .npz or IDX file; "hf:NAME" for a data set of the hub;
-        or an object: a Dataset of torch or `datasets`, with images as described in `scalelong.data.objects`.
+        and then on the Hugging Face hub; the path of a folder of images or of parquet files, of a folder written by
+        `save_to_disk`, of a .zip or a .parquet file; "hf:NAME" for a data set of the hub; or an object: a Dataset of
+        torch or `datasets`, with images as described in `scalelong.data.objects`.
     size: a side or (height, width); the shorter side is resized, the middle kept. Needed if the images differ in size.
     channels: 1, 3 or 4. By default 1 if all images are gray, 4 if all are RGBA, and 3 otherwise.
     split: "train", "test" or "validation".
     memory_limit: bytes of pixels up to which all is decoded into memory; above it images are decoded when fetched, or
         once into a file (image_cache).
-    max_broken: how many unreadable images are skipped before it is an error, as a number or as a share.
+    skip_broken: how many unreadable images are skipped before it is an error: a number, a share, or True for any.
     limit: at most this many images, evenly spread over the set.
     progress: called with (done, total) while headers are read and while images are decoded.
     image_cache: for what does not fit into memory. "auto" decodes it once into a file of the cache, which is mapped;
@@ -94,7 +88,7 @@ def load_data(
         channels=channels,
         split=split,
         memory_limit=memory_limit,
-        max_broken=max_broken,
+        skip_broken=skip_broken,
         limit=limit,
         progress=progress,
         image_cache=os.fspath(image_cache),
@@ -103,7 +97,7 @@ def load_data(
     if not isinstance(spec, str | os.PathLike):
         return decoded_once(_from_object(spec, options), "object", options)
     spec = os.fspath(spec)
-    if not spec.isprintable() and any("\ud800" <= letter <= "\udfff" or letter == "\0" for letter in spec):
+    if any("\ud800" <= letter <= "\udfff" or letter == "\0" for letter in spec):
         raise DataNotFoundError(f"the data {spec!r} have a name that is no text: rename the folder or file")
     path = at_home(spec, "data")
     place = str(path.resolve()) if path.exists() else spec
@@ -120,15 +114,13 @@ _LAST: dict[tuple[str, str, Options], ImageData] = {}
 
 def _stamp(spec: str, path: Path) -> str:
     """Changes when the files of the data do."""
-    if spec in KNOWN and spec not in EMBEDDED:
-        found = find_known(spec)
-        return "" if found is None else _stamp("", found)
-    if spec in EMBEDDED or spec.startswith("hf:") or not path.exists():
+    found = _find_known(spec) if spec in KNOWN else path
+    if spec in EMBEDDED or spec.startswith("hf:") or found is None or not found.exists():
         return os.environ.get(VARIABLE, "")
-    if path.is_file():
-        return stamp_of_files([str(path), *sorted(map(str, path.parent.glob("*-ubyte*")))])
-    found = Folder(path)
-    return digest(f"{found.times(found.names)}".encode())
+    if found.is_file():
+        return stamp_of_files([str(found)])
+    tree = Folder(found)
+    return digest(f"{tree.times(tree.names)}".encode())
 
 
 def _opened(spec: str, path: Path, options: Options) -> ImageData:
@@ -150,11 +142,11 @@ def _opened(spec: str, path: Path, options: Options) -> ImageData:
 
 def _from_object(given: Any, options: Options) -> ImageData:
     if isinstance(given, ImageData):
-        asked = (options.channels or given.channels, *(options.shape or (given.height, given.width)))
-        if asked != (given.channels, given.height, given.width):
+        found = (given.channels, given.height, given.width)
+        if (options.channels or found[0], *(options.shape or found[1:])) != found:
             raise InvalidConfigError(
-                f"{given.name} is open already with {given.channels}×{given.height}×{given.width}; give `size` and "
-                "`channels` to load_data when you open it"
+                f"{given.name} is open already with {found[0]}×{found[1]}×{found[2]}; give `size` and `channels` to "
+                "load_data when you open it"
             )
         return given
     module = type(given).__module__
@@ -166,7 +158,7 @@ def _from_object(given: Any, options: Options) -> ImageData:
 # Public data sets by name
 
 
-def find_known(name: str) -> Path | None:
+def _find_known(name: str) -> Path | None:
     """The folder of a data set that is known by name; None if it is not on this machine."""
     candidates = [root / folder for root in _roots() for folder in KNOWN[name].folders]
     candidates += [root for root in _roots() if root.name in KNOWN[name].folders]
@@ -175,11 +167,11 @@ def find_known(name: str) -> Path | None:
 
 def _roots() -> list[Path]:
     given = [at_home(place, VARIABLE) for place in os.environ.get(VARIABLE, "").split(os.pathsep) if place]
-    return [*given, Path("data"), at_home("~/data", "HOME"), Path("/usr/share/datasets")]
+    return [*given, Path("data"), at_home("~/data", "HOME")]
 
 
 def _load_known(name: str, options: Options) -> ImageData:
-    known, folder = KNOWN[name], find_known(name)
+    known, folder = KNOWN[name], _find_known(name)
     if folder is not None:
         data = _load_folder(name, folder, options)
     else:
@@ -205,39 +197,29 @@ def _load_folder(name: str, path: Path, options: Options) -> ImageData:
     if is_saved(path):
         return load_saved(name, path, options)
     tree = Folder(path)
-    suffixes = {f".{end}".lower() for end in {file.rpartition(".")[2] for file in tree.names}}
-    if suffixes & SUFFIXES:
-        return _load_tree(name, tree, options)
-    if ".parquet" in suffixes:
+    endings = {os.path.splitext(file)[1].lower() for file in tree.names}
+    if ".parquet" in endings and not endings & suffixes():
         return load_parquet(name, find_parquet(path, options.split), options)
-    places = {Path(file).parent for file in tree.names if is_idx(file)}
-    if len(places) == 1:  # the folder itself, or MNIST/raw in it
-        return load_idx(name, find_idx(path / places.pop(), options.split), options)
-    if any(Path(file).name == "data_batch_1" for file in tree.names):
+    if any(Path(file).name == "data_batch_1" or file.endswith("-ubyte") for file in tree.names):
         raise UnreadableDataError(
-            f"{path} holds CIFAR-10 as pickles, which can run code and are not read: give 'cifar10', which is loaded "
-            "from the Hugging Face hub, or a folder of its parquet files"
+            f"{path} holds CIFAR-10 as pickles or MNIST as IDX files, which are not read: give 'cifar10', 'mnist' or "
+            "'fashion-mnist', which are loaded from the Hugging Face hub, or torchvision's Dataset in Python"
         )
-    return _load_tree(name, tree, options)  # which says what it found instead of images
+    return _load_tree(name, tree, options)
 
 
 def _load_file(name: str, path: Path, options: Options) -> ImageData:
     kind = path.suffix.lower()
     if kind == ".zip":
         return _load_tree(name, ZipTree(path), options)
-    if kind == ".npz":
-        return load_npz(name, path, options)
-    if kind not in (".parquet", ".pq") and not is_idx(path.name):
-        raise UnreadableDataError(
-            f"{path} is not a data set: it must be a folder, a .zip, .parquet or .npz file, or an IDX file (…-ubyte)"
-            + (f"; for one image give its folder, {path.parent}" if kind in SUFFIXES else "")
-        )
-    part = canonical(options.split) or options.split
-    if part not in ("train", split_in(path.name)):
+    if kind not in (".parquet", ".pq"):
+        one = f"; for one image give its folder, {path.parent}" if kind in suffixes() else ""
+        raise UnreadableDataError(f"{path} is not a data set: it must be a folder, a .zip or a .parquet file{one}")
+    if (canonical(options.split) or options.split) not in ("train", split_in(path.name)):
         raise UnknownSplitError(
             f"{path} is one file without parts, so it has no {options.split!r}; give the other file"
         )
-    return load_idx(name, path, options) if is_idx(path.name) else load_parquet(name, [path], options)
+    return load_parquet(name, [path], options)
 
 
 def _load_tree(name: str, tree: FileTree, options: Options) -> ImageData:

@@ -13,10 +13,9 @@ import json
 import mmap
 import os
 import shutil
+import threading
 import warnings
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -43,11 +42,9 @@ from ..files import (
 from ..optional import needs
 from .dataset import BrokenImage, ImageData, Options, logger
 from .decode import prepare
-from .source import StreamData
+from .stream import StreamData, in_threads
 
 PIXELS, MANIFEST = "pixels", "decoded.json"
-AT_A_TIME = 4 * 1024**2
-"""Bytes of pixels that a thread decodes at a time."""
 SPARE = 256 * 1024**2
 """Bytes of the disk that are always left."""
 
@@ -90,8 +87,8 @@ class MappedData(ImageData):
     def __init__(
         self, stream: ImageData, file: Path, pixels: Tensor, good: Tensor | None, rows: Tensor | None = None
     ) -> None:
-        self.name, self.annotations, self.unread = stream.name, stream.annotations, stream.unread
-        self.broken_images = stream.broken_images
+        self.name, self.annotations, self.broken_images = stream.name, stream.annotations, stream.broken_images
+        self.unread, self.stored_sizes = stream.unread, stream.stored_sizes
         self.channels, self.height, self.width = stream.channels, stream.height, stream.width
         self.stream, self.file = stream, file
         self._pixel_map, self._good = pixels, good
@@ -188,50 +185,38 @@ def _make_room(root: Path, folder: Path, data: ImageData, options: Options) -> N
 
 def _make(folder: Path, data: ImageData, options: Options) -> None:
     """Decode all images into the file. Needs the lock of the folder."""
-    total, bad = len(data), list[int]()
     logger.info(
         "image cache: decoding %d images once into %s, %s (`image_cache` none decodes them when they are fetched)",
-        total, folder, byte_size(_size(data)),
+        len(data), folder, byte_size(_size(data)),
     )  # fmt: skip
     prepare()
+    bytes_each, allowed, lock = _size(data) // len(data), data.broken_images.allowed, threading.Lock()
     with writing(folder), ExitStack() as stack:
         remove_leftovers(folder)
         for name in (MANIFEST, PIXELS):
             (folder / name).unlink(missing_ok=True)
         temporary = temporary_name(folder / PIXELS)
         stack.callback(temporary.unlink, missing_ok=True)
+        stack.callback(setattr, data.broken_images, "allowed", allowed)
+        data.broken_images.allowed = len(data)  # until all are known, so that the error names all of them
         with temporary.open("wb") as file:
             allocate(file, _size(data))
-            for rows, images, actual in _in_order(data):
-                bad += rows[actual != rows].tolist()
-                file.write(images.numpy().data.cast("B"))
-                if options.progress is not None:
-                    options.progress(int(rows[-1]) + 1, total)
+
+            def put(row: int) -> bool:
+                images, actual = data._read(torch.tensor([row]))
+                with lock:
+                    file.seek(row * bytes_each)
+                    file.write(images.numpy().data.cast("B"))
+                return int(actual[0]) == row
+
+            bad = [row for row, good in in_threads(put, torch.arange(len(data)), options.progress) if not good]
             file.flush()
             os.fsync(file.fileno())
+        data.broken_images.allowed = allowed
+        data.broken_images.check()
         os.replace(temporary, folder / PIXELS)
         broken = [[image.name, image.reason] for image in data.broken]
         write_text(folder / MANIFEST, json.dumps({"file": _identity(folder / PIXELS), "bad": bad, "broken": broken}))
-
-
-def _in_order(data: ImageData) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Rows, images and the rows that these really are of. A few chunks ahead, in threads: Pillow decodes without the
-    interpreter's lock."""
-    threads = min(8, os.cpu_count() or 1)
-    ahead: deque[tuple[Tensor, Future[tuple[Tensor, Tensor]]]] = deque()
-    pool = ThreadPoolExecutor(threads)
-    size = data.channels * data.height * data.width
-    try:
-        for rows in torch.arange(len(data)).split(max(1, min(256, AT_A_TIME // size))):
-            ahead.append((rows, pool.submit(data._read, rows)))
-            if len(ahead) > 2 * threads:
-                rows, future = ahead.popleft()
-                yield rows, *future.result()
-        while ahead:
-            rows, future = ahead.popleft()
-            yield rows, *future.result()
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 # Using it

@@ -22,9 +22,8 @@ from torch import Tensor
 
 from ..errors import InvalidConfigError, MixedSizesError, NoImagesError, ScaleLongError, UnreadableDataError
 from .annotations import CAPTIONS, IMAGES, LABELS, check_captions, first_of, number_labels
-from .arrays import as_bytes, check_conversion, convert_channels, resize
 from .dataset import Annotations, BrokenImages, ImageData, MemoryData, Options, logger
-from .decode import decode_image
+from .decode import as_bytes, check_conversion, convert_channels, decode_image, resize
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -15,6 +15,15 @@ from torch import Tensor
 from ..errors import DataError, DataWorkerError
 from .dataset import Batch, BrokenImage, ImageData
 
+WAIT_FOR_END = 1.0  # seconds
+
+
+def to_float(images: Tensor, flip: Tensor | None = None) -> Tensor:
+    """uint8 to float32 in [-1, 1]; images whose entry in the bool mask `flip` is True are mirrored left to right."""
+    if flip is not None:
+        images = torch.where(flip.to(images.device)[:, None, None, None], images.flip(-1), images)
+    return images.to(torch.float32).div_(127.5).sub_(1)
+
 
 def batches(
     data: ImageData,
@@ -30,11 +39,14 @@ def batches(
     `prefetch` batches ahead. `pin` puts batches into pinned memory, from which an accelerator copies them while the
     program goes on. The global random state is never touched, so that the number of workers does not change a run.
     """
-    if data.in_memory or workers == 0:
-        for indices in order:
-            batch = data.fetch(indices)
-            yield batch.pin_memory() if pin else batch
-        return
+    here = data.in_memory or workers == 0
+    for batch in (data.fetch(indices) for indices in order) if here else _from_workers(data, order, workers, prefetch):
+        yield batch.pin_memory() if pin else batch
+
+
+def _from_workers(
+    data: ImageData, order: Iterable[Tensor | Sequence[int]], workers: int, prefetch: int
+) -> Iterator[Batch]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create")  # more workers than cores: as asked
         loader = torch.utils.data.DataLoader(
@@ -49,8 +61,19 @@ def batches(
         )
         results = _start_workers(loader)
     try:
-        for batch in _received(data, results):
-            yield batch.pin_memory() if pin else batch
+        while True:
+            try:
+                batch, broken = next(results)
+            except StopIteration:
+                return
+            except (RuntimeError, OSError, EOFError) as error:  # by torch, or by the pipe that a dead worker left
+                raise _worker_error(results, error) from error
+            for image in broken:  # each worker counts its own; the limit is for all
+                data.broken_images.add(image)
+            data.broken_images.check()
+            if isinstance(batch, DataError):
+                raise batch
+            yield batch
     finally:
         # They do not listen to SIGTERM, by which Python would end them, and wait for ever.
         for worker in getattr(results, "_workers", ()):
@@ -58,20 +81,21 @@ def batches(
                 worker.kill()
 
 
-def _received(data: ImageData, results: Any) -> Iterator[Batch]:
-    while True:
+class _Fetch(torch.utils.data.Dataset):
+    """A data set whose items are whole batches. Errors travel as values: a DataLoader would bury their message."""
+
+    def __init__(self, data: ImageData) -> None:
+        self.data = data
+
+    def __getitem__(self, indices: Tensor | Sequence[int]) -> tuple[Batch | DataError, tuple[BrokenImage, ...]]:
         try:
-            batch, broken = next(results)
-        except StopIteration:
-            return
-        except (RuntimeError, OSError, EOFError) as error:  # by torch, or by the pipe that a dead worker left
-            raise _worker_error(results, error) from error
-        for image in broken:  # each worker counts its own; the limit is for all
-            data.broken_images.add(image)
-        data.broken_images.check()
-        if isinstance(batch, DataError):
-            raise batch
-        yield batch
+            return self.data.fetch(indices), self.data.broken
+        except DataError as error:
+            return error, ()
+
+
+def _unchanged(item: object) -> object:
+    return item
 
 
 def _outlive_signals(_: int) -> None:
@@ -93,14 +117,9 @@ def _start_workers(loader: torch.utils.data.DataLoader) -> Any:
     return results
 
 
-WAIT_FOR_END = 1.0
-"""Seconds."""
-
-
 def _worker_error(results: Any, error: Exception) -> DataWorkerError:
     workers = getattr(results, "_workers", ())
-    # A pipe breaks a moment before the system tells how its process ended.
-    if workers:
+    if workers:  # a pipe breaks a moment before the system tells how its process ended
         wait([worker.sentinel for worker in workers], timeout=WAIT_FOR_END)
     codes = [worker.exitcode for worker in workers if worker.exitcode]
     names = [signal.Signals(-code).name if code < 0 else f"exit code {code}" for code in codes]
@@ -108,29 +127,5 @@ def _worker_error(results: Any, error: Exception) -> DataWorkerError:
     memory = ": SIGKILL often means that the memory is used up" if "SIGKILL" in names else ""
     return DataWorkerError(
         f"a process that reads images {how}{memory}. Give fewer `workers` (0 reads in the main process), then run the "
-        f"same command to continue"
+        "same command to continue"
     )
-
-
-def to_float(images: Tensor, flip: Tensor | None = None) -> Tensor:
-    """uint8 to float32 in [-1, 1]; images whose entry in the bool mask `flip` is True are mirrored left to right."""
-    if flip is not None:
-        images = torch.where(flip.to(images.device)[:, None, None, None], images.flip(-1), images)
-    return images.to(torch.float32).div_(127.5).sub_(1)
-
-
-class _Fetch(torch.utils.data.Dataset):
-    """A data set whose items are whole batches. Errors travel as values: a DataLoader would bury their message."""
-
-    def __init__(self, data: ImageData) -> None:
-        self.data = data
-
-    def __getitem__(self, indices: Tensor | Sequence[int]) -> tuple[Batch | DataError, tuple[BrokenImage, ...]]:
-        try:
-            return self.data.fetch(indices), self.data.broken
-        except DataError as error:
-            return error, ()
-
-
-def _unchanged(item: object) -> object:
-    return item

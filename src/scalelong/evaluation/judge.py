@@ -1,7 +1,6 @@
 """From images to scores: of a run (`score_run`), of a folder (`score_folder`), and during training (`Scorer`).
 
-Whether a conditional model draws what its prompts ask for is part of it. Classes are recognised by a classifier, drawn
-shapes by a rule (`data.shapes.shapes_in`) that needs no network.
+Whether a conditional model draws what its prompts ask for is part of it: a classifier recognises the classes.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..console import Progress, silent
-from ..data import ImageData, load_data, shows_colour_and_shape, split_rows, to_float
+from ..data import ImageData, load_data, split_rows, to_float
 from ..diffusion import ImageMaker, SampleSettings, requests
 from ..errors import InvalidSamplesError
 from ..files import append_json_line, read_json_lines, sync
@@ -57,13 +56,11 @@ def shows_prompts(
     """Whether each image shows its prompt, bool (n,); None where nothing here can tell.
 
     Classes, and captions that are wordings of classes, are recognised by a classifier that was trained on real images
-    alone, drawn shapes by a rule.
+    alone.
     """
     if condition == "class" and data.classes is not None and len(data.classes) > 1:
         asked = torch.tensor([data.classes.index(str(prompt)) for prompt in prompts])
         return train_classifier(data, say=say).classify(images) == asked
-    if condition == "text" and data.name == "shapes" and data.channels == 3:
-        return shows_colour_and_shape(images, [str(prompt) for prompt in prompts])
     classes = _classes_by_caption(data) if condition == "text" else {}
     if classes and all(prompt in classes for prompt in prompts):
         asked = torch.tensor([classes[str(prompt)] for prompt in prompts])
@@ -270,7 +267,7 @@ def _folder_images(path: Path, data: ImageData) -> torch.Tensor:
     if found is not None:
         return stack_images(found) if found else torch.empty(0, 0, 0, 0)
     # No resizing: images of another size are another set of images.
-    images = load_data(str(path), channels=data.channels, max_broken=0)
+    images = load_data(str(path), channels=data.channels, skip_broken=0)
     return images.fetch(range(len(images))).images
 
 

@@ -1,6 +1,6 @@
 """Encoded images by number, wherever they are stored, made into a data set.
 
-A `Source` gives the bytes of image files. `from_source` reads some headers, plans one size and number of channels for
+A `Source` gives the bytes of image files. `from_source` reads their headers, plans one size and number of channels for
 all, and decodes everything into memory if it fits. If not, `StreamData` decodes images when they are fetched.
 """
 
@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -26,57 +25,8 @@ from .decode import Header, UndecodableError, decode, prepare, read_header
 if TYPE_CHECKING:
     import numpy as np
 
-
-SHOWN_SIZES = 8  # sizes in a message
-
-
-@dataclass
-class Survey:
-    """Sizes and kinds that were seen."""
-
-    sizes: Counter[tuple[int, int]] = field(default_factory=Counter)  # of (height, width)
-    kinds: set[str] = field(default_factory=set)
-
-    def add(self, seen: Header) -> None:
-        self.sizes[seen.height, seen.width] += 1
-        self.kinds.add(seen.kind)
-
-    def settles(self, options: Options) -> bool:
-        """Whether further images could not change the plan: the size is given and the channels are, or are mixed."""
-        return bool(options.shape and (options.channels or "colour" in self.kinds or len(self.kinds) > 1))
-
-    def agrees(self, options: Options) -> bool:
-        return options.shape is not None or len(self.sizes) == 1
-
-    def channels(self) -> int:
-        """Gray stays gray, RGBA stays RGBA, and any mixture becomes RGB."""
-        return 1 if self.kinds == {"gray"} else 4 if self.kinds == {"rgba"} else 3
-
-    def plan(self, options: Options, broken_images: BrokenImages) -> tuple[int, int, int]:
-        """Channels, height and width for all."""
-        if not self.kinds:
-            raise BrokenImagesError(
-                f"{broken_images.where}: not one of the images can be read: {broken_images.names()}"
-            )
-        if not self.agrees(options):
-            sizes = [
-                f"{width}×{height} ({count} images)" for (height, width), count in self.sizes.most_common(SHOWN_SIZES)
-            ]
-            more = f" and {len(self.sizes) - SHOWN_SIZES} more" if len(self.sizes) > SHOWN_SIZES else ""
-            smallest = min(min(size) for size in self.sizes)
-            error = MixedSizesError(
-                f"{broken_images.where}: the images have {len(self.sizes)} different sizes (width×height): "
-                f"{', '.join(sizes)}{more}. Give one for all, for instance `size` {smallest}: "
-                f"the shorter side is resized to it and the middle is kept"
-            )
-            error.smallest = smallest
-            raise error
-        height, width = options.shape or next(iter(self.sizes))
-        return options.channels or self.channels(), height, width
-
-
 CHUNK = 64  # images handed to a thread at a time
-SAMPLE = 64  # headers read before anything is decoded
+SHOWN_SIZES = 8  # sizes in a message
 T = TypeVar("T")
 
 
@@ -108,38 +58,68 @@ class Source(ABC):
         return self.version()
 
 
+class Survey:
+    """Sizes (height, width) and kinds of images that were seen."""
+
+    def __init__(self) -> None:
+        self.sizes: Counter[tuple[int, int]] = Counter()
+        self.kinds: set[str] = set()
+
+    def add(self, seen: Header) -> None:
+        self.sizes[seen.height, seen.width] += 1
+        self.kinds.add(seen.kind)
+
+    def settles(self, options: Options) -> bool:
+        """Further images could not change the plan: the size is given and the channels are, or are mixed."""
+        return bool(options.shape and (options.channels or "colour" in self.kinds or len(self.kinds) > 1))
+
+    def different_sizes(self) -> tuple[tuple[int, int], ...]:
+        return tuple(self.sizes) if len(self.sizes) > 1 else ()
+
+    def plan(self, options: Options, broken: BrokenImages) -> tuple[int, int, int]:
+        """Channels, height and width for all: gray stays gray, RGBA stays RGBA, and any mixture becomes RGB."""
+        if not self.kinds:
+            raise BrokenImagesError(f"{broken.where}: not one of the images can be read: {broken.names()}")
+        if options.shape is None and len(self.sizes) > 1:
+            raise self._mixed(broken.where)
+        height, width = options.shape or next(iter(self.sizes))
+        found = 1 if self.kinds == {"gray"} else 4 if self.kinds == {"rgba"} else 3
+        return options.channels or found, height, width
+
+    def _mixed(self, where: str) -> MixedSizesError:
+        common = self.sizes.most_common(SHOWN_SIZES)
+        sizes = ", ".join(f"{width}×{height} ({count} images)" for (height, width), count in common)
+        more = f" and {len(self.sizes) - SHOWN_SIZES} more" if len(self.sizes) > SHOWN_SIZES else ""
+        smallest = min(min(size) for size in self.sizes)
+        error = MixedSizesError(
+            f"{where}: the images have {len(self.sizes)} different sizes (width×height): {sizes}{more}. Give one for "
+            f"all, for instance `size` {smallest}: the shorter side is resized to it and the middle is kept"
+        )
+        error.smallest = smallest
+        return error
+
+
 def from_source(name: str, source: Source, options: Options) -> ImageData:
-    """Plans size and channels from a few headers, then decodes into memory, or reads all headers and opens a stream."""
+    """Plans size and channels from the headers, then decodes into memory, or opens a stream."""
     if options.channels not in (None, 1, 3, 4):
         raise InvalidConfigError(
             f"channels must be 1 (gray), 3 (RGB) or 4 (RGBA) for image files, got {options.channels}"
         )
     prepare()
     rows = options.chosen(len(source))
-    broken_images = BrokenImages(name, len(rows), options.allowed_broken(len(rows)))
-    survey, _ = _survey(source, rows[:: max(1, len(rows) // SAMPLE)], options, broken_images)
-    if not survey.kinds or not survey.agrees(options):
-        survey, _ = _survey(source, rows, options, broken_images, options.progress)
-    plan = survey.plan(options, broken_images)
+    broken = BrokenImages(name, len(rows), options.allowed_broken(len(rows)))
+    survey, readable = _survey(source, rows, options, broken)
+    plan = survey.plan(options, broken)
     if options.fits(len(rows), *plan):
-        data = _decoded(name, source, rows, plan, options, broken_images)
+        images, kept, survey = _decode_all(source, rows, plan, broken, options.progress)
+        broken.check()  # not before: those whose pixels are damaged are named as well
+        data = MemoryData(name, images, source.annotations.take(kept), broken)
     else:
-        survey, rows = _survey(source, rows, options, broken_images, options.progress)
-        data = StreamData(name, source, rows, survey.plan(options, broken_images), broken_images)
-    broken_images.warn()
+        broken.check()
+        data = StreamData(name, source, readable, plan, broken)
+    data.stored_sizes = survey.different_sizes()
+    broken.warn()
     return data
-
-
-def _decoded(
-    name: str, source: Source, rows: Tensor, plan: tuple[int, int, int], options: Options, broken_images: BrokenImages
-) -> MemoryData:
-    """The few headers are believed until all images have been seen; if these say otherwise, decodes once more."""
-    images, kept, survey = _decode_all(source, rows, plan, broken_images, options.progress)
-    if survey.plan(options, broken_images) != plan:
-        images, kept, _ = _decode_all(
-            source, rows, survey.plan(options, broken_images), broken_images, options.progress
-        )
-    return MemoryData(name, images, source.annotations.take(kept), broken_images)
 
 
 class StreamData(ImageData):
@@ -181,9 +161,8 @@ class StreamData(ImageData):
         raise BrokenImagesError(f"{self.name}: not one image can be read: {self.broken_images.names()}")
 
     def _take(self, rows: Tensor) -> StreamData:
-        return StreamData(
-            self.name, self.source, self.rows[rows], (self.channels, self.height, self.width), self.broken_images
-        )
+        shape = (self.channels, self.height, self.width)
+        return StreamData(self.name, self.source, self.rows[rows], shape, self.broken_images)
 
     def _pixel_digest(self) -> str:
         sha = hashlib.sha256(self.source.version().encode())
@@ -191,41 +170,42 @@ class StreamData(ImageData):
         return sha.hexdigest()
 
 
-def _survey(
-    source: Source, rows: Tensor, options: Options, broken_images: BrokenImages, progress: Progress | None = None
-) -> tuple[Survey, Tensor]:
-    """What the headers tell, and the rows without those whose header cannot be read."""
+def _survey(source: Source, rows: Tensor, options: Options, broken: BrokenImages) -> tuple[Survey, Tensor]:
+    """What the headers tell, and the rows without those whose header cannot be read.
+
+    It ends where further headers could not change the plan, unless too many were broken: the error names all of them.
+    """
     survey = Survey()
     bad: set[int] = set()
-    for row, seen in _in_threads(lambda row: _look_at(source, row), rows, progress):
+    for row, seen in in_threads(lambda row: _look_at(source, row), rows, options.progress):
         if isinstance(seen, BrokenImage):
-            broken_images.add(seen)
+            broken.add(seen)
             bad.add(row)
         else:
             survey.add(seen)
-        if survey.settles(options):
+        if survey.settles(options) and len(bad) <= broken.allowed:
             break
-    broken_images.check()
     return survey, torch.tensor([row for row in rows.tolist() if row not in bad], dtype=torch.int64)
 
 
 def _decode_all(
-    source: Source, rows: Tensor, plan: tuple[int, int, int], broken_images: BrokenImages, progress: Progress | None
+    source: Source, rows: Tensor, plan: tuple[int, int, int], broken: BrokenImages, progress: Progress | None
 ) -> tuple[Tensor, Tensor, Survey]:
     """All images as one tensor, the rows that are in it, and what the images were."""
     images = torch.empty(len(rows), *plan, dtype=torch.uint8)
     pixels, numbers = images.numpy(), rows.tolist()
-    good = torch.ones(len(rows), dtype=torch.bool)
-    survey = Survey()
-    for place, seen in _in_threads(
+    good, survey = torch.ones(len(rows), dtype=torch.bool), Survey()
+    decoded = in_threads(
         lambda place: _decode_into(pixels[place], source, numbers[place]), torch.arange(len(rows)), progress
-    ):
+    )
+    for place, seen in decoded:
         if isinstance(seen, BrokenImage):
-            broken_images.add(seen)
+            broken.add(seen)
             good[place] = False
         else:
             survey.add(seen)
-    broken_images.check()
+    if not survey.kinds:
+        raise BrokenImagesError(f"{broken.where}: not one of the images can be read: {broken.names()}")
     return (images, rows, survey) if bool(good.all()) else (images[good], rows[good], survey)
 
 
@@ -253,7 +233,7 @@ def _broken(source: Source, row: int, error: Exception) -> BrokenImage:
     return BrokenImage(source.name(row), in_words(error))
 
 
-def _in_threads(function: Callable[[int], T], rows: Tensor, progress: Progress | None) -> Iterator[tuple[int, T]]:
+def in_threads(function: Callable[[int], T], rows: Tensor, progress: Progress | None) -> Iterator[tuple[int, T]]:
     """(row, function(row)) in order. Threads help because Pillow decodes without holding the interpreter's lock."""
     pool = ThreadPoolExecutor(min(8, os.cpu_count() or 1))
     try:

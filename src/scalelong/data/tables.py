@@ -17,7 +17,7 @@ from .annotations import CAPTIONS, LABELS, check_captions, first_of, image_colum
 from .dataset import Annotations, ImageData, Options
 from .decode import UndecodableError
 from .files import MAX_MEMBER, by_file, canonical, stamp_of_files
-from .source import Source, from_source
+from .stream import Source, from_source
 
 
 def load_hub(name: str, options: Options) -> ImageData:
