@@ -2,7 +2,8 @@
 
 base        what a method is, the registry of methods, and their shorthands
 constant    none, uniform, CS, custom, magnitude-preserving
-dynamic     learnable scaling and normed skips
+dynamic     learnable scaling
+norms       normalised operands
 freeu       FreeU
 baselines   residual scalings and starts of merges
 """
@@ -37,8 +38,10 @@ from .constant import (
 from .dynamic import (
     GateLayer as GateLayer,
     LearnableScaling as LearnableScaling,
-    NormScaling as NormScaling,
 )
 from .freeu import (
     FreeUScaling as FreeUScaling,
+)
+from .norms import (
+    NormScaling as NormScaling,
 )
