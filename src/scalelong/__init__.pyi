@@ -72,6 +72,7 @@ from .scaling import (
     FreeUScaling as FreeUScaling,
     LearnableScaling as LearnableScaling,
     MagnitudePreserving as MagnitudePreserving,
+    MergeNorm as MergeNorm,
     NormScaling as NormScaling,
     NoScaling as NoScaling,
     Scaling as Scaling,

@@ -149,6 +149,10 @@ class CancelledScalingWarning(UserWarning):
     """A normalisation right behind the merges cancels most of a constant scaling."""
 
 
+class NormOnSkipWarning(UserWarning):
+    """A norm on the skip alone does not keep a network from collapsing."""
+
+
 # Theory and the choice of κ
 
 

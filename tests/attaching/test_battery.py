@@ -18,13 +18,20 @@ from scalelong.finding import SkipPlan
 pytestmark = pytest.mark.filterwarnings("ignore::scalelong.errors.CancelledScalingWarning")
 
 HOOKED = [name for name in FAMILIES if name not in UVIT]
+NORMED = "merge_norm:everywhere=true"
 METHODS = ["uniform:0.6", "cs", "ls", "ls:module=ie,shared=false", "ls:module=scalar", "norm", "mp:0.3"]
-CONSTANT = ("uniform:0.6", "cs", "mp:0.3")
+METHODS += [NORMED, f"{NORMED},on=both,norm=rms,kappa=0.7,gain=true"]
 # Verifying takes a few seconds for large families.
 VERIFIED = ("UNet2DModel DDPM", "smp", "video", *WRITTEN)
 EVERY_METHOD = ("UNet2DModel DDPM", "hand-written", "additive", "HDiT", "run twice", "video")
 PAIRS = [(name, m) for name in HOOKED for m in (METHODS if name in EVERY_METHOD else METHODS[1:4:2])]
 """Every method on families that differ in how their skips are scaled; a constant and a gate on the others."""
+PAIRS += [
+    (name, f"{NORMED},on=concatenation,kappa=0.7{gain}")
+    for gain in ("", ",gain=true")
+    for name in ("UNet2DModel DDPM", "hand-written", "smp", "run twice", "U-ViT, authors'", "guided-diffusion")
+]
+SPREAD = [(name, method) for name in FAMILIES for method in ("ls", *(("cs", NORMED) if name in WRITTEN else ()))]
 LEARNED = ("ls", "ls:module=ie,shared=false", "ls:module=scalar")
 
 
@@ -42,10 +49,11 @@ def test_finds_the_long_skips_of_the_architecture(name):
 
 @pytest.mark.parametrize(("name", "method"), PAIRS)
 def test_equals_the_reference_and_can_be_undone(name, method):
-    if name == "video" and method not in CONSTANT:
+    if name == "video" and method.startswith(("ls", "norm")):
         pytest.skip("its frames are in the batch where the skip is scaled: a gate for each frame")
     c = case(name)
-    model = c.scaled(method, verify=method in ("cs", "ls:module=ie,shared=false") and name in VERIFIED)
+    verified = method in ("cs", "ls:module=ie,shared=false") or method.startswith("merge_norm")
+    model = c.scaled(method, verify=verified and name in VERIFIED)
     with torch.no_grad():
         output = call(model, c.inputs)
     close(output, reference(c, scaling_of(model)))
@@ -53,7 +61,7 @@ def test_equals_the_reference_and_can_be_undone(name, method):
     assert torch.equal(output, c.output) == (method == "cs" and len(c.plan) == 1)
     added = [key for key in model.state_dict() if key not in c.model.state_dict()]
     assert added[-1] == "scalelong_scaling"
-    assert bool(added[:-1]) == (method in LEARNED)
+    assert bool(added[:-1]) == (method in LEARNED or "gain" in method)
     assert all(key.startswith("skip_scaling.") for key in added[:-1])
     with pytest.warns(sl.UnscaledWeightsWarning, match="scalelong_scaling is missing"):
         model.load_state_dict(c.model.state_dict(), strict=True)
@@ -80,7 +88,7 @@ def test_kappa_one_is_bit_identical_and_zero_cuts_the_skips(name):
     assert sl.coefficients(zero) == [0.0] * len(c.plan)
 
 
-@pytest.mark.parametrize("method", ["cs", "ls:activation=gelu"])
+@pytest.mark.parametrize("method", ["cs", "ls:activation=gelu", f"{NORMED},gain=true"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_gradients_reach_host_and_gate(name, method):
     c = case(name)
@@ -95,7 +103,7 @@ def test_gradients_reach_host_and_gate(name, method):
     assert gate <= reached
 
 
-@pytest.mark.parametrize(("name", "method"), [(name, "ls") for name in FAMILIES] + [(name, "cs") for name in WRITTEN])
+@pytest.mark.parametrize(("name", "method"), SPREAD)
 def test_copies_and_pickles_keep_the_scaling_and_are_isolated(name, method):
     c = case(name)
     model = c.scaled(method)
@@ -120,7 +128,7 @@ def test_copies_and_pickles_keep_the_scaling_and_are_isolated(name, method):
         assert sl.is_scaled(model)
 
 
-@pytest.mark.parametrize(("name", "method"), [(name, "ls") for name in FAMILIES] + [(name, "cs") for name in WRITTEN])
+@pytest.mark.parametrize(("name", "method"), SPREAD)
 def test_other_sizes_autocast_and_training_mode(name, method):
     c = case(name)
     model = c.scaled(method).train()
@@ -131,10 +139,11 @@ def test_other_sizes_autocast_and_training_mode(name, method):
     assert torch.isfinite(output.float()).all()
 
 
+@pytest.mark.parametrize("method", ["ls", f"{NORMED},gain=true"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_save_and_load(name, tmp_path):
+def test_save_and_load(name, method, tmp_path):
     c = case(name)
-    model, other = c.scaled("ls"), copy.deepcopy(c.model)
+    model, other = c.scaled(method), copy.deepcopy(c.model)
     sl.save_scaling(model, tmp_path / "scaling.safetensors")
     sl.load_scaling_(other, tmp_path / "scaling.safetensors")
     with torch.no_grad():
@@ -187,7 +196,7 @@ COMPILED = [
 ]
 
 
-@pytest.mark.parametrize("method", ["cs", "ls"])
+@pytest.mark.parametrize("method", ["cs", "ls", NORMED])
 @pytest.mark.parametrize("name", COMPILED)
 def test_compile_applies_the_scaling_also_to_a_host_that_ran_before(name, method):
     c = case(name)

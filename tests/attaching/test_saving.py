@@ -20,7 +20,7 @@ from scalelong.attaching import KEY, decode, encode, scaling_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::scalelong.errors.CancelledScalingWarning")
 
-METHODS = ["cs", "uniform:0.6", sl.CustomScaling((1.0, 0.3)), "ls", "norm"]
+METHODS = ["cs", "uniform:0.6", sl.CustomScaling((1.0, 0.3)), "ls", "norm", "merge_norm:gain=true"]
 
 
 class Concat(nn.Module):

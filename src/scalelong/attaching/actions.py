@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import SkipMismatchError
 from ..scaling import SkipScaling
@@ -33,9 +34,11 @@ class Mode:
 
     is_off: bool = False
     constants: dict[int, float] | None = None
+    unseen: bool = False
+    """Whether modes that watch the operations of the model do not see those of the edits."""
 
 
-REAL, OFF = Mode(), Mode(is_off=True)
+REAL, OFF, UNSEEN = Mode(), Mode(is_off=True), Mode(unseen=True)
 
 
 class ScalingSwitch:
@@ -200,9 +203,12 @@ class Action:
             )
         if self.counter is not None:
             self.counter.count(self.slots)
-            constants = self.counter.switch.mode.constants
-            if constants is not None:
-                return self.stand_in(tensor, [constants.get(slot, 1.0) for slot in self.slots])
+            mode = self.counter.switch.mode
+            if mode.constants is not None:
+                return self.stand_in(tensor, [mode.constants.get(slot, 1.0) for slot in self.slots])
+            if mode.unseen:
+                with _disable_current_modes():
+                    return self.apply(tensor)
         return self.apply(tensor)
 
     def apply(self, tensor: Tensor) -> Tensor:
@@ -251,6 +257,17 @@ class Gate(Action):
 
     def apply(self, tensor: Tensor) -> Tensor:
         return _scaled(tensor, self.state.scaling, self.index, self.main)
+
+
+class ScaleMerged(Action):
+    """A concatenation as a whole, as its method changes it."""
+
+    def __init__(self, label: str, axis: int, channels: int, state: HasScaling, index: int, skip_start: int) -> None:
+        super().__init__(label, axis, channels)
+        self.state, self.index, self.skip_start = state, index, skip_start
+
+    def apply(self, tensor: Tensor) -> Tensor:
+        return self.state.scaling.scale_merged(tensor, self.index, self.skip_start)
 
 
 class MultiplySlices(Action):
@@ -324,12 +341,13 @@ class GateSlices(Action):
             if main or torch.is_grad_enabled():
                 scaled = _scaled(operand, scaling, index, main)
             else:
-                scaled, _, gate = scaling.prepare(operand, index)
+                scaled, constants, gate = scaling.prepare(operand, index)
                 if gate is not None and len(self.slices) == 1 and self._is_by_channel(gate, length):
                     # One multiplication instead of a split and a concatenation. With gradients it would cost more:
                     # the backward would go through the channels that are not scaled, too.
                     return tensor * self._factors(tensor, gate)
                 scaled = scaled if gate is None else scaled * gate.to(scaled.dtype)
+                scaled = scaled if constants.skip == 1.0 else scaled * constants.skip
             if start > at:
                 parts.append(tensor.narrow(self.axis, at, start - at))
             parts.append(scaled)

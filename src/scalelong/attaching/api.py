@@ -4,7 +4,7 @@ import gc
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -182,6 +182,8 @@ class ScalingSummary:
     trainable: int = 0
     folded: tuple[int, ...] = ()
     """The skips whose coefficients are in the weights."""
+    norms: dict[int, str] = field(default_factory=dict)
+    """The merges that have a norm of their own, which the method leaves alone."""
 
     def __str__(self) -> str:
         if self.method is None:
@@ -191,7 +193,8 @@ class ScalingSummary:
         lines = [f"{self.model}: {len(self.skips)} long skips scaled by {self.method}; {added}{frozen}"]
         for index, (place, kappa) in enumerate(zip(self.skips, self.coefficients, strict=True), start=1):
             value = "depends on the data: run a forward" if kappa is None else f"{kappa:.4g}"
-            lines.append(f"  κ_{index} = {value}  ({place}){', in the weights' if index in self.folded else ''}")
+            normed = f", normalised by {self.norms[index]}" if index in self.norms else ""
+            lines.append(f"  κ_{index} = {value}  ({place}){', in the weights' if index in self.folded else normed}")
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -220,6 +223,7 @@ def summary(model: nn.Module) -> ScalingSummary:
         parameters=sum(size for size, _ in sizes),
         trainable=sum(size for size, trains in sizes if trains),
         folded=tuple(sorted(host.folded)),
+        norms=scaling.own_norms(),
     )
 
 

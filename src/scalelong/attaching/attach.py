@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from ..errors import (
     UnsupportedModelError,
 )
 from ..finding import STATE, Attachment, EditSite, LongSkip, SkipPlan, find_function
-from ..scaling import NoScaling, SkipScaling
+from ..scaling import Constants, NoScaling, SkipScaling
 from .actions import (
     OFF,
     Action,
@@ -40,6 +40,7 @@ from .actions import (
     OrderHook,
     OutputHook,
     Pass,
+    ScaleMerged,
     ScalingSwitch,
 )
 from .invocations import REWRITES
@@ -99,6 +100,11 @@ class Attached:
         return {**self.__dict__, "inputs": None}
 
 
+Operand = Literal["skip", "main", "merged"]
+"""What is changed: one operand of the merge, or the concatenation of both."""
+_IN_WORDS: dict[Operand, str] = {"skip": "", "main": "the main path of ", "merged": "the concatenation of "}
+
+
 @dataclass(frozen=True)
 class Edit:
     """One operand of one merge, and what to do with it: multiply by a constant, or (None) what the method says."""
@@ -106,12 +112,16 @@ class Edit:
     skip: LongSkip
     attachment: Attachment
     factor: float | None
-    main: bool = False
+    operand: Operand = "skip"
     behind_norm: bool = False
 
     @property
+    def main(self) -> bool:
+        return self.operand == "main"
+
+    @property
     def label(self) -> str:
-        return f"{'the main path of ' if self.main else ''}long skip {self.skip.index} ({self.skip.ends})"
+        return f"{_IN_WORDS[self.operand]}long skip {self.skip.index} ({self.skip.ends})"
 
 
 def attached(host: nn.Module) -> Attached | None:
@@ -427,24 +437,36 @@ def _edits(host: nn.Module, skip: LongSkip, scaling: SkipScaling) -> Iterator[Ed
     if constants is not None and constants.skip != 1.0 and acts_behind_norm(skip, scaling):
         yield from _edits_behind_norm(host, skip, constants.skip)
         return
-    # A constant commutes with crops, pads and factors of the model. A method that looks at the data does not.
-    wanted: list[tuple[bool, Attachment | None, float | None]] = [(False, skip.places.exact or skip.places.skip, None)]
-    if constants is None and scaling.scales_main(skip.index):
-        wanted.append((True, skip.places.main, None))
-    if constants is not None:
-        factors = ((False, skip.places.skip, constants.skip), (True, skip.places.main, constants.main))
-        wanted = [entry for entry in factors if entry[2] != 1.0]
-    for main, place, factor in wanted:
+    for operand, factor in _wanted(scaling, skip.index, constants):
+        places = {"skip": skip.places.skip, "main": skip.places.main, "merged": skip.places.merged}
+        # A constant commutes with crops, pads and factors of the model. A method that looks at the data does not.
+        place = skip.places.exact or skip.places.skip if operand == "skip" and factor is None else places[operand]
         if place is None:
-            reason = (
-                skip.places.obstacle or "it is neither argument nor result of a module, nor can its merge be rewritten"
-            )
+            reason = skip.places.obstacle or "it is not given to a module or by one, nor can its merge be rewritten"
             raise UnreachableSkipError(
-                f"the {'main path' if main else 'skip'} of long skip {skip.index} ({skip.ends}, merged at "
-                f"{skip.merge.location}) cannot be scaled: {reason}. Do that merge in a module of its own, called once "
-                f"per forward, or leave this skip out with exclude={skip.merge.location!r}"
+                f"{_IN_WORDS[operand]}long skip {skip.index} ({skip.ends}, merged at {skip.merge.location}) cannot be "
+                f"scaled: {reason}. Do that merge in a module of its own, called once per forward, or leave this skip "
+                f"out with exclude={skip.merge.location!r}"
             )
-        yield Edit(skip, place, factor, main)
+        axis = skip.site.channel_axis
+        if factor is None and operand != "skip" and place.axis != axis % len(skip.shape):
+            raise UnreachableSkipError(
+                f"{_IN_WORDS[operand]}long skip {skip.index} ({skip.ends}) has its channels on axis {place.axis} where "
+                f"it can be scaled ({place}), and the skip on axis {axis}: {type(scaling.config).__name__} cannot be "
+                f"used there"
+            )
+        yield Edit(skip, place, factor, operand)
+
+
+def _wanted(scaling: SkipScaling, index: int, constants: Constants | None) -> list[tuple[Operand, float | None]]:
+    """The operands of merge i that are changed, each with its factor."""
+    if constants is not None:
+        factors: list[tuple[Operand, float | None]] = [("skip", constants.skip), ("main", constants.main)]
+        return [(operand, factor) for operand, factor in factors if factor != 1.0]
+    if scaling.scales_merged:
+        return [("merged", None)]
+    changed: list[tuple[Operand, bool]] = [("skip", scaling.scales_skip(index)), ("main", scaling.scales_main(index))]
+    return [(operand, None) for operand, is_changed in changed if is_changed]
 
 
 def _edits_behind_norm(host: nn.Module, skip: LongSkip, factor: float) -> Iterator[Edit]:
@@ -458,13 +480,15 @@ def _edits_behind_norm(host: nn.Module, skip: LongSkip, factor: float) -> Iterat
         require_module(host, target.module)
         layer: Any = host.get_submodule(target.module)
         layer = getattr(layer, "base_layer", layer)  # behind an adapter of PEFT
+        linear = isinstance(layer, nn.Linear)
         place = Attachment(
             kind="concat argument",
             module=target.module,
             path=(0, 0),
+            axis=-1 if linear else 1,
             start=target.start,
             length=target.length,
-            channels=layer.in_channels,
+            channels=layer.in_features if linear else layer.in_channels,
         )
         yield Edit(skip, place, factor, behind_norm=True)
 
@@ -499,7 +523,9 @@ def _action(edits: list[tuple[int, Edit]], state: Attached) -> Action:
     size = (first.label, place.axis, place.channels)
     parts = [(edit.attachment.start, edit.attachment.length) for _, edit in edits]
     action: Action
-    if first.factor is None:
+    if first.operand == "merged":
+        action = ScaleMerged(*size, state, index, place.start)
+    elif first.factor is None:
         if place.is_slice:
             slices = [(*part, edit.main) for part, (_, edit) in zip(parts, edits, strict=True)]
             action = GateSlices(*size, slices, state, index)

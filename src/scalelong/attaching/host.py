@@ -69,7 +69,7 @@ class Host:
             return None
         constants, skip = state.scaling.constants(index), state.plan[index]
         if constants is None:
-            return "its coefficients depend on the data"
+            return state.scaling.config.unfoldable
         targets = self.fold_targets(index)
         if constants == UNSCALED:
             return ""
@@ -154,7 +154,7 @@ class NativeHost(Host):
             self._set(scaling)
 
     def unfoldable(self, index: int) -> str | None:
-        return "its coefficients depend on the data" if self.scaling.constants(index) is None else ""
+        return self.scaling.config.unfoldable if self.scaling.constants(index) is None else ""
 
     def fold_targets(self, index: int) -> tuple[FoldTarget, ...]:  # noqa: ARG002
         return ()

@@ -22,7 +22,7 @@ from ..errors import ScaleLongError, VerificationError
 from ..finding import without_freeu, without_subclass
 from ..scaling import SkipScaling
 from ..tracing import Snapshot, Trace, counted_as, foreign_hooks_marked, in_foreign_hook, isolated_run, record_forward
-from .actions import OFF, REAL, Mode
+from .actions import OFF, REAL, UNSEEN, Mode
 from .attach import Attached, Edit, follow_structure
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -59,13 +59,16 @@ class Observer(TorchDispatchMode):
         number = self.counts[counted]
         self.counts[counted] += 1
         for position, change in self.changes.operations.get((counted, number), ()):
-            args, kwargs = _with_changed(args, kwargs, position, change, func._schema.is_mutable)
+            if position is not None:
+                args, kwargs = _with_changed(args, kwargs, position, change, func._schema.is_mutable)
         # What a hook measures is not what the network computes; what it changes, the next layers show.
         is_layer = _LAYERS.search(name) is not None and not in_foreign_hook()
         if is_layer and self.inside:
             for change in self.changes.modules.get(self.inside[-1], ()):
-                args, kwargs = _with_changed(args, kwargs, 0, change, False)
+                args, kwargs = _with_changed(args, kwargs, int(name == "addmm"), change, False)  # the bias comes first
         result = func(*args, **kwargs)
+        for position, change in self.changes.operations.get((counted, number), ()):
+            result = change(result) if position is None else result
         if is_layer:
             given, made = ([leaf for leaf in pytree.tree_leaves(v) if isinstance(leaf, Tensor)] for v in (args, result))
             noted = [*given[:2], *made]  # weights come last
@@ -77,9 +80,10 @@ class Observer(TorchDispatchMode):
 
 @dataclass
 class Changes:
-    operations: defaultdict[tuple[str, int], list[tuple[int, Change]]] = field(
+    operations: defaultdict[tuple[str, int], list[tuple[int | None, Change]]] = field(
         default_factory=lambda: defaultdict(list)
     )
+    """By name and number of an operation: the position of a tensor among its arguments, or None for its result."""
     modules: defaultdict[str, list[Change]] = field(default_factory=lambda: defaultdict(list))
 
 
@@ -146,7 +150,7 @@ class Reruns:
                 output = self.host(*args, **kwargs)
             outputs = [_sample(tensor) for tensor in tensors_in(output) if _is_comparable(tensor)]
             coefficients = {}
-            if mode == REAL or changes.operations:
+            if mode in (REAL, UNSEEN) or changes.operations:
                 for edit in self.state.edits:
                     if edit.factor is None:
                         coefficients[edit.skip.index] = _sample(_coefficient(self.state, edit))

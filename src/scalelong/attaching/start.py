@@ -234,7 +234,7 @@ def _unfoldable(host: Any, skip: LongSkip, scaling: SkipScaling) -> str:
     """Why κ_i cannot go into the weights; empty if it can."""
     constants = scaling.constants(skip.index)
     if constants is None:
-        return "its coefficients depend on the data or are learned"
+        return scaling.config.unfoldable
     if constants == UNSCALED:
         return ""
     if isinstance(host, SkipHost):

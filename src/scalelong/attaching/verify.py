@@ -27,7 +27,7 @@ from ..errors import UnsupportedModelError, VerificationError
 from ..finding import Candidate, ExampleInputs, LongSkip, SkipPlan, candidates, example_call, without_subclass
 from ..scaling import NoScaling, SkipScaling, SkipSite
 from ..tracing import Merge, Trace
-from .actions import OFF, REAL, Mode, OrderHook
+from .actions import OFF, REAL, UNSEEN, Mode, OrderHook
 from .attach import Attached, Edit, attached
 from .host import Host, require_scaled
 from .reruns import (
@@ -37,6 +37,7 @@ from .reruns import (
     Changes,
     Observer,
     Reruns,
+    Result,
     copied,
     distance,
     first_difference,
@@ -162,14 +163,13 @@ class _Comparison:
         constants = {slot: _times(factor) for slot, factor in factors.items()}
         wanted = self.runs.run(self.call, self.modes, OFF, _changes(self.places, constants))
         found = self.runs.run_scaled(self.call, self.modes, Mode(constants=factors))
-        far = first_difference(found.readings, wanted.readings)
-        return far if far is not None else first_difference(found.outputs, wanted.outputs)
+        return _first_difference(found, wanted)
 
     def _compare_gates(self, learned: list[int]) -> None:
-        changes = {slot: _as_method(self.state, self.edits[slot]) for slot in learned}
+        changes = {slot: _as_method(self.state, edit) for slot, edit in enumerate(self.edits)}
         with with_random_gates(self.state.scaling):
             wanted = self.runs.run(self.call, self.modes, OFF, _changes(self.places, changes))
-            found = self.runs.run_scaled(self.call, self.modes, REAL)
+            found = self.runs.run_scaled(self.call, self.modes, UNSEEN)
         for index in dict.fromkeys(self.edits[slot].skip.index for slot in learned):
             far = distance(found.coefficients[index], wanted.coefficients[index])
             if far is not None:
@@ -178,7 +178,7 @@ class _Comparison:
                     f"its merge: what lies between ({self.state.plan[index].places.skip}) does not commute with "
                     f"{type(self.state.scaling.config).__name__}. {WAY_OUT}"
                 )
-        far = first_difference(found.outputs, wanted.outputs)
+        far = _first_difference(found, wanted)
         if far is not None:
             raise VerificationError(
                 f"the scaled {type(self.host).__name__} differs by {far:.1e} from one whose skips are scaled at their "
@@ -207,7 +207,16 @@ class _Comparison:
         return VerificationError(f"{mode}{listed}. {WAY_OUT}")
 
 
+def _first_difference(found: Result, wanted: Result) -> float | None:
+    far = first_difference(found.readings, wanted.readings)
+    return far if far is not None else first_difference(found.outputs, wanted.outputs)
+
+
 def _as_method(state: Attached, edit: Edit) -> Change:
+    if edit.factor is not None:
+        return _times(edit.factor)
+    if edit.operand == "merged":
+        return lambda tensor: state.scaling.scale_merged(tensor, edit.skip.index, edit.attachment.start)
     scale = state.scaling.scale_main if edit.main else state.scaling.scale
     return lambda tensor: scale(tensor, edit.skip.index)
 
@@ -221,12 +230,13 @@ def _times(factor: float) -> Change:
 
 @dataclass(frozen=True)
 class _Place:
-    """Operations, by name and number in the forward, with the position of a tensor among their arguments."""
+    """Operations, by name and number in the forward, with the position of a tensor among their arguments; None stands
+    for their result."""
 
-    operations: tuple[tuple[str, int, int], ...] = ()
+    operations: tuple[tuple[str, int, int | None], ...] = ()
     axis: int = -1
     module: str = ""
-    """Behind a norm: the convolution that reads the skip."""
+    """After a norm: the layer that reads the skip."""
     start: int = 0
     length: int = 0
     channels: int = 0
@@ -289,7 +299,10 @@ def _require_same_order(order: list[int], before: list[int], when: str) -> None:
 def _place(edit: Edit, merges: list[Merge]) -> _Place:
     place, skip = edit.attachment, edit.skip
     if edit.behind_norm:
-        return _Place(module=place.module, start=place.start, length=place.length, channels=place.channels)
+        return _Place((), place.axis, place.module, place.start, place.length, place.channels)
+    if edit.operand == "merged":
+        axis = merges[0].axis
+        return _Place(tuple((*_operation(merge, 0)[:2], None) for merge in merges), -1 if axis is None else axis)
     wanted = skip.merge.main_operand if edit.main else skip.merge.operand
     axis = skip.site.channel_axis if merges[0].axis is None else merges[0].axis
     shape = merges[0].shapes[wanted]
@@ -314,12 +327,13 @@ def _changes(places: list[_Place], by_slot: dict[int, Change]) -> Changes:
 
 def _on_channels(place: _Place, change: Change) -> Change:
     def changed(tensor: Tensor) -> Tensor:
-        if tensor.dim() < 2 or tensor.shape[1] != place.channels:
+        if tensor.dim() < 2 or tensor.shape[place.axis] != place.channels:
             return tensor  # an adapter runs layers of its own inside the layer
         # A copy has the layout in memory of the tensor, which a concatenation may not have: dropout behind the layer
         # draws its numbers in the order of the memory.
         result = tensor.clone()
-        result.narrow(1, place.start, place.length).copy_(change(tensor.narrow(1, place.start, place.length)))
+        where = (place.axis, place.start, place.length)
+        result.narrow(*where).copy_(change(tensor.narrow(*where)))
         return result
 
     return changed

@@ -24,7 +24,7 @@ from .examples import ExampleInputs, example_call, without_freeu
 from .native import native_plan, paused, unwrap
 from .nest import Selection, select, select_all
 from .plan import Attachment, LongSkip, Places, PlannedMerge, SkipPlan
-from .reach import is_direct, merge_axis, obstacle, reach
+from .reach import is_direct, merge_axis, obstacle, reach, reach_merged
 from .readers import readers_of
 
 Patterns = str | Sequence[str] | None
@@ -143,6 +143,7 @@ def _describe(trace: Trace, candidate: Candidate, index: int, repeats: int) -> L
             skip=attachment,
             main=_main(trace, candidate, attachment, repeats),
             exact=_exact(trace, candidate, attachment, repeats),
+            merged=reach_merged(trace, merge, candidate.operand, repeats),
             obstacle="" if attachment is not None else obstacle(trace, merge),
         ),
         readers=readers_of(trace, candidate, repeats),
@@ -168,7 +169,8 @@ def _main(trace: Trace, candidate: Candidate, attachment: Attachment | None, rep
     """Where the main path can be scaled: with the skip in one multiplication, if that is a slice of a concatenation."""
     merge = candidate.merge
     if attachment is None or attachment.length == attachment.channels or merge.axis is None:
-        return reach(trace, merge, candidate.main, repeats)
+        exact = reach(trace, merge, candidate.main, repeats, directly=True)
+        return exact or reach(trace, merge, candidate.main, repeats)
     width = merge.shapes[candidate.main][merge.axis]
     return replace(attachment, start=merge.starts[candidate.main], length=width)
 

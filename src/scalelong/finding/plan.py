@@ -116,6 +116,8 @@ class Places:
     exact: Attachment | None = None
     """The skip as it enters the merge, if `skip` lies before a crop, a pad or a factor of the model: for methods that
     look at the data."""
+    merged: Attachment | None = None
+    """The concatenation, with the channels of the skip in it: for methods that change it as a whole."""
     obstacle: str = ""
     """Why there is no place for the skip."""
 
@@ -134,10 +136,20 @@ class Readers:
     """Why there are none."""
     norm: str = ""
     """The normalisation right after the merge."""
+    norm_module: str = ""
+    """The module that does it."""
     cancelled: float = 0.0
     """The share of the skip's channels for which that normalisation cancels a constant κ."""
     bypass: bool = False
     """Whether another layer sees the merge without the normalisation (the shortcut of a residual block)."""
+
+    @property
+    def where(self) -> str:
+        """The norm and its module, in words."""
+        if not self.norm:
+            return ""
+        shortcut = ", but not in the shortcut" if self.bypass else ""
+        return f"{self.norm} in {self.norm_module}{shortcut}" if self.norm_module else f"{self.norm}{shortcut}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,10 +205,15 @@ class SkipPlan:
     @property
     def sites(self) -> tuple[SkipSite, ...]:
         """What a scaling method may know."""
-        sizes = [skip.positions for skip in self.skips]
-        known = sorted({size for size in sizes if size is not None})
-        pairs = zip(self.skips, sizes, strict=True)
-        return tuple(skip.site if s is None else replace(skip.site, level=known.index(s)) for skip, s in pairs)
+        known = sorted({skip.positions for skip in self.skips if skip.positions is not None})
+        return tuple(
+            replace(
+                skip.site,
+                norm=skip.readers.where or skip.site.norm,
+                level=None if skip.positions is None else known.index(skip.positions),
+            )
+            for skip in self.skips
+        )
 
     def select(self, indices: Sequence[int]) -> "SkipPlan":
         """A plan of these long skips alone, numbered anew in this order, outermost first."""
@@ -316,6 +333,8 @@ _NAMES: dict[str, tuple[str, str]] = {
     "merged_in": ("merge", "module"),
     "occurrence": ("merge", "occurrence"),
     "direct": ("places", "exact"),
+    "merged": ("places", "merged"),
+    "norm_module": ("readers", "norm_module"),
 }
 _ORDER = ("index", "producer", "consumer", "merge", "shape", "site", *list(_NAMES)[1:])
 
@@ -323,7 +342,8 @@ _ORDER = ("index", "producer", "consumer", "merge", "shape", "site", *list(_NAME
 def _entry(skip: LongSkip) -> dict[str, Any]:
     values = asdict(skip)
     entry = {name: values[_NAMES[name][0]][_NAMES[name][1]] if name in _NAMES else values[name] for name in _ORDER}
-    for name, place in (("attachment", skip.places.skip), ("main", skip.places.main), ("direct", skip.places.exact)):
+    for name in ("attachment", "main", "direct", "merged"):
+        place = getattr(skip.places, _NAMES[name][1])
         if place is not None and place.source is not None and isinstance(place.source.operand, Argument):
             entry[name]["source"]["operand"] = str(place.source.operand)
     return entry

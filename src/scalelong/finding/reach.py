@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from ..tracing import Argument, Call, CallSite, FunctionCall, Merge, Node, Trace, TreePath as Path
 from .plan import Attachment, Source
@@ -162,6 +163,14 @@ COMMUTING = COPIES | VIEWS | {"expand", "slice", "narrow", "pin_memory", "mul"}
 def reach(trace: Trace, merge: Merge, operand: int, repeats: int, *, directly: bool = False) -> Attachment | None:
     """The best place to scale an operand, or None. Directly: as it enters the merge, but for copies and views."""
     return next(_Places(trace, merge, operand, repeats, directly).all(), None)
+
+
+def reach_merged(trace: Trace, merge: Merge, operand: int, repeats: int) -> Attachment | None:
+    """A place where the concatenation can be changed as a whole, with the channels of this operand in it; or None."""
+    if merge.kind != "cat":
+        return None
+    places = _Places(trace, merge, operand, repeats, directly=True)
+    return next((place for place in chain(places.by_concatenation(), places.by_source()) if place.is_slice), None)
 
 
 def is_direct(trace: Trace, merge: Merge, operand: int) -> bool:

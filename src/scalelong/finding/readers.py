@@ -21,7 +21,7 @@ _ACTIVATIONS = {"silu", "gelu", "elu", "mish", "hardswish", "sigmoid", "tanh", "
 
 def readers_of(trace: Trace, candidate: Candidate, repeats: int) -> Readers:
     """The layers that read the merge of a skip, and the norm that cancels a constant."""
-    norm, cancelled, bypass = _cancellation(trace, candidate)
+    norm, module, cancelled, bypass = _norm_after(trace, candidate)
     fold, unfoldable = _fold_targets(trace, candidate, repeats)
     return Readers(
         direct=_direct(trace, candidate, repeats),
@@ -29,6 +29,7 @@ def readers_of(trace: Trace, candidate: Candidate, repeats: int) -> Readers:
         fold=fold,
         unfoldable=unfoldable,
         norm=norm,
+        norm_module=module,
         cancelled=cancelled,
         bypass=bypass,
     )
@@ -44,10 +45,8 @@ def _fold_targets(trace: Trace, candidate: Candidate, repeats: int) -> tuple[tup
 
 
 def _behind_norms(trace: Trace, candidate: Candidate, repeats: int) -> tuple[FoldTarget, ...]:
-    """All convolutions that read the skip, also behind norms and activations. None if something else reads it too."""
-    found, _ = _behind(trace, candidate, repeats, _channelwise)
-    layers = [trace.model.get_submodule(target.module) for target in found]
-    return () if any(isinstance(layer, nn.Linear) for layer in layers) else found
+    """All layers that read the skip, also after norms and activations. None if something else reads it too."""
+    return _behind(trace, candidate, repeats, _channelwise)[0]
 
 
 def _direct(trace: Trace, candidate: Candidate, repeats: int) -> tuple[FoldTarget, ...]:
@@ -99,6 +98,9 @@ def _behind(
             call = _layer_call(trace, node, user)
             step = trace.nodes[user]
             if _unused(trace, step):
+                continue
+            if passes is _channelwise and (normed := _norm_call(trace, node, step)) is not None:
+                front.append((normed.outputs[0][1], axis))
                 continue
             if call is not None:
                 obstacle = _obstacle(trace, call, repeats)
@@ -161,7 +163,7 @@ def _homogeneous(step: Node) -> bool:
 
 
 def _channelwise(step: Node) -> bool:
-    normalises = "group_norm" in step.name or "batch_norm" in step.name
+    normalises = any(norm in step.name for norm in ("group_norm", "batch_norm", "layer_norm", "rms_norm"))
     return _homogeneous(step) or (len(step.inputs) == 1 and (normalises or step.name.rstrip("_") in _ACTIVATIONS))
 
 
@@ -170,36 +172,69 @@ def _unused(trace: Trace, step: Node) -> bool:
     return step.name.endswith(" output") and not trace.users[step.index] and step.index not in trace.outputs
 
 
-# How much of a constant κ survives the normalisation right behind a merge.
+# The normalisation right after a merge, and how much of a constant κ survives it.
 
 
-def _cancellation(trace: Trace, candidate: Candidate) -> tuple[str, float, bool]:
-    """The norm; the share of the skip's channels whose statistics contain the skip alone, so that dividing by them
-    removes κ; and whether another layer reads the merge without the norm.
+def _norm_after(trace: Trace, candidate: Candidate) -> tuple[str, str, float, bool]:
+    """The norm and its module; the share of the skip's channels whose statistics contain the skip alone, so that
+    dividing by them removes κ; and whether another layer reads the merge without the norm.
     """
     merge = candidate.merge
-    if merge.axis != 1:
-        return "", 0.0, False
+    if merge.axis is None:
+        return "", "", 0.0, False
     start = merge.starts[candidate.operand]
-    stop = start + merge.shapes[candidate.operand][1]
-    front, name, share, bypass = [merge.node], "", 0.0, False
+    stop = start + merge.shapes[candidate.operand][merge.axis]
+    front, name, module, share, bypass = [(merge.node, merge.axis)], "", "", 0.0, False
     while front:
-        node = front.pop()
+        node, axis = front.pop()
         for user in trace.users[node]:
             step = trace.nodes[user]
-            module = step.call.module if step.call is not None else None
-            if step.name == "native_group_norm":
-                groups = [option for option in step.options if isinstance(option, int)][3]
-                name, share = f"GroupNorm({groups})", _whole_groups(start, stop, step.shape[1] // groups)
-            elif isinstance(module, nn.modules.instancenorm._InstanceNorm):
-                name, share = "InstanceNorm", 1.0
-            elif isinstance(module, nn.modules.batchnorm._BatchNorm):
-                name, share = "BatchNorm, in training", 1.0
-            elif step.name in COPIES:
-                front.append(user)
-            else:
+            found = _norm(trace, node, step, axis, start, stop)
+            if found is not None:
+                name, share = found
+                call = _norm_call(trace, node, step) or step.call
+                module = call.name if call is not None else ""
+            elif step.name in COPIES | VIEWS and (moved := carry_forward(trace, step, node, axis)) is not None:
+                front.append((user, moved))
+            elif not _unused(trace, step):
                 bypass = True
-    return name, share, bypass and bool(name)
+    return name, module, share, bypass and bool(name)
+
+
+def _norm(trace: Trace, node: int, step: Node, axis: int, start: int, stop: int) -> tuple[str, float] | None:
+    """A norm over the channels, and the share of channels start..stop for which it cancels a constant."""
+    module = step.call.module if step.call is not None else None
+    if step.name == "native_group_norm" and axis == 1:
+        groups = [option for option in step.options if isinstance(option, int)][3]
+        return f"GroupNorm({groups})", _whole_groups(start, stop, step.shape[1] // groups)
+    if isinstance(module, nn.modules.instancenorm._InstanceNorm):
+        return "InstanceNorm", 1.0
+    if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        return "BatchNorm, in training", 1.0
+    if step.name == "native_layer_norm":
+        normed = next(option for option in step.options if isinstance(option, list | tuple))
+        return ("LayerNorm", 0.0) if axis >= len(step.shape) - len(normed) else None
+    if step.name.endswith("rms_norm") or _norm_call(trace, node, step) is not None:
+        return "RMSNorm", 0.0
+    return None
+
+
+# What an RMSNorm is made of: each channel times a statistic. None of these mixes channels otherwise.
+_STATISTICS = COPIES | {
+    *("pow", "square", "abs", "mean", "sum", "linalg_vector_norm", "norm", "rsqrt", "sqrt", "reciprocal"),
+    *("add", "add_", "mul", "mul_", "div", "div_", "clamp", "clamp_min", "expand"),
+}
+
+
+def _norm_call(trace: Trace, node: int, step: Node) -> Call | None:
+    """The call of a module that is an RMSNorm by its name and by all of its operations, and takes this node."""
+    for call in step.call.stack() if step.call is not None else ():
+        if "rmsnorm" in type(call.module).__name__.lower().replace("_", ""):
+            takes = [leaf for _, leaf in call.inputs] == [node] and len(call.outputs) == 1
+            inside = trace.nodes[call.start : call.end]
+            plain = takes and all(each.name in _STATISTICS for each in inside)
+            return call if plain and trace.nodes[call.outputs[0][1]].shape == trace.nodes[node].shape else None
+    return None
 
 
 def _whole_groups(start: int, stop: int, size: int) -> float:

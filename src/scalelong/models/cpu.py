@@ -119,13 +119,14 @@ class FusedUViT(UViT):
                 x = block(x)
                 skips.append(x)
             skips.pop()
-        row = fused_row(self.decoder, merges=True)
+        scaling, merges = self.skip_scaling, range(len(skips), 0, -1)
+        row = None if any(map(scaling.scales_main, merges)) else fused_row(self.decoder, merges=True)
         if row is not None:
-            scaled = [self._scaled(skips.pop(), index) for index in range(len(skips), 0, -1)]
+            scaled = [scaling.prepare(self._merge(index).norm_skip(skips.pop()), index) for index in merges]
             gated = [(skip if gate is None else skip * gate, factors) for skip, factors, gate in scaled]
             return fused_blocks(row, x, *zip(*gated, strict=True))[-1]
         for position, block in enumerate(self.decoder):
-            x = block(x, *self._scaled(skips.pop(), len(self.decoder) - position))
+            x = block(*self._operands(x, skips.pop(), len(self.decoder) - position))
         return x
 
     def _patches(self, x: Tensor) -> Tensor:

@@ -302,6 +302,7 @@ class UViT(nn.Module):
                 main_channels=self.dim,
                 tokens=tokens,
                 fixed_tokens=not self.interpolate_positions,
+                norm="LayerNorm on both operands (merge_norm=True)" if self.merge_norm else "",
             )
             for i in range(1, self.depth // 2 + 1)
         )
@@ -403,12 +404,12 @@ class UViT(nn.Module):
             skips.append(x)
         x = self._run(self.middle, x)
         for position, block in enumerate(self.decoder):
-            x = self._run(block, x, *self._scaled(skips.pop(), len(self.decoder) - position))
+            x = self._run(block, *self._operands(x, skips.pop(), len(self.decoder) - position))
         return x
 
-    def _scaled(self, skip: Tensor, index: int) -> tuple[Tensor, Constants, Tensor | None]:
-        """A skip, and the constants and the gate that its merge multiplies by."""
-        return self.skip_scaling.prepare(self._merge(index).norm_skip(skip), index)
+    def _operands(self, main: Tensor, skip: Tensor, index: int) -> tuple[Tensor, Tensor, Constants, Tensor | None]:
+        """Main path and skip as they enter merge i, and the constants and the gate that it multiplies by."""
+        return self.skip_scaling.operands(main, self._merge(index).norm_skip(skip), index)
 
     def _run(self, block: nn.Module, *inputs: Any) -> Tensor:
         if self.checkpointing and torch.is_grad_enabled():

@@ -43,5 +43,6 @@ from .freeu import (
     FreeUScaling as FreeUScaling,
 )
 from .norms import (
+    MergeNorm as MergeNorm,
     NormScaling as NormScaling,
 )

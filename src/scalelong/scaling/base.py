@@ -9,7 +9,7 @@ import json
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import torch
@@ -39,6 +39,8 @@ class SkipSite:
     """The axis along which the images of a batch lie: 1 for tokens (L, B, C), None for features without a batch."""
     level: int | None = None
     """The resolution: 0 for the lowest of all skips, then 1; None for features without rows and columns."""
+    norm: str = field(default="", compare=False)
+    """The norm that reads the merge already, and where; empty if there is none."""
 
 
 class Constants(NamedTuple):
@@ -54,6 +56,9 @@ UNSCALED = Constants(1.0, 1.0)
 class SkipScaling(nn.Module, ABC):
     """The scaling of all long skips of one model. Learnable methods keep their parameters here."""
 
+    scales_merged = False
+    """Whether the concatenation is changed as a whole (`scale_merged`), and not its operands."""
+
     def __init__(self, config: "Scaling", sites: Sequence[SkipSite]) -> None:
         super().__init__()
         self.config = config
@@ -67,6 +72,10 @@ class SkipScaling(nn.Module, ABC):
     def scale(self, skip: Tensor, index: int) -> Tensor:
         """The skip as it enters merge i."""
 
+    def scales_skip(self, index: int) -> bool:  # noqa: ARG002
+        """Whether the skip is changed at merge i, where `constants` is None."""
+        return True
+
     def scales_main(self, index: int) -> bool:  # noqa: ARG002
         """Whether the main path is changed at merge i by more than the factor of `constants`."""
         return False
@@ -74,6 +83,18 @@ class SkipScaling(nn.Module, ABC):
     def scale_main(self, main: Tensor, index: int) -> Tensor:  # noqa: ARG002
         """The main path as it enters merge i."""
         return main
+
+    def own_norms(self) -> dict[int, str]:
+        """The merges that a norm of the network reads already, by i, where the method therefore does nothing."""
+        return {}
+
+    def scale_merged(self, merged: Tensor, index: int, skip_start: int) -> Tensor:
+        """The concatenation of merge i, in which the channels of the skip begin at `skip_start`."""
+        raise NotImplementedError
+
+    def operands(self, main: Tensor, skip: Tensor, index: int) -> tuple[Tensor, Tensor, Constants, Tensor | None]:
+        """The two operands of merge i, and what is left to multiply them by, as `prepare` says."""
+        return self.scale_main(main, index), *self.prepare(skip, index)
 
     def prepare(self, skip: Tensor, index: int) -> tuple[Tensor, Constants, Tensor | None]:
         """The skip, and what is left for the merge to multiply it by: constants, and a gate that broadcasts against it.
@@ -128,6 +149,8 @@ class Scaling(ABC):
     """The shorthand, as in `scale_skips_(model, "cs")`."""
     looks_at_data: ClassVar[bool] = True
     """Whether coefficients depend on the features, so that it matters which axis holds the batch."""
+    unfoldable: ClassVar[str] = "its coefficients depend on the data"
+    """Why a merge without constants cannot be folded into weights."""
 
     def __post_init__(self) -> None:
         self.validate()
