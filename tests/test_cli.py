@@ -11,7 +11,7 @@ import textwrap
 import pytest
 
 from scalelong import cli
-from scalelong.cli import COMMANDS, LAB, command_module, main
+from scalelong.cli import COMMANDS, LAB, find_command, main
 from scalelong.cli.parser import Parser
 from scalelong.config import TrainConfig
 from scalelong.errors import InvalidConfigError
@@ -99,7 +99,7 @@ def test_the_help_of_train_is_short_and_help_all_has_every_field(capsys):
 @pytest.mark.parametrize("command", ["find", "range", "diagnose", "eval", "models", "lab theory", "lab probe"])
 def test_json_is_spelled_alike(command):
     needed = {"find": ["net.py"], "eval": ["run"], "lab probe": ["run"]}.get(command, [])
-    assert command_module(command).parser().parse_args([*needed, "--json"]).json
+    assert find_command(command).parser().parse_args([*needed, "--json"]).json
 
 
 COMPUTE = ["train", "sample", "eval", "diagnose", "range", "compare", "lab probe", "lab tune"]
@@ -107,14 +107,14 @@ COMPUTE = ["train", "sample", "eval", "diagnose", "range", "compare", "lab probe
 
 @pytest.mark.parametrize("command", COMPUTE)
 def test_what_computes_takes_a_device(command):
-    assert "--device" in command_module(command).parser().format_help()
+    assert "--device" in find_command(command).parser().format_help()
 
 
 def test_names_in_help_are_the_real_ones():
     from research.reproduce.command import ITEM_NAMES, SCALE_NAMES
     from research.reproduce.items import ITEMS
     from research.reproduce.settings import SCALES
-    from scalelong.cli.options import ENGINES, SHIPPED
+    from scalelong.cli.shared import ENGINES, SHIPPED
     from scalelong.experiments import sweeps
     from scalelong.runs.shipped import NETWORKS
     from scalelong.stability.range import METHODS
@@ -122,7 +122,7 @@ def test_names_in_help_are_the_real_ones():
     assert (list(ITEM_NAMES), SCALE_NAMES) == (list(ITEMS), SCALES)
     assert tuple(NETWORKS) == SHIPPED
     assert ENGINES == sweeps.ENGINES
-    assert command_module("range").parser().parse_args([]).methods == ",".join(METHODS)
+    assert find_command("range").parser().parse_args([]).methods == ",".join(METHODS)
 
 
 def test_models_as_json_and_as_a_file(tmp_path, capsys):
@@ -202,7 +202,7 @@ class Fake:
 
 
 def command_that(work, monkeypatch):
-    monkeypatch.setattr(cli, "command_module", lambda _: Fake(work))
+    monkeypatch.setattr(cli, "find_command", lambda _: Fake(work))
 
 
 def test_an_unforeseen_error_is_one_line_and_a_file(monkeypatch, capsys):
@@ -290,7 +290,7 @@ class Fake:
     def run(self, options):
         dist.init_process_group("gloo", init_method=sys.argv[1], rank=0, world_size=1)
         raise InvalidConfigError("refused")
-cli.command_module = lambda _: Fake()
+cli.find_command = lambda _: Fake()
 code = cli.main(["models"])
 assert not dist.is_initialized()
 sys.exit(code)
@@ -341,7 +341,7 @@ from scalelong.console import show_table
 class Fake:
     def parser(self): return Parser("models", "")
     def run(self, options): print("Fréchet κ × \\udcff"); show_table([])
-cli.command_module = lambda _: Fake()
+cli.find_command = lambda _: Fake()
 sys.exit(cli.main(["models"]))
 """
 
@@ -349,7 +349,7 @@ sys.exit(cli.main(["models"]))
 def test_a_terminal_that_knows_ascii_only():
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run([sys.executable, "-c", PRINTS], capture_output=True, text=True, env=environment, check=True)
-    assert done.stdout == "Frechet kappa x \\udcff\n(nothing)\n"
+    assert done.stdout == "Fr\\xe9chet \\u03ba \\xd7 \\udcff\n(nothing)\n"
 
 
 def test_output_to_a_full_disk_or_to_nowhere():
@@ -410,7 +410,7 @@ def test_a_closed_pipe_is_no_traceback():
             def parser(self): return Parser("models", "")
             def run(self, options):
                 for _ in range(100_000): print("a line that nobody reads")
-        cli.command_module = lambda _: Fake()
+        cli.find_command = lambda _: Fake()
         sys.exit(cli.main(["models"]))
     """)
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)

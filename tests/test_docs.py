@@ -25,7 +25,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from scalelong.cli import COMMANDS, LAB, command_module
+from scalelong.cli import COMMANDS, LAB, find_command
 from scalelong.scaling import METHODS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -173,7 +173,7 @@ def split(command: str) -> tuple[str, list[str]]:
 def parser_of(name: str) -> argparse.ArgumentParser:
     if name not in {*COMMANDS, *(f"lab {study}" for study in LAB)}:
         raise ValueError(f"there is no command {name!r}")
-    return command_module(name).parser()
+    return find_command(name).parser()
 
 
 def require_flags(command: str) -> None:

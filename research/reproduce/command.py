@@ -1,9 +1,9 @@
 """`scalelong lab reproduce`: the paper's figures and tables again, with a verdict on each."""
 
-import argparse
 from pathlib import Path
 
-from scalelong.cli.options import add_engine_options, engine_of, left_to_do
+from scalelong.cli.parser import Parser
+from scalelong.cli.shared import add_engine_flags, engine_of, left_to_do
 from scalelong.errors import InvalidConfigError
 
 OUT = Path("reproduced")
@@ -44,23 +44,19 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        prog="scalelong lab reproduce",
-        description="Reproduce a figure or a table of the paper: train its methods with equal seeds, measure, draw "
-        "and judge its claims by a fixed rule. Items share runs; what is finished is not repeated, and the same "
-        "command continues an interrupted one.",
-        epilog="The data set CIFAR-10 is looked for as `scalelong train --data cifar10` does, see docs/data.md.",
-    )
-    made.add_argument(
-        "item", nargs="?", choices=[*ITEM_NAMES, "all"], metavar="ITEM", help=f"{', '.join(ITEM_NAMES)} or all"
-    )
-    made.add_argument(
-        "--scale", choices=SCALE_NAMES, default="tiny", help="tiny: two CPU cores; paper: GPUs (default: tiny)"
-    )
-    made.add_argument("--seeds", type=int, default=3, help="number of seeds: 0, 1, ... (default: %(default)s)")
-    made.add_argument("--out", type=Path, default=OUT, help="folder of pages and runs (default: %(default)s)")
-    made.add_argument("--dry-run", action="store_true", help="print the plan and stop")
-    made.add_argument("--redraw", type=Path, metavar="FOLDER", help="make figures and pages from raw results alone")
-    add_engine_options(made)
+DESCRIPTION = """\
+Reproduce a figure or a table of the paper: train its methods with equal seeds, measure, draw and judge its claims by a
+fixed rule. Items share runs; what is finished is not repeated, and the same command continues an interrupted one.
+The data set CIFAR-10 is looked for as `scalelong train --data cifar10` does, see docs/data.md."""
+
+
+def parser() -> Parser:
+    made = Parser("lab reproduce", DESCRIPTION, usage="[ITEM] [OPTIONS]")
+    made.flag("item", f"{', '.join(ITEM_NAMES)} or all", kind=(*ITEM_NAMES, "all"), nargs="?", metavar="ITEM")
+    made.flag("--scale", "tiny: two CPU cores; paper: GPUs", "tiny", kind=SCALE_NAMES)
+    made.flag("--seeds", "number of seeds: 0, 1, ...", 3)
+    made.flag("--out", "folder of pages and runs", OUT, kind=Path)
+    made.flag("--dry-run", "print the plan and stop", False)
+    made.flag("--redraw", "make figures and pages from raw results alone", kind=Path, metavar="FOLDER")
+    add_engine_flags(made)
     return made

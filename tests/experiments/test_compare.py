@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from scalelong.cli import main
-from scalelong.cli.compare import configuration, default_out, parser
+from scalelong.cli.compare import compare_parser, configuration, default_out
 from scalelong.cli.parser import split
 from scalelong.config import TrainConfig, recipe
 from scalelong.errors import CollapseError, InvalidConfigError, RunFolderError
@@ -211,11 +211,11 @@ def test_the_command(tmp_path, capsys):
 
 
 def test_the_configuration_of_the_command():
-    config = configuration(parser().parse_args(["--recipe", "digits-tiny", "--steps", "300"]))
+    config = configuration(compare_parser().parse_args(["--recipe", "digits-tiny", "--steps", "300"]))
     assert config.steps == 300
     assert config.held_out_every == 10
     with pytest.raises(InvalidConfigError, match="`seeds`"):
-        configuration(parser().parse_args(["--seeds", "0"]))
+        configuration(compare_parser().parse_args(["--seeds", "0"]))
 
 
 def test_methods_are_divided_at_commas():
@@ -299,7 +299,7 @@ def test_images_that_were_changed_in_place_are_noticed(two_steps):
 
 def test_the_default_folder_is_that_of_the_configuration(tmp_path):
     def folder(*flags):
-        options = parser().parse_args(list(flags))
+        options = compare_parser().parse_args(list(flags))
         return str(default_out(options, configuration(options)))
 
     assert folder() == folder("--recipe", "digits-tiny") == folder("--seeds", "5") == "runs/compare-digits-tiny"

@@ -84,7 +84,7 @@ def test_python_file(capsys, tmp_path):
         (["diffusers:google/ddpm-cifar10-32"], "has no"),
         (["diffusers:UNet2DModel", "--config", "{"], "not valid JSON"),
         (["diffusers:UNet2DModel", "--config", '{"wings": 2}'], "cannot be built"),
-        (["torch.nn:Identity", "--input", "x"], "shape such as"),
+        (["torch.nn:Identity", "--input", "x"], "takes a shape"),
         (["torch.nn:Identity", "--input", "1,3,8"], "no long skip"),
         (["."], "config.json"),
     ],

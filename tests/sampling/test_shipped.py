@@ -70,7 +70,6 @@ def test_on_the_command_line(capsys, tmp_path):
     "arguments",
     [
         ["sample"],
-        ["sample", "--model", "digits-class", "7", "--class", "8"],
         ["export"],
         ["export", "runs/x", "--model", "digits-class"],
         ["eval"],

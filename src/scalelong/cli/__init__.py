@@ -9,7 +9,6 @@ An error without a name is a bug: the line says where its traceback was written.
 the environment, the traceback is shown. Of several processes, the first one prints.
 """
 
-import codecs
 import gc
 import io
 import os
@@ -18,7 +17,6 @@ import signal
 import sys
 import tempfile
 import traceback
-import unicodedata
 from contextlib import suppress
 from difflib import get_close_matches
 from types import FrameType
@@ -36,8 +34,14 @@ from ..errors import (
     lacks_memory,
 )
 from ..files import refusal, writing
-from .commands import CLONE, COMMANDS as COMMANDS, GROUPS, LAB as LAB, command_module as command_module
-from .parser import Parser
+from .commands import (
+    CLONE,
+    COMMANDS as COMMANDS,
+    GROUPS,
+    LAB as LAB,
+    completion_script,
+    find_command as find_command,
+)
 
 DEBUG = "SCALELONG_DEBUG"
 
@@ -118,8 +122,6 @@ def _answer(command: str, arguments: list[str], flags: dict[str, str]) -> int:
         print(f"scalelong {__version__}")
         return 0
     if arguments[0].partition("=")[0] == "--print-completion":
-        from .completion import completion_script
-
         print(completion_script(*arguments[0].split("=")[1:], *arguments[1:]))
         return 0
     if any("\0" in argument for argument in arguments):  # from another program: no shell can write it
@@ -143,18 +145,18 @@ def _not_a_command(arguments: list[str], known: dict[str, str], prefix: str) -> 
 
 
 def _run(command: str, arguments: list[str], flags: dict[str, str]) -> int:
-    module = command_module(command)
+    made = find_command(command)
     if command.removeprefix("lab ") in CLONE:
-        code = module.main(arguments) or 0
+        code = made.run(arguments) or 0
     else:
-        parser: Parser = module.parser()
+        parser = made.parser()
         flags.update(parser.flags())
         options = parser.parse_args(arguments)
         options.arguments = arguments
         quiet = getattr(options, "quiet", False)
         # Of several processes the first one speaks.
         with hushed(quiet), show_logs("WARNING" if quiet or os.environ.get("RANK", "0") != "0" else "INFO"):
-            code = module.run(options) or 0
+            code = made.run(options) or 0
     return TERMINATED if code == INTERRUPTED and _latest_signal() == "SIGTERM" else code
 
 
@@ -233,30 +235,10 @@ def _open_closed_outputs() -> None:
 
 
 def _accept_every_letter() -> None:
-    """What a terminal cannot show (κ in ASCII, names of files that are no text) is written in letters that it can."""
-    codecs.register_error("scalelong", lambda error: ("".join(map(_spelled, _failed(error))), _end(error)))
+    """What a terminal cannot show (κ in ASCII, names of files that are no text) is written as an escape."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="scalelong")
-
-
-def _failed(error: Exception) -> str:
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    return error.object[error.start : error.end]
-
-
-def _end(error: Exception) -> int:
-    return error.end if isinstance(error, UnicodeEncodeError) else 0
-
-
-_SPELLED = {"κ": "kappa", "ε": "epsilon", "σ": "sigma", "η": "eta", "×": "x", "·": "*", "−": "-", "–": "-", "—": "-"}
-_SPELLED |= {"…": "...", "±": "+-", "≤": "<=", "≥": ">=", "→": "->", "√": "sqrt", "‖": "||", "≈": "~", "²": "^2"}
-
-
-def _spelled(letter: str) -> str:
-    plain = unicodedata.normalize("NFKD", letter).encode("ascii", "ignore").decode()
-    return _SPELLED.get(letter) or plain or letter.encode("ascii", "backslashreplace").decode()
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _complain(text: str) -> None:

@@ -18,16 +18,9 @@ from typing import Any
 
 from ..config import RECIPES, TrainConfig, recipe
 from ..errors import InvalidConfigError
+from . import shared
 from .find import json_object, module_of
-from .options import (
-    add_out_option,
-    add_output_options,
-    add_seed_options,
-    add_trust_option,
-    config_file,
-    seed_count,
-)
-from .parser import Parser, numbers, split, whole_number
+from .parser import Parser, numbers, split
 
 EXAMPLES = """\
   scalelong lab coords digits-tiny --widths 48,96,192 --out runs/coords
@@ -35,54 +28,42 @@ EXAMPLES = """\
   scalelong lab coords diffusers:UNet2DModel --config unet.json --widths 32,64,128
 """
 
-WIDTHS = "64,128,256"
 
-
-def parser() -> Parser:
+def coords_parser() -> Parser:
     made = Parser("lab coords", __doc__ or "", EXAMPLES, "[MODEL] [OPTIONS]")
-    made.add_argument("model", nargs="?", help="a recipe (default: digits-tiny), file.py[:Name] or module:Class")
-    made.add_argument(
-        "--widths", help="comma-separated (default: 64,128,256; of a recipe: a half, one and two times its own)"
-    )
-    made.add_argument("--base", type=whole_number, help="the width where rates were tuned (default: the smallest)")
-    made.add_argument(
-        "--parametrisations",
-        default="standard,mup",
-        help="standard, mup, or mup:START with another output start (default: %(default)s)",
-    )
-    made.add_argument(
-        "--lr", "--learning-rate", type=float, default=2e-3, help="AdamW's rate at the base (default: %(default)s)"
-    )
-    made.add_argument("--steps", type=whole_number, default=5, help="training steps (default: %(default)s)")
-    add_seed_options(made, 3)
-    made.add_argument("--batch-size", type=whole_number, default=16, help="images, of a recipe (default: %(default)s)")
-    made.add_argument("--rows", help="modules to look at, comma-separated (default: all blocks)")
-    made.add_argument("--config", help="a YAML file for a recipe; keyword arguments as JSON or a JSON file for a class")
-    made.add_argument(
-        "--set", nargs="+", default=[], metavar="FIELD=VALUE", help="other fields of a recipe, as in scalelong range"
-    )
-    add_trust_option(made)
-    add_out_option(made, "folder for coords.json, all numbers")
-    add_output_options(made, "all numbers")
+    text = "a recipe, file.py[:Name] or module:Class (default: digits-tiny)"
+    made.flag("model", text, "digits-tiny", nargs="?")
+    made.flag("--widths", "comma-separated (default: 64,128,256; of a recipe: a half, one and two times its own)")
+    made.flag("--base", "the width where rates were tuned (default: the smallest)", kind=int)
+    made.flag("--parametrisations", "standard, mup, or mup:START with another output start", "standard,mup")
+    made.flag("--lr --learning-rate", "AdamW's rate at the base", 2e-3)
+    made.flag("--steps", "training steps", 5)
+    made.flag("--seeds", "number of seeds: 0, 1, ...", 3)
+    made.flag("--batch-size", "images, of a recipe", 16)
+    made.flag("--rows", "modules to look at, comma-separated (default: all blocks)")
+    made.flag("--config", "a YAML file for a recipe; keyword arguments as JSON or a JSON file for a class")
+    text = "other fields of a recipe, as in scalelong range"
+    made.flag("--set", text, [], kind=str, nargs="+", metavar="FIELD=VALUE")
+    shared.add_trust_flag(made)
+    shared.add_out_flag(made, "folder for coords.json, all numbers")
+    shared.add_output_flags(made, "all numbers")
     return made
 
 
-def run(options: argparse.Namespace) -> int:
+def run_coords(options: argparse.Namespace) -> int:
     from ..files import make_folder
     from ..mup import coordinates
 
-    seed_count(options)
+    shared.require_seeds(options.seeds)
     if options.out is not None:
         make_folder(options.out)
-    name = options.model or "digits-tiny"
-    make, task = recipe_task(options, name) if name in RECIPES else model_task(options, name)
-    widths = task.pop("widths", WIDTHS)
+    make, task, widths = (_recipe_task if options.model in RECIPES else _model_task)(options)
     found = coordinates(
         make,
-        numbers(options.widths or widths, int, "`widths`"),
+        numbers(options.widths, int, "`widths`") if options.widths else widths,
         parametrisations=split(options.parametrisations),
         base=options.base,
-        title=name,
+        title=options.model,
         lr=options.lr,
         steps=options.steps,
         seeds=options.seeds,
@@ -91,82 +72,75 @@ def run(options: argparse.Namespace) -> int:
     )
     if options.out is not None:
         found.save(options.out)
-    if options.json:
-        print(found.to_json())
-        return 0
-    print(f"\n{found}")
+    print(found.to_json() if options.json else f"\n{found}")
     if options.out is not None:
-        print(f"all numbers: {options.out}")
+        shared.speaker(options)(f"all numbers: {options.out}")
     return 0
 
 
-def recipe_task(options: argparse.Namespace, name: str) -> tuple[Callable[[int], Any], dict[str, Any]]:
-    from ..runs import with_width
-
-    config = configuration(options, name)
-    build, loss = _task(config)
-    task: dict[str, Any] = {"loss": loss, "betas": config.optimizer.betas}
-    dim = config.model_options.get("dim")
-    if isinstance(dim, int):
-        task["widths"] = f"{dim // 2},{dim},{2 * dim}"
-    return lambda width: build(with_width(config, width)), task
+Task = tuple[Callable[[int], Any], dict[str, Any], list[int]]
+"""The network of a width; what `coordinates` takes besides; the default widths."""
 
 
-def configuration(options: argparse.Namespace, name: str) -> TrainConfig:
-    from ..experiments import as_variant
-
-    options.config = Path(options.config) if options.config else None
-    config = config_file(options, recipe(name))
-    config = as_variant(f"given: {' '.join(options.set)}").apply(config) if options.set else config
-    optimizer = replace(config.optimizer, base_width=None)  # the parametrisations say how
-    return replace(config, batch_size=options.batch_size, optimizer=optimizer)
-
-
-def _task(config: TrainConfig) -> tuple[Callable[[TrainConfig], Any], Callable[[Any], Any]]:
-    """How networks of a recipe are built, with torch's own seed of the moment, and their loss on one batch."""
+def _recipe_task(options: argparse.Namespace) -> Task:
     import torch
 
-    from ..experiments import RecipeTask
+    from ..experiments import RecipeTask, as_variant
     from ..randomness import generator
-    from ..runs import build_model
+    from ..runs import build_model, with_width
 
-    task = RecipeTask(config)
+    options.config = Path(options.config) if options.config else None
+    config = shared.config_file(options, recipe(options.model))
+    config = as_variant(f"given: {' '.join(options.set)}").apply(config) if options.set else config
+    # The parametrisations say how to train by μP.
+    config = replace(config, batch_size=options.batch_size, optimizer=replace(config.optimizer, base_width=None))
+    task, dim = RecipeTask(config), config.model_options.get("dim")
 
-    def build(given: TrainConfig) -> Any:
-        return build_model(replace(given, seed=torch.initial_seed() % 2**31), task.shape)
+    def build(width: int) -> Any:
+        """With torch's own seed of the moment."""
+        wide: TrainConfig = with_width(config, width)
+        return build_model(replace(wide, seed=torch.initial_seed() % 2**31), task.shape)
 
-    return build, lambda model: task.step(model, 0, generator(0, "coords", 0))
+    def loss(model: Any) -> Any:
+        return task.step(model, 0, generator(0, "coords", 0))
+
+    widths = [dim // 2, dim, 2 * dim] if isinstance(dim, int) else [64, 128, 256]
+    return build, {"loss": loss, "betas": config.optimizer.betas}, widths
 
 
-def model_task(options: argparse.Namespace, spec: str) -> tuple[Callable[[int], Any], dict[str, Any]]:
+def _model_task(options: argparse.Namespace) -> Task:
     from ..mup import width_options
     from ..optional import load_object
 
-    file, _, name = spec.partition(":")
+    file, colon, name = options.model.partition(":")
     values = json_object(options.config)
-    if not file.endswith(".py"):
-        if ":" not in spec:
-            raise InvalidConfigError(
-                f"{spec!r} is neither a recipe ({', '.join(RECIPES)}), nor a Python file, "
-                f"nor of the form module:Class: give one of these"
-            )
-        factory = load_object(spec, "model")
-        return lambda width: factory(**width_options(factory, values, width)), {}
-    module = module_of(Path(file))
-    factory = getattr(module, name or "model", None)
+    if file.endswith(".py"):
+        module = module_of(Path(file))
+        factory = getattr(module, name or "model", None)
+        inputs, loss = getattr(module, "example_inputs", None), getattr(module, "loss", None)
+        task = {"inputs": inputs() if callable(inputs) else inputs, "loss": loss}
+    elif colon:
+        factory, task = load_object(options.model, "model"), {}
+    else:
+        raise InvalidConfigError(
+            f"{options.model!r} is neither a recipe ({', '.join(RECIPES)}), nor a Python file, nor of the form "
+            f"module:Class: give one of these"
+        )
     if not callable(factory):
         raise InvalidConfigError(f"{file} has no function {name or 'model'}(width) that builds the network")
-    inputs, loss = getattr(module, "example_inputs", None), getattr(module, "loss", None)
-    task: dict[str, Any] = {"inputs": inputs() if callable(inputs) else inputs, "loss": loss}
 
     def make(width: int) -> Any:
         try:
-            return factory(width, **values)
+            return (
+                factory(width, **values) if file.endswith(".py") else factory(**width_options(factory, values, width))
+            )
+        except InvalidConfigError:
+            raise
         # The user's own code may fail in any way.
         except Exception as error:
             raise InvalidConfigError(
-                f"{file}: {name or 'model'}({width}) cannot be built ({type(error).__name__}: {error}): it must take a "
-                f"width as its first argument"
+                f"{options.model} cannot be built with the width {width} ({type(error).__name__}: {error}); a function "
+                f"of a file must take the width as its first argument"
             ) from error
 
-    return make, task
+    return make, task, [64, 128, 256]

@@ -13,49 +13,37 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .options import (
-    add_device_option,
-    add_out_option,
-    add_output_options,
-    add_run_options,
-    device_of,
-    load_images,
-    run_config,
-    sized_config,
-)
-from .parser import Parser, whole_number
+from . import shared
+from .parser import Parser
 
 if TYPE_CHECKING:
     from ..stability import Diagnosis
 
 EXAMPLES = """\
-  scalelong diagnose --data photos/                     the network that train would take
+  scalelong diagnose photos/                            the network that train would take
   scalelong diagnose runs/mine                          the latest weights of a run
-  scalelong diagnose --model my_unet.py --data photos/  your own network
+  scalelong diagnose photos/ --model my_unet.py         your own network
   scalelong diagnose --recipe digits-tiny --kappa-range with the range of κ of the paper's Section 4.1
 """
 
 
-def parser() -> Parser:
-    made = Parser("diagnose", __doc__ or "", EXAMPLES, "[RUN] [OPTIONS]")
-    made.add_argument("run", nargs="?", type=Path, help="a run folder: diagnose its latest weights")
-    add_run_options(made)
-    made.add_argument(
-        "--model",
-        help="another model, as for `scalelong train` (unet/cifar10, a config.json of diffusers, "
-        "package.module:factory), or file.py with model() and example_inputs(), as for `scalelong find`",
-    )
-    made.add_argument("--size", "--resolution", type=whole_number, help="size of the images (default: the model's)")
-    made.add_argument(
-        "--kappa-range", action="store_true", help="also print the range of κ that Section 4.1 gives for the data"
-    )
-    add_out_option(made, "also write diagnosis.json into this folder, for `scalelong report`")
-    add_device_option(made)
-    add_output_options(made, "the diagnosis")
+def diagnose_parser() -> Parser:
+    made = Parser("diagnose", __doc__ or "", EXAMPLES, "[RUN|IMAGES] [OPTIONS]")
+    text = "a run folder, whose latest weights are diagnosed, or images, as --data"
+    made.flag("target", text, nargs="?", metavar="RUN|IMAGES")
+    shared.add_run_flags(made)
+    text = "another model, as for `scalelong train` (unet/cifar10, a config.json of diffusers, package.module:factory),"
+    text += " or file.py with model() and example_inputs(), as for `scalelong find`"
+    made.flag("--model", text)
+    made.flag("--size --resolution", "size of the images (default: the model's)", kind=int)
+    made.flag("--kappa-range", "also print the range of κ that Section 4.1 gives for the data", False)
+    shared.add_out_flag(made, "also write diagnosis.json into this folder, for `scalelong report`")
+    shared.add_device_flag(made)
+    shared.add_output_flags(made, "the diagnosis")
     return made
 
 
-def run(options: argparse.Namespace) -> int:
+def run_diagnose(options: argparse.Namespace) -> int:
     from ..experiments import write_diagnosis
     from ..files import require_folder_place
 
@@ -66,45 +54,37 @@ def run(options: argparse.Namespace) -> int:
     if options.kappa_range and not options.json:
         from ..theory import kappa_range
 
-        images = None if data is None else load_images(data, size=options.size)
+        images = None if data is None else shared.load_images(data, options.size)
         print(f"\n{kappa_range(len(diagnosis.skips), images, schedule)}\nno measurement shows that it beats 0.7")
     if options.out:
-        written = write_diagnosis(diagnosis, options.out)
-        if not options.json and not options.quiet:
-            print(f"written: {written}")
+        shared.speaker(options)(f"written: {write_diagnosis(diagnosis, options.out)}")
     return 0
 
 
 def _diagnosis(options: argparse.Namespace) -> tuple[Diagnosis, str | None, str]:
     """The diagnosis, the data that it is about, and the noise schedule."""
-    from ..config import SCHEDULE
+    from ..config import CONFIG, SCHEDULE
     from ..experiments import diagnose_config, diagnose_run
     from ..runs import load_run
 
-    if options.run:
-        trained = load_run(options.run, weights="raw", trust=options.trust)
-        trained.model.to(device_of(options))
+    if options.target and options.data is None and not (Path(options.target) / CONFIG).exists():
+        options.data, options.target = options.target, None
+    if options.target:
+        trained = load_run(options.target, weights="raw", trust=options.trust)
+        trained.model.to(shared.device_of(options.device))
         return diagnose_run(trained), trained.config.data, trained.config.diffusion.schedule
     if options.model and options.model.partition(":")[0].endswith(".py"):
         return _of_file(options), options.data, SCHEDULE
     if options.recipe or options.config or not (options.model or options.data):
-        config = run_config(options)
+        config = shared.run_config(options)
         if options.model and options.model != config.model:
             config = replace(config, model=options.model, model_options={})
         if options.size:
             config = replace(config, images=replace(config.images, size=options.size))
     else:
-        options.size = options.size or _size_of_model(options.model)
-        config = sized_config(options, options.data or "digits")
+        config = shared.sized_config(options.data or "digits", options.model, options.size)
+    shared.speaker(options)(shared.network_line(config))
     return diagnose_config(config), config.data, config.diffusion.schedule
-
-
-def _size_of_model(model: str | None) -> int | None:
-    """The size of images that a config.json of diffusers names."""
-    from .find import json_object
-
-    size = json_object(model).get("sample_size") if model is not None and model.endswith(".json") else None
-    return max(size) if isinstance(size, list) else size
 
 
 def _of_file(options: argparse.Namespace) -> Diagnosis:
@@ -117,7 +97,7 @@ def _of_file(options: argparse.Namespace) -> Diagnosis:
     from .find import load_model
 
     model, inputs = load_model(options.model, {})
-    images = None if options.data is None else load_images(options.data, size=options.size)
+    images = None if options.data is None else shared.load_images(options.data, options.size)
     if inputs is None and images is not None:
         inputs = _noisy(model, images)
     try:

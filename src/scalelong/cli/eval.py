@@ -14,18 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .options import (
-    DATA,
-    add_feature_options,
-    add_model_option,
-    add_output_options,
-    add_sampling_options,
-    model_folder,
-    sample_settings,
-    speaker,
-    trained_run,
-)
-from .parser import Parser, split, whole_number
+from . import shared
+from .parser import Parser, split
 
 if TYPE_CHECKING:
     from ..config import TrainConfig
@@ -41,30 +31,24 @@ EXAMPLES = """\
 """
 
 
-def parser() -> Parser:
+def eval_parser() -> Parser:
     made = Parser("eval", __doc__ or "", EXAMPLES, "RUN|FOLDER ... [OPTIONS]")
-    made.add_argument("targets", type=Path, nargs="*", metavar="RUN|FOLDER")
-    add_model_option(made)
-    made.add_argument(
-        "-n", "--n", "--num-images", type=whole_number, help="number of images (default: 1000; for a folder, all)"
-    )
-    add_sampling_options(made)
-    add_feature_options(made)
-    made.add_argument("--data", help=f"what to compare with (default: the data of the run); {DATA}")
-    made.add_argument("--size", "--resolution", type=whole_number, help="size of --data, if its images differ in size")
-    made.add_argument("--statistics", type=Path, metavar="FILE", help="also write mu and sigma of the data as .npz")
-    made.add_argument(
-        "--ema-lengths",
-        nargs="?",
-        const=LENGTHS,
-        help="instead of scores: the held-out loss of averages of these lengths, for a run that kept two "
-        f"(train --ema-lengths 5% 10%); default: {LENGTHS}".replace("%", "%%"),
-    )
-    add_output_options(made, "the scores")
+    made.flag("targets", "run folders, or folders of images", kind=Path, nargs="*", metavar="RUN|FOLDER")
+    shared.add_model_flag(made)
+    made.flag("-n --n --num-images", "number of images (default: 1000; for a folder, all)", kind=int)
+    shared.add_sampling_flags(made)
+    shared.add_feature_flags(made)
+    made.flag("--data", f"what to compare with (default: the data of the run); {shared.DATA}")
+    made.flag("--size --resolution", "size of --data, if its images differ in size", kind=int)
+    made.flag("--statistics", "also write mu and sigma of the data as .npz", kind=Path, metavar="FILE")
+    text = "instead of scores: the held-out loss of averages of these lengths, for a run that kept two "
+    text += f"(train --ema-lengths 5% 10%); default: {LENGTHS}"
+    made.flag("--ema-lengths", text, nargs="?", const=LENGTHS)
+    shared.add_output_flags(made, "the scores")
     return made
 
 
-def run(options: argparse.Namespace) -> int:
+def run_eval(options: argparse.Namespace) -> int:
     from ..console import show_table
     from ..evaluation import comparison_rows, require_comparable
     from ..files import require_file_place
@@ -73,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
     if options.statistics:
         require_file_place(options.statistics)
     if options.model:
-        options.targets = [model_folder(options.model), *options.targets]
+        options.targets = [shared.model_folder(options.model), *options.targets]
     _require_targets(options)
     if options.ema_lengths:
         return _compare_lengths(options)
@@ -96,11 +80,11 @@ def _is_run(target: Path) -> bool:
 
 
 def _require_targets(options: argparse.Namespace) -> None:
-    """Before any of them is scored: to score one may take hours."""
+    """Check all of them before any is scored: to score one may take hours."""
     from ..errors import EvaluationError
 
     if not options.targets:
-        parser().error("give run folders or folders of images, or --model NAME")
+        eval_parser().error("give run folders or folders of images, or --model NAME")
     for target in options.targets:
         if not target.is_dir():
             found = "is a file" if target.exists() else "is not there"
@@ -123,10 +107,10 @@ def _score(target: Path, options: argparse.Namespace) -> Scores:
     from ..evaluation import export_npz, reference_data, score_folder, score_run, trusted_features
     from ..runs import process_state
 
-    say = speaker(options)
+    say = shared.speaker(options)
     features = {"features": options.features, "feature_weights": options.feature_weights, "say": say}
     if _is_run(target):
-        trained = trained_run(target, options)
+        trained = shared.trained_run(target, options)
         if options.data or options.size:
             trained = replace(trained, config=_against(trained, options.data, options.size))
         data = reference_data(trained.config) if options.statistics else None
@@ -134,7 +118,7 @@ def _score(target: Path, options: argparse.Namespace) -> Scores:
             trained,
             n=1000 if options.n is None else options.n,
             seed=options.seed,
-            settings=sample_settings(options),
+            settings=shared.sample_settings(options),
             batch_size=options.batch_size,
             device=options.device,
             **features,
@@ -169,7 +153,9 @@ def _compare_lengths(options: argparse.Namespace) -> int:
     from ..errors import InvalidConfigError
     from ..runs import load_run, load_run_data
 
-    (folder,) = options.targets if len(options.targets) == 1 else (parser().error("--ema-lengths is for one run"),)
+    if len(options.targets) != 1:
+        eval_parser().error("--ema-lengths is for one run")
+    folder = options.targets[0]
     lengths = [str(AverageLength.parse(length, "`ema_lengths`")) for length in split(options.ema_lengths)]
     wanted = ["raw", "ema", *(f"ema:{length}" for length in lengths)]
     first = load_run(folder, weights=wanted[-1], step=options.checkpoint, trust=options.trust)
@@ -188,10 +174,8 @@ def _compare_lengths(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"step": first.step, "held_out_loss": losses, "best": best}, indent=1))
         return 0
-    rows = [
-        {"weights": name, "held-out loss": f"{loss:.5f}", "": "best" if name == best else ""}
-        for name, loss in losses.items()
-    ]
+    marks = {best: "best"}
+    rows = [{"weights": name, "held-out loss": f"{losses[name]:.5f}", "": marks.get(name, "")} for name in losses]
     show_table(rows, left=True)
-    speaker(options)(f"step {first.step}; to use one: scalelong sample {folder} --weights {best}")
+    shared.speaker(options)(f"step {first.step}; to use one: scalelong sample {folder} --weights {best}")
     return 0

@@ -18,7 +18,7 @@ from typing import Any
 from ..errors import CannotReadError, ExampleInputsError, InvalidConfigError
 from ..files import parse_json, read_text
 from ..optional import load_object, needs
-from .options import add_quiet_option
+from . import shared
 from .parser import Parser
 
 STDOUT = "-"
@@ -30,40 +30,31 @@ EXAMPLES = """\
 """
 
 
-def parser() -> Parser:
+def find_parser() -> Parser:
     made = Parser("find", __doc__ or "", EXAMPLES, "MODEL [OPTIONS]")
-    made.add_argument("model", help="module:Class, a save_pretrained folder, or a Python file with model()")
-    made.add_argument("--config", help="keyword arguments of the class, as JSON or a JSON file")
-    made.add_argument(
-        "--input",
-        action="append",
-        metavar="SHAPE",
-        help="shape of one positional input, such as 1,3,64,64 or 1:long; once for each input",
-    )
-    made.add_argument("--include", action="append", metavar="PATTERN", help="only long skips that match")
-    made.add_argument("--exclude", action="append", metavar="PATTERN", help="no long skips that match")
-    made.add_argument(
-        "--json",
-        nargs="?",
-        const=STDOUT,
-        metavar="FILE",
-        help="print the plan as JSON instead of the table; with FILE, the same as --out FILE",
-    )
-    made.add_argument("--out", metavar="FILE", help="also write the plan to this file, as JSON")
-    made.add_argument("--real", action="store_true", help="build the model with real weights instead of on meta")
-    add_quiet_option(made)
+    made.flag("model", "module:Class, a save_pretrained folder, or a Python file with model()")
+    made.flag("--config", "keyword arguments of the class, as JSON or a JSON file")
+    text = "shape of one positional input, such as 1,3,64,64 or 1:long; once for each input"
+    made.flag("--input", text, action="append", metavar="SHAPE")
+    made.flag("--include", "only long skips that match", action="append", metavar="PATTERN")
+    made.flag("--exclude", "no long skips that match", action="append", metavar="PATTERN")
+    text = "print the plan as JSON instead of the table; with FILE, the same as --out FILE"
+    made.flag("--json", text, nargs="?", const=STDOUT, metavar="FILE")
+    made.flag("--out", "also write the plan to this file, as JSON", metavar="FILE")
+    made.flag("--real", "build the model with real weights instead of on meta", False)
+    shared.add_quiet_flag(made)
     return made
 
 
-def run(options: argparse.Namespace) -> None:
+def run_find(options: argparse.Namespace) -> None:
     import torch
 
     from ..files import require_file_place
     from ..finding import find_skips
 
-    for file in (options.out, options.json):
-        if file not in (None, STDOUT):
-            require_file_place(file)
+    files = [file for file in (options.out, options.json) if file not in (None, STDOUT)]
+    for file in files:
+        require_file_place(file)
     with torch.device("cpu" if options.real else "meta"):
         model, inputs = load_model(options.model, json_object(options.config))
         if options.input:
@@ -76,18 +67,24 @@ def run(options: argparse.Namespace) -> None:
             f"example_inputs() in file.py"
         ) from error
     print(plan.to_json() if options.json == STDOUT else plan)
-    for file in (options.out, options.json):
-        if file not in (None, STDOUT):
-            plan.save(file)
+    for file in files:
+        plan.save(file)
+
+
+# A model that the user names
 
 
 def load_model(spec: str, config: dict[str, Any]) -> tuple[Any, Any]:
+    """The model, and its example inputs if it has any."""
     path = Path(spec)
     if path.is_dir():
         return _from_folder(path, config), None
     file, _, name = spec.partition(":")
     if file.endswith(".py"):
-        return _from_file(Path(file), config, name or "model")
+        module = module_of(Path(file))
+        model = _build(getattr(module, name or "model", None), f"{file}: {name or 'model'}()", config)
+        inputs = getattr(module, "example_inputs", None)
+        return model, inputs() if callable(inputs) else inputs
     if ":" not in spec:
         raise InvalidConfigError(
             f"{spec!r} is neither a folder, nor a Python file, nor of the form module:Class: give one of these"
@@ -98,34 +95,20 @@ def load_model(spec: str, config: dict[str, Any]) -> tuple[Any, Any]:
 
 def _from_folder(folder: Path, changes: dict[str, Any]) -> Any:
     """The class that config.json names, from diffusers. Nothing is executed but that class."""
+    from ..models import require_buildable
+
     file = folder / "config.json"
     if not file.is_file():
         raise InvalidConfigError(
             f"{folder} has no config.json, so it was not written by save_pretrained: give a folder that was"
         )
-    config = json_object(str(file))
+    config = {**json_object(str(file)), **changes}
     name = config.get("_class_name")
-    if not isinstance(name, str):
-        raise InvalidConfigError(f"{file} does not say which class it is for ('_class_name')")
-    cls: Any = getattr(needs("diffusers", "train", f"reading {folder}"), name, None)
+    cls: Any = getattr(needs("diffusers", "train", f"reading {folder}"), str(name), None)
     if not isinstance(cls, type) or not hasattr(cls, "from_config") or not hasattr(cls, "forward"):
         raise InvalidConfigError(f"diffusers has no network {name!r}, which {file} asks for: correct its '_class_name'")
-    from ..models import require_buildable
-
-    require_buildable({**config, **changes}, str(file))
-    try:
-        return cls.from_config({**config, **changes})
-    except Exception as error:
-        raise InvalidConfigError(
-            f"{file} does not describe a {name} ({_raised(error)}): correct it, or write it anew with save_pretrained"
-        ) from error
-
-
-def _from_file(path: Path, config: dict[str, Any], name: str) -> tuple[Any, Any]:
-    module = module_of(path)
-    model = _build(getattr(module, name, None), f"{path}: {name}()", config)
-    inputs = getattr(module, "example_inputs", None)
-    return model, inputs() if callable(inputs) else inputs
+    require_buildable(config, str(file))
+    return _build(lambda **_: cls.from_config(config), f"the {name} of {file}", changes)
 
 
 def module_of(path: Path) -> Any:
@@ -160,7 +143,6 @@ def _build(factory: Any, spec: str, config: dict[str, Any]) -> Any:
 
 
 def _raised(error: Exception) -> str:
-    """The user's own code, or that of a library, may fail in any way; its author knows what this means."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
@@ -168,8 +150,7 @@ def json_object(text: str | None) -> dict[str, Any]:
     if text is None:
         return {}
     try:
-        source = text if text.lstrip().startswith("{") else read_text(text)
-        values = parse_json(source)
+        values = parse_json(text if text.lstrip().startswith("{") else read_text(text))
     except CannotReadError as error:
         raise InvalidConfigError(
             f"{text!r} is not a JSON object such as '{{\"sample_size\": 32}}', and {error}"
@@ -188,10 +169,11 @@ def _tensor(text: str) -> Any:
     dtype = {"": torch.float32, "float": torch.float32, "long": torch.int64, "int": torch.int64}.get(kind)
     try:
         sizes = [int(size) for size in shape.split(",")]
-    except ValueError as error:
-        raise InvalidConfigError(f"--input takes a shape such as 1,3,64,64 or 1:long, got {text[:100]!r}") from error
-    if any(size < 1 for size in sizes) or math.prod(sizes) > 2**40:
-        raise InvalidConfigError(f"--input takes sizes above 0 that fit into memory, got {text[:100]!r}")
-    if dtype is None:
-        raise InvalidConfigError(f"--input must be float or long, got {kind!r}")
+    except ValueError:
+        sizes = [0]
+    if dtype is None or min(sizes) < 1 or math.prod(sizes) > 2**40:
+        raise InvalidConfigError(
+            f"--input takes a shape of sizes above 0 that fit into memory, such as 1,3,64,64 or 1:long, "
+            f"got {text[:100]!r}"
+        )
     return torch.zeros(sizes, dtype=dtype)

@@ -1,8 +1,9 @@
-"""The parser of every command: argparse with four habits of its own.
+"""The parser of every command: argparse with five habits of its own.
 
 - `--help` shows the flags that most people need, `--help-all` shows every flag.
 - Flags are written with dashes or underscores: `--batch-size`, `--batch_size`.
 - Arguments may stand before, between or after the flags: `scalelong train --steps 3 digits`.
+- The kind of a flag follows from its default, and its text ends with the default.
 - `add_fields` turns the fields of a dataclass of `scalelong.config` into flags. Only flags that were given appear in
   the result, so that a recipe, a file and the command line can be laid over each other.
 
@@ -13,12 +14,10 @@ import argparse
 import dataclasses
 import types
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from ..errors import InvalidConfigError
 from ..files import parse_json
-
-Value = TypeVar("Value", int, float, str)
 
 
 class Parser(argparse.ArgumentParser):
@@ -40,13 +39,29 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("-h", "--help", **hidden)
         self.add_argument("--help-all", **hidden)
 
+    def flag(
+        self, spellings: str, text: str, default: Any = None, kind: Any = None, rare: bool = False, **more: Any
+    ) -> None:
+        """Add a flag, or an argument: `flag("--steps --max-train-steps", "of each run", 300)`.
+
+        `kind` is a type or a tuple of choices; left out, it is that of the default. A default of False makes a switch.
+        A rare flag is shown by `--help-all` alone.
+        """
+        if default is False:
+            more["action"] = "store_true"
+        elif isinstance(kind, tuple):
+            more["choices"] = kind
+        else:
+            kind = kind or (str if default is None else type(default))
+            more["type"] = whole_number if kind is int else kind
+        text = text if default in (None, False) or "default" in text else f"{text} (default: {default})"
+        action = self.add_argument(*spellings.split(), default=default, help=text.replace("%", "%%"), **more)
+        if rare:
+            self.rare.append(action)
+
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Arguments and flags in any order, flags with dashes or underscores."""
         return self.parse_intermixed_args([_dashed(word) for word in args or []], namespace)
-
-    def hide(self, *actions: argparse.Action) -> None:
-        """Show these flags in `--help-all` alone."""
-        self.rare += actions
 
     def short_help(self) -> str:
         """The text of `--help`: without rare flags, and with a line that says how to see them."""
@@ -100,52 +115,32 @@ def _dashed(word: str) -> str:
 
 
 def add_fields(
-    parser: Parser,
-    config: type,
-    aliases: Mapping[str, Collection[str]],
-    common: Collection[str],
-    shown: Mapping[str, Any] | None = None,
+    parser: Parser, config: type, aliases: Mapping[str, str], common: Collection[str], chosen: Collection[str]
 ) -> None:
     """One flag for each field of `config` and of the dataclasses inside it, grouped as these are.
 
-    `aliases` gives further spellings by field, `common` names the fields that `--help` shows; the others are shown by
-    `--help-all`. `shown` replaces defaults in the text, for fields that are chosen for the machine.
+    `aliases` gives further spellings by field, `common` names the fields that `--help` shows, `chosen` those that are
+    chosen for the machine where they are not given.
     """
-    own = parser.add_argument_group(_title(config))
-    for group, field, hint in _fields_of(config, own, parser):
-        text = f"{field.metadata.get('help', '')}".replace("%", "%%")
-        default = (shown or {}).get(field.name, _default(field))
-        if default not in (None, "", (), {}) and not isinstance(default, bool):
-            default = " ".join(map(str, default)) if isinstance(default, tuple) else default
-            text = f"{text} (default: {default})".replace("(default: chosen)", "(default: chosen for the machine)")
-        spellings = [f"--{field.name.replace('_', '-')}", *aliases.get(field.name, ())]
-        action = group.add_argument(
-            *spellings, dest=field.name, default=argparse.SUPPRESS, help=text.strip(), **_kind(hint)
-        )
+    for group, field, hint in _fields_of(config, parser):
+        text = str(field.metadata.get("help", ""))
+        default = "chosen for the machine" if field.name in chosen else field.default
+        if default not in (None, "", (), dataclasses.MISSING) and not isinstance(default, bool):
+            text += f" (default: {' '.join(map(str, default)) if isinstance(default, tuple) else default})"
+        spellings = [f"--{field.name.replace('_', '-')}", *aliases.get(field.name, "").split()]
+        text = text.strip().replace("%", "%%")
+        action = group.add_argument(*spellings, dest=field.name, default=argparse.SUPPRESS, help=text, **_kind(hint))
         if field.name not in common:
-            parser.hide(action)
+            parser.rare.append(action)
 
 
-def _fields_of(config: type, own: Any, parser: Parser) -> Iterator[tuple[Any, dataclasses.Field[Any], Any]]:
-    hints, nested = get_type_hints(config), []
-    for field in dataclasses.fields(config):
-        if dataclasses.is_dataclass(hints[field.name]):
-            nested.append(hints[field.name])
-        else:
-            yield own, field, hints[field.name]
-    for part in nested:
-        group = parser.add_argument_group(_title(part))
-        inside = get_type_hints(part)
-        for field in dataclasses.fields(part):
-            yield group, field, inside[field.name]
-
-
-def _title(config: type) -> str:
-    return (config.__doc__ or config.__name__).split("\n")[0].rstrip(".")
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    return None if field.default is dataclasses.MISSING else field.default
+def _fields_of(config: type, parser: Parser) -> Iterator[tuple[Any, dataclasses.Field[Any], Any]]:
+    group = parser.add_argument_group((config.__doc__ or config.__name__).split("\n")[0].rstrip("."))
+    hints = get_type_hints(config)
+    inner = [field for field in dataclasses.fields(config) if dataclasses.is_dataclass(hints[field.name])]
+    yield from ((group, field, hints[field.name]) for field in dataclasses.fields(config) if field not in inner)
+    for field in inner:
+        yield from _fields_of(hints[field.name], parser)
 
 
 def _kind(hint: Any) -> dict[str, Any]:
@@ -159,18 +154,14 @@ def _kind(hint: Any) -> dict[str, Any]:
         return {"nargs": "*", "action": _Options, "metavar": "NAME=VALUE"}
     if get_origin(hint) is tuple:
         first, rest = get_args(hint)
-        kind = {"type": first, "metavar": first.__name__.upper()}
-        return {**kind, "nargs": "*" if rest is Ellipsis else 2}
+        return {"type": first, "metavar": first.__name__.upper(), "nargs": "*" if rest is Ellipsis else 2}
     if hint is bool:
         return {"action": argparse.BooleanOptionalAction}
     return {"type": whole_number if hint is int else hint, "metavar": "TEXT" if hint is str else hint.__name__.upper()}
 
 
 def _or_none(kind: Any) -> Any:
-    def read(text: str) -> Any:
-        return None if text.lower() == "none" else kind(text)
-
-    return read
+    return lambda text: None if text.lower() == "none" else kind(text)
 
 
 class _Options(argparse.Action):

@@ -1,4 +1,4 @@
-"""Train a network at several constant learning rates, with and without each fix, and count the runs that survive.
+"""Train a network at several constant learning rates, with and without each cure, and count the runs that survive.
 
 On a folder of images it is the network that `scalelong train` would train there. Finished runs are not repeated: the
 same command continues an interrupted range, and more rates, methods or seeds add to it.
@@ -6,26 +6,16 @@ same command continues an interrupted range, and more rates, methods or seeds ad
 
 import argparse
 import shlex
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ..config import TrainConfig, dump_config, load_config, recipe
+from ..console import silent
 from ..errors import InvalidConfigError
-from .options import (
-    add_device_option,
-    add_engine_options,
-    add_out_option,
-    add_output_options,
-    add_run_options,
-    add_seed_options,
-    config_file,
-    engine_of,
-    left_to_do,
-    progress_aside,
-    sized_config,
-    without_out_flag,
-)
-from .parser import Parser, numbers, split, whole_number
+from . import shared
+from .parser import Parser, numbers, split
 
 RATES, METHODS = "1e-3,2e-3,4e-3,8e-3,16e-3", "none,start:cs:0.7,cs:0.7,ls"
 NETWORK = "network.yaml"
@@ -37,40 +27,28 @@ EXAMPLES = """\
 """
 
 
-def parser() -> Parser:
+def range_parser() -> Parser:
     made = Parser("range", __doc__ or "", EXAMPLES, "[IMAGES] [OPTIONS]")
-    made.add_argument(
-        "images", nargs="?", metavar="IMAGES", help="a folder of images, a file or the name of a data set"
-    )
-    add_run_options(made)
-    made.add_argument(
-        "--set",
-        nargs="+",
-        default=[],
-        metavar="FIELD=VALUE",
-        help="other fields of the configuration, for example model_options.depth=24 batch_size=8",
-    )
-    made.add_argument("--rates", default=RATES, help="comma-separated (default: %(default)s)")
-    made.add_argument("--methods", default=METHODS, help="the first is the baseline (default: %(default)s)")
-    made.add_argument(
-        "--variants",
-        nargs="*",
-        default=[],
-        metavar="'NAME: FIELD=VALUE ...'",
-        help="besides methods: networks with other options, for example 'unit gain: model_options.init_std=unit'",
-    )
-    add_seed_options(made, 8)
-    made.add_argument("--first-seed", type=whole_number, default=0, help="the first of them (default: %(default)s)")
-    made.add_argument("--steps", "--max-train-steps", type=whole_number, default=300, help="of each run (default: 300)")
-    made.add_argument("--warmup", "--lr-warmup-steps", type=whole_number, help="steps (default: a sixth of the steps)")
-    add_out_option(made, "folder of the results (default: runs/range-NAME)")
-    add_device_option(made)
-    add_engine_options(made)
-    add_output_options(made, "the range")
+    made.flag("images", "a folder of images, a file or the name of a data set", nargs="?", metavar="IMAGES")
+    shared.add_run_flags(made)
+    text = "other fields of the configuration, for example model_options.depth=24 batch_size=8"
+    made.flag("--set", text, [], kind=str, nargs="+", metavar="FIELD=VALUE")
+    made.flag("--rates", "comma-separated", RATES)
+    made.flag("--methods", "the first is the baseline", METHODS)
+    text = "besides methods: networks with other options, for example 'unit gain: model_options.init_std=unit'"
+    made.flag("--variants", text, [], kind=str, nargs="*", metavar="'NAME: FIELD=VALUE ...'")
+    made.flag("--seeds", "runs of each method at each rate", 8)
+    made.flag("--first-seed", "the first of them", 0)
+    made.flag("--steps --max-train-steps", "of each run", 300)
+    made.flag("--warmup --lr-warmup-steps", "steps (default: a sixth of the steps)", kind=int)
+    shared.add_out_flag(made, "folder of the results (default: runs/range-NAME)")
+    shared.add_device_flag(made)
+    shared.add_engine_flags(made)
+    shared.add_output_flags(made, "the range")
     return made
 
 
-def run(options: argparse.Namespace) -> int:
+def run_range(options: argparse.Namespace) -> int:
     from ..errors import UnfinishedError
     from ..experiments import LocalEngine, config_range
     from ..files import make_folder, write_text
@@ -79,19 +57,18 @@ def run(options: argparse.Namespace) -> int:
     rates = numbers(options.rates, float, "`rates`")
     if not methods:
         raise InvalidConfigError("`methods` must name at least one method, for example none,cs")
-    if options.seeds < 1 or options.first_seed < 0:
-        raise InvalidConfigError(f"`seeds` must be at least 1 and `first_seed` at least 0, got {options.seeds}")
+    shared.require_seeds(options.seeds)
+    shared.require_seeds(options.first_seed + 1)
     data = options.images or options.data
     out = options.out or Path("runs") / f"range-{options.recipe or (Path(data).name if data else 'digits-tiny')}"
     make_folder(out)
     config = configuration(options, out)
-    engine = engine_of(options)
+    engine = shared.engine_of(options)
     engine.check()
     # Processes that are forked share the data and start at once, but cannot have a GPU each.
     forked = isinstance(engine, LocalEngine) and len(engine.devices) < 2
-    shown = ", ".join(f"{name} {value}" for name, value in config.model_options.items() if name in ("depth", "dim"))
-    title = f"{config.data}: {config.model}{f' of {shown}' if shown else ''}, {options.steps} steps at constant rates"
-    with progress_aside(options.quiet):
+    title = f"{shared.network_line(config)}; {options.steps} steps at constant rates"
+    with shared.progress_aside(options.quiet):
         print(title, flush=True)
         try:
             found = config_range(
@@ -107,8 +84,8 @@ def run(options: argparse.Namespace) -> int:
                 engine=None if forked else engine,
             )
         except UnfinishedError:
-            return left_to_do(engine)
-    write_text(out / "command.txt", f"scalelong range {shlex.join(without_out_flag(options.arguments))}\n")
+            return shared.left_to_do(engine)
+    write_text(out / "command.txt", f"scalelong range {shlex.join(shared.without_out_flag(options.arguments))}\n")
     if options.json:
         print(found.to_json())
         return 0
@@ -127,11 +104,61 @@ def configuration(options: argparse.Namespace, out: Path) -> TrainConfig:
 
     data = options.images or options.data
     if options.recipe or options.config or data is None:
-        config = config_file(options, recipe(options.recipe or "digits-tiny"))
+        config = shared.config_file(options, recipe(options.recipe or "digits-tiny"))
         config = replace(config, data=data) if data else config
     elif (out / NETWORK).exists():
         config = replace(load_config(out / NETWORK), data=data)
     else:
-        config = sized_config(options, data)
+        config = shared.sized_config(data)
         write_text(out / NETWORK, dump_config(config))
     return as_variant(f"given: {' '.join(options.set)}").apply(config) if options.set else config
+
+
+# scalelong demo
+
+DEMO = """\
+Train a deep U-ViT on photographs of garments at a learning rate where it breaks, and count the survivors.
+
+The same network is trained without scaling, with constant scaling (CS) of its long skips as a start, and with a
+unit-gain start, in under three minutes on two cores. The same command continues an interrupted demo."""
+
+
+def demo_parser() -> Parser:
+    made = Parser("demo", DEMO, "  scalelong demo\n  scalelong demo --depth 8      where nothing differs\n")
+    shared.add_out_flag(made, "folder of the results", Path("demo-output"))
+    made.flag("--seed", "base seed; n takes the seeds 100 n, 100 n + 1, ...", 0)
+    made.flag("--seeds", "runs of each method (default: 8)", kind=int)
+    made.flag("--steps", "steps of each run (default: 130)", kind=int)
+    made.flag("--depth", "blocks of the U-ViT (default: 24)", kind=int)
+    made.flag("--rates", "learning rates, with commas (default: 1.6e-2)")
+    made.flag("--jobs", "runs at a time (default: one per core)", kind=int)
+    shared.add_quiet_flag(made)
+    return made
+
+
+def run_demo(options: argparse.Namespace) -> int:
+    from ..experiments import demo
+    from ..files import require_folder_place
+    from ..report import write_report
+    from ..stability import rate_text
+
+    require_folder_place(options.out)
+    began = time.monotonic()
+    settings: dict[str, Any] = {"seeds": options.seeds or demo.SEEDS, "steps": options.steps or demo.STEPS}
+    settings |= {"depth": options.depth or demo.DEPTH, "seed": options.seed, "jobs": options.jobs}
+    rates = numbers(options.rates, float, "`rates`") if options.rates else [demo.RATE]
+    names = [method.partition(": ")[0] for method in demo.METHODS]
+    say = silent if options.quiet else print
+    say(
+        f"The same U-ViT of depth {settings['depth']}, trained at a rate of {', '.join(map(rate_text, rates))} "
+        f"for {settings['steps']} steps: {settings['seeds']} seeds each of {', '.join(names)}. Runs that collapse are "
+        f"ended."
+    )
+    with shared.progress_aside(options.quiet):
+        found = demo.run_demo(options.out, rates=rates, **settings)
+    report = write_report([options.out], options.out / "report.html")
+    print(f"\n{found}\n")
+    print(f"runs as marks and curves: {options.out / 'range.png'}; noisy images, cleaned: {options.out / 'samples'}")
+    print("how this was chosen, and where nothing differs: docs/range.md, and scalelong demo --depth 8")
+    print(f"done in {time.monotonic() - began:.0f} s; open the report: {report.resolve()}")
+    return 0

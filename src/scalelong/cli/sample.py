@@ -10,16 +10,8 @@ from pathlib import Path
 from typing import get_args
 
 from ..config import Precision
-from .options import (
-    add_model_option,
-    add_out_option,
-    add_quiet_option,
-    add_sampling_options,
-    model_folder,
-    sample_settings,
-    trained_run,
-)
-from .parser import Parser, whole_number
+from . import shared
+from .parser import Parser
 
 EXAMPLES = """\
   scalelong sample --model digits-class 7              with a network that comes with the package
@@ -28,35 +20,24 @@ EXAMPLES = """\
 """
 
 
-def parser() -> Parser:
+def sample_parser() -> Parser:
     made = Parser("sample", __doc__ or "", EXAMPLES, "RUN [PROMPT ...] [OPTIONS]")
-    made.add_argument(
-        "targets",
-        nargs="*",
-        metavar="RUN|PROMPT",
-        help="the run folder, then classes or texts to draw, which take turns; with --model, these alone",
-    )
-    add_model_option(made)
-    made.add_argument("-n", "--n", "--num-images", type=whole_number, default=64, help="number of images (default: 64)")
-    prompts = made.add_mutually_exclusive_group()
-    prompts.add_argument("--class", dest="prompts", action="append", metavar="NAME", help="may be repeated")
-    prompts.add_argument("--prompt", dest="prompts", action="append", metavar="TEXT", help="may be repeated")
-    add_sampling_options(made, steps=25)  # as good as 250 of DDPM: `scalelong lab bench sampling/sweep`
-    made.add_argument(
-        "--precision",
-        "--mixed-precision",
-        default="no",
-        choices=get_args(Precision),
-        help="multiply in bf16 or fp16: faster where the device has instructions for it; not quite the same images "
-        "(default: no, which is float32)",
-    )
-    add_out_option(made, "folder for the images (default: a name that says how, in the run)")
-    add_quiet_option(made)
+    text = "the run folder, then classes or texts to draw, which take turns; with --model, these alone"
+    made.flag("targets", text, nargs="*", metavar="RUN|PROMPT")
+    shared.add_model_flag(made)
+    made.flag("-n --n --num-images", "number of images", 64)
+    made.flag("--class --prompt", "the same as after RUN; may be repeated", dest="prompts", action="append")
+    shared.add_sampling_flags(made, steps=25)  # as good as 250 of DDPM: `scalelong lab bench sampling/sweep`
+    text = "multiply in bf16 or fp16: faster where the device has instructions for it; not quite the same images "
+    text += "(default: no, which is float32)"
+    made.flag("--precision --mixed-precision", text, "no", kind=get_args(Precision))
+    shared.add_out_flag(made, "folder for the images (default: a name that says how, in the run)")
+    shared.add_quiet_flag(made)
     return made
 
 
-def run(options: argparse.Namespace) -> None:
-    from ..console import Progress, silent
+def run_sample(options: argparse.Namespace) -> None:
+    from ..console import Progress
     from ..diffusion import requests
     from ..files import require_folder_place
     from ..runs import fill_folder, folder_name, process_state
@@ -64,18 +45,17 @@ def run(options: argparse.Namespace) -> None:
     if options.out:
         require_folder_place(options.out)
     if not options.targets and options.model is None:
-        parser().error("give a run folder, or --model NAME for a network that comes with the package")
-    asked = options.targets if options.model else options.targets[1:]
-    if asked and options.prompts:
-        parser().error("give prompts after RUN, or with --class or --prompt, not both")
-    prompts = asked or options.prompts or ()
-    trained = trained_run(model_folder(options.model) if options.model else Path(options.targets[0]), options)
+        sample_parser().error("give a run folder, or --model NAME for a network that comes with the package")
+    prompts = [*options.targets[0 if options.model else 1 :], *(options.prompts or ())]
+    trained = shared.trained_run(
+        shared.model_folder(options.model) if options.model else Path(options.targets[0]), options
+    )
     trained.conditions.check(prompts)  # before the folder is looked at
     wanted = requests(options.n, options.seed, prompts or trained.default_prompts)
-    settings = replace(sample_settings(options), precision=options.precision)
+    settings = replace(shared.sample_settings(options), precision=options.precision)
     folder = options.out or trained.folder / "images" / folder_name(trained, settings)
     progress = Progress("images", enabled=False if options.quiet else None)
-    log = silent if options.quiet else print
-    fill_folder(trained, folder, wanted, settings, options.batch_size, options.device, log=log, progress=progress)
+    say = shared.speaker(options)
+    fill_folder(trained, folder, wanted, settings, options.batch_size, options.device, log=say, progress=progress)
     if options.quiet and process_state().is_main_process:
         print(folder)

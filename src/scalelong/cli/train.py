@@ -1,6 +1,8 @@
 """scalelong train: a diffusion model from images. The same command continues it.
 
-The flags are the fields of `scalelong.config.TrainConfig`. A recipe comes first, then a file, then the flags.
+The flags are the fields of `scalelong.config.TrainConfig`. A recipe comes first, then a file, then the flags. A run
+that has begun goes on with its own values and those that were given. A new one is sized for the machine, unless a
+recipe, a file or weights to begin with fix its sizes.
 """
 
 from __future__ import annotations
@@ -8,15 +10,29 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
-import sys
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from ..config import RECIPES, TrainConfig, field_paths, load_config, recipe, with_values
+from ..config import (
+    RECIPES,
+    TrainConfig,
+    default_folder,
+    field_paths,
+    flatten,
+    load_config,
+    recipe,
+    seconds_of,
+    to_dict,
+    with_values,
+)
 from ..console import silent
 from ..errors import InvalidConfigError
-from .options import INTERRUPTED, add_device_option, add_out_option, add_quiet_option, add_trust_option, is_cpu
+from . import shared
 from .parser import Parser, add_fields
-from .settle import Command, dry_run, require_consent, settle
+
+if TYPE_CHECKING:
+    from ..training import Plan
 
 DESCRIPTION = """\
 Train a diffusion model on a folder of images, a file or the name of a data set. Image size, network, batch and steps
@@ -32,47 +48,84 @@ EXAMPLES = """\
 
 COMMON = {"model", "scaling", "start_from", "steps", "batch_size", "budget", "seed", "size", "condition", "lr"}
 """Fields whose flags `--help` shows; `--help-all` shows all."""
-
-CHOSEN: dict[str, str] = dict.fromkeys(("model", "steps", "batch_size", "lr", "size"), "chosen for the machine")
+CHOSEN = {"model", "steps", "batch_size", "lr", "size"}
 
 ALIASES = {
-    "lr": ["--learning-rate"],
-    "steps": ["--max-train-steps"],
-    "batch_size": ["--train-batch-size"],
-    "size": ["--resolution"],
-    "flip": ["--random-flip"],
-    "workers": ["--dataloader-num-workers"],
-    "warmup": ["--lr-warmup-steps"],
-    "decay": ["--lr-scheduler"],
-    "clip": ["--max-grad-norm"],
-    "precision": ["--mixed-precision"],
-    "accumulation": ["--gradient-accumulation-steps"],
-    "save_every": ["--checkpointing-steps"],
-    "keep_last": ["--checkpoints-total-limit"],
-    "trackers": ["--report-to"],
-    "start_from": ["--from", "--init-from"],
+    "lr": "--learning-rate",
+    "steps": "--max-train-steps",
+    "batch_size": "--train-batch-size",
+    "size": "--resolution",
+    "flip": "--random-flip",
+    "workers": "--dataloader-num-workers",
+    "warmup": "--lr-warmup-steps",
+    "decay": "--lr-scheduler",
+    "clip": "--max-grad-norm",
+    "precision": "--mixed-precision",
+    "accumulation": "--gradient-accumulation-steps",
+    "save_every": "--checkpointing-steps",
+    "keep_last": "--checkpoints-total-limit",
+    "trackers": "--report-to",
+    "start_from": "--from --init-from",
 }
 """Names that other training scripts use for the same thing."""
 
 
-def parser() -> Parser:
+def train_parser() -> Parser:
     made = Parser("train", DESCRIPTION, EXAMPLES, "[IMAGES] [OPTIONS]")
-    made.add_argument("images_given", nargs="?", metavar="IMAGES", help="a folder, a file or the name of a data set")
-    made.add_argument("--recipe", metavar="NAME", help=f"begin with a recipe: {', '.join(RECIPES)}")
-    made.add_argument("--config", type=Path, help="then take the values of a YAML file, such as a run's config.yaml")
-    add_out_option(made, "the run folder (default: runs/NAME-SCALING-seedN)")
-    made.add_argument("--dry-run", action="store_true", help="print all that would happen and how long it would take")
-    add_device_option(made)
-    shown = len(made._actions)
-    add_quiet_option(made)
-    add_trust_option(made)
-    made.hide(*made._actions[shown:])
+    made.flag("images_given", "a folder, a file or the name of a data set", nargs="?", metavar="IMAGES")
+    made.flag("--recipe", f"begin with a recipe: {', '.join(RECIPES)}", metavar="NAME")
+    made.flag("--config", "then take the values of a YAML file, such as a run's config.yaml", kind=Path)
+    shared.add_out_flag(made, "the run folder (default: runs/NAME-SCALING-seedN)")
+    made.flag("--dry-run", "print all that would happen and how long it would take", False)
+    shared.add_device_flag(made)
+    shared.add_quiet_flag(made, rare=True)
+    shared.add_trust_flag(made)
     add_fields(made, TrainConfig, ALIASES, COMMON, CHOSEN)
     return made
 
 
+@dataclasses.dataclass
+class Command:
+    """A parsed command line."""
+
+    train: TrainConfig
+    out: Path | None = None
+    dry_run: bool = False
+    quiet: bool = False
+    given: frozenset[str] = frozenset()
+    """The fields of the configuration that have a flag on the command line."""
+    by_name: bool = False
+    """Begins with a recipe or a file, which say all that is not given; otherwise it is chosen for the machine."""
+    trust: bool = False
+
+    @property
+    def is_sized(self) -> bool:
+        """Sizes that are not given are chosen for the machine; a run that begins with weights has their network."""
+        return not self.by_name and self.train.images.autoencoder is None and self.train.start_from is None
+
+
+def run_train(options: argparse.Namespace) -> int:
+    from ..files import require_folder_place
+    from ..training import train
+
+    command = command_of(options)
+    if command.out is not None:
+        require_folder_place(command.out)  # before the sizing, which takes time
+    say = silent if command.quiet else shared.log
+    if command.dry_run:
+        print(dry_run(command, say))
+        return 0
+    config, folder, plan = settle(command, say)
+    if plan is not None:
+        say(str(plan))
+    result = train(config, folder, quiet=command.quiet)
+    if os.environ.get("RANK", "0") == "0":
+        print(result, flush=True)
+    return 0 if result.finished else shared.INTERRUPTED
+
+
 def parse(arguments: list[str]) -> Command:
-    return command_of(parser().parse_args(arguments))
+    return command_of(train_parser().parse_args(arguments))
 
 
 def command_of(options: argparse.Namespace) -> Command:
@@ -87,7 +140,7 @@ def command_of(options: argparse.Namespace) -> Command:
             "--help shows more"
         )
     if options.device is not None:
-        values["cpu"] = is_cpu(options)
+        values["cpu"] = shared.is_cpu(options.device)
     # An empty name is a mistake (a variable of the shell that is not set), not the default.
     base = TrainConfig() if options.recipe is None else recipe(options.recipe)
     base = base if options.config is None else load_config(options.config, base)
@@ -95,33 +148,102 @@ def command_of(options: argparse.Namespace) -> Command:
     inherited = base.model_options if config.model == base.model else {}
     config = dataclasses.replace(config, model_options={**inherited, **values.get("model_options", {})})
     if options.config is not None:
-        require_consent(config, options.config, options.trust, values.keys())
+        require_consent(config, options.config, options.trust, values)
     by_name = options.recipe is not None or options.config is not None
     given = frozenset(values)
     return Command(config, options.out, options.dry_run, options.quiet, given, by_name, options.trust)
 
 
-def run(options: argparse.Namespace) -> int:
-    from ..files import require_folder_place
-    from ..training import train
+def settle(command: Command, say: Callable[[str], None]) -> tuple[TrainConfig, Path, Plan | None]:
+    """The configuration to train with, its folder, and how it was sized, unless it is that of a run that has begun."""
+    from ..console import Progress
+    from ..runs import RunFolder, load_images
+    from ..training import fit_held_out, lengthen_run, size_run
 
-    command = command_of(options)
-    if command.out is not None:
-        require_folder_place(command.out)  # before the sizing, which takes time
-    say = silent if command.quiet else log
-    if command.dry_run:
-        print(dry_run(command, say))
-        return 0
+    config, given = command.train, command.given
+    network_open = command.is_sized and not given & {"model", "model_options"}
+    folder = command.out or default_folder(config, network_open)
+    before = RunFolder(folder).begun_with()
+    if before is not None:
+        return continued(command, before), folder, None
+    _mention_classes(config, say)
+    if config.start_from is not None:
+        plan = started(command, say)
+        return plan.config, folder, plan
+    if command.is_sized:
+        progress = Progress("reading images", enabled=False if command.quiet else None)
+        plan = size_run(config, given, say, progress)
+        return plan.config, folder, plan
+    if "held_out" not in given:
+        config = fit_held_out(config, say, " (--held-out says otherwise)")
+    if config.budget is None:
+        return config, folder, None
+    plan = lengthen_run(config, given, load_images(config, silent)[0])
+    return plan.config, folder, plan
+
+
+def _mention_classes(config: TrainConfig, say: Callable[[str], None]) -> None:
+    """A folder of folders is often one of classes, which training uses only if it is asked to."""
+    folder = Path(config.data)
+    if config.diffusion.condition != "none" or not folder.is_dir():
+        return
+    classes = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    if len(classes) > 1:
+        shown = ", ".join(classes[:3]) + (", ..." if len(classes) > 3 else "")
+        say(f"{folder} has {len(classes)} folders ({shown}): --condition class trains on them as classes")
+
+
+def started(command: Command, say: Callable[[str], None]) -> Plan:
+    """A run that begins with weights has their network; it gets the steps that fit the budget, and held-out images."""
+    from ..runs import adopt_weights, load_images
+    from ..training import fit_held_out, held_out, lengthen_run
+
+    config, given = adopt_weights(command.train, command.given, command.trust), command.given
+    if "held_out" not in given:
+        if not command.by_name:
+            config = with_values(config, {"images.held_out": held_out(len(load_images(config, silent)[0]))})
+        config = fit_held_out(config, say, " (--held-out says otherwise)")
+    return lengthen_run(config, given, load_images(config, silent)[0])
+
+
+def continued(command: Command, before: TrainConfig) -> TrainConfig:
+    """A run that has begun is never sized again. Its folder says what was chosen, the flags what is to change."""
+    config, given, paths = command.train, command.given, field_paths()
+    was, now = flatten(to_dict(before)), flatten(to_dict(config))
+    if not command.by_name or before.start_from is not None:
+        require_consent(before, command.out or "the run folder", command.trust, given)
+        settings = config.optimizer
+        dictionaries = {"optimizer_options": settings.optimizer_options, "decay_options": settings.decay_options}
+        values = {paths[name]: dictionaries.get(name, now.get(paths[name])) for name in given - {"model_options"}}
+        options = {**before.model_options, **config.model_options}
+        config = dataclasses.replace(with_values(before, values), model_options=options)
+    elif "held_out" not in given:
+        config = with_values(config, {"images.held_out": before.images.held_out})
+    if command.train.budget is None or "steps" in given or before.budget is None:
+        return config
+    # The same budget means the same steps, and another one as many more or less.
+    chosen = ("checkpoints.save_every", "logging.log_every")
+    config = with_values(config, {path: was[path] for path in chosen if path.split(".")[-1] not in given})
+    factor = seconds_of(command.train.budget) / seconds_of(before.budget)
+    return dataclasses.replace(config, steps=max(1, round(before.steps * factor)))
+
+
+def dry_run(command: Command, say: Callable[[str], None]) -> str:
+    """All that would happen, and how long it would take."""
+    from ..runs import load_images
+    from ..training import describe_run, lengthen_run
+
     config, folder, plan = settle(command, say)
-    if plan is not None:
-        say(str(plan))
-    result = train(config, folder, quiet=command.quiet)
-    if os.environ.get("RANK", "0") == "0":
-        print(result, flush=True)
-    return 0 if result.finished else INTERRUPTED
+    data, _ = load_images(config, say)  # says which files were not read
+    timed = plan or lengthen_run(config, field_paths(), data)
+    parts = [str(plan)] if plan is not None and not command.by_name else []
+    return "\n\n".join([*parts, describe_run(config, data, folder, seconds=timed.seconds)])
 
 
-def log(text: str) -> None:
-    """Remarks and progress go to the standard error, results to the standard output."""
-    if os.environ.get("RANK", "0") == "0":
-        print(text, file=sys.stderr, flush=True)
+def require_consent(config: TrainConfig, source: Any, trust: bool, given: Collection[str]) -> None:
+    """Code that a file or a run folder names, and not the user, needs consent."""
+    from ..runs import require_trust, require_trusted_training
+
+    if "model" not in given:
+        require_trust(config, source, trust)
+    require_trusted_training(config, source, trust, given)

@@ -12,11 +12,6 @@ from .comparison import (
     sweep_rows as sweep_rows,
 )
 from .demo import (
-    DEPTH as DEPTH,
-    METHODS as METHODS,
-    RATE as RATE,
-    SEEDS as SEEDS,
-    STEPS as STEPS,
     demo_config as demo_config,
     run_demo as run_demo,
 )

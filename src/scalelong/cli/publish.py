@@ -1,0 +1,184 @@
+"""What leaves a run: `scalelong report`, `export`, and the list of trained networks, `models`."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from . import shared
+from .parser import Parser
+
+# scalelong report
+
+REPORT = "Write one self-contained HTML file about runs: curves, long skips, samples, tables, configurations."
+REPORT_EXAMPLES = """\
+  scalelong report runs/mine
+  scalelong report runs/compare-digits-tiny --out comparison.html
+"""
+
+
+def report_parser() -> Parser:
+    made = Parser("report", REPORT, REPORT_EXAMPLES, "RUN ... [OPTIONS]")
+    made.flag("folders", "run folders, or folders that hold runs", nargs="+", metavar="RUN")
+    made.flag("--out", "the file (default: report.html in the first folder)", kind=Path)
+    shared.add_quiet_flag(made)
+    return made
+
+
+def run_report(options: argparse.Namespace) -> None:
+    from ..files import require_file_place
+    from ..report import write_report
+
+    out = options.out or Path(options.folders[0]) / "report.html"
+    require_file_place(out)
+    print(f"report: {write_report(options.folders, out)}")
+
+
+# scalelong export
+
+EXPORT = "Write a trained model for others, with a model card: a diffusers folder, or safetensors."
+EXPORT_EXAMPLES = """\
+  scalelong export runs/mine                            a folder for DiffusionPipeline.from_pretrained
+  scalelong export runs/mine --format safetensors --ema 10%
+"""
+
+
+def export_parser() -> Parser:
+    made = Parser("export", EXPORT, EXPORT_EXAMPLES, "RUN [OPTIONS]")
+    made.flag("run", "the run folder", kind=Path, nargs="?")
+    shared.add_model_flag(made)
+    text = "diffusers: a folder for DiffusionPipeline.from_pretrained (default); safetensors: weights with metadata"
+    made.flag("--format", text, "diffusers", kind=("diffusers", "safetensors"))
+    text = "an average of this length, such as 10%, of a run that kept two (train --ema-lengths 5% 10%); the same as "
+    text += "--weights ema:LENGTH. `scalelong eval RUN --ema-lengths` compares lengths"
+    made.flag("--ema", text, metavar="LENGTH")
+    shared.add_checkpoint_flags(made)
+    shared.add_out_flag(made, "folder (default: export-FORMAT in the run), or a file that ends in .safetensors")
+    made.flag("--push-to-hub", "then upload it to the Hugging Face hub", metavar="OWNER/NAME")
+    made.flag("--public", "make the repository on the hub public", False)
+    shared.add_quiet_flag(made)
+    return made
+
+
+def run_export(options: argparse.Namespace) -> None:
+    from ..config import AverageLength
+    from ..export import export_diffusers, export_safetensors, push_to_hub
+    from ..files import require_file_place, require_folder_place
+
+    if options.out:
+        (require_file_place if options.out.suffix == ".safetensors" else require_folder_place)(options.out)
+    if (options.run is None) == (options.model is None):
+        export_parser().error("give a run folder, or --model NAME for a network that comes with the package")
+    if options.ema is not None:
+        if options.weights is not None:
+            export_parser().error("give --ema or --weights, not both")
+        options.weights = f"ema:{AverageLength.parse(options.ema, '`ema`')}"
+    trained = shared.trained_run(shared.model_folder(options.model) if options.model else options.run, options)
+    place = options.out or trained.folder / f"export-{options.format}"
+    (export_diffusers if options.format == "diffusers" else export_safetensors)(trained, place)
+    print(f"{trained.weights.replace('ema', 'EMA')} weights of step {trained.step}: {place}")
+    if options.push_to_hub:
+        print(push_to_hub(place, options.push_to_hub, private=not options.public))
+
+
+# scalelong models
+
+MODELS = """\
+List the trained networks that come with the package, and the paper's networks with their sizes.
+
+`scalelong models make NAME` trains one of the former again, as its card says, and packs it into --out."""
+
+
+def models_parser() -> Parser:
+    made = Parser("models", MODELS, usage="[list|make NAME] [OPTIONS]")
+    made.flag("action", "default: list", "list", kind=("list", "make"), nargs="?")
+    made.flag("name", "which network to make", kind=shared.SHIPPED, nargs="?", metavar="NAME")
+    made.flag("--trained", "list the trained networks alone", False)
+    made.flag("--out", "list: also write it to this file, as JSON; make: folder for NAME", kind=Path, metavar="PLACE")
+    shared.add_output_flags(made, "the list")
+    return made
+
+
+def run_models(options: argparse.Namespace) -> None:
+    from ..console import show_table
+    from ..files import require_file_place, write_text
+
+    if options.action == "make":
+        _make(options)
+        return
+    if options.out is not None:
+        require_file_place(options.out)
+    rows = _trained_rows() if options.trained else _paper_rows()
+    written = json.dumps(rows, indent=1, ensure_ascii=False)
+    if options.out is not None:
+        write_text(options.out, written)
+    if options.json:
+        print(written)
+        return
+    print("Trained, ready to use (scalelong sample --model NAME PROMPT; eval and export take --model, too):")
+    show_table(_trained_rows(), left=("name", "data", "condition", "try"), rule=False)
+    if options.trained:
+        return
+    print("\nThe paper's networks (scalelong train --model NETWORK/PRESET):")
+    for row in rows:
+        row["parameters"] = "needs scalelong[train]" if row["parameters"] is None else f"{row['parameters']:,}"
+        row["difference"] = "" if row["difference"] is None else f"{row['difference']:+.1%}"
+        row["published"] = f"{row['published']}M" if row["published"] else ""
+    show_table(rows, left=("network", "preset", "note"), rule=False)
+
+
+def _trained_rows() -> list[dict[str, Any]]:
+    from ..runs import EXAMPLES, NETWORKS, WEIGHTS, packed_folder, shipped_names
+
+    rows = []
+    for name, config in NETWORKS.items():
+        made, there = config(), name in shipped_names()
+        size = (packed_folder(name) / WEIGHTS).stat().st_size if there else None
+        kilobytes = round(size / 1000) if size else "not in this installation: scalelong models make"
+        row = {"name": name, "data": made.data, "condition": made.diffusion.condition, "KB": kilobytes}
+        rows.append({**row, "try": f'scalelong sample --model {name} "{EXAMPLES[name]}"'})
+    return rows
+
+
+def _paper_rows() -> list[dict[str, Any]]:
+    """The networks of the paper. The UNets are those of diffusers, and are not counted where that is not installed."""
+    import torch
+
+    from ..errors import MissingDependencyError
+    from ..models import UNET_PRESETS, UVIT_PRESETS, UVIT_PUBLISHED, UViT, count_parameters, unet
+
+    sizes = [("U-ViT", name, UViT.preset, UVIT_PUBLISHED[name], "") for name in UVIT_PRESETS]
+    sizes += [("UNet", name, unet, preset.published, preset.note) for name, preset in UNET_PRESETS.items()]
+    rows = []
+    for family, name, build, published, note in sizes:
+        try:
+            with torch.device("meta"):  # shapes and no memory
+                parameters = count_parameters(build(name))
+        except MissingDependencyError:
+            parameters = None
+        difference = parameters / (published * 1e6) - 1 if published and parameters else None
+        row = {"network": family, "preset": name, "parameters": parameters, "published": published}
+        rows.append({**row, "difference": difference, "note": note})
+    return rows
+
+
+def _make(options: argparse.Namespace) -> None:
+    """Train, score and pack a network."""
+    from ..evaluation import score_run
+    from ..export import shipped_card
+    from ..files import write_text
+    from ..runs import CARD, NETWORKS, SCORES, load_run, pack
+    from ..training import train
+
+    if options.name is None:
+        models_parser().error(f"say which network to make: {', '.join(NETWORKS)}")
+    out = options.out or Path("runs") / "made"
+    work = out / f"{options.name}-run"
+    train(NETWORKS[options.name](), work)
+    scores = score_run(load_run(work), n=1000)
+    folder = pack(work, out / options.name)
+    # Without places on the machine where it was made.
+    line = scores.to_dict() | {"subject": {"run": options.name, "step": scores.subject["step"], "seed": 0}}
+    write_text(folder / SCORES, json.dumps(line, ensure_ascii=False) + "\n")
+    write_text(folder / CARD, shipped_card(options.name, load_run(work), scores))
+    print(f"{folder}: {sum(file.stat().st_size for file in folder.iterdir()) / 1e6:.2f} MB")

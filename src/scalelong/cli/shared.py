@@ -1,0 +1,301 @@
+"""Flags that several commands share, each written once, and what becomes of them. Nothing here imports torch early."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..config import RECIPES, SAMPLERS, TrainConfig, field_paths, load_config, recipe, with_values
+from ..console import silent
+from ..errors import InvalidConfigError
+from .parser import Parser, whole_number
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..diffusion import SampleSettings
+    from ..experiments import Engine
+    from ..runs import Run
+
+INTERRUPTED = 130
+"""128 + SIGINT, as shells count. `scalelong.cli` turns it into 143 where SIGTERM was the reason."""
+DATA = "images: a folder, a file or the name of a data set"
+SHIPPED = ("digits-class", "digits-text", "fashion-class", "fashion-text")
+"""The trained networks that come with the package."""
+ENGINES = ("local", "submitit", "slurm", "ray")
+
+# Which run: a recipe, a file, other data
+
+
+def add_run_flags(parser: Parser, default: str = "digits-tiny") -> None:
+    """--recipe, --config, --data and --trust."""
+    text = f"{', '.join(RECIPES)} (default: {default})"
+    parser.flag("--recipe", text, kind=tuple(RECIPES), metavar="NAME")
+    parser.flag("--config", "a YAML file with other values, such as a run's config.yaml", kind=Path)
+    parser.flag("--data", f"{DATA} (default: the recipe's)")
+    add_trust_flag(parser)
+    parser.set_defaults(default_recipe=default)
+
+
+def run_config(options: argparse.Namespace) -> TrainConfig:
+    """The recipe's configuration, then the file's values, then --data."""
+    config = recipe(options.default_recipe if options.recipe is None else options.recipe)
+    config = config_file(options, config)
+    if options.data is None:
+        return config
+    from ..training import fit_held_out
+
+    return fit_held_out(replace(config, data=options.data), log)
+
+
+def sized_config(data: str, model: str | None = None, size: int | None = None) -> TrainConfig:
+    """What `scalelong train` would train on these images on this machine."""
+    from ..training import size_run
+
+    given = {name: value for name, value in {"data": data, "model": model, "size": size}.items() if value is not None}
+    paths = field_paths()
+    return size_run(with_values(TrainConfig(), {paths[name]: given[name] for name in given}), given, log).config
+
+
+def network_line(config: TrainConfig) -> str:
+    """The data, the network and its sizes in a line: the first that `range` and `diagnose` print."""
+    named = {"dim": "width", "depth": "depth", "block_out_channels": "widths"}
+    sizes = [f"{named[name]} {value}" for name, value in config.model_options.items() if name in named]
+    pixels = f", on {config.images.size}x{config.images.size} pixels" if config.images.size else ""
+    return f"{config.data}: {config.model}{' of ' * bool(sizes)}{', '.join(sizes)}, batch {config.batch_size}{pixels}"
+
+
+def config_file(options: argparse.Namespace, base: TrainConfig) -> TrainConfig:
+    """The values of --config over those of a recipe. Code that the file names needs --trust."""
+    if options.config is None:
+        return base
+    from ..runs import require_trust, require_trusted_training
+
+    config = load_config(options.config, base)
+    if config.model != getattr(options, "model", None):  # --model is the user's own word
+        require_trust(config, options.config, options.trust)
+    require_trusted_training(config, options.config, options.trust)
+    return config
+
+
+def add_trust_flag(parser: Parser) -> None:
+    text = "run the Python code that a run folder or --config names as its model (package.module:factory)"
+    parser.flag("--trust", text, False, rare=True)
+
+
+# Trained runs
+
+
+def add_model_flag(parser: Parser) -> None:
+    text = "instead of RUN: a small trained network that comes with the package; its run folder is runs/NAME"
+    parser.flag("--model", text, kind=SHIPPED)
+
+
+def model_folder(name: str) -> Path:
+    """The run folder of a network that comes with the package, made at its first use."""
+    from ..optional import needs
+
+    for package in ("numpy", "accelerate", "PIL"):
+        needs(package, "train", "using a trained network")
+    from ..runs import unpack
+
+    return unpack(name, Path("runs") / name)
+
+
+def add_checkpoint_flags(parser: Parser) -> None:
+    """Which weights of a run: those of the newest checkpoint, averaged, unless something else is wanted."""
+    text = "averaged weights (default), raw ones, or an average of another length such as ema:10%"
+    parser.flag("--weights", text, metavar="ema|raw|ema:LENGTH")
+    parser.flag("--checkpoint", "default: the newest", kind=_step_or_best, metavar="STEP|best")
+    parser.flag("--tuned", "scale the long skips as this file of `scalelong lab tune` says", kind=Path, metavar="FILE")
+    add_trust_flag(parser)
+
+
+def _step_or_best(text: str) -> int | str:
+    return text if text == "best" else whole_number(text)
+
+
+def trained_run(folder: Path, options: argparse.Namespace) -> Run:
+    """The run with the weights and, where --tuned is given, the coefficients that the flags ask for."""
+    from ..attaching import TunedSkips
+    from ..models import keep_freed_memory
+    from ..runs import load_run
+
+    scaling = None if options.tuned is None else TunedSkips.load(options.tuned).spelled()
+    keep_freed_memory()  # every command that runs a trained network calls it again and again
+    weights = options.weights or "ema"
+    return load_run(folder, weights=weights, step=options.checkpoint, trust=options.trust, scaling=scaling)
+
+
+# Sampling, features, devices
+
+
+def add_sampling_flags(parser: Parser, steps: int = 50) -> None:
+    """How images are made. What was not given is None, so that a command can refuse what it cannot use."""
+    parser.flag("--seed", "seed of the first image", 0)
+    parser.flag("--sampler", "default: dpm++", kind=tuple(SAMPLERS))
+    parser.flag("--steps --num-inference-steps", f"steps of the sampler (default: {steps})", kind=int)
+    parser.flag("--guidance --guidance-scale", "classifier-free guidance (default: 1, none)", kind=float)
+    add_checkpoint_flags(parser)
+    parser.flag("--batch-size", "images at a time", 64)
+    add_device_flag(parser)
+    parser.set_defaults(default_steps=steps)
+
+
+def sample_settings(options: argparse.Namespace) -> SampleSettings:
+    from ..diffusion import SampleSettings
+
+    return SampleSettings(
+        sampler=options.sampler or "dpm++",
+        steps=options.default_steps if options.steps is None else options.steps,
+        guidance=1.0 if options.guidance is None else options.guidance,
+    )
+
+
+def add_feature_flags(parser: Parser) -> None:
+    parser.flag(
+        "--features",
+        "auto: the first that tell noise from the data (default); random; classifier, trained on the data; "
+        "efficientnet; pixels; inception; or package.module:factory",
+        "auto",
+    )
+    parser.flag("--feature-weights", "the weights of Inception, from torch-fidelity", kind=Path)
+
+
+def add_device_flag(parser: Parser) -> None:
+    parser.flag("--device", "cpu, cuda, cuda:1, mps, ... (default: the accelerator that is there)")
+
+
+def device_of(device: str | None) -> str:
+    """The device that --device names, or the accelerator that is there, or the CPU."""
+    import torch
+
+    from ..runs import require_device
+
+    require_device(device)
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return device or str(found or "cpu")
+
+
+def is_cpu(device: str) -> bool:
+    """For training, which takes the accelerator that is there: --device chooses between it and the CPU."""
+    chosen, there = (device_of(each).partition(":")[0] for each in (device, None))
+    if chosen not in ("cpu", there):
+        raise InvalidConfigError(f"`device` must be cpu or {there}, which this machine trains on, got {chosen!r}")
+    return chosen == "cpu"
+
+
+# Sweeps
+
+
+def add_engine_flags(parser: Parser) -> None:
+    """Where the runs of a sweep are carried out (docs/sweeps.md). `engine_of` makes the engine."""
+    text = "local: processes of this machine (default); submitit: its local executor; slurm: SLURM, through submitit; "
+    text += "ray: a Ray cluster. The same command with another engine continues the sweep there"
+    parser.flag("--engine", text, "local", kind=ENGINES)
+    parser.flag("--jobs", "runs at a time (default: one per core or per GPU here)", kind=int)
+    text = "cores of each run (default: as the sweep began, or 1)"
+    parser.flag("--cpus-per-run", text, kind=int, rare=True)
+    parser.flag("--gpus-per-run", "GPUs of each run", kind=int, rare=True)
+    parser.flag("--partition", "slurm: the partition", rare=True)
+    text = "slurm: the time limit of a job, as 4:00:00; a longer run goes on in the next one"
+    parser.flag("--time", text, rare=True)
+    parser.flag("--address", "ray: the cluster, as HOST:PORT (default: RAY_ADDRESS, or this machine)", rare=True)
+    text = "slurm: options of sbatch, such as account=lab mem=16G; ray: resources, such as memory=8e9"
+    parser.flag("--engine-options", text, [], kind=str, rare=True, nargs="+", metavar="NAME=VALUE")
+    parser.flag("--detach", "slurm: submit and return; --status looks", False, rare=True)
+
+
+def engine_of(options: argparse.Namespace) -> Engine:
+    """The engine that the flags ask for."""
+    from ..experiments import make_engine
+
+    for word in options.engine_options:
+        if not word.partition("=")[0] or "=" not in word:
+            raise InvalidConfigError(f"`engine_options` are written NAME=VALUE, got {word!r}")
+    return make_engine(
+        options.engine,
+        jobs=options.jobs,
+        cpus=options.cpus_per_run,
+        gpus=options.gpus_per_run,
+        partition=options.partition,
+        time=options.time,
+        address=options.address,
+        options=dict(word.split("=", 1) for word in options.engine_options),
+        detach=options.detach,
+    )
+
+
+def left_to_do(engine: Engine) -> int:
+    """Say that not all runs are finished; the exit code."""
+    if engine.detach:
+        print("submitted. `scalelong compare --status` looks; the same command collects the results")
+        return 0
+    print("interrupted; the same command continues", file=sys.stderr)
+    return INTERRUPTED
+
+
+def require_seeds(seeds: int, least: int = 1, reason: str = "") -> None:
+    if seeds < least:
+        raise InvalidConfigError(f"`seeds` must be at least {least}{reason}, got {seeds}")
+
+
+def without_out_flag(arguments: list[str]) -> list[str]:
+    """The output folder is not part of a command that is written down: it names a place of this machine."""
+    kept = [word for word in arguments if not word.startswith(("--out=", "--output-dir="))]
+    names = [place for place, word in enumerate(kept) if word in ("--out", "--output-dir")]
+    return [word for place, word in enumerate(kept) if place not in names and place - 1 not in names]
+
+
+# Output
+
+
+def add_out_flag(parser: Parser, text: str, default: Path | None = None) -> None:
+    parser.flag("--out --output-dir", text, default, kind=Path)
+
+
+def add_output_flags(parser: Parser, result: str) -> None:
+    """--json and --quiet, spelled alike everywhere. With --json, nothing else goes to the standard output."""
+    parser.flag("--json", f"print {result} as JSON, and nothing else", False)
+    add_quiet_flag(parser)
+
+
+def add_quiet_flag(parser: Parser, rare: bool = False) -> None:
+    parser.flag("--quiet", "print the result alone, no progress", False, rare=rare)
+
+
+def log(text: str) -> None:
+    """Remarks and progress go to the standard error, results to the standard output. The first process speaks."""
+    if os.environ.get("RANK", "0") == "0":
+        print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def progress_aside(quiet: bool) -> Iterator[None]:
+    """Print what is said on the way to the standard error, or nowhere with --quiet: the result has the output."""
+    if not quiet:
+        with redirect_stdout(sys.stderr):
+            yield
+        return
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
+        yield
+
+
+def speaker(options: argparse.Namespace) -> Callable[[str], None]:
+    """Where remarks go: to the standard output, or nowhere with --json or --quiet."""
+    return silent if getattr(options, "json", False) or options.quiet else print
+
+
+def load_images(spec: str, size: int | None = None) -> Tensor:
+    """Up to 4,096 images of a data set, evenly chosen, in [-1, 1]."""
+    from ..console import Progress
+    from ..data import load_data, to_float
+
+    data = load_data(spec, limit=4096, size=size, progress=Progress("reading images"))
+    return to_float(data.fetch(range(len(data))).images)
