@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: setup demo test bench check format docs serve notebooks wheel clean
+.PHONY: setup demo test bench check format docs serve notebooks wheel hashes clean
 
 setup: $(INSTALLED)
 
@@ -51,6 +51,12 @@ wheel: $(INSTALLED)
 	rm -rf dist
 	$(BIN)/python -m hatchling build -d dist
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -m slow tests/test_packaging.py
+
+# Everything that `scalelong[all]` installs on this machine, with versions and hashes, in build/requirements.txt.
+hashes: $(INSTALLED)
+	mkdir -p build
+	$(BIN)/python -m pip install --quiet --dry-run --ignore-installed --constraint constraints.txt --report build/report.json '.[all]'
+	$(BIN)/python -m website.hashes build/report.json > build/requirements.txt
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache build dist

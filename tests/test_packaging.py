@@ -22,6 +22,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 
+NOTICES = ("LICENSE", "src/scalelong/data/digits.md", "src/scalelong/data/garments.md")
+
 PLACEHOLDER = "https://scalelong.example/"
 
 
@@ -95,10 +97,33 @@ def test_one_version_in_all_files():
     assert citation["license"] == PROJECT["license"]
 
 
+def test_one_description_in_all_files():
+    from scalelong.cli import usage
+
+    named = {name: (ROOT / name).read_text() for name in ("README.md", "docs/index.md", "mkdocs.yml")}
+    for name, text in {**named, "--help": usage(), "scalelong": scalelong.__doc__ or ""}.items():
+        assert PROJECT["description"] in text, name
+
+
+def test_actions_are_named_by_commit():
+    for path in (ROOT / ".github" / "workflows").glob("*.yml"):
+        for used in re.findall(r"uses: (\S+)", path.read_text()):
+            assert re.search("@[0-9a-f]{40}$", used) or used.startswith("pypa/"), used  # RELEASING.md says how
+
+
+def test_requirements_with_hashes():
+    from website.hashes import requirements
+
+    archive = {"archive_info": {"hashes": {"sha256": "00ff"}}}
+    packages = [("torch", archive), ("scalelong", {"dir_info": {}}), ("Pillow", archive)]
+    report = [{"metadata": {"name": name, "version": "1"}, "download_info": info} for name, info in packages]
+    assert requirements({"install": report}) == ["Pillow==1 --hash=sha256:00ff", "torch==1 --hash=sha256:00ff"]
+
+
 def test_one_address_in_all_files():
     """A placeholder until the project has an address: RELEASING.md lists the files in which it is replaced."""
     releasing = (ROOT / "RELEASING.md").read_text()
-    tracked = ["pyproject.toml", "mkdocs.yml", "CITATION.cff", ".github/ISSUE_TEMPLATE/config.yml", "SECURITY.md"]
+    tracked = ["pyproject.toml", "mkdocs.yml", "CITATION.cff", ".github/ISSUE_TEMPLATE/config.yml"]
     for name in tracked:
         assert PLACEHOLDER in (ROOT / name).read_text(), name
         assert f"`{name}`" in releasing, name
@@ -135,7 +160,7 @@ def test_the_wheel_has_the_package_and_nothing_else(wheel):
     files = {path.relative_to(source.parent).as_posix() for path in source.rglob("*") if path.is_file()}
     assert inside == {name for name in files if "__pycache__" not in name}
     assert {"scalelong/py.typed", "scalelong/__init__.pyi", "scalelong/data/digits.npz"} <= inside
-    assert f"{info}licenses/LICENSE" in names
+    assert {f"{info}licenses/{name}" for name in NOTICES} <= set(names)
     assert wheel.stat().st_size < 20e6
 
 

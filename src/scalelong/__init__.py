@@ -1,4 +1,4 @@
-"""Stable and faster training of U-shaped networks by scaling their long skip connections.
+"""Keeps UNets, U-ViTs and other networks with long skip connections training; shows why, and proves it.
 
 The public names stand in `__init__.pyi`, once. They are loaded at first use, so that the command line can answer
 without importing torch.

@@ -47,6 +47,8 @@ DEBUG = "SCALELONG_DEBUG"
 
 INTERRUPTED, TERMINATED, CLOSED_PIPE = 128 + 2, 128 + 15, 128 + 13
 
+PURPOSE = "Keeps UNets, U-ViTs and other networks with long skip connections training; shows why, and proves it"
+
 EXAMPLES = """\
   scalelong demo                                     see the problem and the cure, in three minutes
   scalelong train photos/                            train on a folder of images, sized for this machine
@@ -57,7 +59,7 @@ EXAMPLES = """\
 
 def usage() -> str:
     width = max(map(len, COMMANDS))
-    lines = ["usage: scalelong COMMAND [OPTIONS]", "", "examples", EXAMPLES]
+    lines = ["usage: scalelong COMMAND [OPTIONS]", "", f"{PURPOSE}.", "", "examples", EXAMPLES]
     for title, commands in GROUPS.items():
         lines += ["", title, *(f"  {name:<{width}}  {purpose}" for name, purpose in commands.items())]
     more = "scalelong COMMAND --help shows its flags; --version prints the version; --print-completion bash (zsh, tcsh)"
