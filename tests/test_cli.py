@@ -117,12 +117,10 @@ def test_names_in_help_are_the_real_ones():
     from scalelong.cli.shared import ENGINES, SHIPPED
     from scalelong.experiments import sweeps
     from scalelong.runs.shipped import NETWORKS
-    from scalelong.stability.range import METHODS
 
     assert (list(ITEM_NAMES), SCALE_NAMES) == (list(ITEMS), SCALES)
     assert tuple(NETWORKS) == SHIPPED
     assert ENGINES == sweeps.ENGINES
-    assert find_command("range").parser().parse_args([]).methods == ",".join(METHODS)
 
 
 def test_models_as_json_and_as_a_file(tmp_path, capsys):
@@ -180,6 +178,60 @@ def test_completion_asks_for_shtab_and_uses_it(monkeypatch, capsys):
     assert printed.startswith("zsh: ")
     assert all(f"'{name}'" in printed for name in COMMANDS)
     assert main(["--print-completion", "powershell"]) == 1
+
+
+# Before anything long begins
+
+
+class Found:
+    """The result of a range, for tests of what the command says around it."""
+
+    def survivors(self, method, rate):
+        return (0 if method == "none" else 4, 4)
+
+    def __str__(self):
+        return "the whole range"
+
+
+@pytest.mark.parametrize(("seconds", "flags", "code"), [(0.001, [], 0), (10.0, [], 1), (10.0, ["--yes"], 0)])
+def test_a_range_gives_a_verdict_first_and_asks_before_it_takes_long(
+    seconds, flags, code, monkeypatch, capsys, tmp_path
+):
+    asked: list[tuple[int, int, int]] = []
+
+    def ranged(config, rates, methods, seeds, **_):
+        asked.append((len(rates), len(methods), len(seeds)))
+        return Found()
+
+    monkeypatch.setattr("scalelong.experiments.rates.config_range", ranged)
+    monkeypatch.setattr("scalelong.cli.range.seconds_of_a_step", lambda *_: seconds)
+    command = ["range", "--recipe", "digits-tiny", "--methods", "none,cs,ls", "--out", str(tmp_path), *flags]
+    assert main(command) == code
+    printed = capsys.readouterr()
+    assert "0 of 4 survive 100 steps; with cs 4 of 4" in printed.err
+    assert asked[0] == (1, 2, 4 if seconds < 1 else 1)
+    assert asked[1:] == ([] if code else [(5, 3, 8)])
+    assert ("give --yes" in printed.err) == bool(code)
+
+
+@pytest.mark.parametrize("command", ["range", "diagnose"])
+def test_a_folder_means_the_network_that_train_would_take(command, monkeypatch, capsys, tmp_path):
+    from scalelong.config import with_values
+    from scalelong.errors import UnfinishedError
+
+    sized = with_values(TrainConfig(data="photos"), {"model": "unet/small", "batch_size": 32, "images.size": 16})
+    monkeypatch.setattr("scalelong.cli.shared.sized_config", lambda *_: sized)
+
+    def stop(*_, **__):
+        raise UnfinishedError("far enough")
+
+    for place in ("rates.config_range", "plan.diagnose_config"):
+        monkeypatch.setattr(f"scalelong.experiments.{place}", stop)
+    methods = ["--methods", "none", "--steps", "2"] if command == "range" else []
+    assert main([command, "photos", *methods, "--out", str(tmp_path)]) != 0
+    printed = capsys.readouterr()
+    first = (printed.out + printed.err).splitlines()[0]
+    assert first.startswith("photos: unet/small, batch 32, on 16x16 pixels")
 
 
 # Errors and exit codes

@@ -52,9 +52,11 @@ from .plan import (
 from .sizing import (
     Plan as Plan,
     fit_held_out as fit_held_out,
+    glance as glance,
     held_out as held_out,
     lengthen_run as lengthen_run,
     size_run as size_run,
+    step_seconds as step_seconds,
 )
 from .state import (
     Ema as Ema,
