@@ -524,3 +524,51 @@ def test_what_a_launcher_says_must_make_sense(name, value, monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "1")
     with pytest.raises(InvalidConfigError, match="torchrun"):
         check_launcher()
+
+
+# The first hour
+
+
+OUT = {
+    "demo": [],
+    "train": ["digits"],
+    "sample": ["--model", "digits-class"],
+    "report": ["runs/absent"],
+    "export": ["--model", "digits-class"],
+    "models": [],
+    "find": ["torch.nn:Identity"],
+    "diagnose": [],
+    "range": [],
+    "compare": [],
+    "lab coords": [],
+    "lab probe": ["runs/absent"],
+    "lab tune": ["runs/absent"],
+}
+
+
+@pytest.mark.parametrize("command", OUT)
+def test_a_place_that_cannot_be_written_is_refused_before_any_work(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    assert main([*command.split(), *OUT[command], "--out", "file/inside"]) == 1
+    said = capsys.readouterr().err
+    assert "file/inside" in said or "/file " in said or " file " in said, said
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("model", "steps", "budget", "said"),
+    [
+        ("unet/small", 280, "6m", "280 steps; images like these need about 1,000: the same command with --budget 22m"),
+        ("unet/small", 1000, "6m", ""),
+        ("a.b:c", 10, "6m", ""),
+        ("unet/small", 280, None, ""),
+    ],
+)
+def test_the_end_of_a_run_says_what_it_is_worth(model, steps, budget, said):
+    from scalelong.cli.train import worth
+    from scalelong.config import with_values
+
+    values = {"model": model, "steps": steps, "budget": budget, "images.size": 16}
+    assert worth(with_values(TrainConfig(data="x"), values)).startswith(said)
+    assert bool(worth(with_values(TrainConfig(data="x"), values))) == bool(said)

@@ -92,7 +92,7 @@ def test_training_says_its_lines_in_a_pipe(capsys):
     assert capsys.readouterr().err.splitlines() == [
         "continuing",
         "step 5/10  loss 1.0000  gradient 2  3.1 images/s  0:00:10 left",
-        "step 5/10  loss 1.0000  held-out 0.5000  gradient 2  31 images/s  0:00:10 left",
+        "step 5/10  loss (ε) 1.0000  held-out (ε) 0.5000  gradient 2  31 images/s  0:00:10 left",
     ]
 
 

@@ -7,9 +7,7 @@ Image i has the seed SEED + i and is the same at any batch size and with any num
 import argparse
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
-from ..config import Precision
 from . import shared
 from .parser import Parser
 
@@ -29,8 +27,7 @@ def sample_parser() -> Parser:
     made.flag("--class --prompt", "the same as after RUN; may be repeated", dest="prompts", action="append")
     shared.add_sampling_flags(made, steps=25)  # as good as 250 of DDPM: `scalelong lab bench sampling/sweep`
     text = "multiply in bf16 or fp16: faster where the device has instructions for it; not quite the same images "
-    text += "(default: no, which is float32)"
-    made.flag("--precision --mixed-precision", text, "no", kind=get_args(Precision))
+    made.flag("--precision --mixed-precision", f"{text}(default: fp32)", "fp32", kind=("fp32", "bf16", "fp16", "no"))
     shared.add_out_flag(made, "folder for the images (default: a name that says how, in the run)")
     shared.add_quiet_flag(made)
     return made
@@ -52,7 +49,7 @@ def run_sample(options: argparse.Namespace) -> None:
     )
     trained.conditions.check(prompts)  # before the folder is looked at
     wanted = requests(options.n, options.seed, prompts or trained.default_prompts)
-    settings = replace(shared.sample_settings(options), precision=options.precision)
+    settings = replace(shared.sample_settings(options), precision=options.precision.replace("fp32", "no"))
     folder = options.out or trained.folder / "images" / folder_name(trained, settings)
     progress = Progress("images", enabled=False if options.quiet else None)
     say = shared.speaker(options)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import os
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -121,7 +122,23 @@ def run_train(options: argparse.Namespace) -> int:
     result = train(config, folder, quiet=command.quiet)
     if os.environ.get("RANK", "0") == "0":
         print(result, flush=True)
+        if result.finished and (remark := worth(config)):
+            print(remark, flush=True)
     return 0 if result.finished else shared.INTERRUPTED
+
+
+def worth(config: TrainConfig) -> str:
+    """A sentence about a run that was too short for samples that show something; "" for others."""
+    from ..training import steps_needed
+
+    needed = steps_needed(config)
+    if needed is None or config.steps >= needed or config.budget is None:
+        return ""
+    minutes = math.ceil(seconds_of(config.budget) * needed / config.steps / 60)
+    return (
+        f"{config.steps:,} steps; images like these need about {needed:,}: the same command with --budget {minutes}m "
+        f"goes on"
+    )
 
 
 def parse(arguments: list[str]) -> Command:

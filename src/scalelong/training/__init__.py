@@ -57,6 +57,7 @@ from .sizing import (
     lengthen_run as lengthen_run,
     size_run as size_run,
     step_seconds as step_seconds,
+    steps_needed as steps_needed,
 )
 from .state import (
     Ema as Ema,

@@ -134,7 +134,8 @@ def train(
     run = RunFolder(out or default_folder(config))
     config = with_absolute_data(config) if data is None else config
     accelerator = make_accelerator(config, str(run.path))
-    progress = TrainingProgress(config.steps, accelerator.is_main_process and not quiet)
+    unit = config.diffusion.prediction.replace("epsilon", "ε")
+    progress = TrainingProgress(config.steps, accelerator.is_main_process and not quiet, unit=unit)
     try:
         with ExitStack() as stack:
             interrupt = stack.enter_context(Interrupt())

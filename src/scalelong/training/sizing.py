@@ -214,6 +214,15 @@ def ladder(config: TrainConfig, given: Collection[str]) -> Sequence[Rung]:
     return (*(SMALL_UVITS if wanted else UNETS), *LARGE_UVITS)
 
 
+def steps_needed(config: TrainConfig) -> int | None:
+    """Steps before the samples of such a run show something; None for sizes that were never tried."""
+    for rung in (*UNETS, *SMALL_UVITS, *LARGE_UVITS):
+        alike = rung.model == config.model and rung.side == config.images.size
+        if alike and {**config.model_options, **rung.options} == config.model_options:
+            return rung.least
+    return None
+
+
 def candidates(config: TrainConfig, given: Collection[str], pictures: Pictures) -> list[Candidate]:
     """From small to large, each with everything that was not given filled in."""
     found: list[Candidate] = []

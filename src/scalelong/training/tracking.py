@@ -188,10 +188,13 @@ class TrainingProgress(Progress):
         steps: int,
         enabled: bool,
         *,
+        unit: str = "ε",
         clock: Callable[[], float] = time.monotonic,
         stream: TextIO | None = None,
     ) -> None:
         super().__init__("step", steps, enabled=enabled, stream=stream)
+        self.unit = unit
+        """What the network predicts, and so the unit of the training loss. Held-out losses are errors in ε."""
         self.steps, self.clock = steps, clock
         self.held_out: float | None = None
         """The newest held-out loss."""
@@ -226,8 +229,8 @@ class TrainingProgress(Progress):
     def _note(self, metrics: Mapping[str, float]) -> str:
         speed = metrics["images_per_second"]
         parts = [
-            f"loss {metrics['loss']:.4f}",
-            *([f"held-out {self.held_out:.4f}"] if self.held_out is not None else []),
+            f"loss ({self.unit}) {metrics['loss']:.4f}",
+            *([f"held-out (ε) {self.held_out:.4f}"] if self.held_out is not None else []),
             f"gradient {metrics['gradient_norm']:.3g}",
             f"{speed:.0f} images/s" if speed >= 10 else f"{speed:.2g} images/s",
             self._left(int(metrics["step"])),
