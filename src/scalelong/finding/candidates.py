@@ -11,7 +11,7 @@ from functools import cached_property, reduce
 from typing import Any
 
 from ..tracing import Call, Invocation, Merge, Trace, bits, common_scope
-from .reach import channel_axis, next_layer_axis
+from .reach import COPIES, VIEWS, channel_axis, joins_channels
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +91,45 @@ def _positions_beside_batch(shape: tuple[int, ...]) -> int:
 def candidates(trace: Trace, rank: int = 3) -> list[Candidate]:
     """Every merge with a shortcut around a path; of tensors with at least so many axes."""
     features = Features(trace, rank)
-    return [c for merge in trace.merges if _is_feature_merge(trace, merge, rank) for c in _of_merge(features, merge)]
+    merges = [m for m in trace.merges if _is_feature_merge(trace, m, rank) and not _is_around_nothing(trace, m)]
+    return [c for merge in merges for c in _of_merge(features, merge)]
+
+
+def remembered(trace: Trace) -> list[Merge]:
+    """Merges of a feature with one that the forward before left in the modules."""
+    kept = sum(1 << node.index for node in trace.nodes if node.name == "kept")
+    inputs = sum(1 << node.index for node in trace.nodes if node.name == "input")
+
+    def is_old(node: int | None) -> bool:
+        sources = 0 if node is None else trace.with_ancestors(node)
+        return bool(sources & kept) and not sources & inputs
+
+    merges = [m for m in trace.merges if any(map(is_old, m.operands)) and not all(map(is_old, m.operands))]
+    merges = [merge for merge in merges if merge.form.is_scalable and _is_feature_merge(trace, merge, 3)]
+    # A running mean has no positions.
+    return [merge for merge in merges if _positions_beside_batch(trace.nodes[merge.node].shape) > 1]
+
+
+def around_nothing(trace: Trace) -> list[Candidate]:
+    """Merges of a tensor with itself. Which of the operands is the skip, a merge at the same place has to say."""
+    merges = [merge for merge in trace.merges if merge.form.is_scalable and _is_around_nothing(trace, merge)]
+    return [
+        Candidate(trace, merge, 1, 0, _origin(trace, merge.operands[0] or 0), 0, 0)
+        for merge in merges
+        if _is_feature_merge(trace, merge, 3)
+    ]
+
+
+def _is_around_nothing(trace: Trace, merge: Merge) -> bool:
+    nodes = [node for node in merge.operands if node is not None]
+    return len(nodes) == len(merge.operands) == 2 and _origin(trace, nodes[0]) == _origin(trace, nodes[1])
+
+
+def _origin(trace: Trace, node: int) -> int:
+    """What a tensor was before it was copied, or multiplied by a weight."""
+    while trace.nodes[node].name in COPIES | VIEWS | {"mul", "native_dropout"} and len(trace.nodes[node].inputs) == 1:
+        node = trace.nodes[node].inputs[0]
+    return node
 
 
 def contains(trace: Trace, outer: Candidate, inner: Candidate) -> bool:
@@ -179,9 +217,7 @@ def _is_feature_merge(trace: Trace, merge: Merge, rank: int) -> bool:
         return not pointwise or sum(shape == one for one in merge.shapes) > 1
     if merge.axis is None:
         return len(set(merge.shapes)) == 1 and None not in merge.operands
-    # Tokens that are appended to a sequence, or images to a batch, are not features that are joined.
-    axis = next_layer_axis(trace, merge.node)
-    return axis == merge.axis if axis is not None else merge.axis != 0
+    return joins_channels(trace, merge)
 
 
 def _of_merge(features: Features, merge: Merge) -> list[Candidate]:

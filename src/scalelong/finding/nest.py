@@ -30,7 +30,7 @@ import linecache
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import pairwise
 from typing import Any
@@ -49,11 +49,15 @@ class Selection:
     """How often each long skip occurs in one forward, where the model runs the same network several times."""
     hidden: list[Candidate] = field(default_factory=list)
     """Merges among the long skips of a kind that cannot be scaled."""
+    left_out: list[tuple[Candidate, str]] = field(default_factory=list)
+    """Merges that a reader could take for long skips, and why they are none."""
 
 
 def select(trace: Trace, found: Sequence[Candidate]) -> Selection:
     """Concatenations first, then additions. Empty if there is no U."""
     known = [c for c in found if c.merge.form.is_scalable]
+    shown = _shown_again(trace, known)
+    known = [c for c in known if c not in shown]
     cats = [c for c in known if c.merge.form.joins_channels]
     cats = _without_blocks(trace, _without_injections(trace, _without_dense(cats)))
     adds = _without_blocks(trace, _without_injections(trace, [c for c in known if not c.merge.form.joins_channels]))
@@ -65,7 +69,57 @@ def select(trace: Trace, found: Sequence[Candidate]) -> Selection:
     if not selection.chosen:
         return selection
     others = [c for c in found if not c.merge.form.is_scalable]
-    return Selection(selection.chosen, selection.doubtful, selection.repeats, _hidden(trace, selection.chosen, others))
+    aside = [c for c in cats if c not in selection.chosen and c not in selection.doubtful]
+    left_out = [(c, "one tensor that is merged in many places") for c in shown]
+    left_out += [(c, "does not nest with the others") for c in aside] if selection.repeats == 1 else []
+    hidden = _hidden(trace, selection.chosen, others)
+    return replace(selection, hidden=hidden, left_out=left_out)
+
+
+def _shown_again(trace: Trace, found: Sequence[Candidate]) -> list[Candidate]:
+    """One tensor that is merged again and again: the embedding, the values of the first block, the image.
+
+    Either a place in the source merges this tensor alone, or it is the only one that is concatenated more than once.
+    """
+    shown = [c for same in _by_site(trace, found).values() if _is_one_in_sequence(trace, same, 2) for c in same]
+    cats = [c for c in found if c.merge.form.joins_channels and c not in shown]
+    by_start = defaultdict(list)
+    for candidate in cats:
+        by_start[candidate.start].append(candidate)
+    several = [same for same in by_start.values() if len({c.end for c in same}) > 1]
+    return shown + (several[0] if len(several) == 1 and _is_one_in_sequence(trace, several[0], 3) else [])
+
+
+def _is_one_in_sequence(trace: Trace, found: list[Candidate], least: int) -> bool:
+    ends = sorted({c.end for c in found})
+    one_after_the_other = all(trace.depends(b, a) for a, b in pairwise(ends))
+    return len({c.start for c in found}) == 1 and len(ends) >= least and one_after_the_other
+
+
+def proposal(trace: Trace, selection: Selection) -> list[Candidate]:
+    """The nest to propose where several are possible: the longest, of one kind and one decoder; empty if in doubt.
+
+    Merges at one place of the source belong to one decoder. Otherwise those of one function do.
+    """
+    found = [*selection.chosen, *selection.doubtful]
+    groups = [*_by_site(trace, found).values()]
+    if all(len(group) == 1 for group in groups):
+        groups = [found]
+    best = max((longest_chain(trace, group) for group in groups), key=len)
+    rest = longest_chain(trace, [c for c in found if c not in best])
+    alike = len({c.merge.kind for c in best}) == 1
+    together = len(groups) > 1 or len({c.merge.scope for c in best}) == 1
+    return best if alike and together and len(best) > max(1, len(rest)) else []
+
+
+def innermost_around_nothing(trace: Trace, chain: list[Candidate], found: Sequence[Candidate]) -> Candidate | None:
+    """The merge of a tensor with itself that would be the innermost skip: at a place where the other skips merge."""
+    siblings = {site_key(trace, c): c for c in chain}
+    inside = [c for c in found if site_key(trace, c) in siblings and contains(trace, chain[-1], c)]
+    if len(inside) != 1:
+        return None
+    sibling = siblings[site_key(trace, inside[0])]
+    return replace(inside[0], operand=sibling.operand, main=sibling.main)
 
 
 def select_all(trace: Trace, found: Sequence[Candidate]) -> Selection:

@@ -181,6 +181,20 @@ class LongSkip:
         return replace(self, **changes)
 
 
+@dataclass(frozen=True, kw_only=True)
+class LeftOut:
+    """A place in the source whose merges are no long skips, although a reader could take them for some."""
+
+    kind: str
+    location: str
+    count: int
+    reason: str
+
+    def __str__(self) -> str:
+        times = f", {self.count} times" if self.count > 1 else ""
+        return f"left out: {self.kind} at {self.location}{times}: {self.reason}"
+
+
 @dataclass(frozen=True)
 class SkipPlan:
     """The long skips of one model, outermost first. Print it; save it with `save`, and read it back with `load`."""
@@ -189,6 +203,7 @@ class SkipPlan:
     skips: tuple[LongSkip, ...]
     repeats: int = 1
     """How often each long skip occurs in one forward."""
+    left_out: tuple[LeftOut, ...] = ()
 
     def __len__(self) -> int:
         return len(self.skips)
@@ -239,7 +254,7 @@ class SkipPlan:
 
     def __str__(self) -> str:
         table = text_table(self.rows(), left=True, rule=False)
-        return f"{self.model}: {self.counted()}\n{table}"
+        return "\n".join([f"{self.model}: {self.counted()}", table, *map(str, self.left_out)])
 
     def _repr_html_(self) -> str:
         return html_table(self.rows(), f"{self.model}: {self.counted()}")
@@ -250,6 +265,7 @@ class SkipPlan:
             "model": self.model,
             "repeats": self.repeats,
             "skips": [_entry(skip) for skip in self.skips],
+            **({"left_out": [asdict(merge) for merge in self.left_out]} if self.left_out else {}),
         }
 
     def to_json(self) -> str:
@@ -263,7 +279,9 @@ class SkipPlan:
             )
         try:
             skips = tuple(_skip(entry) for entry in values["skips"])
-            return fitting(cls, {"model": values["model"], "skips": skips, "repeats": values["repeats"]})
+            left_out = tuple(fitting(LeftOut, merge) for merge in values.get("left_out", ()))
+            known = {"model": values["model"], "skips": skips, "repeats": values["repeats"], "left_out": left_out}
+            return fitting(cls, known)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise InvalidConfigError(
                 f"the plan is damaged ({in_words(error)}): make it anew with find_skips or `scalelong find`"

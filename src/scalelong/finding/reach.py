@@ -27,44 +27,102 @@ _REDUCTIONS = ("sum", "mean", "amax", "max", "argmax", "var", "std", "norm", "li
 
 
 def channel_axis(trace: Trace, node: int) -> int | None:
-    """The channel axis of a node by the next layer behind it, else by the layer that made it; None if unknown."""
-    after = _search(trace, node, forward=True)
-    return after if after is not None else _search(trace, node, forward=False)
+    """The channel axis of a node by the next layer after it, else by the layer that made it; None if unknown."""
+    for forward in (True, False):
+        axis, axes = _search(trace, node, forward)
+        if axis in axes:
+            return axes[axis]
+    return None
 
 
-def next_layer_axis(trace: Trace, node: int) -> int | None:
-    return _search(trace, node, forward=True)
+def joins_channels(trace: Trace, merge: Merge) -> bool:
+    """Whether a concatenation joins channels, by the layer or norm after it or the layers that made its operands.
+
+    Otherwise tokens are appended to a sequence, as a text to the keys of attention, or images to a batch. Either side
+    will do: next to a merge there may be a layer that mixes positions.
+    """
+    assert merge.axis is not None
+    axis, axes = _search(trace, merge.node, forward=True)
+    after = axes[axis] == merge.axis if axis in axes else None
+    made = [_made_as_channels(trace, node, merge.axis) for node in merge.operands if node is not None]
+    known = [answer for answer in made if answer is not None]
+    if after is None and not known:
+        return merge.axis != 0
+    return after is True or (len(known) > 0 and all(known))
 
 
-def _search(trace: Trace, node: int, forward: bool) -> int | None:
-    """Follow every axis of the node through the operations until a layer says which one it works on."""
+def _made_as_channels(trace: Trace, node: int, axis: int) -> bool | None:
+    """Whether an axis is the one that the layer before made, or a part of it (heads); None if there is no layer."""
+    front, seen = [(node, {axis})], {node}
+    while front:
+        current, axes = front.pop(0)
+        step = trace.nodes[current]
+        if _is_learned(step):
+            return _made_by(step) in axes
+        for before in step.inputs:
+            if before not in seen:
+                seen.add(before)
+                shape = trace.nodes[before].shape
+                if step.name in _VIEWS or len(shape) != len(step.shape):
+                    moved = _parts(step.shape, shape)
+                else:
+                    moved = {old: {new} for old, new in _carry(trace, step, before, forward=False).items()}
+                front.append((before, {new for old in axes for new in moved.get(old, ())}))
+    return None
+
+
+def _parts(shape: tuple[int, ...], other: tuple[int, ...]) -> dict[int, set[int]]:
+    """The axes of another view of a tensor that share elements with each axis of this one."""
+    ours, theirs = _extents(shape), _extents(other)
+    return {
+        a: {b for b, (n, below) in enumerate(theirs) if below < size * behind and behind < n * below and n > 1}
+        for a, (size, behind) in enumerate(ours)
+        if size > 1
+    }
+
+
+def _search(trace: Trace, node: int, forward: bool) -> tuple[int | None, dict[int, int]]:
+    """Follow every axis of the node through the operations until a layer says which one it works on.
+
+    Gives that axis there, None if no layer says it, and which axis of the node each axis there was.
+    """
     front: list[tuple[int, dict[int, int]]] = [(node, {axis: axis for axis in range(len(trace.nodes[node].shape))})]
     seen = {node}
     while front:
         current, axes = front.pop(0)
         if not forward and _is_learned(trace.nodes[current]):
-            return axes.get(_made_by(trace.nodes[current]))
-        neighbours = trace.users[current] if forward else trace.nodes[current].inputs
-        for other in neighbours:
+            return _made_by(trace.nodes[current]), axes
+        for other in trace.users[current] if forward else trace.nodes[current].inputs:
             if other in seen:
                 continue
             seen.add(other)
             step = trace.nodes[other if forward else current]
-            if forward and _is_learned(step):
-                axis = _summed_by(step, current, len(trace.nodes[current].shape))
-                if axis is not None and axis in axes:
-                    return axes[axis]
-                continue
+            norm = _normalised_axis(step) if forward else None
+            if forward and (norm is not None or _is_learned(step)):
+                axis = norm if norm is not None else _summed_by(step, current, len(trace.nodes[current].shape))
+                if axis in axes:
+                    return axis, axes
+                if norm is None:
+                    continue
             moved = _carry(trace, step, current if forward else other, forward)
             kept = {new: axes[old] for old, new in moved.items() if old in axes}
             if kept:
                 front.append((other, kept))
-    return None
+    return None, {}
 
 
 def _is_learned(step: Node) -> bool:
     """Whether a layer multiplies a feature by weights, not two features by each other (attention) or none (Fourier)."""
     return step.is_layer and ("conv" in step.name or None in step.operands) and "fft" not in step.name
+
+
+def _normalised_axis(step: Node) -> int | None:
+    """The channels by a norm with weights for each of them, which may stand before a layer that mixes positions."""
+    if step.name in ("native_layer_norm", "_fused_rms_norm"):
+        sizes = next((option for option in step.options if isinstance(option, list | tuple)), ())
+        return len(step.shape) - 1 if len(sizes) == 1 else None
+    is_norm = step.name.endswith(("group_norm", "batch_norm", "_batch_norm_no_training"))
+    return 1 if is_norm and len(step.shape) > 2 else None
 
 
 def _summed_by(layer: Node, operand: int, ndim: int) -> int | None:
@@ -210,6 +268,8 @@ class _Places:
 
     def by_operand(self) -> Iterator[Attachment]:
         for node, follower, axis in self.steps:
+            if self.merge.operands.count(node) > 1:  # merged with itself: what scales it would scale both
+                return
             for call in self.merge.parts[self.operand].call.stack():
                 path = _argument(self.trace, call, node, follower)
                 if path is not None and self._once(call):

@@ -150,8 +150,8 @@ class Recorder(TorchDispatchMode):
 
     # Operations --------------------------------------------------------------------------------------------------
 
-    def add_input(self, tensor: Tensor, name: str) -> None:
-        node = Node(len(self.trace.nodes), "input", tuple(tensor.shape), options=(name,))
+    def add_input(self, tensor: Tensor, name: str, kind: str = "input") -> None:
+        node = Node(len(self.trace.nodes), kind, tuple(tensor.shape), options=(name,))
         self.trace.nodes.append(node)
         self._identity.know(tensor, node.index)
 
@@ -320,6 +320,12 @@ class Recorder(TorchDispatchMode):
             call = self._functions.pop(frame)
             call.end, call.outputs = len(self.trace.nodes), self._tracked(value)
 
+    def left_behind(self) -> list[Tensor]:
+        """The features that the modules hold now: in attributes, lists, dictionaries, buffers."""
+        held = (value for module in self.names for name, value in vars(module).items() if name != "_parameters")
+        found = [tensor for value in held for _, tensor in leaves(value)]
+        return [tensor for tensor in found if self.node_of(tensor) is not None]
+
     def _tracked(self, value: Any) -> list[Leaf]:
         found: list[tuple[TreePath | None, Tensor]] = [*leaves(value)]
         found += [(None, tensor) for tensor in held_tensors(value)]
@@ -366,11 +372,21 @@ def record(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], *, fun
     `functions` also records the calls of plain functions, which takes longer.
     """
     with isolated_run(model), torch.no_grad(), torch.compiler.set_stance("force_eager"):
-        return record_forward(model, args, kwargs, functions=functions)
+        trace, kept = _record(model, args, kwargs, functions, ())
+        if kept:
+            trace.later, _ = _record(model, args, kwargs, False, kept)
+        return trace
 
 
 def record_forward(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], *, functions: bool = False) -> Trace:
     """Record one forward of a model whose run is isolated already, in the mode in which it is."""
+    return _record(model, args, kwargs, functions, ())[0]
+
+
+def _record(
+    model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], functions: bool, kept: Sequence[Tensor]
+) -> tuple[Trace, list[Tensor]]:
+    """The record of one forward after another that left these features in the modules; and what it leaves itself."""
     recorder = Recorder(model)
     handles = []
     try:
@@ -381,6 +397,8 @@ def record_forward(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]
             recorder.add_input(tensor, ".".join(map(str, path[1:])))
         for number, tensor in enumerate(held_tensors((tuple(args), kwargs))):
             recorder.add_input(tensor, f"object {number}")
+        for number, tensor in enumerate(kept):
+            recorder.add_input(tensor, f"kept {number}", kind="kept")
         with recorder, recorder.watching_functions():
             profiler = sys.getprofile()
             if functions:
@@ -396,7 +414,7 @@ def record_forward(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]
         recorder._python.forget()
     recorder.trace.outputs = {node for _, node in recorder._tracked(output)}
     recorder.trace.settle()
-    return recorder.trace
+    return recorder.trace, recorder.left_behind()
 
 
 def _restore_profiler(profiler: Any) -> None:

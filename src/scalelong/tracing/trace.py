@@ -169,6 +169,8 @@ class Trace:
     functions: list[FunctionCall] = field(default_factory=list)
     users: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     outputs: set[int] = field(default_factory=set)
+    later: "Trace | None" = None
+    """The forward after this one, if this one leaves features in the modules. They are its nodes named "kept"."""
     layers: int = 0
     """The layer nodes as a bit set."""
     products: int = 0
@@ -199,6 +201,10 @@ class Trace:
         at = self.nodes[node]
         while at.call is not None:
             results = [c for c in at.call.stack() if c.parent and {leaf for _, leaf in c.outputs} == {at.index}]
+            if not results and at.name == "add":  # a residual block that returns other things as well
+                results = [c for c in at.call.stack() if c.parent and any(leaf == at.index for _, leaf in c.outputs)][
+                    :1
+                ]
             if results or at.is_layer or not at.inputs:
                 return (results[-1] if results else at.call).name
             at = self.nodes[at.inputs[0]]

@@ -1,0 +1,560 @@
+"""Networks whose merges are easily taken for long skips, or whose long skips are easily overlooked.
+
+Each scales its own skips with `ks`, the coefficients outermost first: the reference that an attached scaling must meet.
+`N` is their number. A network that may be refused by name says so by `must = False`.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+D = 8
+"""The width everywhere, so that no shape gives a mistake away."""
+
+
+class Net(nn.Module):
+    N = 3
+    must = True
+    remembers = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ks: list[float] | None = None
+
+    def k(self, i: int, skip: Tensor) -> Tensor:
+        """Skip i as it enters its merge."""
+        return skip if self.ks is None else skip * self.ks[i - 1]
+
+    @staticmethod
+    def inputs() -> tuple[Tensor, ...]:
+        return (torch.randn(2, 12, 5),)
+
+
+NETWORKS: list[type[Net]] = []
+
+
+def network(cls: type[Net]) -> type[Net]:
+    NETWORKS.append(cls)
+    return cls
+
+
+class Block(nn.Module):
+    """Attention and MLP. `values` are those of the first block, which some language models mix into all later ones."""
+
+    def __init__(self, bias: bool = True) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(D), nn.LayerNorm(D)
+        self.qkv, self.out = nn.Linear(D, 3 * D, bias=bias), nn.Linear(D, D, bias=bias)
+        self.mlp = nn.Sequential(nn.Linear(D, 2 * D), nn.GELU(), nn.Linear(2 * D, D))
+        self.mix = nn.Parameter(torch.tensor([0.6, 0.4]))
+        self.lambdas = nn.Parameter(torch.tensor([0.8, 0.3]))
+
+    def attend(self, x: Tensor, values: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        q, k, v = self.qkv(self.norm1(x)).unsqueeze(1).chunk(3, -1)
+        own = v
+        if values is not None:
+            v = self.mix[0] * v + self.mix[1] * values
+        return x + self.out(F.scaled_dot_product_attention(q, k, v).squeeze(1)), own
+
+    def forward(self, x: Tensor, x0: Tensor | None = None, values: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        if x0 is not None:
+            x = self.lambdas[0] * x + self.lambdas[1] * x0
+        x, own = self.attend(x, values)
+        return x + self.mlp(self.norm2(x)), own
+
+
+class Tokens(Net):
+    """Three blocks on either side of a middle one; each way to join a skip is one method."""
+
+    middle = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Linear(5, D), nn.Linear(D, 5)
+        self.blocks = nn.ModuleList(Block() for _ in range(2 * self.N + self.middle))
+        self.fuse = nn.ModuleList(nn.Linear(2 * D, D) for _ in range(self.N))
+        self.weights = nn.Parameter(torch.full((self.N,), 0.7))
+
+    def block(self, n: int, x: Tensor) -> Tensor:
+        return self.blocks[n](x)[0]
+
+    def join(self, i: int, x: Tensor, skip: Tensor) -> Tensor:
+        return self.fuse[i - 1](torch.cat([x, self.k(i, skip)], -1))
+
+    def before(self, x: Tensor) -> Tensor:
+        return self.embed(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, skips = self.before(x), []
+        for n in range(self.N):
+            x = self.block(n, x)
+            skips.append(x)
+        for n in range(self.N, self.N + self.middle):
+            x = self.block(n, x)
+        for n in range(self.N + self.middle, len(self.blocks)):
+            i = len(skips)
+            x = self.block(n, self.join(i, x, skips.pop()))
+        return self.head(x)
+
+
+# One tensor, merged in many places.
+
+
+class Embedded(Tokens):
+    """Adds its embedding in every block."""
+
+    def before(self, x: Tensor) -> Tensor:
+        self.__dict__["x0"] = F.rms_norm(self.embed(x), (D,))
+        return self.x0
+
+    def block(self, n: int, x: Tensor) -> Tensor:
+        return self.blocks[n](x, self.x0)[0]
+
+
+@network
+class EmbeddingInEveryBlock(Embedded):
+    """A language model with additive U skips, learned weights and no block in the middle."""
+
+    middle = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, skips = self.before(x), []
+        for n in range(self.N):
+            x = self.block(n, x)
+            skips.append(x)
+        for n in range(self.N, 2 * self.N):
+            i = len(skips)
+            x = self.block(n, x + self.k(i, self.weights[i - 1] * skips.pop()))
+        return self.head(x)
+
+
+@network
+class EmbeddingAndAdditions(Embedded):
+    def join(self, i: int, x: Tensor, skip: Tensor) -> Tensor:
+        return x + self.k(i, self.weights[i - 1] * skip)
+
+
+@network
+class EmbeddingConcatenated(Embedded):
+    def __init__(self) -> None:
+        super().__init__()
+        self.shown = nn.ModuleList(nn.Linear(2 * D, D) for _ in range(7))
+
+    def block(self, n: int, x: Tensor) -> Tensor:
+        return self.blocks[n](self.shown[n](torch.cat([x, self.x0], -1)))[0]
+
+
+@network
+class ValueResiduals(Tokens):
+    """Every block mixes the values of the first one into its own."""
+
+    def block(self, n: int, x: Tensor) -> Tensor:
+        x, own = self.blocks[n](x, values=None if n == 0 else self.first)
+        if n == 0:
+            self.__dict__["first"] = own
+        return x
+
+
+@network
+class ValueResidualsAdded(ValueResiduals):
+    def join(self, i: int, x: Tensor, skip: Tensor) -> Tensor:
+        return x + self.k(i, skip)
+
+
+@network
+class FeaturesReadAgain(Tokens):
+    """The first encoder block's output is read in every decoder block next to its long skip."""
+
+    must = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.again = nn.ModuleList(nn.Linear(2 * D, D) for _ in range(7))
+
+    def block(self, n: int, x: Tensor) -> Tensor:
+        if n > self.N:
+            x = self.again[n](torch.cat([x, self.kept], -1))
+        x = self.blocks[n](x)[0]
+        if n == 0:
+            self.__dict__["kept"] = x
+        return x
+
+
+# A merge of a tensor with itself.
+
+
+@network
+class AroundNothing(Tokens):
+    """As many blocks on either side and none in the middle: the innermost skip is merged with itself."""
+
+    middle = 0
+
+
+@network
+class AroundNothingInBlocks(Tokens):
+    """The same, where the decoder block takes the skip as an argument and has a norm over the concatenation."""
+
+    middle = 0
+
+    class Decoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.linear, self.block = nn.LayerNorm(2 * D), nn.Linear(2 * D, D), Block()
+
+        def forward(self, x: Tensor, skip: Tensor) -> Tensor:
+            return self.block(self.linear(self.norm(torch.cat([x, skip], dim=-1))))[0]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dec = nn.ModuleList(self.Decoder() for _ in range(self.N))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, skips = self.embed(x), []
+        for n in range(self.N):
+            x = self.block(n, x)
+            skips.append(x)
+        for dec in self.dec:
+            i = len(skips)
+            x = dec(x, self.k(i, skips.pop()))
+        return self.head(x)
+
+
+# Features of an earlier forward.
+
+
+@network
+class EarlierFeatures(Tokens):
+    """From the second forward on, the middle skip is that of the forward before."""
+
+    must = False
+    remembers = True
+
+    def join(self, i: int, x: Tensor, skip: Tensor) -> Tensor:
+        if i == 2:
+            before, self.__dict__["kept"] = self.__dict__.get("kept"), skip.detach()
+            skip = skip if before is None else before
+        return super().join(i, x, skip)
+
+
+@network
+class EarlierMiddle(Tokens):
+    """The middle of the forward before is added to the middle, in a list that the module keeps."""
+
+    must = False
+    remembers = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory: list[Tensor] = []
+
+    def block(self, n: int, x: Tensor) -> Tensor:
+        if n == self.N:
+            if self.memory:
+                x = x + self.memory.pop()
+            self.memory.append(x.detach())
+        return super().block(n, x)
+
+
+@network
+class EarlierFeaturesInABuffer(Tokens):
+    must = False
+    remembers = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kept", torch.zeros(2, 12, D), persistent=False)
+
+    def join(self, i: int, x: Tensor, skip: Tensor) -> Tensor:
+        if i == 2:
+            before = self.kept.clone()  # pyright: ignore
+            self.kept.copy_(skip.detach())  # pyright: ignore
+            skip = before + 0.1 * skip
+        return super().join(i, x, skip)
+
+
+# What follows a merge.
+
+
+class Mixer(nn.Module):
+    """An MLP over the positions, (B, L, C)."""
+
+    def __init__(self, length: int = 12) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(length, 16), nn.GELU(), nn.Linear(16, length))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mlp(x.transpose(1, 2)).transpose(1, 2)
+
+
+@network
+class MixerAfterTheNorm(Tokens):
+    """Concatenation, norm, an MLP over the positions, and only then a layer over the channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(2 * D) for _ in range(self.N))
+        self.mixers = nn.ModuleList(Mixer() for _ in range(self.N))
+
+    def join(self, i: int, x: Tensor, skip: Tensor) -> Tensor:
+        x = torch.cat([x, self.k(i, skip)], -1)
+        return self.fuse[i - 1](x + self.mixers[i - 1](self.norms[i - 1](x)))
+
+
+@network
+class MixerAtOneLevel(MixerAfterTheNorm):
+    """The same at the middle level alone."""
+
+    def join(self, i: int, x: Tensor, skip: Tensor) -> Tensor:
+        return super().join(i, x, skip) if i == 2 else Tokens.join(self, i, x, skip)
+
+
+@network
+class MixerAloneAfterTheNorm(MixerAfterTheNorm):
+    """No shortcut around the mixer, so that it is the only reader of the merge."""
+
+    def join(self, i: int, x: Tensor, skip: Tensor) -> Tensor:
+        x = torch.cat([x, self.k(i, skip)], -1)
+        return self.fuse[i - 1](self.mixers[i - 1](self.norms[i - 1](x)))
+
+
+@network
+class MixerWithoutANorm(MixerAfterTheNorm):
+    def join(self, i: int, x: Tensor, skip: Tensor) -> Tensor:
+        x = torch.cat([x, self.k(i, skip)], -1)
+        return self.fuse[i - 1](F.gelu(self.mixers[i - 1](x)))
+
+
+@network
+class MixerAfterAnAddition(MixerAfterTheNorm):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(D) for _ in range(self.N))
+
+    def join(self, i: int, x: Tensor, skip: Tensor) -> Tensor:
+        x = x + self.k(i, skip)
+        return x + self.mixers[i - 1](self.norms[i - 1](x))
+
+
+# A middle that merges by itself.
+
+
+@network
+class CompressedMemory(Tokens):
+    """The block in the middle attends to its tokens and to a shorter memory of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.compress = nn.Conv1d(D, D, 4, 4)
+        self.query, self.pair, self.proj = nn.Linear(D, D), nn.Linear(D, 2 * D), nn.Linear(D, D)
+
+    def block(self, n: int, x: Tensor) -> Tensor:
+        if n != self.N:
+            return super().block(n, x)
+        memory = self.compress(x.transpose(1, 2)).transpose(1, 2)
+        keys, values = self.pair(torch.cat([memory, x], dim=1)).chunk(2, -1)
+        return x + self.proj(F.scaled_dot_product_attention(self.query(x), keys, values))
+
+
+@network
+class CompressedMemoryUnprojected(CompressedMemory):
+    """The same, where the tokens and their memory are keys and values as they are."""
+
+    def block(self, n: int, x: Tensor) -> Tensor:
+        if n != self.N:
+            return Tokens.block(self, n, x)
+        both = torch.cat([self.compress(x.transpose(1, 2)).transpose(1, 2), x], dim=1)
+        return x + self.proj(F.scaled_dot_product_attention(self.query(x), both, both))
+
+
+@network
+class CompressedMemoryBack(CompressedMemory):
+    """The memory is computed first, the tokens read it, and it is added back at their length."""
+
+    must = False
+
+    def block(self, n: int, x: Tensor) -> Tensor:
+        if n != self.N:
+            return Tokens.block(self, n, x)
+        memory = self.compress(x.transpose(1, 2))
+        memory = F.interpolate(self.proj(memory.transpose(1, 2)).transpose(1, 2), size=x.shape[1])
+        return x + memory.transpose(1, 2)
+
+
+class Levels(Net):
+    """Three levels of a U of convolutions over (B, C, L)."""
+
+    joined = 2 * D
+    dims = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        conv = (nn.Conv1d, nn.Conv2d)[self.dims - 1]
+        transposed = (nn.ConvTranspose1d, nn.ConvTranspose2d)[self.dims - 1]
+        self.stem, self.mid, self.head = conv(5, D, 3, 1, 1), conv(D, D, 3, 1, 1), conv(D, 5, 3, 1, 1)
+        self.down = nn.ModuleList(conv(D, D, 3, 2, 1) for _ in range(3))
+        self.up = nn.ModuleList(transposed(D, D, 2, 2) for _ in range(3))
+        self.dec = nn.ModuleList(conv(self.joined, D, 3, 1, 1) for _ in range(3))
+
+    @staticmethod
+    def inputs() -> tuple[Tensor, ...]:
+        return (torch.randn(2, 5, 16),)
+
+    def level(self, i: int, h: Tensor, *more: Tensor) -> Tensor:
+        return h
+
+    def middle(self, h: Tensor, *more: Tensor) -> Tensor:
+        return F.silu(self.mid(h))
+
+    def join(self, i: int, h: Tensor, skip: Tensor) -> Tensor:
+        return torch.cat([h, self.k(i, skip)], 1)
+
+    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
+        h, skips = F.silu(self.stem(x)), []
+        for n, down in enumerate(self.down):
+            h = self.level(n, h, *more)
+            skips.append(h)
+            h = F.silu(down(h))
+        h = self.middle(h, *more)
+        for n, (up, dec) in enumerate(zip(self.up, self.dec, strict=True)):
+            i = len(skips)
+            h = self.level(3 + n, F.silu(dec(self.join(i, up(h), skips.pop()))), *more)
+        return self.head(h)
+
+
+@network
+class MemoryOfTheMiddle(Levels):
+    """A transformer in the middle whose keys are its tokens and a strided memory of them, channels first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.compress, self.query, self.pair = nn.Conv1d(D, D, 2, 2), nn.Conv1d(D, D, 1), nn.Conv1d(D, 2 * D, 1)
+
+    @staticmethod
+    def inputs() -> tuple[Tensor, ...]:
+        return (torch.randn(2, 5, 32),)
+
+    def middle(self, h: Tensor, *more: Tensor) -> Tensor:
+        h = F.silu(self.mid(h))
+        keys, values = self.pair(torch.cat([self.compress(h), h], 2)).chunk(2, 1)
+        weights = (self.query(h).transpose(1, 2) @ keys).softmax(-1)
+        return h + (weights @ values.transpose(1, 2)).transpose(1, 2)
+
+
+@network
+class MemoryOfTheMiddleOnce(MemoryOfTheMiddle):
+    """The memory is compressed, joined to the tokens for a whole transformer layer, and cut off again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block()
+
+    def middle(self, h: Tensor, *more: Tensor) -> Tensor:
+        h = F.silu(self.mid(h))
+        both = torch.cat([self.compress(h), h], 2).transpose(1, 2)
+        return self.block(both)[0].transpose(1, 2)[:, :, -h.shape[2] :]
+
+
+# Text.
+
+
+class TextAttention(nn.Module):
+    """Attention of (B, C, L) to itself and to a text (B, T, C), whose keys are concatenated to its own."""
+
+    axis = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(2, D)
+        self.q, self.kv, self.text, self.out = (nn.Linear(D, n * D) for n in (1, 2, 2, 1))
+
+    def forward(self, h: Tensor, text: Tensor) -> Tensor:
+        x = self.norm(h).transpose(1, 2)
+        (k, v), (kt, vt) = self.kv(x).chunk(2, -1), self.text(text).chunk(2, -1)
+        keys, values = torch.cat([k, kt], dim=1), torch.cat([v, vt], dim=1)
+        return h + self.out(F.scaled_dot_product_attention(self.q(x), keys, values)).transpose(1, 2)
+
+
+@network
+class TextInTheKeys(Levels):
+    """The text has as many axes as the features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attend = nn.ModuleList(TextAttention() for _ in range(6))
+
+    @staticmethod
+    def inputs() -> tuple[Tensor, ...]:
+        return torch.randn(2, 5, 16), torch.randn(2, 7, D)
+
+    def level(self, i: int, h: Tensor, *more: Tensor) -> Tensor:
+        return self.attend[i](h, more[0])
+
+
+@network
+class TextOfTheSameLength(TextInTheKeys):
+    """As many words as positions, and a layer of its own for the text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode = nn.Linear(D, D)
+
+    @staticmethod
+    def inputs() -> tuple[Tensor, ...]:
+        return torch.randn(2, 5, 16), torch.randn(2, 16, D)
+
+    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
+        return super().forward(x, F.silu(self.encode(more[0])))
+
+
+@network
+class TextInTheKeysAdded(TextInTheKeys):
+    joined = D
+
+    def join(self, i: int, h: Tensor, skip: Tensor) -> Tensor:
+        return h + self.k(i, skip)
+
+
+@network
+class TextOfALevelInTheKeys(TextInTheKeys):
+    """The text goes through a layer before each level, as in encoders that follow the U."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.deeper = nn.ModuleList(nn.Linear(D, D) for _ in range(6))
+
+    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
+        texts = [more[0]]
+        for layer in self.deeper:
+            texts.append(F.silu(layer(texts[-1])))
+        self.__dict__["texts"] = texts
+        return super().forward(x)
+
+    def level(self, i: int, h: Tensor, *more: Tensor) -> Tensor:
+        return self.attend[i](h, self.texts[i])
+
+
+@network
+class TextByHeads(TextInTheKeys):
+    """Keys and values by heads, (B, H, L, C / H), the text first."""
+
+    class Attention(TextAttention):
+        def forward(self, h: Tensor, text: Tensor) -> Tensor:
+            def heads(x: Tensor) -> Tensor:
+                return x.unflatten(-1, (2, D // 2)).transpose(1, 2)
+
+            x = self.norm(h).transpose(1, 2)
+            (k, v), (kt, vt) = self.kv(x).chunk(2, -1), self.text(text).chunk(2, -1)
+            keys, values = (torch.cat([heads(b), heads(a)], dim=2) for a, b in ((k, kt), (v, vt)))
+            y = (heads(self.q(x)) @ keys.transpose(-1, -2)).softmax(-1) @ values
+            return h + self.out(y.transpose(1, 2).flatten(2)).transpose(1, 2)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attend = nn.ModuleList(self.Attention() for _ in range(6))
+
+
+def build(cls: type[Net]) -> Any:
+    torch.manual_seed(0)
+    return cls().eval()
