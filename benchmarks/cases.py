@@ -57,6 +57,11 @@ SMALL = UViTSize(image=16, patch=2, dim=128, depth=12, heads=4, batch=64)
 DEMO = UViTSize(image=16, patch=4, dim=64, depth=24, heads=4, batch=8, channels=1)
 """The network that `scalelong demo` and the range explore with."""
 DIGITS = UViTSize(image=8, patch=2, dim=96, depth=6, heads=4, batch=32, channels=1)
+WIDE = {
+    width: replace(SMALL, dim=width, heads=width // 32, batch=batch)
+    for width, batch in ((64, 64), (128, 64), (256, 128))
+} | {512: replace(S2, batch=64)}
+"""Batches grow with the width, as in training: what Muon adds does not depend on the batch."""
 TINY = UViTSize(image=8, patch=2, dim=32, depth=4, heads=2, batch=4)
 """For --quick."""
 
@@ -103,6 +108,7 @@ def training_step(
     data: Any = None,
     workers: int = 0,
     precision: Any = "no",
+    optimizer: str = "adamw",
     **changes: Any,
 ) -> Step:
     """The authors' settings for CIFAR-10, on random images in memory unless `data` says otherwise."""
@@ -123,7 +129,7 @@ def training_step(
         steps=1_000_000,
         batch_size=batch,
         images=ImagesConfig(size=shape[-1], channels=shape[0], flip=True, workers=workers),
-        optimizer=OptimizerConfig(lr=2e-4, weight_decay=0.03, betas=(0.99, 0.999), warmup=2500),
+        optimizer=OptimizerConfig(optimizer=optimizer, lr=2e-4, weight_decay=0.03, betas=(0.99, 0.999), warmup=2500),
         hardware=HardwareConfig(cpu=True, precision=precision),
         logging=LoggingConfig(trackers=(), monitor_every=0),
         **changes,
@@ -238,6 +244,15 @@ def forward_step(*inputs: Any) -> Callable[[Any], Step]:
         return step
 
     return make
+
+
+# optimizer: Muon against AdamW, in a whole training step
+
+
+def muon_step(size: UViTSize, settings: Settings) -> Race:
+    size = quick(size, settings)
+    steps = {name: partial(training_step, **size.ours(), optimizer=name) for name in ("adamw", "muon")}
+    return Race(f"Training step by optimiser, {size}", steps, size.batch)
 
 
 # overhead: what scaling the long skips costs in a training step
@@ -474,6 +489,13 @@ BENCHMARKS = {
             "middle": (partial(against_plain, SMALL, True), 20),
             "large": (partial(against_plain, replace(S2, batch=2), True), 9),
             "forward": (partial(against_plain, SMALL, False), 30),
+        },
+    ),
+    "optimizer": Benchmark(
+        "Muon against AdamW in a training step",
+        {
+            **{f"width-{width}": (partial(muon_step, WIDE[width]), 9) for width in WIDE},
+            "demo": (partial(muon_step, DEMO), 30),
         },
     ),
     "overhead": Benchmark(

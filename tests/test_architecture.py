@@ -25,6 +25,7 @@ LAYERS = [
     ["attaching"],
     ["models"],
     ["theory", "mup"],
+    ["muon"],
     ["stability"],
     ["data"],
     ["diffusion"],

@@ -63,6 +63,7 @@ from .models import (
     keep_freed_memory as keep_freed_memory,
     unet as unet,
 )
+from .muon import Muon as Muon, muon_groups as muon_groups
 from .runs import (
     load_trained as load_trained,
 )

@@ -46,8 +46,8 @@ def step(model: nn.Module, _: int, source: torch.Generator) -> Tensor:
     return (model(x) - x).square().mean()
 
 
-def sgd(parameters: list[nn.Parameter], rate: float) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=rate)
+def sgd(model: nn.Module, rate: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=rate)
 
 
 def quick(**changes) -> RateRange:

@@ -17,6 +17,7 @@ from scalelong.training.state import Ema, rate
 FOREIGN = "tests.training.foreign_optimizers"
 CASES = {
     "adam": {},
+    "muon": {"momentum": 0.9},
     "sgd": {"momentum": 0.9, "nesterov": True},
     "adafactor": {},
     f"{FOREIGN}:Lion": {},

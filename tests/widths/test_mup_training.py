@@ -106,7 +106,7 @@ def test_a_run_without_a_base_keeps_the_name_of_its_folder():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"optimizer": "sgd"}, "does not hold for `optimizer` sgd"),
+        ({"optimizer": "sgd"}, "`optimizer` sgd"),
         ({"optimizer": "schedule-free"}, "does not hold for `optimizer` schedule-free"),
         ({"optimizer": "lion_pytorch:Lion"}, "does not hold for `optimizer` lion_pytorch:Lion"),
         ({"optimizer": "adam"}, "`optimizer` adam adds it to the gradient"),

@@ -36,7 +36,8 @@ def coords_parser() -> Parser:
     made.flag("--widths", "comma-separated (default: 64,128,256; of a recipe: a half, one and two times its own)")
     made.flag("--base", "the width where rates were tuned (default: the smallest)", kind=int)
     made.flag("--parametrisations", "standard, mup, or mup:START with another output start", "standard,mup")
-    made.flag("--lr --learning-rate", "AdamW's rate at the base", 2e-3)
+    made.flag("--lr --learning-rate", "the rate at the base", 2e-3)
+    made.flag("--optimizer", "adamw, muon, or another Adam", "adamw")
     made.flag("--steps", "training steps", 5)
     made.flag("--seeds", "number of seeds: 0, 1, ...", 3)
     made.flag("--batch-size", "images, of a recipe", 16)
@@ -65,6 +66,7 @@ def run_coords(options: argparse.Namespace) -> int:
         base=options.base,
         title=options.model,
         lr=options.lr,
+        optimizer=_optimizer_maker(options.optimizer, task.pop("betas", (0.9, 0.99))),
         steps=options.steps,
         seeds=options.seeds,
         rows=split(options.rows) if options.rows else None,
@@ -76,6 +78,16 @@ def run_coords(options: argparse.Namespace) -> int:
     if options.out is not None:
         shared.speaker(options)(f"all numbers: {options.out}")
     return 0
+
+
+def _optimizer_maker(name: str, betas: tuple[float, float]) -> Callable[..., Any]:
+    from ..training import OptimizerConfig, make_optimizer
+
+    def make(model: Any, kinds: Any, lr: float) -> Any:
+        settings = OptimizerConfig(optimizer=name, lr=lr, betas=betas, weight_decay=0.0, base_width=1)  # Adams or Muon
+        return make_optimizer(model, settings, kinds)
+
+    return make
 
 
 Task = tuple[Callable[[int], Any], dict[str, Any], list[int]]

@@ -25,7 +25,7 @@ Condition = Literal["none", "class", "text"]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Decay = Literal["constant", "linear", "cosine", "polynomial", "cosine_with_restarts", "piecewise_constant"]
 Optimizer = Literal[
-    "adamw", "adam", "sgd", "rmsprop", "radam", "nadam", "adamax", "adagrad", "adafactor", "schedule-free"
+    "adamw", "muon", "adam", "sgd", "rmsprop", "radam", "nadam", "adamax", "adagrad", "adafactor", "schedule-free"
 ]
 ADAMS = ("adamw", "adam", "radam", "nadam", "adamax")
 """The optimisers whose update has the size of the learning rate, whatever the gradient."""

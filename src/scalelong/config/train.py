@@ -165,8 +165,9 @@ class OptimizerConfig:
 
     optimizer: str = _field(
         "adamw",
-        "adamw, adam, sgd, rmsprop, radam, nadam, adamax, adagrad, adafactor, schedule-free (of the package "
-        "schedulefree), or package.module:Class. It gets lr, and betas and weight_decay if it takes them.",
+        "adamw, muon (hidden matrices by Muon, the rest by AdamW), adam, sgd, rmsprop, radam, nadam, adamax, adagrad, "
+        "adafactor, schedule-free (of the package schedulefree), or package.module:Class. It gets lr, and betas and "
+        "weight_decay if it takes them.",
     )
     optimizer_options: dict[str, Any] = _field({}, "Further arguments of the optimiser.")
     lr: float = _field(2e-4, "Learning rate.")
@@ -229,14 +230,14 @@ class OptimizerConfig:
         require(len(set(names)) == len(names), f"`ema_lengths` names a length twice: {', '.join(names)}")
 
     def _require_adam(self) -> None:
-        """μP's rule depends on the optimiser; only Adam's is known here."""
+        """μP's rule depends on the optimiser; Adam's and Muon's are known here."""
         require(
-            self.optimizer in ADAMS,
-            f"`base_width` scales rates by Adam's rule, which does not hold for `optimizer` {self.optimizer}: take "
-            f"one of {', '.join(ADAMS)}, or leave `base_width` out",
+            self.optimizer in (*ADAMS, "muon"),
+            f"`base_width` scales rates by the rules of Adam and Muon, which do not hold for `optimizer` "
+            f"{self.optimizer}: take one of {', '.join(ADAMS)}, muon, or leave `base_width` out",
         )
         require(
-            self.optimizer == "adamw" or self.weight_decay == 0,
+            self.optimizer in ("adamw", "muon") or self.weight_decay == 0,
             f"`base_width` scales the decay of weights by AdamW's rule; `optimizer` {self.optimizer} adds it to the "
             f"gradient: give `weight_decay` 0, or take adamw",
         )

@@ -27,6 +27,7 @@ from ..noise import mean_square, target
 from ..randomness import generator
 from ..runs import build_model, example_forward, load_run_data
 from ..stability import METHODS, RUNS, Method, RateRange, RateRun, rate_range
+from ..training import make_optimizer
 from .engines import Engine
 from .plan import Variant, as_variant
 from .sweeps import job_of, run_jobs, write_job
@@ -78,13 +79,8 @@ class RecipeTask:
         batches = [self.prepare(generator(0, "zero", i)) for i in range(ZERO_BATCHES)]
         return fmean(float(loss(torch.zeros_like(inputs.x))) for inputs, loss in batches)
 
-    def optimizer(self, parameters: list[nn.Parameter], rate: float) -> torch.optim.Optimizer:
-        settings = self.config.optimizer
-        if settings.optimizer != "adamw":
-            raise InvalidConfigError(f"rates are counted with AdamW, not with --optimizer {settings.optimizer}")
-        return torch.optim.AdamW(
-            parameters, lr=rate, betas=settings.betas, weight_decay=settings.weight_decay, fused=True
-        )
+    def optimizer(self, model: nn.Module, rate: float) -> torch.optim.Optimizer:
+        return make_optimizer(model, replace(self.config.optimizer, lr=rate))
 
 
 def config_range(

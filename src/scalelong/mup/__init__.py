@@ -20,10 +20,15 @@ from .groups import (
     start_kinds_ as start_kinds_,
 )
 from .parameters import (
+    Base as Base,
+    Given as Given,
     Kind as Kind,
     Kinds as Kinds,
+    bare as bare,
     kinds as kinds,
+    layer_sides as layer_sides,
     unet_at as unet_at,
     uvit_at as uvit_at,
+    width_of as width_of,
     width_options as width_options,
 )

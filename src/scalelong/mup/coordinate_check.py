@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 Make = Callable[[int], nn.Module]
 Loss = Callable[[nn.Module], Tensor]
+MakeOptimizer = Callable[[nn.Module, Kinds | None, float], torch.optim.Optimizer]
+"""From a network, its kinds under μP (None under the standard parametrisation) and the rate at the base."""
 Role = Literal["input", "block", "output"]
 
 LIMIT = 0.15
@@ -142,7 +144,7 @@ class Coordinates:
     def __str__(self) -> str:
         head = (
             f"slope of log change over log width, widths {', '.join(map(str, self.widths))}, base {self.base}, "
-            f"AdamW {self.lr:g}, k steps on one batch, mean [range] of {self.seeds} seeds"
+            f"rate {self.lr:g}, k steps on one batch, mean [range] of {self.seeds} seeds"
         )
         title = [self.title] if self.title else []
         return "\n".join([*title, head, text_table(self.rows(), left=("row",)), *self.verdict()])
@@ -197,7 +199,7 @@ def coordinates(
     rows: Sequence[str] | None = None,
     kinds: Given | None = None,
     attention: Literal["held", "rescaled"] = "held",
-    betas: tuple[float, float] = (0.9, 0.99),
+    optimizer: MakeOptimizer | None = None,
     title: str = "",
 ) -> Coordinates:
     """Train `make(width)` for a few steps at each width, and measure by how much each block's output changes.
@@ -208,6 +210,7 @@ def coordinates(
     `inputs` are the inputs of one batch, `loss(model)` the loss on one batch, always the same. Without a loss the
     network is trained towards fixed random numbers; U-ViT and diffusers' UNets need no inputs for that.
     `rows` names the modules to look at; by default the blocks (elements of module lists, children of the model).
+    `optimizer(model, kinds, lr)` makes another optimiser than AdamW; it should not decay weights.
     """
     values = tuple(dict.fromkeys(int(value) for value in widths))
     if len(values) < 2 or steps < 1 or seeds < 1:
@@ -227,17 +230,22 @@ def coordinates(
             for seed in range(seeds):
                 logger.info("%s, width %d, seed %d", name, width, seed)
                 model = _made(make, width, seed)
-                groups: Any = [p for p in model.parameters() if p.requires_grad]
                 if start is not None:
                     start_kinds_(bare(model), found, start)
-                    groups = groups_of(model, found, lr=lr, weight_decay=0.0)
-                optimizer = torch.optim.AdamW(groups, lr=lr, betas=betas, weight_decay=0.0)
+                made = (optimizer or _adamw)(model, None if start is None else found, lr)
                 watched = _watched(bare(model), found, rows)
-                for row, (before, changes) in _train(model, optimizer, loss, steps, list(watched)).items():
+                for row, (before, changes) in _train(model, made, loss, steps, list(watched)).items():
                     records.append(Moved(name, width, seed, row, watched[row], before, changes))
     if not any(record.role == "block" for record in records):
         raise InvalidConfigError("the network has no block: name the modules to look at with rows=[...]")
     return Coordinates(records, values, base, lr, steps, seeds, title)
+
+
+def _adamw(model: nn.Module, kinds: Kinds | None, lr: float) -> torch.optim.Optimizer:
+    groups: Any = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if kinds is not None:
+        groups = groups_of(model, kinds, lr=lr, weight_decay=0.0)
+    return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.99), weight_decay=0.0)
 
 
 def _output_start(name: str) -> OutputStart | None:

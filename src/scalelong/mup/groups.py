@@ -51,7 +51,8 @@ def parameter_groups(
     Each group whose rate is scaled says by how much, in `lr_scale`: code that sets `lr` must multiply by it. torch's
     schedulers do the right thing by themselves, since they start from each group's own rate. Parameters that are not
     trained are left out. At the base's width there is one group, with the parameters in the order of the model.
-    The other arguments are those of `kinds`. The rule is Adam's: it is wrong for SGD, Adafactor and Muon.
+    The other arguments are those of `kinds`. The rule is Adam's, and wrong for SGD and Adafactor; Muon has
+    `sl.muon_groups`.
     """
     found = kinds_of(model, base, kinds=kinds, attention=attention, delta=delta)
     return groups_of(model, found, lr=lr, weight_decay=weight_decay)

@@ -381,6 +381,19 @@ def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
     return model.get_submodule(path), leaf
 
 
+def layer_sides(model: nn.Module, name: str) -> tuple[int, int] | None:
+    """(outputs, inputs) of the weight of a layer that multiplies its features by one matrix.
+
+    None for all else: gates, weights that are parametrised, grouped convolutions, parameters of unknown modules.
+    """
+    module, leaf = _owner(model, name)
+    axes, shape = _axes(module, leaf), model.get_parameter(name).shape
+    grouped = getattr(module, "groups", 1) > 1
+    if axes is None or "." in leaf or grouped or isinstance(module, GateLayer) or len(shape) < 2:
+        return None
+    return shape[axes[0]], shape[axes[1]]
+
+
 def _axes(module: nn.Module, leaf: str) -> tuple[int, int] | None:
     """(fan-out axis, fan-in axis) of a weight; None if the module is not known to be a matrix product."""
     if not leaf.split(".")[0].startswith(("weight", "in_proj_weight", "q_proj", "k_proj", "v_proj")):

@@ -44,7 +44,7 @@ Build = Callable[[int], nn.Module]
 """From a seed to a new network. Python's, numpy's and torch's generators are seeded before it is called."""
 Step = Callable[[nn.Module, int, torch.Generator], Tensor]
 """The loss of training step i: a scalar with a gradient. `rate_range` does the backward and the optimiser's step."""
-MakeOptimizer = Callable[[list[nn.Parameter], float], torch.optim.Optimizer]
+MakeOptimizer = Callable[[nn.Module, float], torch.optim.Optimizer]
 CarryOut = Callable[[Work, list[Key], int], Iterable[RateRun]]
 
 METHODS = ("none", "start:cs:0.7", "cs:0.7", "ls")
@@ -71,8 +71,9 @@ class Method:
     build: Build | None = None
 
 
-def adamw(parameters: list[nn.Parameter], rate: float) -> torch.optim.Optimizer:
+def adamw(model: nn.Module, rate: float) -> torch.optim.Optimizer:
     """AdamW with a short memory, as in the small recipes. One kernel for all weights: these networks are small."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     fused = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in parameters)
     return torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.99), weight_decay=0.03, fused=fused)
 
@@ -108,7 +109,7 @@ def rate_range(
     rates: constant after `warmup` steps (default: a sixth of `steps`).
     methods: the first one is the baseline; see `Method`.
     your_rate: the rate that you train with, for the verdict.
-    optimizer: (parameters, rate) -> torch optimiser; AdamW with betas of 0.9 and 0.99 if left out.
+    optimizer: (model, rate) -> torch optimiser; AdamW with betas of 0.9 and 0.99 if left out.
     reference_loss: of the zero predictor; left out, the loss of the baseline at the start.
     example_inputs, plan: to find the long skips; left out, the model is looked at while it takes the first step.
     jobs: processes (default: one per core; one on an accelerator).
@@ -310,7 +311,7 @@ class Task:
         plan = self.plans[position]
         model = self.make(position, seed, plan)
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        optimizer = self.optimizer(parameters, rate)
+        optimizer = self.optimizer(model, rate)
         full = [group["lr"] for group in optimizer.param_groups]
         assert self.reference is not None
         outcome = RunOutcome(self.reference, self.warmup, self.steps)

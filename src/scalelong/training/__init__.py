@@ -46,6 +46,9 @@ from .loop import (
     TrainResult as TrainResult,
     train as train,
 )
+from .optimizers import (
+    make_optimizer as make_optimizer,
+)
 from .plan import (
     describe_run as describe_run,
 )

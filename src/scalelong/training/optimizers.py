@@ -1,6 +1,7 @@
 """Optimisers and the rate over time, by name or as package.module:name.
 
     --optimizer sgd --optimizer-options momentum=0.9          one of torch.optim
+    --optimizer muon                                          hidden matrices by Muon, the rest by AdamW
     --optimizer lion_pytorch:Lion                             any class of torch's protocol
     --optimizer schedule-free                                 AdamW of the package schedulefree (Defazio et al., 2024)
     --decay polynomial --decay-options power=2                a schedule of diffusers.optimization
@@ -21,6 +22,7 @@ from torch import nn
 
 from ..config import OptimizerConfig
 from ..errors import InvalidConfigError
+from ..muon import Muon, groups_for_muon
 from ..mup import Kind, groups_of
 from ..optional import load_object, needs
 
@@ -38,6 +40,7 @@ OPTIMIZERS = {
     "adafactor": "Adafactor",
 }
 """From our names to classes of torch.optim."""
+MUON = "muon"
 
 
 def make_optimizer(
@@ -60,7 +63,9 @@ def make_optimizer(
         raise InvalidConfigError(f"--optimizer {config.optimizer} has no option {', '.join(unknown)}; it takes {takes}")
     try:
         given: Any = parameters
-        if kinds is not None:
+        if config.optimizer == MUON:
+            given = groups_for_muon(model, kinds, lr=config.lr, weight_decay=config.weight_decay)
+        elif kinds is not None:
             given = groups_of(model, kinds, lr=config.lr, weight_decay=config.weight_decay)
         made = kind(given, **{**values, **config.optimizer_options})
     # A class of someone's own, or options that it was not made for, may fail in any way.
@@ -76,6 +81,8 @@ def make_optimizer(
 def optimizer_class(config: OptimizerConfig) -> Any:
     if config.optimizer in OPTIMIZERS:
         return getattr(torch.optim, OPTIMIZERS[config.optimizer])
+    if config.optimizer == MUON:
+        return Muon
     if config.optimizer == "schedule-free":
         return needs("schedulefree", None, "--optimizer schedule-free").AdamWScheduleFree
     return load_object(config.optimizer, "optimizer")
