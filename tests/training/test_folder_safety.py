@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from scalelong.cli import main
 from scalelong.config import load_config
 from scalelong.data import load_data
 from scalelong.errors import InvalidConfigError, LinkRefusedError
@@ -29,23 +30,66 @@ def everything(folder):
     return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-@pytest.mark.parametrize("name", [*FILES, *FOLDERS])
-def test_links_in_a_run_folder_are_refused_and_nothing_changes(name, made, tmp_path, tiny):
-    run, outside = tmp_path / "run", tmp_path / "outside"
+def linked(made, folder, name):
+    """A copy of the run in which one file or folder is a link to one outside; the folder outside."""
+    run, outside = folder / "run", folder / "outside"
     shutil.copytree(made, run, symlinks=True)
     place, victim = run / name, outside / "victim"
-    outside.mkdir()
+    outside.mkdir(parents=True)
     if name in FOLDERS:
         shutil.move(place, victim) if place.exists() else victim.mkdir()
-        (victim / ".mine.old").write_text("precious")
-        (victim / ".mine.part").write_text("precious")
+        for inner in (".mine.old", ".mine.part", "step-00000001.png"):
+            (victim / inner).write_text("precious")
     else:
         shutil.move(place, victim) if place.exists() else victim.write_text("precious")
+    place.parent.mkdir(exist_ok=True)
     place.symlink_to(victim)
+    return run, outside
+
+
+@pytest.mark.parametrize("name", [*FILES, *FOLDERS])
+def test_links_in_a_run_folder_are_refused_and_nothing_changes(name, made, tmp_path, tiny):
+    run, outside = linked(made, tmp_path, name)
     before = everything(outside), everything(run)
     with pytest.raises(LinkRefusedError, match="not followed"):
         train(replace(tiny, steps=4), run, quiet=True)
     assert (everything(outside), everything(run)) == before
+
+
+COMMANDS = [
+    ["train", "--config", "RUN/config.yaml", "--out", "RUN", "--steps", "4"],
+    ["train", "digits", "--from", "RUN", "--out", "NEW", "--steps", "1"],
+    ["sample", "RUN", "-n", "1", "--steps", "1"],
+    ["eval", "RUN", "-n", "10", "--steps", "1"],
+    ["export", "RUN", "--format", "safetensors"],
+    ["diagnose", "RUN"],
+    ["report", "RUN", "--out", "NEW.html"],
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_no_command_follows_a_link_of_a_run_folder(command, made, tmp_path, monkeypatch):
+    """Most refuse. A report leaves out what is a link; it must not show what the link leads to."""
+    monkeypatch.chdir(tmp_path)
+    for name in [*FILES, *FOLDERS, "samples/step-00000001.png"]:
+        folder = tmp_path / name.replace("/", "-")
+        run, outside = linked(made, folder, name)
+        before = everything(outside), everything(run)
+        new = folder / "new"
+        code = main([word.replace("RUN", str(run)).replace("NEW", str(new)) for word in command])
+        assert everything(outside) == before[0], name
+        assert command[0] == "report" or code == 1, name
+        assert code == 0 or (everything(run) == before[1] and not new.exists()), name
+        page = new.with_suffix(".html")
+        assert not page.exists() or b"precious" not in page.read_bytes(), name
+        assert not page.exists() or b"cHJlY2lvdXM" not in page.read_bytes(), name  # the same in base64
+
+
+def test_a_file_does_not_say_where_images_are_decoded_to(made, tmp_path, caplog):
+    path = tmp_path / "config.yaml"
+    path.write_text((made / "config.yaml").read_text().replace("image_cache: auto", f"image_cache: {tmp_path}/victim"))
+    assert load_config(path).images.image_cache == "auto"
+    assert "image_cache" in caplog.text
 
 
 def test_only_names_of_ours_are_removed(made, tmp_path, tiny):

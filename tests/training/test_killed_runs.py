@@ -1,7 +1,9 @@
-"""Real processes, really killed. Slow to start, so few of them; the many crash points are in test_training.py."""
+"""Real processes, really killed. Slow to start, so few of them; the many crash points are in test_training.py.
+
+What is not killed runs in this process.
+"""
 
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -13,18 +15,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from scalelong.cli import main
 from scalelong.runs import read_metrics, saved_steps
 
+STEPS = 16
 FLAGS = {
     "--recipe": "digits-tiny",
     "--model-options": "patch_size=4 dim=16 depth=2",
     "--batch-size": "8",
-    "--steps": "40",
+    "--steps": str(STEPS),
     "--save-every": "3",
     "--log-every": "1",
     "--samples-every": "0",
     "--held-out": "20",
-    "--held-out-every": "20",
+    "--held-out-every": "8",
     "--trackers": "",
     "--precision": "fp32",
 }
@@ -40,14 +44,33 @@ def launch(arguments, processes=1):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     environment["PYTHONPATH"] = os.pathsep.join(["src", environment.get("PYTHONPATH", "")])
     return subprocess.Popen(
-        [*launcher, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+        [*launcher, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+        start_new_session=True,
     )
 
 
-def start(folder, processes=1):
-    flags = [part for name, values in FLAGS.items() for part in (name, *values.split())]
-    module = ["scalelong"] if processes == 1 else ["-m", "scalelong"]
-    return launch([*module, "train", *flags, "--out", str(folder)], processes)
+def flags_of(folder, **changes):
+    values = {**FLAGS, **changes}
+    return ["train", *(part for name, given in values.items() for part in (name, *given.split())), "--out", str(folder)]
+
+
+def start(folder, processes=1, **changes):
+    return launch([*(["-m"] if processes > 1 else []), "scalelong", *flags_of(folder, **changes)], processes)
+
+
+def finish_here(folder, **changes):
+    """The same command in this process, with as many threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        assert main(flags_of(folder, **changes)) == 0
+    finally:
+        torch.set_num_threads(threads)
+    return folder
 
 
 def wait_for_steps(process, count):
@@ -59,6 +82,13 @@ def wait_for_steps(process, count):
             if count <= 0:
                 return True
     return False
+
+
+def wait_for_half_a_checkpoint(folder):
+    """Until a checkpoint is being written."""
+    end = time.monotonic() + 60
+    while not list((folder / "checkpoints").glob(".step-*.part")):
+        assert time.monotonic() < end
 
 
 def kill_tree(process):
@@ -74,68 +104,68 @@ def finish(process, code=0):
     return output
 
 
-def kill_often(folder, kills, processes, seed):
-    """Kill after a random number of steps and a random moment more, then finish."""
-    dice = random.Random(seed)
-    for _ in range(kills):
-        process = start(folder, processes)
-        if wait_for_steps(process, dice.randint(1, 12)):
-            time.sleep(dice.uniform(0, 0.05))
-        kill_tree(process)
-    finish(start(folder, processes))
-
-
 def assert_same_files(first, second):
     for name in ("model.safetensors", "ema.safetensors"):
         contents = [(folder / "checkpoints" / "latest" / name).read_bytes() for folder in (first, second)]
         assert contents[0] == contents[1]
     for folder in (first, second):
-        assert saved_steps(folder / "checkpoints")[-1] == 40
-        assert [line["step"] for line in read_metrics(folder) if "loss" in line] == list(range(1, 41))
+        assert saved_steps(folder / "checkpoints")[-1] == STEPS
+        assert [line["step"] for line in read_metrics(folder) if "loss" in line] == list(range(1, STEPS + 1))
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("undisturbed") / "run"
-    finish(start(folder))
-    return folder
+    return finish_here(tmp_path_factory.mktemp("undisturbed") / "run")
 
 
-def test_killed_at_five_random_moments(undisturbed, tmp_path):
-    kill_often(tmp_path / "run", kills=5, processes=1, seed=0)
-    assert_same_files(undisturbed, tmp_path / "run")
+def test_killed_between_two_checkpoints_and_while_one_is_written(undisturbed, tmp_path):
+    run = tmp_path / "run"
+    process = start(run)
+    assert wait_for_steps(process, 5)
+    kill_tree(process)
+    process = start(run)
+    assert wait_for_steps(process, 1)
+    wait_for_half_a_checkpoint(run)
+    kill_tree(process)
+    assert_same_files(undisturbed, finish_here(run))
 
 
 def test_two_processes_killed_and_equal_to_one(undisturbed, tmp_path):
-    finish(start(tmp_path / "calm", processes=2))
-    kill_often(tmp_path / "killed", kills=2, processes=2, seed=1)
+    """The script trains two runs, with whole and with sharded parameters (FSDP2), each straight and in two goes."""
+    process = start(tmp_path / "killed", processes=2)
+    assert wait_for_steps(process, 4)
+    kill_tree(process)
+    finish(start(tmp_path / "killed", processes=2))
+    finish(launch(["tests/training/two_processes.py", str(tmp_path), *flags_of(tmp_path / "calm")[1:]], processes=2))
     assert_same_files(tmp_path / "calm", tmp_path / "killed")
     one, two = (
         load_file(folder / "checkpoints" / "latest" / "model.safetensors")
         for folder in (undisturbed, tmp_path / "calm")
     )
     torch.testing.assert_close(two, one, rtol=1e-4, atol=1e-5)
+    for name in ("model.safetensors", "ema.safetensors"):
+        files = [tmp_path / run / "checkpoints" / "latest" / name for run in ("straight", "twice")]
+        assert files[0].read_bytes() == files[1].read_bytes()
+    assert saved_steps(tmp_path / "twice" / "checkpoints") == [3, 6]
+
+
+def test_an_error_of_two_processes_is_told_once_and_ends_with_code_one(tmp_path):
+    output = finish(start(tmp_path / "run", processes=2, **{"--lr": "1e18"}), 1)
+    assert output.count("NonFiniteError") == 1
+    assert "exitcode  : 1 " in output
+    assert "SIGABRT" not in output
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_save_and_exit_cleanly(undisturbed, tmp_path, number):
     process = start(tmp_path / "run")
-    assert wait_for_steps(process, 5)
+    assert wait_for_steps(process, 3)
     process.send_signal(number)
     output = finish(process, 128 + number)
     assert f"stopped by {number.name} after step" in output
     stopped = saved_steps(tmp_path / "run" / "checkpoints")[-1]
-    assert 5 <= stopped < 40
-    assert f"continuing after step {stopped}" in finish(start(tmp_path / "run"))
-    assert_same_files(undisturbed, tmp_path / "run")
-
-
-def test_sharded_parameters_train_and_resume(tmp_path):
-    finish(launch(["tests/training/sharded_run.py", str(tmp_path)], processes=2))
-    for name in ("model.safetensors", "ema.safetensors"):
-        files = [tmp_path / run / "checkpoints" / "latest" / name for run in ("straight", "twice")]
-        assert files[0].read_bytes() == files[1].read_bytes()
-    assert saved_steps(tmp_path / "twice" / "checkpoints") == [3, 6]
+    assert 3 <= stopped < STEPS
+    assert_same_files(undisturbed, finish_here(tmp_path / "run"))
 
 
 # Data workers
@@ -151,21 +181,22 @@ def pictures(tmp_path_factory):
     return folder
 
 
-def start_streamed(pictures, folder, steps="100000"):
-    flags = {**FLAGS, "--data": str(pictures), "--steps": steps, "--workers": "2", "--held-out": "0"}
-    flags |= {"--held-out-every": "50000", "--save-every": "50000"}
-    flags |= {"--memory-limit": "0", "--image-cache": "none"}  # too large for the memory
-    given = [part for name, values in flags.items() for part in (name, *values.split())]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join(["src", environment.get("PYTHONPATH", "")])
-    return subprocess.Popen(
-        [sys.executable, "-m", "scalelong", "train", *given, "--out", str(folder)],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True,
-    )  # fmt: skip
+def streamed(pictures):
+    """Flags of a long run whose images are too many for the memory."""
+    return {
+        "--data": str(pictures),
+        "--steps": "100000",
+        "--workers": "2",
+        "--held-out": "0",
+        "--held-out-every": "50000",
+        "--save-every": "50000",
+        "--memory-limit": "0",
+        "--image-cache": "none",
+    }
 
 
 def test_sigterm_to_all_processes_of_a_group_saves(pictures, tmp_path):
-    process = start_streamed(pictures, tmp_path / "run")
+    process = start(tmp_path / "run", **streamed(pictures))
     assert wait_for_steps(process, 5)
     os.killpg(process.pid, signal.SIGTERM)
     output = finish(process, 128 + signal.SIGTERM)
@@ -175,14 +206,14 @@ def test_sigterm_to_all_processes_of_a_group_saves(pictures, tmp_path):
 
 
 def test_a_killed_data_worker_is_named_and_nothing_is_lost(pictures, tmp_path):
-    process = start_streamed(pictures, tmp_path / "run")
+    process = start(tmp_path / "run", **streamed(pictures))
     assert wait_for_steps(process, 5)
     psutil.Process(process.pid).children()[0].kill()
     output = finish(process, 1)
-    assert "DataWorkerError: a process that reads images ended by SIGKILL" in output
+    assert "DataWorkerError: a process that reads images" in output
     assert "--workers" in output
     assert "Traceback" not in output
     stopped = saved_steps(tmp_path / "run" / "checkpoints")[-1]
     assert stopped >= 5
-    again = finish(start_streamed(pictures, tmp_path / "run", steps=str(stopped + 2)))
-    assert f"continuing after step {stopped}" in again
+    finish_here(tmp_path / "run", **{**streamed(pictures), "--steps": str(stopped + 2)})
+    assert saved_steps(tmp_path / "run" / "checkpoints")[-1] == stopped + 2

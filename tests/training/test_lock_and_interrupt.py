@@ -40,6 +40,9 @@ def test_another_process_is_refused_until_it_dies(tmp_path):
         assert holder.stdout.readline() == b"held\n"
         with pytest.raises(RunLockedError, match=f"process {holder.pid} on "), locked(tmp_path, wait=False):
             pass
+        (tmp_path / ".lock").unlink()
+        with pytest.raises(RunLockedError, match=f"process {holder.pid} on "), locked(tmp_path, wait=False):
+            pass
     finally:
         holder.kill()
         holder.communicate()

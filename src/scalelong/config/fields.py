@@ -1,6 +1,7 @@
 """A configuration as dictionaries and YAML, and what changed between two configurations."""
 
 import dataclasses
+import logging
 import types
 from collections.abc import Iterator
 from os import PathLike
@@ -11,6 +12,8 @@ from ..errors import CannotReadError, InvalidConfigError
 from ..files import read_fields
 from ..optional import needs
 from .train import TrainConfig
+
+logger = logging.getLogger(__name__)
 
 NUMBERS_TOO = ("optimizer.output_start",)
 """Texts that may be a number, which YAML reads as one."""
@@ -50,9 +53,14 @@ def load_config(path: str | PathLike[str], base: TrainConfig | None = None) -> T
     except CannotReadError as error:
         raise InvalidConfigError(str(error)) from error
     try:
-        return from_dict(values, base)
+        config = from_dict(values, base)
     except InvalidConfigError as error:
         raise InvalidConfigError(f"{path}: {error}") from error
+    if config.images.image_cache in ("auto", "none"):
+        return config
+    # The file may be a stranger's, and would have its reader write wherever it says.
+    logger.warning("%s: a folder for `image_cache` counts only where you give it yourself; auto is taken", path)
+    return with_values(config, {"images.image_cache": "auto"})
 
 
 def dump_config(config: TrainConfig) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ..errors import CannotReadError, RunLockedError
 from .access import StrPath, make_folder, writing
-from .links import below, refuse_link
+from .links import FolderBelow, below, refuse_link
 
 _TURN = threading.RLock()
 
@@ -53,19 +53,45 @@ def locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
             lock.acquire()
     except Timeout as error:
         try:
-            name = inside.read_text(holder, 1000)
+            name = inside.read_text(holder, 1000).partition("\n")[0]
         except CannotReadError:
             name = "another process"
         name = "this process" if name == _this_process() else name
         raise RunLockedError(f"{folder} is in use by {name}; wait for it, stop it, or choose another folder") from error
     try:
         if not wait:
-            inside.write_text(holder, _this_process(), sync=False)
-        yield
+            _refuse_other_holder(inside, holder)
+            inside.write_text(holder, f"{_this_process()}\n{_started(os.getpid())}", sync=False)
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                inside.remove(holder)
     finally:
-        with suppress(OSError):
-            inside.remove(holder)
         lock.release()
+
+
+def _refuse_other_holder(inside: FolderBelow, holder: str) -> None:
+    """Someone may have removed the lock file under a process that still works in the folder: its name is left."""
+    try:
+        name, _, started = inside.read_text(holder, 1000).partition("\n")
+    except CannotReadError:
+        return
+    process, _, host = name.removeprefix("process ").partition(" on ")
+    if host == socket.gethostname() and process.isdecimal() and started == _started(int(process)) != "":
+        raise RunLockedError(
+            f"{inside.folder} is in use by {name}, although its lock file is gone; wait for it, stop it, or choose "
+            f"another folder"
+        )
+
+
+def _started(process: int) -> str:
+    """When a process began, in the kernel's ticks; "" where that is not known, or it has ended."""
+    try:
+        with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
 
 
 GRACE = 1.0

@@ -31,7 +31,7 @@ from ..models import Denoiser, PositionEmbedding, UViT, arguments_of, official_s
 from ..noise import SCHEDULES, NoiseProcess, discrete_betas
 from ..scaling import Constants, as_scaling
 from .adapters import EMBEDDING
-from .folder import CONFIG, RunFolder
+from .folder import CONFIG, RunFolder, require_no_links
 from .load import load_run
 from .model import DataShape, Log, example_forward, logger, require_trust
 
@@ -88,6 +88,7 @@ def read_origin(path: str | PathLike[str], options: Mapping[str, Any] | None = N
 
 
 def _of_run(path: Path, trust: bool) -> Origin:
+    require_no_links(path)
     config = load_config(path / CONFIG)
     require_trust(config, path / CONFIG, trust)
     fixed = ("model", "diffusion.schedule", "diffusion.prediction", "diffusion.condition", "images.autoencoder")

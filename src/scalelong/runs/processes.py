@@ -28,7 +28,7 @@ def make_accelerator(config: TrainConfig, folder: str) -> Any:
     # Its precision is shared by all Accelerators of a process; an earlier run may have had a different one.
     AcceleratorState._reset_state(reset_partial_state=False)
     try:
-        return Accelerator(
+        made = Accelerator(
             mixed_precision=_as_accelerate_says(config.hardware.precision),
             # The loop divides a batch itself; with the plugin, accelerate does not read a number from its variable.
             gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
@@ -38,11 +38,18 @@ def make_accelerator(config: TrainConfig, folder: str) -> Any:
             project_dir=folder,
             kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
         )
-    except ValueError as error:
+    except (ValueError, ImportError) as error:
         raise InvalidConfigError(
-            f"accelerate refuses the settings of this run: {in_words(error)}. Check --precision, --trackers and the "
+            f"accelerate refuses the settings of this run: {in_words(error)}. Check `precision`, `trackers` and the "
             f"variables ACCELERATE_*"
         ) from error
+    kind = made.distributed_type.value
+    if kind in ("DEEPSPEED", "MEGATRON_LM") or (kind == "FSDP" and not made.is_fsdp2):
+        raise InvalidConfigError(
+            f"accelerate is configured for {kind}, whose flat shards cannot be averaged and saved here: use data "
+            f"parallel processes, or FSDP2 (fsdp_version: 2 in accelerate's configuration)"
+        )
+    return made
 
 
 def _check_accelerate(config: TrainConfig) -> None:

@@ -1,4 +1,5 @@
-"""Run by torchrun: train with FSDP2's sharded parameters, once straight through and once in two goes.
+"""Run by torchrun: FOLDER FLAGS. Train as the flags say; then with FSDP2's sharded parameters, once straight through
+and once in two goes.
 
 accelerate shards on accelerators only, so the sharding is done here and accelerate leaves the model alone.
 """
@@ -13,6 +14,7 @@ from accelerate import Accelerator
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from scalelong.cli.train import parse
 from scalelong.config import CheckpointConfig, HardwareConfig, LoggingConfig, recipe
 from scalelong.models import UViT
 from scalelong.training import loop, train
@@ -40,6 +42,7 @@ config = replace(
     logging=LoggingConfig(log_every=2, trackers=(), samples=2, sampler_steps=2),
 )
 folder = Path(sys.argv[1])
+train(parse(sys.argv[2:]).train, folder / "calm")
 loop.build_model = build_sharded
 Accelerator.prepare_model = lambda self, model, *_, **__: model  # pyright: ignore
 train(config, folder / "straight")
