@@ -6,11 +6,12 @@ import logging
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 import scalelong as sl
 from families import call, case
 from scalelong.attaching import plan_of, scaling_of
+from zoo import NormedMerges, RMSNorm
 
 IMAGE = (torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([10.0, 800.0]))
 
@@ -47,45 +48,12 @@ def test_a_norm_that_follows_every_merge_is_named_and_nothing_is_attached(name, 
     assert all(not m._forward_pre_hooks for m in model.modules())
 
 
-class RMSNorm(nn.Module):
-    """As many write it by hand."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.rand(width) + 0.5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
-
-
-class SkipDiT(nn.Module):
-    """Tokens whose merges are norm, then linear: as in Skip-DiT (LayerNorm), or with an RMSNorm. One merge has none."""
-
-    def __init__(self, norm=nn.LayerNorm, width: int = 8, plain: int = 0) -> None:
-        super().__init__()
-        self.encoder = nn.ModuleList(nn.Linear(width, width) for _ in range(3))
-        self.middle = nn.Linear(width, width)
-        self.norms = nn.ModuleList(norm(2 * width) for _ in range(3 - plain))
-        self.norms.extend(nn.Identity() for _ in range(plain))
-        self.merges = nn.ModuleList(nn.Linear(2 * width, width) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        skips = []
-        for block in self.encoder:
-            x = x + torch.tanh(block(x))
-            skips.append(x)
-        x = torch.tanh(self.middle(x))
-        for norm, merge in zip(self.norms, self.merges, strict=True):
-            x = torch.tanh(merge(norm(torch.cat([x, skips.pop()], dim=-1))))
-        return x
-
-
 TOKENS = (torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(1)),)
 
 
 @pytest.mark.parametrize("norm", [nn.LayerNorm, RMSNorm, nn.RMSNorm])
 def test_only_merges_without_a_norm_get_one(norm):
-    model = SkipDiT(norm, plain=1)
+    model = NormedMerges(norm, plain=1)
     sl.scale_skips_(model, "merge_norm:kappa=0.5", TOKENS)
     assert list(sl.summary(model).norms) == [2, 3]
     assert scaling_of(model).constants(3) == (1.0, 0.25)  # after the norm, where nothing divides it out

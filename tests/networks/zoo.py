@@ -1175,3 +1175,48 @@ class SuperResolution(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.head(x)
         return self.tail(self.body(x) + x)
+
+
+class RMSNorm(nn.Module):
+    """As many write it by hand."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(width) + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
+class NormedMerges(nn.Module):
+    """A norm over each concatenation, then a linear layer, as Skip-DiT has it; or GroupNorm and a convolution.
+
+    The last `plain` merges have no norm. `kappas`, innermost first, multiply the skip's channels after the norm.
+    """
+
+    def __init__(self, norm=nn.LayerNorm, axis: int = -1, width: int = 8, plain: int = 0) -> None:
+        super().__init__()
+        self.axis, self.width = axis, width
+
+        def layer(inputs: int) -> nn.Module:
+            return nn.Conv1d(inputs, width, 1) if axis == 1 else nn.Linear(inputs, width)
+
+        self.encoder = nn.ModuleList(layer(width) for _ in range(3))
+        self.middle = layer(width)
+        self.norms = nn.ModuleList(norm(2 * width) for _ in range(3 - plain))
+        self.norms.extend(nn.Identity() for _ in range(plain))
+        self.merges = nn.ModuleList(layer(2 * width) for _ in range(3))
+
+    def forward(self, x: Tensor, kappas: tuple[float, ...] | None = None) -> Tensor:
+        skips = []
+        for block in self.encoder:
+            x = x + torch.tanh(block(x))
+            skips.append(x)
+        x = torch.tanh(self.middle(x))
+        for i, (norm, merge) in enumerate(zip(self.norms, self.merges, strict=True)):
+            merged = norm(torch.cat([x, skips.pop()], dim=self.axis))
+            if kappas is not None:
+                main, skip = merged.split(self.width, self.axis)
+                merged = torch.cat([main, skip * kappas[i]], self.axis)
+            x = torch.tanh(merge(merged))
+        return x

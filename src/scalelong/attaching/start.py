@@ -4,6 +4,7 @@
 multiplies the coefficients κ_i of a scaling into the weights that read each long skip, and leaves nothing else behind.
 """
 
+import logging
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,7 +28,9 @@ from ..scaling import (
 from .api import is_scaled, scaling_of
 from .attach import acts_behind_norm, has_scaling
 from .fold import layer_obstacle
-from .host import fold_targets_of, host_of, multiply_weights_
+from .host import host_of, multiply_weights_
+
+logger = logging.getLogger(__name__)
 
 STARTS = MERGE_STARTS[1:]
 _PLAIN = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -165,6 +168,8 @@ class SkipStart:
     """Empty where κ_i is 1: nothing was to be done."""
     main: dict[int, float] = field(default_factory=dict)
     """Factors of the main path, for methods that have any."""
+    norms: dict[int, str] = field(default_factory=dict)
+    """The norm that reads the merge, where κ_i is in the weights after it."""
 
     def __str__(self) -> str:
         rows = [
@@ -173,6 +178,7 @@ class SkipStart:
                 "κ_i": f"{factor:.4g}",
                 **({"main path": f"{self.main[index]:.4g}"} if self.main else {}),
                 "in the weights of": ", ".join(self.layers[index]) or "-",
+                **({"after": self.norms.get(index, "-")} if self.norms else {}),
             }
             for index, factor in self.factors.items()
         ]
@@ -198,6 +204,11 @@ def start_skips_(
     the others' for the weights behind skip i (docs/theory.md). A rate that was tuned with one of the two is to be tried
     again with the other.
 
+    Where a norm reads the merge (GroupNorm in UNets, LayerNorm in HunyuanDiT and Skip-DiT), it would divide κ_i out or
+    change it. There κ_i goes into the layers after the norm, as `ConstantScaling(behind_norms=True)` does when it is
+    attached; the result names these norms, and the log says so. Where skips are added, κ_i goes into the layer that
+    makes the skip, if nothing else reads it.
+
     All long skips or none: if one of them cannot be folded exactly, UnfoldableSkipsError says why and what to do
     instead, and no weight has changed.
     """
@@ -222,12 +233,25 @@ def start_skips_(
         factors[skip.index] = found
         layers[skip.index] = () if found == UNSCALED else _fold(host, skip, scaling, found)
     main = {index: found.main for index, found in factors.items()}
+    norms = {i: plan[i].readers.where for i in layers if layers[i] and _is_after_norm(plan[i], scaling)}
+    if norms and not getattr(config, "behind_norms", False):
+        logger.info("κ of long skips %s is in the weights after their norms", ", ".join(map(str, norms)))
     return SkipStart(
         str(config),
         {index: found.skip for index, found in factors.items()},
         layers,
         main if any(value != 1.0 for value in main.values()) else {},
+        norms,
     )
+
+
+def _is_after_norm(skip: LongSkip, scaling: SkipScaling) -> bool:
+    return acts_behind_norm(skip, scaling) or bool(skip.readers.norm and skip.readers.behind_norm)
+
+
+def _targets(skip: LongSkip, scaling: SkipScaling) -> tuple[FoldTarget, ...]:
+    """The layers whose weights take κ_i: after the norm that reads the merge, if one does."""
+    return skip.readers.behind_norm if _is_after_norm(skip, scaling) else skip.readers.fold
 
 
 def _unfoldable(host: Any, skip: LongSkip, scaling: SkipScaling) -> str:
@@ -240,9 +264,9 @@ def _unfoldable(host: Any, skip: LongSkip, scaling: SkipScaling) -> str:
     if isinstance(host, SkipHost):
         weights = [(skip.consumer, parameter) for parameter in host.parameters()] if isinstance(host, nn.Module) else []
     else:
-        targets = fold_targets_of(skip, scaling)
+        targets = _targets(skip, scaling)
         if not targets:
-            return skip.readers.unfoldable
+            return skip.readers.unfoldable or "no layer takes it as it is"
         if constants.main != 1.0 and any(target.output for target in targets):
             return "its main path cannot be folded"
         weights = [(target.module, _weight(host, target)) for target in targets]
@@ -274,7 +298,7 @@ def _fold(host: Any, skip: LongSkip, scaling: SkipScaling, factors: Constants) -
     if isinstance(host, SkipHost):
         host.fold_skip(skip.index, factors)
         return (skip.consumer or "the model",)
-    targets = fold_targets_of(skip, scaling)
+    targets = _targets(skip, scaling)
     for target in targets:
         multiply_weights_(host.get_submodule(target.module), target, factors)
     return tuple(target.module for target in targets)
@@ -285,18 +309,8 @@ def _refusal(host: Any, plan: SkipPlan, scaling: SkipScaling, reasons: dict[int,
         f"  long skip {i} ({plan[i].producer} to {plan[i].consumer or 'the model'}): {reasons[i]}" for i in reasons
     ]
     shown = [*lines[:4], f"  and {len(lines) - 4} more"] if len(lines) > 5 else lines
-    normed = [
-        i
-        for i in reasons
-        if plan[i].readers.norm and plan[i].readers.behind_norm and not acts_behind_norm(plan[i], scaling)
-    ]
     if any(scaling.constants(i) is None for i in reasons):
         advice = 'a start needs constants, such as "cs"; for learned or data-dependent coefficients use scale_skips_'
-    elif len(normed) == len(reasons):
-        advice = (
-            'start_skips_(model, "cs:behind_norms=true", ...) multiplies the weights behind the norm, where nothing '
-            "cancels them; scale_skips_ scales in front of it, attached"
-        )
     else:
         advice = "attach the scaling with scale_skips_, or leave these skips out with exclude="
     return UnfoldableSkipsError(

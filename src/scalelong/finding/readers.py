@@ -109,6 +109,8 @@ def _behind(
                 targets[call.name] = _target(call, candidate)
             elif passes(step) and (moved := carry_forward(trace, step, node, axis)) is not None:
                 front.append((user, moved))
+            elif passes is _channelwise and _modulates(trace, step, node, axis):
+                front.append((user, axis))
             else:
                 where = step.call.name if step.call is not None else ""
                 return (), f"{step.name.removeprefix('native_')} comes first{f' ({where})' if where else ''}"
@@ -165,6 +167,15 @@ def _homogeneous(step: Node) -> bool:
 def _channelwise(step: Node) -> bool:
     normalises = any(norm in step.name for norm in ("group_norm", "batch_norm", "layer_norm", "rms_norm"))
     return _homogeneous(step) or (len(step.inputs) == 1 and (normalises or step.name.rstrip("_") in _ACTIVATIONS))
+
+
+def _modulates(trace: Trace, step: Node, node: int, axis: int) -> bool:
+    """Whether a condition multiplies the features or is added to them: a number for each channel of each image."""
+    others = [trace.nodes[other].shape for other in step.inputs if other != node]
+    if step.name.rstrip("_") not in ("mul", "add") or len(others) != 1 or step.shape != trace.nodes[node].shape:
+        return False
+    sizes = dict(zip(range(len(step.shape) - len(others[0]), len(step.shape)), others[0], strict=True))
+    return all(size == 1 for place, size in sizes.items() if place not in (0, axis))
 
 
 def _unused(trace: Trace, step: Node) -> bool:
