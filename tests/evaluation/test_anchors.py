@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from PIL import Image
 
 from scalelong.cli import main
 from scalelong.data import ImageData, MemoryData, load_data
-from scalelong.errors import DataNotFoundError, MissingDependencyError
+from scalelong.errors import MissingDependencyError
 from scalelong.evaluation import (
     Anchors,
     EfficientNetFeatures,
@@ -35,15 +36,9 @@ def write_folder(folder: Path, images: torch.Tensor) -> Path:
 
 def real_and_reference(name: str, tmp_path: Path) -> tuple[torch.Tensor, ImageData]:
     """Images that the reference does not hold, and the reference."""
-    if name == "digits":
-        reference, held_out = load_data("digits", limit=1200).split(400)
+    if name in ("digits", "garments"):
+        reference, held_out = load_data(name, limit=1200).split(400)
         return held_out.fetch(range(400)).images, reference
-    if name == "fashion-mnist":
-        try:
-            held_out = load_data(name, split="test", limit=400)
-        except DataNotFoundError as error:
-            pytest.skip(str(error))
-        return held_out.fetch(range(400)).images, load_data(name, limit=800)
     if not CIFAR.is_dir():
         pytest.skip(f"{CIFAR} is not there")
     held_out = load_data(CIFAR, split="test", limit=400).fetch(range(400)).images
@@ -53,7 +48,7 @@ def real_and_reference(name: str, tmp_path: Path) -> tuple[torch.Tensor, ImageDa
     return held_out[:150], load_data(write_folder(tmp_path / "photographs", photographs))
 
 
-@pytest.mark.parametrize("name", ["digits", "fashion-mnist", "cifar10", "300 photographs"])
+@pytest.mark.parametrize("name", ["digits", "garments", "cifar10", "300 photographs"])
 def test_noise_is_not_precise_and_real_images_are(name: str, shared_cache: None, tmp_path: Path) -> None:
     real, data = real_and_reference(name, tmp_path)
     extractor, reference = trusted_features("auto", data)
@@ -118,7 +113,7 @@ def test_anchors_are_measured_once(shared_cache: None, digits: ImageData, monkey
     monkeypatch.setattr("scalelong.evaluation.anchors._measure", lambda *_: pytest.fail("measured again"))
     assert anchors_of(digits, extractor, reference, 50) == first
     assert first.images == 50
-    reference.file.with_name("anchors-50.json").write_text("{")
+    reference.file.with_name("anchors-50-2.json").write_text("{")
     with pytest.raises(pytest.fail.Exception, match="measured again"):
         anchors_of(digits, extractor, reference, 50)
 
@@ -151,22 +146,6 @@ def test_remarks_name_what_precision_misses() -> None:
     assert "real images have recall 0.50" in Anchors(100, values).fault
 
 
-def test_precision_with_uncut_radii_stands_beside_unless_it_praises_noise(
-    shared_cache: None, digits: ImageData
-) -> None:
-    extractor, reference = trusted_features("random", digits)
-    scores = score_images(digits.fetch(range(0, 800, 4)).images, digits, extractor, reference, subject={})
-    assert scores.anchors is not None
-    measured = scores.anchors.values
-    assert all(kind["precision_uncut"] >= kind["precision"] for kind in measured.values())
-    assert measured["real"]["precision_uncut"] > 0.7
-    assert scores.precision_uncut.value >= scores.precision.value
-    assert "precision, uncut" in str(scores)
-    praising = {kind: {**found, "precision_uncut": 0.9} for kind, found in measured.items()}
-    assert "uniform noise has precision 0.90" in Anchors(100, praising).uncut_fault
-    assert Anchors(100, praising).fault == ""
-
-
 def test_eval_shows_anchors_and_stores_them(
     shared_cache: None, digits: ImageData, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -197,3 +176,50 @@ def test_copies_of_real_images_are_noticed(shared_cache: None, digits: ImageData
     assert scores.copies == Score(1.0, scores.copies.low, 1.0)
     assert scores.anchors is not None
     assert scores.anchors.values["real"]["copies"] < 0.05
+
+
+def test_near_copies_resemble_their_pairs(shared_cache: None, digits: ImageData) -> None:
+    """Features may call alike what is not."""
+    extractor, reference = trusted_features("random", digits)
+    upright = digits.fetch(range(200)).images
+    turned = upright.flip(-1).flip(-2)
+
+    class Deceived:
+        name, digest = extractor.name, extractor.digest
+
+        def __call__(self, images: torch.Tensor) -> torch.Tensor:
+            return extractor(upright[: len(images)])
+
+    scores = score_images(turned, digits, Deceived(), reference, subject={})
+    assert scores.copies.value < 0.2
+
+
+VERDICTS = {
+    "real": (lambda images: images, "near the real ones"),
+    "blurred": (lambda images: bad_images(images, torch.Generator().manual_seed(0))["blurred"], "blurry"),
+    "noise": (lambda images: bad_images(images, torch.Generator().manual_seed(0))["noise"], "noisy"),
+    "shuffled": (lambda images: bad_images(images, torch.Generator().manual_seed(0))["shuffled"], "no nearer"),
+    "one for all": (lambda images: images[:1].repeat(len(images), 1, 1, 1), "little variety"),
+}
+
+
+@pytest.mark.parametrize("kind", VERDICTS)
+def test_the_verdict_in_words(kind: str, shared_cache: None) -> None:
+    data, held_out = load_data("garments").split(400)
+    make, word = VERDICTS[kind]
+    extractor, reference = trusted_features("random", data)
+    scores = score_images(make(held_out.fetch(range(400)).images), data, extractor, reference, subject={})
+    assert word in scores.verdict()
+    assert scores.verdict() in str(scores)
+    assert ("near the real ones" in scores.verdict()) == (kind == "real")
+
+
+def test_a_precision_above_that_of_real_images_is_flagged(shared_cache: None, digits: ImageData) -> None:
+    extractor, reference = trusted_features("random", digits)
+    scores = score_images(digits.fetch(range(300)).images, digits, extractor, reference, subject={})
+    praised = replace(scores, values={**scores.values, "precision": Score(0.98, 0.97, 0.99)})
+    assert "above that of real images" in praised.verdict()
+    assert (
+        "above that of real images"
+        not in replace(praised, values={**scores.values, "precision": Score(0.8, 0.7, 0.9)}).verdict()
+    )

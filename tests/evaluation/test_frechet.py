@@ -76,14 +76,6 @@ def test_moments_of_batches_are_moments_of_all() -> None:
     assert np.allclose(whole.covariance.numpy(), np.cov(features.numpy(), rowvar=False))
 
 
-def test_weights_count_repetitions() -> None:
-    features, counts = torch.randn(20, 5), torch.randint(0, 4, (20,))
-    repeated = Moments.of(features.repeat_interleave(counts, dim=0))
-    weighted = Moments.of(features, counts)
-    torch.testing.assert_close(weighted.covariance, repeated.covariance)
-    torch.testing.assert_close(weighted.mean, repeated.mean)
-
-
 def test_refuses_what_has_no_distance() -> None:
     good = Moments.of(torch.randn(10, 3))
     with pytest.raises(EvaluationError, match="dimensions"):

@@ -20,8 +20,6 @@ SCORE_TITLES = {
     "kernel": "kernel distance",
     "precision": "precision",
     "recall": "recall",
-    "precision_uncut": "precision, uncut",
-    "recall_uncut": "recall, uncut",
     "copies": "near-copies",
     "agreement": "prompt accuracy",
 }

@@ -33,7 +33,7 @@ from ..data import ImageData
 from ..errors import MissingDependencyError
 from ..files import fitting, locked, read_json, write_text
 from .features import FeatureExtractor, Reference, features_of, load_extractor, reference_of
-from .scores import BAD, NEIGHBOURS, NOISE, REAL, SCORES, Anchors, Evidence, Moments
+from .scores import BAD, NEIGHBOURS, NOISE, REAL, SCORES, Anchors, Evidence, Moments, Resemblance, resemble
 
 MOST_IMAGES = 1000
 """Of each kind."""
@@ -81,7 +81,7 @@ def anchors_of(data: ImageData, extractor: FeatureExtractor, reference: Referenc
     if count <= NEIGHBOURS:
         return Anchors(0, {})
     folder = reference.file.parent
-    file = folder / f"anchors-{count}.json"
+    file = folder / f"anchors-{count}-2.json"
     with locked(folder):
         found = _read(file)
         if found is None:
@@ -95,14 +95,12 @@ def _measure(data: ImageData, extractor: FeatureExtractor, reference: Reference,
     order = torch.randperm(len(reference.features), generator=generator)
     held_out, rest = order[:count], reference.features[order[count:]]
     images = data.fetch(held_out * reference.stride).images
-    features = {
-        REAL: reference.features[held_out].double(),
-        **{kind: features_of(extractor, bad) for kind, bad in bad_images(images, generator).items()},
-    }
-    moments = Moments.of(rest)
+    kinds = {REAL: images, **bad_images(images, generator)}
+    moments, rows = Moments.of(rest), order[count:] * reference.stride
     values = {}
-    for kind, found in features.items():
-        evidence = Evidence(found, moments, rest[:count], all_real=rest)
+    for kind, shown in kinds.items():
+        found = reference.features[held_out].double() if kind == REAL else features_of(extractor, shown)
+        evidence = Evidence(found, moments, rest[:count], all_real=rest, same=resemblance(shown, data, rows))
         scores = {name: entry.compute(evidence) for name, entry in SCORES.items()}
         values[kind] = {name: score.value for name, score in scores.items() if score is not None}
     return Anchors(count, values)
@@ -116,6 +114,11 @@ def _read(file: Path) -> Anchors | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return found if known >= {name for name in SCORES if name != "agreement"} else None
+
+
+def resemblance(images: Tensor, data: ImageData, rows: Tensor) -> Resemblance:
+    """Whether generated images look like the real ones whose features are in `rows` of the data."""
+    return lambda generated, real: resemble(images[generated], data.fetch(rows[real]).images)
 
 
 # Images that must score badly

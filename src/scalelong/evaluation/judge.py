@@ -29,7 +29,7 @@ from ..runs import (
     save_png,
     stack_images,
 )
-from .anchors import anchors_of, trusted_features
+from .anchors import anchors_of, resemblance, trusted_features
 from .features import FeatureExtractor, Reference, features_of, train_classifier
 from .scores import (
     NEIGHBOURS,
@@ -37,7 +37,7 @@ from .scores import (
     Evidence,
     Protocol,
     Scores,
-    copy_distance,
+    near_copies,
     nearest,
     validate_samples,
 )
@@ -109,8 +109,22 @@ def score_images(
         **made_by,
     )
     anchors = anchors_of(data, extractor, reference, len(images))
-    evidence = Evidence(features, reference.moments, real, shows_prompt, reference.features, anchors)
-    return Scores.of(evidence, protocol, subject)
+    rows = torch.arange(len(reference.features)) * reference.stride
+    same = resemblance(images, data, rows)
+    evidence = Evidence(features, reference.moments, real, shows_prompt, reference.features, anchors, same)
+    shown = data.fetch(rows[:: max(1, len(rows) // MOST_FOR_DETAIL)]).images
+    detail = _fine_detail(images[:MOST_FOR_DETAIL]) / max(_fine_detail(shown), 1e-12)
+    return Scores.of(evidence, protocol, {**subject, "detail": detail})
+
+
+MOST_FOR_DETAIL = 500
+
+
+def _fine_detail(images: Tensor) -> float:
+    """The mean difference between a pixel and the mean of its neighbours: small in blurred images, large in noise."""
+    x = images.float()
+    around = (x[:, :, :-2, 1:-1] + x[:, :, 2:, 1:-1] + x[:, :, 1:-1, :-2] + x[:, :, 1:-1, 2:]) / 4
+    return float((x[:, :, 1:-1, 1:-1] - around).abs().mean()) if around.numel() else 0.0
 
 
 # Does it copy its training images? The samples that are nearest to one, next to it
@@ -130,8 +144,11 @@ def copies_of(
     rows = torch.arange(len(reference.features)) * reference.stride
     apart = torch.isin(rows, split_rows(len(data), held_out, seed)[1])
     training, others = reference.features[~apart], reference.features[apart]
-    limit = copy_distance(training)
     distances, places = nearest(features, training)
+
+    def copied(found: Tensor, shown: Tensor) -> Tensor:
+        return near_copies(training, found, resemblance(shown, data, rows[~apart])).double().mean()
+
     order = distances.argsort(stable=True)[:PAIRS]
     originals = data.fetch(rows[~apart][places[order]]).images
     columns = min(ACROSS, len(order))
@@ -144,8 +161,8 @@ def copies_of(
     save_png(picture, image_grid(to_float(torch.cat(shown)), columns=columns))
     enough = len(others) >= LEAST_HELD_OUT
     return {
-        "samples": float((distances <= limit).double().mean()),
-        "held_out": float((nearest(others, training)[0] <= limit).double().mean()) if enough else None,
+        "samples": float(copied(features, images)),
+        "held_out": float(copied(others, data.fetch(rows[apart]).images)) if enough else None,
         "held_out_images": len(others),
         "picture": str(picture),
     }

@@ -32,20 +32,16 @@ class Moments:
     n: int
 
     @classmethod
-    def of(cls, features: Tensor, weights: Tensor | None = None) -> Moments:
-        """`weights` counts how often each feature is taken (for the bootstrap)."""
+    def of(cls, features: Tensor) -> Moments:
         x = features.double()
         if x.dim() != 2 or len(x) < 2:
             raise EvaluationError(f"at least two features of one dimension are needed, got {tuple(x.shape)}")
-        w = torch.ones(len(x), dtype=torch.float64) if weights is None else weights.double()
-        n = float(w.sum())
-        mean = w @ x / n
-        centred = (x - mean) * w.sqrt()[:, None]
-        return cls(mean, centred.T @ centred / (n - 1), int(n))
+        mean = x.mean(dim=0)
+        return cls(mean, (x - mean).T @ (x - mean) / (len(x) - 1), len(x))
 
     @cached_property
     def root(self) -> Tensor:
-        """Σ^½, computed once: the reference's is needed for every resampled set."""
+        """Σ^½, computed once: the reference's is needed for every set of images."""
         values, vectors = torch.linalg.eigh(self.covariance)
         return (vectors * values.clamp_min(0).sqrt()) @ vectors.T
 
@@ -137,12 +133,29 @@ def _evenly(features: Tensor, most: int) -> Tensor:
 
 # Does the model copy images of its data? Real images are alike as well, so they set the measure.
 
-COPY_QUANTILE = 0.01
+COPY_QUANTILE, COPY_CORRELATION = 0.01, 0.9
+Resemblance = Callable[[Tensor, Tensor], Tensor]
+"""From rows of generated and of real images to whether each pair looks the same, bool."""
 
 
-def near_copies(real: Tensor, generated: Tensor) -> Tensor:
-    """For each generated feature whether it is nearer to a real one than 99 % of the real ones are to each other."""
-    return nearest(generated, real)[0] <= copy_distance(real)
+def near_copies(real: Tensor, generated: Tensor, same: Resemblance | None = None) -> Tensor:
+    """For each generated feature whether it is nearer to a real one than 99 % of the real ones are to each other.
+
+    Features of blurred images are near to many. With `same`, the two images must resemble each other as well.
+    """
+    distances, places = nearest(generated, real)
+    near = distances <= copy_distance(real)
+    rows = near.nonzero().flatten()
+    if same is not None and len(rows):
+        near[rows] = same(rows, places[rows])
+    return near
+
+
+def resemble(images: Tensor, originals: Tensor) -> Tensor:
+    """Pixels that correlate by at least 0.9 over the image, bool (n,)."""
+    a, b = (x.double().flatten(1) - x.double().flatten(1).mean(dim=1, keepdim=True) for x in (images, originals))
+    correlation = (a * b).sum(dim=1) / (a.norm(dim=1) * b.norm(dim=1)).clamp_min(1e-12)
+    return correlation >= COPY_CORRELATION
 
 
 def copy_distance(real: Tensor) -> Tensor:
@@ -195,7 +208,7 @@ def _covered(points: Tensor, centres: Tensor, radii: Tensor) -> Tensor:
     return torch.cat([(torch.cdist(part, centres) <= radii).any(dim=1) for part in points.split(CHUNK)])
 
 
-# How far a score would move with other images: intervals by resampling the generated ones.
+# How far a score would move with other images.
 
 Z = 1.96
 """95 % of a normal distribution lie within this many standard deviations."""
@@ -213,21 +226,34 @@ class Score:
         return f"{self.value:.4g} [{self.low:.4g}, {self.high:.4g}]"
 
 
-def frechet_score(reference: Moments, features: Tensor, seed: int = 0) -> Score:
-    """The distance ± 1.96 bootstrap standard errors.
+def frechet_score(reference: Moments, features: Tensor) -> Score:
+    """The distance ± 1.96 standard errors by the infinitesimal jackknife.
 
-    Resampled sets have fewer different images, which raises their distance; so their spread is used and not their
-    quantiles. The interval says what other seeds would give at the same number of images, not at infinitely many.
+    The interval says what other seeds would give at the same number of images, not at infinitely many.
     """
     value = frechet_distance(reference, Moments.of(features))
-    generator = torch.Generator().manual_seed(seed)
-    replicates = []
-    for _ in range(100 if features.shape[1] <= 64 else 20):
-        rows = torch.randint(len(features), (len(features),), generator=generator)
-        weights = torch.bincount(rows, minlength=len(features))
-        replicates.append(frechet_distance(reference, Moments.of(features, weights)))
-    error = Z * float(torch.tensor(replicates, dtype=torch.float64).std())
+    error = Z * float(_influence(reference, features.double()).std()) / len(features) ** 0.5
     return Score(value, max(value - error, 0.0), value + error)
+
+
+def _influence(reference: Moments, x: Tensor) -> Tensor:
+    """How much the distance moves with the weight of each image: its derivative, (n,), up to a constant.
+
+    With X the centred features, S the real covariance and X S^½ / √(n-1) = U diag(s) Vᵀ, the trace of the root is Σ s,
+    and its derivative needs (n-1) Σ_k U_ik² s_k alone, also where the covariances are singular.
+    """
+    n, mean = len(x), x.mean(dim=0)
+    centred = x - mean
+    seen = centred @ reference.root / (n - 1) ** 0.5
+    if n <= x.shape[1]:
+        left, values, _ = torch.linalg.svd(seen, full_matrices=False)
+        root = left.square() @ values
+    else:
+        squares, vectors = torch.linalg.eigh(seen.T @ seen)
+        values = squares.clamp_min(0).sqrt()
+        kept = values > 1e-7 * values.max()
+        root = (seen @ vectors[:, kept]).square() @ (1 / values[kept])
+    return 2 * centred @ (mean - reference.mean) + centred.square().sum(dim=1) - (n - 1) * root
 
 
 def share_score(hits: Tensor) -> Score:
@@ -313,27 +339,19 @@ class Anchors:
     @property
     def fault(self) -> str:
         """Why precision and recall mean nothing with these features, or "" if they do."""
-        return self._fault_of("precision", "recall")
-
-    @property
-    def uncut_fault(self) -> str:
-        """The same for those with radii as they are."""
-        return self._fault_of("precision_uncut", "recall_uncut")
-
-    def _fault_of(self, precision: str, recall: str) -> str:
         if not self.images:
             return "the data has too few images to hold some apart"
         real, noise = self.values[REAL], self.values[NOISE]
-        if not {precision, recall} <= real.keys() & noise.keys():
+        if not {"precision", "recall"} <= real.keys() & noise.keys():
             return "they were not measured"
-        for title, name in (("precision", precision), ("recall", recall)):
+        for name in ("precision", "recall"):
             if real[name] < LEAST_REAL:
-                return f"held-out real images have {title} {real[name]:.2f} (at least {LEAST_REAL} is needed)"
-        if noise[precision] >= MOST_NOISE:
-            return f"uniform noise has precision {noise[precision]:.2f} (below {MOST_NOISE} is needed)"
+                return f"held-out real images have {name} {real[name]:.2f} (at least {LEAST_REAL} is needed)"
+        if noise["precision"] >= MOST_NOISE:
+            return f"uniform noise has precision {noise['precision']:.2f} (below {MOST_NOISE} is needed)"
         # Noise is far from everything, itself included: its wide neighbourhoods may hold some real images.
-        if noise[recall] >= real[recall] / 2:
-            return f"uniform noise has recall {noise[recall]:.2f}, real images {real[recall]:.2f}"
+        if noise["recall"] >= real["recall"] / 2:
+            return f"uniform noise has recall {noise['recall']:.2f}, real images {real['recall']:.2f}"
         return ""
 
     @property
@@ -350,6 +368,8 @@ REAL, NOISE = "real", "noise"
 BAD = (NOISE, "blurred", "shuffled")
 """Uniform noise; blurred by a box of a quarter of the side; the sixteen patches of an image in another order."""
 LEAST_REAL, MOST_NOISE = 0.7, 0.1
+LEAST_DETAIL, NEAR = 0.7, 1.5
+"""Less fine detail than this share is blurry; within this many times the distance of real images is near."""
 
 
 @dataclass(frozen=True)
@@ -367,6 +387,7 @@ class Evidence:
     all_real: Tensor | None = None
     """Features of all real images that are kept; without it, `real`."""
     anchors: Anchors | None = None
+    same: Resemblance | None = None
 
     @cached_property
     def neighbours(self) -> tuple[Tensor, Tensor] | None:
@@ -375,13 +396,6 @@ class Evidence:
             return None
         # As many real as generated ones, so that neither side's neighbourhoods are denser.
         return precision_recall(self.real, self.features[: len(self.real)], NEIGHBOURS, RADIUS_QUANTILE)
-
-    @cached_property
-    def uncut_neighbours(self) -> tuple[Tensor, Tensor] | None:
-        """The same with radii as they are, the definition of Kynkäänniemi et al."""
-        if self.anchors is not None and self.anchors.uncut_fault:
-            return None
-        return precision_recall(self.real, self.features[: len(self.real)], NEIGHBOURS)
 
     @property
     def reference(self) -> Tensor:
@@ -405,20 +419,12 @@ def _recall(evidence: Evidence) -> Score | None:
     return None if evidence.neighbours is None else share_score(evidence.neighbours[1])
 
 
-def _uncut_precision(evidence: Evidence) -> Score | None:
-    return None if evidence.uncut_neighbours is None else share_score(evidence.uncut_neighbours[0])
-
-
-def _uncut_recall(evidence: Evidence) -> Score | None:
-    return None if evidence.uncut_neighbours is None else share_score(evidence.uncut_neighbours[1])
-
-
 def _prompt_accuracy(evidence: Evidence) -> Score | None:
     return None if evidence.shows_prompt is None else share_score(evidence.shows_prompt)
 
 
 def _copies(evidence: Evidence) -> Score | None:
-    return share_score(near_copies(evidence.reference, evidence.features))
+    return share_score(near_copies(evidence.reference, evidence.features, evidence.same))
 
 
 NEIGHBOURS = 3
@@ -434,8 +440,6 @@ SCORES = {
     ),
     "precision": Entry("precision", _precision, optional=True),
     "recall": Entry("recall", _recall, optional=True),
-    "precision_uncut": Entry("precision, uncut", _uncut_precision, optional=True),
-    "recall_uncut": Entry("recall, uncut", _uncut_recall, optional=True),
     "copies": Entry("near-copies", _copies, optional=True),
     "agreement": Entry("prompt accuracy", _prompt_accuracy, optional=True),
 }
@@ -482,7 +486,7 @@ class Scores:
         """How the scores were made, and what they cannot say."""
         p = self.protocol
         made = f"{p.images} images against {p.reference_images} of {p.data}, {p.features} features"
-        lines = [f"95 % intervals; {made} {p.features_sha256[:12]}"]
+        lines = [f"95 % intervals; {made} {p.features_sha256[:12]}", *filter(None, [self.verdict()])]
         if "copies" in self.subject:
             lines.append(copies_text(self.subject["copies"]))
         if self.anchors is None:
@@ -491,9 +495,34 @@ class Scores:
             lines.append(f"anchors: {self.anchors.images} images of each kind, against the rest of the data")
         if self.anchors.fault:
             lines.append(f"no precision and recall by {p.features} features: {self.anchors.fault}")
-        elif self.anchors.uncut_fault:
-            lines.append(f"none with uncut radii: {self.anchors.uncut_fault}")
         return [*lines, *filter(None, [self.anchors.remark])]
+
+    def verdict(self) -> str:
+        """The scores next to their anchors, in words; "" where there are no anchors."""
+        if self.anchors is None or not self.anchors.images:
+            return ""
+        real, values = self.anchors.values[REAL], self.anchors.values
+        distance, detail = self.values["frechet"].value, self.subject.get("detail")
+        precision, recall = self.values.get("precision"), self.values.get("recall")
+        as_bad = [kind for kind in BAD if distance >= values[kind]["frechet"]]
+        said = []
+        if detail is not None and not LEAST_DETAIL <= detail <= 1 / LEAST_DETAIL:
+            said.append(
+                f"{'blurry' if detail < 1 else 'noisy'}, with {detail:.2g} times the fine detail of real images"
+            )
+        if as_bad:
+            said.append(f"no nearer to the data than {' or '.join(as_bad)} images are")
+        elif distance > NEAR * real["frechet"]:
+            times = distance / max(real["frechet"], 1e-12)
+            said.append(f"{times:.1f} times as far from the data as real images are")
+        if precision is not None and "precision" in real and precision.low > real["precision"]:
+            said.append(
+                f"too plain: a precision of {precision.value:.2f} is above that of real images, "
+                f"{real['precision']:.2f}, as of blurred or averaged ones"
+            )
+        if recall is not None and "recall" in real and recall.high < real["recall"] / 2:
+            said.append(f"of little variety: recall {recall.value:.2f}, real images {real['recall']:.2f}")
+        return f"verdict: {'; '.join(said) or 'near the real ones'}"
 
     def to_dict(self) -> dict[str, Any]:
         scores = {name: asdict(self.values[name]) if name in self.values else None for name in SCORES}

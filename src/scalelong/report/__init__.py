@@ -270,7 +270,7 @@ def _copies(run: RunRecord) -> list[dict[str, Any]]:
     return []
 
 
-_SELDOM = ("agreement", "precision_uncut", "recall_uncut")
+_SELDOM = ("agreement",)
 """Of those that were not computed, these leave no empty column."""
 
 

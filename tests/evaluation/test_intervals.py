@@ -1,18 +1,20 @@
 """Intervals must hold what they promise: other seeds give scores within them, about 19 times of 20."""
 
+import pytest
 import torch
 
 from scalelong.evaluation import Moments, frechet_distance, frechet_score, share_score
 
 
-def test_frechet_interval_covers_what_other_seeds_give() -> None:
+@pytest.mark.parametrize(("count", "dim"), [(300, 8), (40, 64)], ids=["more images than features", "fewer"])
+def test_frechet_interval_covers_what_other_seeds_give(count: int, dim: int) -> None:
     generator = torch.Generator().manual_seed(0)
-    reference = Moments.of(torch.randn(5000, 8, generator=generator))
+    reference = Moments.of(torch.randn(2000, dim, generator=generator))
 
     def features() -> torch.Tensor:
-        return 1.2 * torch.randn(300, 8, generator=generator) + 0.2
+        return 1.2 * torch.randn(count, dim, generator=generator) + 0.2
 
-    typical = sum(frechet_distance(reference, Moments.of(features())) for _ in range(300)) / 300
+    typical = sum(frechet_distance(reference, Moments.of(features())) for _ in range(100)) / 100
     found = [frechet_score(reference, features()) for _ in range(60)]
     covered = sum(score.low <= typical <= score.high for score in found)
     assert 52 <= covered <= 60
@@ -27,13 +29,6 @@ def test_more_images_narrow_the_interval() -> None:
     reference = Moments.of(torch.randn(2000, 4))
     few, many = (frechet_score(reference, torch.randn(n, 4) + 1) for n in (50, 2000))
     assert many.high - many.low < 0.5 * (few.high - few.low)
-
-
-def test_same_seed_same_interval_and_global_randomness_untouched() -> None:
-    reference, features = Moments.of(torch.randn(100, 4)), torch.randn(50, 4)
-    before = torch.get_rng_state()
-    assert frechet_score(reference, features) == frechet_score(reference, features)
-    assert torch.equal(before, torch.get_rng_state())
 
 
 def test_shares_have_intervals_within_0_and_1() -> None:
