@@ -185,6 +185,8 @@ class MixedSizesError(DataError, ValueError):
 
     smallest: int = 0
     """The shortest side of all."""
+    found: str = ""
+    """How many sizes there are, and from which to which."""
 
 
 class BrokenImagesError(DataError, ValueError):

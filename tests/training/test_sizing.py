@@ -291,7 +291,9 @@ def test_images_of_several_sizes_need_no_flag_and_unread_files_are_named(slow_cl
         (folder / name).write_bytes(b"x")
     flags = ["--trackers", "--steps", "1", "--model-options", "dim=16", "depth=2", "heads=2"]
     assert main(["train", str(folder), *flags, "--out", str(tmp_path / "run")]) == 0
-    assert "2 files were not read: a.HEIC, b.heic" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "2 files were not read: a.HEIC, b.heic" in said
+    assert "24 images of 2 different sizes, 8×6 to 8×8" in said
     assert load_config(tmp_path / "run" / "config.yaml").images.size == 6
 
 
@@ -323,3 +325,10 @@ def test_a_sized_run_ends_with_the_same_weights_when_interrupted(slow_clock, tmp
     train(config, tmp_path / "halves")
     whole, halves = final_state(tmp_path / "whole"), final_state(tmp_path / "halves")
     assert all(torch.equal(value, halves.ema[name]) for name, value in whole.ema.items())
+
+
+def test_a_handful_of_images_is_warned_of(slow_clock, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    picture_folder(tmp_path / "one", load_data("digits"), 1)
+    assert main(["train", "one", "--budget", "1m", "--held-out", "0", "--dry-run"]) == 0
+    assert "1 image: a network learns so few by heart" in capsys.readouterr().err

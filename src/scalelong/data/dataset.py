@@ -11,7 +11,7 @@ import hashlib
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -132,6 +132,12 @@ def first_names(names: Sequence[str]) -> str:
     """Names for an error: the first fifty, and how many more there are."""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more
+
+
+def sizes_in_words(sizes: Collection[tuple[int, int]]) -> str:
+    """Sizes (height, width) that differ."""
+    least, most = (pick(sizes, key=math.prod) for pick in (min, max))
+    return f"{len(sizes)} different sizes, {least[1]}×{least[0]} to {most[1]}×{most[0]}"
 
 
 # Data sets
@@ -269,10 +275,7 @@ class ImageData(ABC):
         count = f"{len(self)} image{'s' * (len(self) != 1)}"
         parts = [f"{self.name}: {count}, {self.channels}×{self.height}×{self.width}"]
         if self.stored_sizes:
-            least, most = (pick(self.stored_sizes, key=math.prod) for pick in (min, max))
-            parts.append(
-                f"made from {len(self.stored_sizes)} different sizes, {least[1]}×{least[0]} to {most[1]}×{most[0]}"
-            )
+            parts.append(f"made from {sizes_in_words(self.stored_sizes)}")
         if self.classes is not None:
             parts.append(f"{len(self.classes)} classes")
         if self.has_captions:

@@ -159,7 +159,7 @@ class _Reader:
                 f"{item.where} is {shape[1]}×{shape[2]}, the first one {self.shape[1]}×{self.shape[2]} (height×width): "
                 "give one `size` for all"
             )
-            error.smallest = min(*shape[1:], *self.shape[1:])
+            error.smallest, error.found = min(*shape[1:], *self.shape[1:]), "different sizes"
             raise error
         if _is_picture(item.image):
             return torch.from_numpy(decode_image(item.image.copy(), *self.shape)[0].copy())

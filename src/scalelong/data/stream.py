@@ -19,7 +19,17 @@ from torch import Tensor
 
 from ..errors import BrokenImagesError, CannotReadError, InvalidConfigError, MixedSizesError
 from ..files import NOT_THE_FILE, in_words, refusal
-from .dataset import Annotations, BrokenImage, BrokenImages, ImageData, MemoryData, Options, Progress, logger
+from .dataset import (
+    Annotations,
+    BrokenImage,
+    BrokenImages,
+    ImageData,
+    MemoryData,
+    Options,
+    Progress,
+    logger,
+    sizes_in_words,
+)
 from .decode import Header, UndecodableError, decode, prepare, read_header
 
 if TYPE_CHECKING:
@@ -95,7 +105,7 @@ class Survey:
             f"{where}: the images have {len(self.sizes)} different sizes (width×height): {sizes}{more}. Give one for "
             f"all, for instance `size` {smallest}: the shorter side is resized to it and the middle is kept"
         )
-        error.smallest = smallest
+        error.smallest, error.found = smallest, sizes_in_words(self.sizes)
         return error
 
 

@@ -86,6 +86,7 @@ LARGE_UVITS = (
 LARGEST_SIDE = max(rung.side for rung in LARGE_UVITS)
 HALVED = 4
 """The sides of images of "unet/small" are multiples of this."""
+FEW_IMAGES = 20
 OTHER_NETWORKS = (16, 32, 64)
 """Image sizes that are tried with a network that the user chose."""
 
@@ -102,6 +103,7 @@ class Pictures:
     height: int
     width: int
     classes: tuple[str, ...] | None = None
+    sizes: str = ""  # in words, where the images differ
 
     @property
     def side(self) -> int:
@@ -382,7 +384,11 @@ def size_run(config: TrainConfig, given: Collection[str], log: Log, progress: An
         if config.images.held_out:
             require_both_sides(config.images.held_out, pictures.count, config.data)
         budget = config.budget or default_budget(accelerator.device)
-        log(f"{config.data}: {pictures.count} images of {pictures.width}x{pictures.height}; timing a few sizes ...")
+        sizes = pictures.sizes or f"{pictures.width}x{pictures.height}"
+        counted = f"{pictures.count} image{'s' * (pictures.count != 1)}"
+        log(f"{config.data}: {counted} of {sizes}; timing a few networks ...")
+        if pictures.count < FEW_IMAGES:
+            log(f"{counted}: a network learns so few by heart; a few hundred are needed for something new")
 
         def timed(each: TrainConfig) -> float:
             return step_seconds(each, pictures.shape(each), accelerator)
@@ -417,10 +423,11 @@ def glance(config: TrainConfig, progress: Callable[[int, int], None] | None = No
     reading = {**config.images.reading(), "memory_limit": 0}  # headers are enough: training decodes the images, once
     try:
         data = load_data(config.data, **reading, progress=progress)
+        sizes = ""
     except MixedSizesError as error:
-        side = min(error.smallest, LARGEST_SIDE)
+        side, sizes = min(error.smallest, LARGEST_SIDE), error.found
         data = load_data(config.data, **{**reading, "size": side}, progress=progress)
-    return Pictures(len(data), data.channels, data.height, data.width, data.classes)
+    return Pictures(len(data), data.channels, data.height, data.width, data.classes, sizes)
 
 
 def step_seconds(config: TrainConfig, shape: DataShape, accelerator: Any, patience: float = 1.5) -> float:
