@@ -21,15 +21,16 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
+from itertools import product
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..console import html_lines, html_table, text_table
+from ..console import text_table
 from ..data import ImageData, load_data, to_float
 from ..diffusion import sample_latents
 from ..errors import (
@@ -41,7 +42,7 @@ from ..errors import (
     InvalidSamplesError,
     LabelError,
 )
-from ..files import read_json, write_bytes, write_text
+from ..files import write_bytes, write_text
 from ..finding import ExampleInputs, unwrap
 from ..models import Denoiser, call_arguments, evaluating, first_tensor
 from ..noise import NoiseProcess, alpha_bars, mix
@@ -61,8 +62,6 @@ PENALTIES = tuple(10.0**power for power in range(-6, 3))
 MOST_IMAGES = 10_000
 LEAST_IMAGES = 30
 """Images of each class."""
-MOST_NUMBERS = 2**29
-"""Features that are held at a time: 2 GiB."""
 
 Data = ImageData | tuple[Tensor, Tensor] | str
 Key = tuple[str, str, float | None]
@@ -148,8 +147,7 @@ def noised(x0: Tensor, t: float, schedule: Any, seed: int, draw: int) -> Tensor:
 # Labelled images in three parts
 
 
-@dataclass(frozen=True)
-class Labelled:
+class Labelled(NamedTuple):
     name: str
     x0: Tensor
     labels: Tensor
@@ -258,23 +256,24 @@ class Reader:
         self.names: tuple[str, ...] = ()
         x = x0[:2].to(self.device, self.dtype)
         self._try(x)
-        known = [name for name, _ in model.named_modules() if name]
-        if layers is not None and all(name in known for name in layers):
-            self.names = tuple(dict.fromkeys(layers))
-            return
-        arguments = call_arguments(model, x, torch.full((len(x),), 500.0, device=self.device), self._given(len(x)))
-        plan = plan_for(model, example_inputs or arguments)
-        usual = block_names(model, plan)
-        usual = (*usual, *self._last_norm(x, usual))
-        self.axes = dict.fromkeys(usual, plan.sites[0].channel_axis)
-        chosen = {pattern: [name for name in usual if fnmatchcase(name, pattern)] for pattern in layers or ("*",)}
-        missing = [pattern for pattern, names in chosen.items() if not names and pattern not in known]
-        if missing:
-            raise InvalidConfigError(
-                f"{type(model).__name__} has no layer {missing[0]}; `layers` takes names of modules, or patterns for "
-                f"these: {', '.join(usual)}"
-            )
-        self.names = tuple(dict.fromkeys(name for pattern, names in chosen.items() for name in names or [pattern]))
+        modules = dict(model.named_modules())
+        usual: list[str] = []
+        if layers is None or not all(name in modules for name in layers):
+            given = call_arguments(model, x, torch.full((len(x),), 500.0, device=self.device), self._given(len(x)))
+            plan = plan_for(model, example_inputs or given)
+            blocks = block_names(model, plan)
+            usual = [*blocks, *self._last_norm(x, blocks)]
+            self.axes = dict.fromkeys(usual, plan.sites[0].channel_axis)
+        chosen: list[str] = []
+        for pattern in layers or ("*",):
+            found = [name for name in usual if fnmatchcase(name, pattern)]
+            if not found and pattern not in modules:
+                raise InvalidConfigError(
+                    f"{type(model).__name__} has no layer {pattern}; `layers` takes names of modules, or patterns for "
+                    f"these: {', '.join(usual)}"
+                )
+            chosen += found or [pattern]
+        self.names = tuple(dict.fromkeys(chosen))
 
     def read(self, x: Tensor, t: float) -> dict[str, Tensor]:
         """The features of all images, averaged over positions, on the CPU."""
@@ -283,12 +282,6 @@ class Reader:
             seen = self._run(part.to(self.device, self.dtype), t, self.names)
             for name, features in seen.items():
                 found[name].append(self._pooled(name, features).cpu())
-            held = sum(parts[0].shape[1] for parts in found.values() if parts) * len(x)
-            if held > MOST_NUMBERS:
-                raise EvaluationError(
-                    f"{len(self.names)} layers for {len(x)} images are {held * 4 / 2**30:.0f} GiB of features: probe "
-                    f"fewer `images` or `layers`"
-                )
         silent = [name for name, parts in found.items() if not parts]
         if silent:
             raise FeatureError(f"the layer {silent[0]} of {type(self.model).__name__} does not run: leave it out")
@@ -524,7 +517,7 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class LinearProbe:
-    """Print it, `plot` it, `save` and `load` it. `chosen.test` is the number to quote, next to `baselines`."""
+    """Print it, `plot` it, `save` it as JSON. `chosen.test` is the number to quote, next to `baselines`."""
 
     model: str
     data: str
@@ -570,58 +563,33 @@ class LinearProbe:
     def __str__(self) -> str:
         return "\n".join([text_table(self.rows(), left=("",), rule=False), *self.remarks()])
 
-    def _repr_html_(self) -> str:
-        return html_table(self.rows()) + html_lines(self.remarks())
-
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1, ensure_ascii=False)
 
     def save(self, path: str | PathLike[str]) -> None:
         write_text(path, self.to_json())
 
-    @classmethod
-    def load(cls, path: str | PathLike[str]) -> LinearProbe:
-        try:
-            return cls.from_dict(read_json(path))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise EvaluationError(f"{path} is not a result of `linear_probe` ({error}): make it again") from error
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> LinearProbe:
-        tables = {
-            name: Table(tuple(values[name]["layers"]), tuple(values[name]["times"]), values[name]["accuracy"])
-            for name in ("network", "untrained", "pixels")
-        }
-
-        def cell(given: dict[str, Any]) -> Cell:
-            gain = given["gain"]
-            return Cell(**{**given, "test": Score(**given["test"]), "gain": None if gain is None else Score(**gain)})
-
-        baselines = {name: cell(given) for name, given in values["baselines"].items()}
-        return cls(**{**values, **tables, "chosen": cell(values["chosen"]), "baselines": baselines})
-
     def plot(self) -> Any:
         """A figure of matplotlib: network and untrained network as heat maps in one scale, pixels as their last row."""
         layers, times = [*self.network.layers, "pixels, same noise"], self.network.times
-        size = (1.6 + 0.085 * max(map(len, layers)) + 2 * (0.62 * len(times) + 0.35), 1.7 + 0.3 * len(layers))
+        size = (2 + 0.085 * max(map(len, layers)) + 1.3 * len(times), 1.7 + 0.3 * len(layers))
         figures = needs("matplotlib.figure", "report", "drawing a probe")
         figure = figures.Figure(figsize=size, layout="constrained", dpi=120)
         panels = figure.subplots(1, 2, sharey=True)
         grids = [[*table.accuracy, self.pixels.accuracy[0]] for table in (self.network, self.untrained)]
-        values = [100 * value for grid in grids for row in grid for value in row]
-        image = None
-        for axes, grid, title in zip(panels, grids, (f"{self.model}, trained", "before training"), strict=True):
-            cells = [[100 * value for value in row] for row in grid]
-            image = axes.imshow(cells, cmap="viridis", vmin=min(values), vmax=max(values), aspect="auto")
-            for row, column in ((row, column) for row in range(len(layers)) for column in range(len(times))):
-                colour = "black" if cells[row][column] > (min(values) + max(values)) / 2 else "white"
-                axes.text(column, row, f"{cells[row][column]:.0f}", ha="center", va="center", fontsize=7, color=colour)
+        cells = [[[100 * value for value in row] for row in grid] for grid in grids]
+        least, most = (pick(value for grid in cells for row in grid for value in row) for pick in (min, max))
+        for axes, grid, title in zip(panels, cells, (f"{self.model}, trained", "before training"), strict=True):
+            image = axes.imshow(grid, cmap="viridis", vmin=least, vmax=most, aspect="auto")
+            for row, column in product(range(len(layers)), range(len(times))):
+                colour = "black" if grid[row][column] > (least + most) / 2 else "white"
+                axes.text(column, row, f"{grid[row][column]:.0f}", ha="center", va="center", fontsize=7, color=colour)
             axes.set_title(title, fontsize=9)
             axes.set_xticks(range(len(times)), [f"{t:g}" for t in times], fontsize=8)
             axes.set_xlabel("noise level t", fontsize=8)
-        panels[0].set_yticks(range(len(layers)), layers, fontsize=8)
-        assert image is not None
-        figure.colorbar(image, ax=list(panels), shrink=0.9, pad=0.02).set_label("% right on validation images")
+            if axes is panels[0]:
+                axes.set_yticks(range(len(layers)), layers, fontsize=8)
+                figure.colorbar(image, ax=list(panels), shrink=0.9, pad=0.02).set_label("% right on validation images")
         figure.suptitle(f"{self.data}; chosen {self.chosen.place}: {_percent(self.chosen.test)}", fontsize=9)
         return figure
 
@@ -666,22 +634,22 @@ def probe_run(run: Run, *, data: str | None = None, split: str | None = None, **
 
 
 def _images(run: Run, data: str | None, split: str | None) -> tuple[ImageData, ImageData | None]:
-    config = run.config
+    config, latents = run.config, run.config.images.autoencoder is not None
+    if latents and (data or split):
+        raise InvalidConfigError("`data` and `split` are for runs on pixels, and this one was trained on latents")
     size = config.images.size or (run.shape.height, run.shape.width)
     options: dict[str, Any] = {"size": size, "channels": config.images.channels or run.shape.channels}
-    if config.images.autoencoder is not None and (data or split):
-        raise InvalidConfigError("`data` and `split` are for runs on pixels, and this one was trained on latents")
     if data is not None:
         return load_data(data, split=split or "train", **options), None
     found = load_run_data(config)
     if split is None and found.held_out is not None:
         return found.train, found.held_out
     try:
-        if config.images.autoencoder is not None:
+        if latents:
             raise DataError("it is trained on latents")
         return found.train, load_data(config.data, split=split or "test", **options)
     except DataError as error:
         raise InvalidConfigError(
-            f"{run.folder} held no images out, and there is nothing else to test on that the network was not trained "
-            f"on ({error}): give `data`, or train with `held_out`"
+            f"{run.folder} held no images out, and the network was trained on all others ({error}): give `data`, or "
+            "train with `held_out`"
         ) from error
