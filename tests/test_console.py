@@ -154,3 +154,11 @@ def test_log_lines_go_to_the_standard_error_and_the_handler_leaves(capsys):
         logger.debug("not shown")
     logger.info("after")
     assert tuple(capsys.readouterr()) == ("", "100 images\n")
+
+
+def test_a_message_is_said_once(capsys):
+    logger = logging.getLogger("scalelong.test")
+    with console.show_logs():
+        for text in ("one", "two", "one"):
+            logger.info(text)
+    assert capsys.readouterr().err == "one\ntwo\n"

@@ -125,12 +125,19 @@ def _rich(stream: TextIO | None) -> Any:
 class _LogLines(logging.Handler):
     """Writes messages as plain lines to the standard error: the standard output is for results.
 
-    The stream is looked up for every message, so that a redirected one is respected.
+    The stream is looked up for every message, so that a redirected one is respected. The same message is written once:
+    many runs of one command, in processes that are forked, say the same of one network.
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: set[str] = set()
+
     def emit(self, record: logging.LogRecord) -> None:
-        if sys.stderr is not None:  # closed by the shell (`2>&-`)
-            print(self.format(record), file=sys.stderr, flush=True)
+        text = self.format(record)
+        if sys.stderr is not None and text not in self.said:  # None: closed by the shell (`2>&-`)
+            self.said.add(text)
+            print(text, file=sys.stderr, flush=True)
 
 
 @contextmanager

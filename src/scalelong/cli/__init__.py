@@ -50,7 +50,7 @@ INTERRUPTED, TERMINATED, CLOSED_PIPE = 128 + 2, 128 + 15, 128 + 13
 PURPOSE = "Keeps UNets, U-ViTs and other networks with long skip connections training; shows why, and proves it"
 
 EXAMPLES = """\
-  scalelong demo                                     see the problem and the cure, in three minutes
+  scalelong demo                                     see the problem and the cure, in a few minutes
   scalelong train photos/                            train on a folder of images, sized for this machine
   scalelong sample --model digits-class 7            draw with a network that comes along
   scalelong range photos/                            the learning rates that your network survives
@@ -142,7 +142,7 @@ def _not_a_command(arguments: list[str], known: dict[str, str], prefix: str) -> 
         return 0
     near = [f"lab {words[0]}"] if words[0] in LAB else get_close_matches(words[0], known, n=1)
     meant = f"; did you mean {near[0]}?" if near else ""
-    _complain(f"{prefix}: unknown command {words[0]!r}{meant}\n\n{usage()}")
+    _complain(f"{prefix}: unknown command {words[0]!r}{meant}; scalelong --help lists all")
     return 2
 
 

@@ -17,7 +17,7 @@ from ..errors import CheckoutNeededError, InvalidConfigError
 from ..optional import needs
 
 MAKE = {
-    "demo": "see a deep U-ViT collapse at a high rate, and what keeps it alive, in three minutes",
+    "demo": "see a deep U-ViT collapse at a high rate, and what keeps it alive, in a few minutes",
     "train": "train a diffusion model on your images; the same command continues it",
     "sample": "make images with a trained model",
     "eval": "score a run or a folder of images: Fréchet distance, precision, recall, with intervals",

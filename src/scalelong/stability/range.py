@@ -47,7 +47,7 @@ Step = Callable[[nn.Module, int, torch.Generator], Tensor]
 MakeOptimizer = Callable[[nn.Module, float], torch.optim.Optimizer]
 CarryOut = Callable[[Work, list[Key], int], Iterable[RateRun]]
 
-METHODS = ("none", "start:cs:0.7", "cs:0.7", "ls")
+METHODS = ("none", "merge_norm", "start:cs:0.7", "ls")
 START = "start:"
 REFERENCE_BATCHES = 4
 CURVE_POINTS = 60
