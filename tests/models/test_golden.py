@@ -13,7 +13,7 @@ import torch
 
 import scalelong as sl
 from scalelong.errors import CannotReadError
-from scalelong.models import fuse_
+from scalelong.models import cpu, fuse_
 from scalelong.models.official import official_name
 from tests.golden.make import read, signature
 
@@ -22,6 +22,11 @@ METHODS = {"none": "constant", "inv_sqrt2": "constant", "cs": "constant"}
 METHODS |= {"ls_shared": "ls_shared", "ls_per_skip": "ls_per_skip"}
 """The authors' five methods, and the small file that each is in."""
 FULL = [*METHODS, "class_cs", "text_none"]
+
+
+@pytest.fixture(autouse=True)
+def fused_at_any_size(monkeypatch):
+    monkeypatch.setattr(cpu, "LARGE", 0)
 
 
 def load(name: str) -> tuple[dict[str, str], dict[str, torch.Tensor]]:

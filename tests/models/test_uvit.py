@@ -211,7 +211,7 @@ def test_residual_baselines():
     for block in rezero.decoder:
         stream = block.merge(stream, tokens, Constants(1.0, 1.0))  # pyright: ignore
     hidden = rezero.norm(stream)[:, 2:]
-    from scalelong.models.uvit import unpatchify
+    from scalelong.models.tokens import unpatchify
 
     expected = rezero.final_conv(unpatchify(rezero.to_patches(hidden), (4, 4), 2, 3))
     torch.testing.assert_close(rezero(x, t, y), expected)

@@ -1,6 +1,8 @@
 """Networks, and one way to call any of them.
 
 uvit         U-ViT, from the formula to the model
+tokens       images, times and positions as tokens
+arguments    what its arguments may be
 starts       its weights before training
 cpu          its blocks on a CPU, fused
 allocator    memory that a step frees and the next one takes
@@ -50,8 +52,10 @@ from .pretrained import (
     from_pretrained as from_pretrained,
     require_buildable as require_buildable,
 )
-from .uvit import (
+from .tokens import (
     PositionEmbedding as PositionEmbedding,
+)
+from .uvit import (
     SkipMerge as SkipMerge,
     UViT as UViT,
 )

@@ -2,30 +2,15 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
-from ..errors import InvalidConfigError
-
-InitStd = float | Literal["unit"]
-
-FINAL_STARTS = ("authors", "identity")
+from .arguments import InitStd
 
 # E[gelu(z)²] for a standard normal z.
 GELU_MOMENT = 0.42522
-
-
-def require_init_std(std: Any) -> None:
-    number = isinstance(std, int | float) and not isinstance(std, bool) and math.isfinite(std) and std > 0
-    if not number and std != "unit":
-        raise InvalidConfigError(f'`init_std` must be a number above 0 or "unit", got {std!r}')
-
-
-def require_final_start(start: Any) -> None:
-    if start not in FINAL_STARTS:
-        raise InvalidConfigError(f"`final_start` must be one of {', '.join(FINAL_STARTS)}, got {start!r}")
 
 
 def draw_weights_(layers: Iterable[Any], std: InitStd) -> None:

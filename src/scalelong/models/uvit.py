@@ -6,11 +6,10 @@
 
 Everything is a token: time, class, context and image patches, (B, L, D). The first half of the blocks sends its outputs
 over N = depth // 2 long skips to the second half, where each is merged by a linear layer on [main ⊕ κ_i skip]. Below
-stand, in this order: tokens, blocks and merges, and the network. `cpu.fuse_` makes it faster on a CPU.
+stand blocks and merges, and then the network. `cpu.fuse_` makes it faster on a CPU.
 """
 
 import json
-import math
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
@@ -37,46 +36,11 @@ from ..scaling import (
     start_merge_,
     validate_residual,
 )
+from .arguments import InitStd, refuse_removed, require_final_start, require_init_std, require_sizes
 from .official import load_official_, official_arguments
 from .presets import preset_arguments
-from .starts import InitStd, draw_weights_, require_final_start, require_init_std, start_as_identity_, unit_gain_
-
-# Tokens
-
-
-def timestep_embedding(t: Tensor, dim: int) -> Tensor:
-    """[cos(t ω_k) ⊕ sin(t ω_k)], ω_k = 10000^(-k/(dim/2)), in fp32."""
-    count = dim // 2
-    frequencies = torch.exp(torch.arange(count, device=t.device, dtype=torch.float32) * (-math.log(10000) / count))
-    angles = t.float()[:, None] * frequencies
-    return torch.cat([angles.cos(), angles.sin()], dim=-1)
-
-
-class PositionEmbedding(nn.Module):
-    """One learned vector per token: the extra tokens first, then the patches row by row."""
-
-    def __init__(self, extra_tokens: int, grid: tuple[int, int], dim: int) -> None:
-        super().__init__()
-        self.extra_tokens, self.grid = extra_tokens, grid
-        self.weight = nn.Parameter(torch.empty(1, extra_tokens + grid[0] * grid[1], dim))
-        nn.init.trunc_normal_(self.weight, std=0.02)
-
-    def forward(self, grid: tuple[int, int]) -> Tensor:
-        """For a different grid than the one that was learned, the patches' part is interpolated."""
-        if grid == self.grid:
-            return self.weight
-        extra, patches = self.weight[:, : self.extra_tokens], self.weight[:, self.extra_tokens :]
-        image = patches.transpose(1, 2).unflatten(2, self.grid).float()
-        resized = F.interpolate(image, size=grid, mode="bicubic", align_corners=False)
-        return torch.cat([extra, resized.flatten(2).transpose(1, 2).to(extra.dtype)], dim=1)
-
-
-def unpatchify(tokens: Tensor, grid: tuple[int, int], patch_size: int, channels: int) -> Tensor:
-    """(B, rows·columns, p·p·C) to (B, C, H, W)."""
-    rows, columns = grid
-    x = tokens.reshape(-1, rows, columns, patch_size, patch_size, channels)
-    return x.permute(0, 5, 1, 3, 2, 4).reshape(-1, channels, rows * patch_size, columns * patch_size)
-
+from .starts import draw_weights_, start_as_identity_, unit_gain_
+from .tokens import PositionEmbedding, timestep_embedding, unpatchify
 
 # Blocks, and the merge of a long skip into the main path
 
@@ -243,9 +207,9 @@ class UViT(nn.Module):
         **removed: Any,
     ) -> None:
         super().__init__()
-        _refuse_removed(removed)
+        refuse_removed(removed)
         size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
-        _validate(size, patch_size, dim, depth, heads, classes, context_dim, context_length, qk_norm, merge_norm)
+        require_sizes(size, patch_size, dim, depth, heads, classes, context_dim, context_length, qk_norm, merge_norm)
         validate_residual(residual_scaling)
         require_init_std(init_std)
         require_merge_start(merge_start)
@@ -294,18 +258,10 @@ class UViT(nn.Module):
         """The long skips, outermost first."""
         height, width = self.position_embedding.grid
         tokens = self.extra_tokens + height * width
-        return tuple(
-            SkipSite(
-                index=i,
-                channels=self.dim,
-                channel_axis=-1,
-                main_channels=self.dim,
-                tokens=tokens,
-                fixed_tokens=not self.interpolate_positions,
-                norm="LayerNorm on both operands (merge_norm=True)" if self.merge_norm else "",
-            )
-            for i in range(1, self.depth // 2 + 1)
-        )
+        shape: dict[str, Any] = {"channels": self.dim, "channel_axis": -1, "main_channels": self.dim, "tokens": tokens}
+        shape["fixed_tokens"] = not self.interpolate_positions
+        shape["norm"] = "LayerNorm on both operands (merge_norm=True)" if self.merge_norm else ""
+        return tuple(SkipSite(index=i, **shape) for i in range(1, self.depth // 2 + 1))
 
     def arguments(self) -> dict[str, Any]:
         """`UViT(**model.arguments())` is built and scaled like this one, and takes its state dict."""
@@ -424,72 +380,23 @@ class UViT(nn.Module):
         self.checkpointing = False
 
     def _check(self, x: Tensor, y: Tensor | None, context: Tensor | None) -> tuple[int, int]:
+        """The number of patches in both directions; raises on inputs that do not fit."""
+        size, patch = tuple(x.shape[2:]), self.patch_size
         if x.dim() != 4 or x.shape[1] != self.channels:
             raise InvalidInputError(f"x must be (B, {self.channels}, H, W), got {tuple(x.shape)}")
-        if tuple(x.shape[2:]) != self.image_size and not self.interpolate_positions:
+        if size != self.image_size and not self.interpolate_positions:
             raise InvalidInputError(
-                f"this U-ViT was built for images of {self.image_size[0]}x{self.image_size[1]} and got "
-                f"{x.shape[2]}x{x.shape[3]}; set interpolate_positions=True to interpolate its position embeddings"
+                f"this U-ViT was built for images of {self.image_size} and got {size}; set interpolate_positions=True "
+                f"to interpolate its position embeddings"
             )
-        if (y is None) != (self.classes is None):
-            raise InvalidInputError(
-                "this U-ViT is class-conditional: pass labels y"
-                if y is None
-                else "this U-ViT has no classes (classes=None), but labels y were passed"
-            )
-        if (context is None) != (self.context_dim is None):
-            raise InvalidInputError(
-                "this U-ViT is conditioned on a context: pass context"
-                if context is None
-                else "this U-ViT takes no context (context_dim=None), but a context was passed"
-            )
+        for name, given, wanted in (("labels y", y, self.classes), ("context", context, self.context_dim)):
+            if (given is None) != (wanted is None):
+                takes, got = ("takes no", "were passed") if wanted is None else ("needs", "are missing")
+                raise InvalidInputError(f"this U-ViT {takes} {name}, and they {got}")
         if context is not None and tuple(context.shape[1:]) != (self.context_length, self.context_dim):
             raise InvalidInputError(
                 f"context must be (B, {self.context_length}, {self.context_dim}), got {tuple(context.shape)}"
             )
-        if x.shape[2] % self.patch_size or x.shape[3] % self.patch_size:
-            raise InvalidInputError(
-                f"images of {x.shape[2]}x{x.shape[3]} cannot be cut into patches of {self.patch_size}x"
-                f"{self.patch_size}: choose a patch_size that divides both"
-            )
-        return x.shape[2] // self.patch_size, x.shape[3] // self.patch_size
-
-
-def _refuse_removed(options: Mapping[str, Any]) -> None:
-    """Version 0.2 had `self_conditioning` and wrote "none" into its files, which still load."""
-    for name, value in options.items():
-        if name not in ("self_conditioning", "self_conditioning_rank"):
-            raise TypeError(f"UViT got an unexpected keyword argument {name!r}")
-        if value not in ("none", None):
-            raise InvalidConfigError(f"`{name}`={value!r} was removed: its control did better. Version 0.2 has it")
-
-
-def _validate(
-    size: tuple[int, ...],
-    patch_size: int,
-    dim: int,
-    depth: int,
-    heads: int,
-    classes: int | None,
-    context_dim: int | None,
-    context_length: int | None,
-    *switches: Any,
-) -> None:
-    def need(condition: bool, message: str) -> None:
-        if not condition:
-            raise InvalidConfigError(message)
-
-    need(len(size) == 2 and all(side >= 1 for side in size), f"image_size must be one or two sizes, got {size}")
-    need(patch_size >= 1, f"patch_size must be at least 1, got {patch_size}")
-    need(
-        all(side % patch_size == 0 for side in size), f"image_size {size} must be a multiple of patch_size {patch_size}"
-    )
-    need(dim >= 2 and dim % 2 == 0, f"dim must be even, got {dim}")
-    need(heads >= 1 and dim % heads == 0, f"dim {dim} must be a multiple of heads {heads}")
-    need(depth >= 2, f"depth must be at least 2, so that there is a long skip, got {depth}")
-    need(classes is None or classes >= 1, f"classes must be at least 1, or None, got {classes}")
-    need(
-        (context_dim is None) == (context_length is None),
-        f"context_dim and context_length go together, got {context_dim} and {context_length}",
-    )
-    need(all(isinstance(switch, bool) for switch in switches), "qk_norm and merge_norm must be true or false")
+        if size[0] % patch or size[1] % patch:
+            raise InvalidInputError(f"images of {size} cannot be cut into patches of {patch}x{patch}")
+        return size[0] // patch, size[1] // patch
