@@ -7,6 +7,13 @@ recipes   runs by name, and the default name of a run folder
 layout    file names of a run folder, titles of scores
 """
 
+from .defaults import (
+    EARLIER as EARLIER,
+    NEW_NARROW as NEW_NARROW,
+    NEW_RUN as NEW_RUN,
+    NEW_UVIT as NEW_UVIT,
+    new_uvit_options as new_uvit_options,
+)
 from .fields import (
     config_fields as config_fields,
     conflicting_changes as conflicting_changes,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..attaching import without_records
+from ..config import EARLIER
 from ..errors import CannotReadError, InvalidConfigError, ScalingMismatchError
 from ..files import NOT_THE_FILE, refusal, require_regular
 
@@ -79,7 +80,7 @@ def official_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     # They write -1 where we write None.
     classes = ours.get("classes")
     ours["classes"] = classes if classes is not None and classes > 0 else None
-    return ours
+    return {**EARLIER, **ours}
 
 
 def official_name(name: str, skips: int) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..config import EARLIER
 from ..errors import AlreadyScaledError, InvalidConfigError
 from ..optional import needs
 from ..scaling import ResidualBranch, ResidualSpec, validate_residual
@@ -55,7 +56,7 @@ def preset_arguments(name: str) -> dict[str, Any]:
     if name not in UVIT_PRESETS:
         raise InvalidConfigError(f"unknown U-ViT preset {name!r}; known: {', '.join(UVIT_PRESETS)}")
     # The start is the authors' as well: reproductions begin where theirs began.
-    return {**UVIT_PRESETS[name], "init_std": 0.02, "final_start": "authors"}
+    return {**EARLIER, **UVIT_PRESETS[name], "init_std": 0.02, "final_start": "authors"}
 
 
 # Table 3's baselines for diffusers' UNets: scale the residual branches of a network that is built already.

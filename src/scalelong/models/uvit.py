@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ..attaching import NativeHost
+from ..config import EARLIER, NEW_UVIT
 from ..errors import InvalidConfigError, InvalidInputError
 from ..files import make_folder, read_bytes, read_json, write_bytes, write_text
 from ..scaling import (
@@ -195,11 +196,11 @@ class UViT(nn.Module):
         context_dim: int | None = None,
         context_length: int | None = None,
         final_conv: bool = True,
-        init_std: InitStd = "unit",
+        init_std: InitStd = NEW_UVIT["init_std"],
         merge_start: str = "authors",
         final_start: str = "identity",
         scaling: Scaling | str | dict[str, Any] | None = None,
-        residual_scaling: ResidualSpec = "none",
+        residual_scaling: ResidualSpec = NEW_UVIT["residual_scaling"],
         qk_norm: bool = False,
         merge_norm: bool = False,
         interpolate_positions: bool = False,
@@ -291,7 +292,7 @@ class UViT(nn.Module):
         if not isinstance(config, dict) or config.pop("_class_name", None) != cls.__name__:
             raise InvalidConfigError(f"{folder} was not written by {cls.__name__}.save_pretrained")
         try:
-            model = cls(**config)
+            model = cls(**{**EARLIER, **config})
         except TypeError as error:
             raise InvalidConfigError(f"{Path(folder) / 'config.json'} does not fit {cls.__name__}: {error}") from error
         model.load_state_dict(load(read_bytes(Path(folder) / WEIGHTS)))

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from ..attaching import scale_skips_, start_merges_
-from ..config import GIBIBYTE, TextConfig, TrainConfig
+from ..config import EARLIER, GIBIBYTE, TextConfig, TrainConfig
 from ..data import ImageData, load_data
 from ..diffusion import (
     Autoencoder,
@@ -221,7 +221,7 @@ def uvit_arguments(config: TrainConfig, shape: DataShape) -> dict[str, Any]:
     arguments = preset_arguments(preset) if preset else {}
     if not preset and "patch_size" not in config.model_options:
         arguments = {"patch_size": _patch_size(shape)}
-    return {**arguments, **known, **config.model_options}
+    return {**EARLIER, **arguments, **known, **config.model_options}
 
 
 def _build(config: TrainConfig, shape: DataShape) -> nn.Module:

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from ..config import TrainConfig, seconds_of, with_values
+from ..config import NEW_NARROW, NEW_RUN, TrainConfig, new_uvit_options, seconds_of, with_values
 from ..console import duration
 from ..data import Annotations, ImageData, MemoryData, load_data, require_both_sides
 from ..errors import InvalidConfigError, MixedSizesError
@@ -62,7 +62,7 @@ class Rung:
 
 def _uvit(dim: int, depth: int, heads: int) -> dict[str, Any]:
     # The authors' deviation of 0.02 is for widths of 512 and more.
-    return {"dim": dim, "depth": depth, "heads": heads} | ({"init_std": 0.06} if dim < 256 else {})
+    return {"dim": dim, "depth": depth, "heads": heads} | (NEW_NARROW if dim < 256 else {})
 
 
 # Small batches: on a CPU, more steps beat larger ones. A small UNet shows far more in the minutes that a CPU has
@@ -239,6 +239,9 @@ def candidates(config: TrainConfig, given: Collection[str], pictures: Pictures) 
             values |= {"diffusion.prediction": "v"} if NoiseProcess(config.diffusion.schedule).is_diffusion else {}
             values |= {"optimizer.lr": rung.lr, "optimizer.warmup": 100}
             values |= {"optimizer.betas": (0.9, 0.99), "optimizer.clip": 1.0}
+        if rung.model == "uvit":
+            values |= {f"optimizer.{name}": value for name, value in NEW_RUN.items()}
+            options = new_uvit_options() | options
         if rung.model == "uvit" and side % _patch(side) == 0:
             options = options | {"patch_size": _patch(side)}
         filled = replace(fill(config, given, values), model=rung.model)
