@@ -172,7 +172,7 @@ def test_a_class_conditional_unet_brings_a_pipeline_without_scalelong(schedule: 
         tmp_path / "model", trust=True, class_labels=["3", 4, "5", 6, "3", 4, "5", 6], guidance_scale=2.0
     )
     assert kind == "ExportedPipeline"
-    assert_same_images(images, run.sample(8, wishes=["3", "4", "5", "6"], steps=5, guidance=2.0))
+    assert_same_images(images, run.sample(8, prompts=["3", "4", "5", "6"], steps=5, guidance=2.0))
     # From the hub, diffusers takes every list for a component: a module and a class.
     index = json.loads((tmp_path / "model" / "model_index.json").read_text())
     lists = {name for name, entry in index.items() if isinstance(entry, list)}
@@ -185,7 +185,7 @@ def test_uvit_brings_its_class(tmp_path: Path) -> None:
     export_diffusers(run, tmp_path / "model")
     kind, images = in_this_process(tmp_path / "model", trust=True, class_labels=[7] * 8, guidance_scale=1.5)
     assert kind == "ExportedPipeline"
-    assert_same_images(images, run.sample(8, wishes=["7"], steps=5, guidance=1.5))
+    assert_same_images(images, run.sample(8, prompts=["7"], steps=5, guidance=1.5))
 
 
 def test_what_standard_classes_cannot_hold_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -187,16 +187,6 @@ def test_a_copy_with_links_followed_goes_on(full_tiny, made, tmp_path):
     assert load_run(copy).step == 12
     assert train(replace(full_tiny, steps=16), copy).step == 16
     assert (copy / "checkpoints" / "latest").resolve().name == "step-00000016"
-    assert not list((copy / "checkpoints").glob("abandoned-*"))
-
-
-@pytest.mark.parametrize("harm", [shutil.rmtree, cut])
-def test_latest_alone_is_enough(full_tiny, made, tmp_path, harm):
-    copy = Path(shutil.copytree(made, tmp_path / "copy"))
-    for step in steps_of(copy):
-        harm(copy / "checkpoints" / f"step-{step:08d}")
-    assert train(replace(full_tiny, steps=16), copy).step == 16
-    assert [line["step"] for line in read_metrics(copy) if "loss" in line] == [2, 4, 6, 8, 10, 12, 14, 16]
 
 
 def test_a_file_system_without_symbolic_links(tiny, tmp_path, monkeypatch):

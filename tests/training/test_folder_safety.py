@@ -9,8 +9,8 @@ import pytest
 from scalelong.cli import main
 from scalelong.config import load_config
 from scalelong.data import load_data
-from scalelong.errors import InvalidConfigError, LinkRefusedError
-from scalelong.runs import load_run, read_metrics, save_png
+from scalelong.errors import InvalidConfigError, LinkRefusedError, RunFolderError
+from scalelong.runs import load_run, read_metrics, require_whole_curve, save_png
 from scalelong.training import train
 
 FILES = ["config.yaml", "data.json", "run.json", "environment.json", "README.md", "metrics.jsonl", "alarms.jsonl"]
@@ -111,6 +111,9 @@ def test_lost_metrics_are_reported(made, tmp_path, tiny, caplog):
     (run / "metrics.jsonl").write_bytes(content[: len(content) // 2] + bytes(len(content) - len(content) // 2))
     train(replace(tiny, steps=3), run, quiet=True)
     assert "its curves have a gap" in caplog.text
+    with pytest.raises(RunFolderError, match="gap before step 2"):
+        require_whole_curve(run)
+    require_whole_curve(made)
     assert read_metrics(run)[-1]["step"] == 3
     caplog.clear()
     train(replace(tiny, steps=4), run, quiet=True)

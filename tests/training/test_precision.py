@@ -73,3 +73,15 @@ def test_the_dry_run_says_what_is_taken(gain, capsys):
     gain(2.0)
     assert main(["train", "--recipe", "digits-tiny", "--cpu", "--dry-run"]) == 0
     assert "precision    bf16 (auto" in capsys.readouterr().out
+
+
+def test_the_switches_of_nvidia_gpus_hold_while_a_run_trains(tiny, tmp_path):
+    def switches():
+        return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.benchmark
+
+    seen, before = [], switches()
+    fast = replace(tiny.hardware, tf32=True, cudnn_benchmark=True)
+    train(replace(tiny, steps=1, hardware=fast), tmp_path / "run", hooks=[lambda _: seen.append(switches())])
+    assert seen == [(True, True)]
+    assert switches() == before == (False, False)
+    train(replace(tiny, steps=2), tmp_path / "run")  # a run may go on without them

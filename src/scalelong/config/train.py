@@ -259,6 +259,10 @@ class HardwareConfig:
     gradient_checkpointing: bool = _field(False, "Compute activations twice instead of storing them.", "speed")
     channels_last: bool | None = _field(None, "Memory layout; None takes channels-last for diffusers' UNets.")
     cpu: bool = _field(False, "Do not use an accelerator even if there is one.", "speed")
+    tf32: bool = _field(False, "On NVIDIA GPUs, let float32 products use TF32: faster, with 10 bits.", "speed")
+    cudnn_benchmark: bool = _field(
+        False, "On NVIDIA GPUs, let cuDNN try its convolutions and keep the fastest.", "speed"
+    )
     split_cores: bool | None = _field(
         None,
         "On a CPU, let each core take its own images through the whole network instead of sharing every operation; "

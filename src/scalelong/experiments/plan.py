@@ -22,7 +22,16 @@ from ..errors import (
     ScaleLongError,
 )
 from ..files import digest, locked, parse_json, write_text
-from ..runs import Run, RunData, build_model, fingerprints, load_run_data, require_same_data, saved_steps
+from ..runs import (
+    Run,
+    RunData,
+    build_model,
+    fingerprints,
+    load_run_data,
+    require_same_data,
+    require_whole_curve,
+    saved_steps,
+)
 from ..scaling import as_scaling
 from ..stability import Diagnosis, diagnose
 from ..training import train
@@ -274,6 +283,7 @@ def require_same(runs: Sequence[PlannedRun]) -> None:
         if run.finished:
             _require_same_settings(run)
             _require_same_data(run, known)
+            require_whole_curve(run.folder)
 
 
 def recorded_values(config: TrainConfig) -> dict[str, Any]:

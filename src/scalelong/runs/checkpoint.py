@@ -374,27 +374,3 @@ def _point(folder: Path, name: str, target: Path) -> None:
         write_text(latest, f"{target.name}\n")
     else:
         os.replace(link, latest)
-
-
-def adopt_latest(folder: Path, log: Callable[[str], None]) -> None:
-    """In a copy of a run with links followed `latest` is a folder of its own: it becomes what it is a copy of."""
-    latest = folder / "latest"
-    if latest.is_symlink() or not latest.is_dir():
-        return
-    try:
-        target = step_folder(folder, int(verify(latest)["step"]))
-    except (CheckpointError, KeyError, ValueError, TypeError):
-        log(f"{latest} is a folder and no whole checkpoint; set aside as {_set_aside(latest).name}")
-        return
-    try:
-        whole = verify(target)
-    except CheckpointError as error:
-        if target.exists():
-            aside = _set_aside(target).name
-            log(f"damaged checkpoint, taking the copy of it in {latest.name}: {error}; set aside as {aside}")
-        os.rename(latest, target)
-        return
-    if whole == verify(latest):
-        _remove(latest)
-    else:
-        log(f"{latest} is a folder, and not a copy of {target.name}; set aside as {_set_aside(latest).name}")

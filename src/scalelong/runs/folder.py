@@ -59,11 +59,13 @@ from ..files import (
     write_text,
     writing,
 )
-from .checkpoint import adopt_latest, remove_unfinished, run_of, saved_steps, usable_checkpoint
+from .checkpoint import remove_unfinished, run_of, saved_steps, usable_checkpoint
 from .model import DataShape, RunData, factory_of, shape_of
 
 logger = logging.getLogger(__name__)
 
+LOST = "lost_bytes"
+"""In a line of metrics: so much of the curve before it is gone."""
 MOST_WORDS = 5000
 """Largest vocabulary that is listed in data.json."""
 VARIANT = "variant.json"
@@ -177,7 +179,6 @@ class RunFolder:
 
     def _start(self, say: Callable[[str], None]) -> Path | None:
         """A run whose checkpoints are lost is never begun again over it."""
-        adopt_latest(self.checkpoints, say)
         path = usable_checkpoint(self.checkpoints, say, self.id)
         if path is None and self.metrics.exists() and self.metrics.stat().st_size > 0:
             raise RunFolderError(
@@ -271,12 +272,15 @@ class RunFolder:
                     kept = end if _step_of(line) <= step else kept
                 file.truncate(kept)
         if length is not None and kept < length:
+            lost = length - kept
             logger.warning(
-                "%s has lost %d bytes from before step %d, perhaps by a power loss: its curves have a gap",
+                "%s lost %d bytes from before step %d, perhaps by a power loss: its curves have a gap, and `compare` "
+                "refuses them",
                 self.metrics,
-                length - kept,
+                lost,
                 step,
             )
+            self.append_metrics({"step": step, LOST: lost})
 
     def rollbacks(self) -> list[dict[str, Any]]:
         path = self.path / ROLLBACKS
@@ -398,6 +402,16 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     file = Path(path) / METRICS
     lines = read_json_lines(file) if file.exists() else []
     return [line for line in lines if isinstance(line.get("step"), int)]
+
+
+def require_whole_curve(folder: Path) -> None:
+    """RunFolderError if a part of the metrics of a run is lost: its curves cannot be compared with others."""
+    lost = [line["step"] for line in read_metrics(folder) if LOST in line]
+    if lost:
+        raise RunFolderError(
+            f"{folder / METRICS} has a gap before step {lost[0]}: restore it from a copy, or train the run again in "
+            f"another folder"
+        )
 
 
 def vocabulary_of(data: ImageData) -> list[str] | None:

@@ -73,11 +73,6 @@ class Run:
         return self.shape.classes or () if self.config.diffusion.condition == "class" else ()
 
     @property
-    def default_wishes(self) -> Sequence[str]:
-        """Earlier name of `default_prompts`."""
-        return self.default_prompts
-
-    @property
     def maker(self) -> ImageMaker:
         return ImageMaker(
             model=self.model,
@@ -106,7 +101,6 @@ class Run:
         *,
         seed: int = 0,
         prompts: Sequence[str] = (),
-        wishes: Sequence[str] = (),
         sampler: str = "dpm++",
         steps: int = 25,
         guidance: float = 1.0,
@@ -117,9 +111,9 @@ class Run:
         """Images, uint8 (n, C, H, W). Image i has the seed `seed + i` and does not depend on n or batch_size.
 
         `prompts` are classes or texts, which take turns; a class-conditional model without prompts shows all classes.
-        `wishes` is an earlier name of `prompts`. `precision` ("bf16") is that of SampleSettings.
+        `precision` ("bf16") is that of SampleSettings.
         """
-        wanted = requests(n, seed, prompts or wishes or self.default_prompts)
+        wanted = requests(n, seed, prompts or self.default_prompts)
         settings = SampleSettings(sampler=sampler, steps=steps, guidance=guidance, precision=precision)
         return self.maker.all(wanted, settings, batch_size=batch_size, device=device)
 

@@ -14,7 +14,7 @@ import threading
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..config import TrainConfig, default_folder, is_snapshot, with_values
+from ..config import HardwareConfig, TrainConfig, default_folder, is_snapshot, with_values
 from ..console import Progress, html_lines
 from ..data import Batch, batches
 from ..diffusion import DataOrder, Examples, split_batch
@@ -139,6 +139,7 @@ def train(
     try:
         with ExitStack() as stack:
             interrupt = stack.enter_context(Interrupt())
+            stack.enter_context(switches(config.hardware))
             stack.callback(progress.close)
             check_batch_size(config, accelerator.num_processes)
 
@@ -166,6 +167,22 @@ def train(
             f"run the same command "
             f"to continue"
         ) from error
+
+
+@contextmanager
+def switches(hardware: HardwareConfig) -> Iterator[None]:
+    """torch's switches for speed on NVIDIA GPUs, which hold for the whole process: afterwards they are as before."""
+    wanted = [(torch.backends.cuda.matmul, "allow_tf32", hardware.tf32)]
+    wanted += [(torch.backends.cudnn, "allow_tf32", hardware.tf32)]
+    wanted += [(torch.backends.cudnn, "benchmark", hardware.cudnn_benchmark)]
+    before = [(place, name, getattr(place, name)) for place, name, on in wanted if on]
+    for place, name, _ in before:
+        setattr(place, name, True)
+    try:
+        yield
+    finally:
+        for place, name, value in before:
+            setattr(place, name, value)
 
 
 def with_precision(
