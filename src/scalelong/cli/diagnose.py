@@ -101,7 +101,7 @@ def _of_file(options: argparse.Namespace) -> Diagnosis:
     if inputs is None and images is not None:
         inputs = _noisy(model, images)
     try:
-        return diagnose(model, inputs, images=images)
+        return diagnose(model, inputs)
     except ExampleInputsError as error:
         raise ExampleInputsError(
             f"{error}. On the command line: a function example_inputs() in {options.model.partition(':')[0]}, or "

@@ -132,7 +132,7 @@ def write_diagnosis(diagnosis: Diagnosis, folder: Path) -> Path:
 
 def _diagnose(model: nn.Module, data: RunData) -> Diagnosis:
     batch = data.probe(BATCH).arguments(model)
-    return diagnose(model, batch, images=data.clean(IMAGES), schedule=data.config.diffusion.schedule)
+    return diagnose(model, batch)
 
 
 # The runs of a comparison: one per method and seed, each in a run folder of its own.

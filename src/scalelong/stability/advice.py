@@ -23,7 +23,12 @@ def bare_merges(plan: Iterable[LongSkip], scaling: str | None = None) -> list[in
     """The long skips that are concatenated without a norm, where `merge_norm` helps; `scaling` is the model's."""
     if scaling == "merge_norm":
         return []
-    return [skip.index for skip in plan if skip.site.main_channels is not None and not skip.readers.norm]
+    return [skip.index for skip in plan if skip.site.main_channels is not None and not norm_of(skip)]
+
+
+def norm_of(skip: LongSkip) -> str:
+    """The norm that reads a merge; empty if there is none."""
+    return skip.site.norm or skip.readers.norm
 
 
 def what_to_do(bare: bool | None, rate: float | None = None) -> str:

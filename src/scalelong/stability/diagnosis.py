@@ -1,25 +1,25 @@
-"""One page before training: where the long skips are, how large, what depends on them, and how to scale them."""
+"""One page before training: where the long skips are, how large, what depends on them, and what to do, if anything."""
 
 from __future__ import annotations
 
 import inspect
 import json
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from ..console import html_lines, html_table, text_table
+from ..console import html_lines, html_table, listed, text_table
 from ..errors import InvalidInputError
-from ..finding import ExampleInputs, example_call, unwrap
+from ..finding import ExampleInputs, SkipPlan, example_call, unwrap
 from ..models import count_parameters
-from ..noise import SCHEDULE
 from ..optional import needs
-from ..scaling import ConstantScaling, LearnableScaling, NoScaling, Scaling
-from ..theory import KappaRange, jacobian_norm, kappa_range, skip_sensitivities
-from .features import plan_for, probe
+from ..theory import jacobian_norm, skip_sensitivities
+from .advice import MERGE_NORM, bare_merges, norm_of
+from .features import Features, on_device_of, plan_for, probe, scaling_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 FP16_LIMIT = torch.finfo(torch.float16).max
 SAFE_HEADROOM = 8.0
 POWER_STEPS = 20
+DEEP = 8
+"""Long skips from which on runs collapsed at high rates; with four of them nothing was gained by any method."""
+TIME_ARGUMENTS = ("t", "time", "times", "timestep", "timesteps", "sigma", "sigmas", "noise_level", "noise_labels")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,20 +41,16 @@ class SkipDiagnosis:
     merged_in: str
     shape: tuple[int, ...]
     rms: float
+    similarity: float | None
+    """How alike the positions are where it is merged: the mean cosine between them."""
     sensitivity: float | None
     """w_i/w_1: how much the output depends on it, relative to the outermost."""
     not_cancelled: float
-    """The share of its channels for which a constant κ is not cancelled by the normalisation behind the merge."""
+    """The share of its channels for which a constant κ is not cancelled by the normalisation after the merge."""
     norm: str
+    """The normalisation that reads the merge; empty if there is none."""
     shortcut: bool
     """Whether a shortcut sees κ even where the normalisation cancels it."""
-    kappa: float
-    """κ_i under the recommended scaling."""
-
-    @property
-    def survives(self) -> float:
-        """Earlier name of `not_cancelled`."""
-        return self.not_cancelled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,19 +65,12 @@ class Diagnosis:
     activation_max: float
     fp16_headroom: float
     """65504 divided by the largest activation at a block."""
-    scaling: Scaling
-    kappa_range: KappaRange | None
-    """κ by Section 4.1. None for networks that are no diffusion models: the paper's κ is about their noise."""
+    recommendation: str
+    """A method of `scale_skips_`: "merge_norm", or "none"."""
+    advice: str
+    """The same in a sentence, with the reason."""
     reasons: tuple[str, ...]
-    advice: str = ""
-    """What the evidence says about scaling a network of this kind."""
-
-    @property
-    def recommendation(self) -> str:
-        """The shorthand of the scaling to take, if one is taken."""
-        if isinstance(self.scaling, ConstantScaling):
-            return f"cs:{self.scaling.kappa:g}"
-        return self.scaling.name
+    """What else was found."""
 
     def rows(self) -> list[dict[str, str]]:
         return [
@@ -88,9 +80,10 @@ class Diagnosis:
                 "merged in": skip.merged_in or "the model",
                 "shape": "x".join(map(str, skip.shape)),
                 "RMS": f"{skip.rms:.3g}",
+                "alike": "-" if skip.similarity is None else f"{skip.similarity:.2f}",
                 "w_i/w_1": "-" if skip.sensitivity is None else f"{skip.sensitivity:.2g}",
+                "norm": skip.norm or "none",
                 "κ kept": f"{skip.not_cancelled:.0%}" + (" + shortcut" if skip.shortcut else ""),
-                "κ_i": f"{skip.kappa:.3g}",
             }
             for skip in self.skips
         ]
@@ -101,23 +94,20 @@ class Diagnosis:
             "Jacobian norm": f"{self.jacobian_norm:.3g}",
             "largest activation": f"{self.activation_max:.3g}, fp16 headroom {self.fp16_headroom:.3g} times",
             "recommended": self.advice,
-            "if you scale": f"{self.recommendation}: {self.scaling}",
         }
 
     def __str__(self) -> str:
-        facts = [f"{name}: {value}" for name, value in self.facts().items()]
-        return "\n".join(
-            [*facts, "", text_table(self.rows()), "", "why:", *(f"  - {reason}" for reason in self.reasons)]
-        )
+        return "\n".join([*self._lines(), "", text_table(self.rows())])
+
+    def _lines(self) -> list[str]:
+        return [*(f"{name}: {value}" for name, value in self.facts().items()), *(f"- {each}" for each in self.reasons)]
 
     def to_json(self) -> str:
         page = {"rows": self.rows(), "facts": self.facts(), "reasons": list(self.reasons), "text": str(self)}
-        found = None if self.kappa_range is None else self.kappa_range._asdict()
-        return json.dumps({**page, "scaling": self.scaling.to_dict(), "kappa_range": found})
+        return json.dumps({**page, "recommendation": self.recommendation})
 
     def _repr_html_(self) -> str:
-        facts = [f"{name}: {value}" for name, value in self.facts().items()]
-        return html_lines(facts) + html_table(self.rows()) + html_lines(["why:", *self.reasons])
+        return html_lines(self._lines()) + html_table(self.rows())
 
     def plot(self) -> Figure:
         """Size and influence of each long skip, from the outermost to the innermost, as a figure of matplotlib."""
@@ -127,28 +117,25 @@ class Diagnosis:
         left, right = figure.subplots(1, 2)
         index = [skip.index for skip in self.skips]
         left.bar(index, [skip.rms for skip in self.skips])
-        left.set(xlabel="long skip, outermost first", ylabel="RMS", title="size")
-        right.plot(
-            index, [math.nan if s.sensitivity is None else s.sensitivity for s in self.skips], "o-", label="w_i/w_1"
-        )
-        right.plot(index, [skip.kappa for skip in self.skips], "s--", label=f"κ_i of {self.recommendation}")
-        right.set(xlabel="long skip, outermost first", title="influence on the output")
+        left.set(ylabel="RMS", title="size")
+        for name in ("sensitivity", "similarity"):
+            values = [getattr(skip, name) for skip in self.skips]
+            right.plot(index, [math.nan if value is None else value for value in values], "o-", label=name)
+        right.set(title="influence on the output (w_i/w_1), similarity of tokens")
         right.legend()
         for axes in (left, right):
             axes.set_xticks(index)
+            axes.set_xlabel("long skip, outermost first")
         return figure
 
 
-def diagnose(
-    model: nn.Module, batch: ExampleInputs = None, *, images: Tensor | None = None, schedule: Any = SCHEDULE
-) -> Diagnosis:
+def diagnose(model: nn.Module, batch: ExampleInputs = None) -> Diagnosis:
     """Diagnose a model on a batch: its arguments as a tuple or a dictionary, as in training (noisy images, times, ...).
 
-    `images`, clean ones as the network sees them, and `schedule` give the range of κ of these data instead of the
-    paper's. Costs a few dozen forwards; the model is left as it was.
+    Costs a few dozen forwards on the device of the model, which is left as it was.
     """
     host = unwrap(model)
-    args, kwargs = _positional(host, *example_call(host, batch))
+    args, kwargs = _positional(host, *on_device_of(host, *example_call(host, batch)))
     if not args or not isinstance(args[0], Tensor) or not args[0].is_floating_point():
         raise InvalidInputError("the first argument of the model must be its input, a floating-point tensor")
     plan = plan_for(model, batch)
@@ -157,98 +144,69 @@ def diagnose(
     single = tuple(_first_example(value, len(args[0])) for value in args)
     single_kwargs = {name: _first_example(value, len(args[0])) for name, value in kwargs.items()}
     largest = max(features.block_max.values(), default=math.nan)
-    relative = [weight / weights[0] if weights[0] > 0 else None for weight in weights]
-    denoises = images is not None or _denoises(host, args, kwargs)
-    found = kappa_range(len(plan), images, schedule) if denoises else None
-    cancelled = sum(skip.readers.cancelled for skip in plan) / len(plan)
     headroom = FP16_LIMIT / max(largest, 1e-30)
-    scaling, reasons = _recommend(found, relative, cancelled, headroom)
-    curve = _curve(scaling, len(plan))
+    relative = [weight / weights[0] if weights[0] > 0 else None for weight in weights]
+    recommendation, advice = _recommend(plan, scaling_name(host), _denoises(host, args, kwargs))
     return Diagnosis(
         model=type(host).__name__,
         parameters=count_parameters(host),
-        skips=tuple(
-            SkipDiagnosis(
-                index=skip.index,
-                producer=skip.producer,
-                merged_in=skip.consumer,
-                shape=tuple(skip.shape),
-                rms=features.skip_rms.get(skip.index, math.nan),
-                sensitivity=relative[skip.index - 1],
-                not_cancelled=1 - skip.readers.cancelled,
-                norm=skip.readers.norm,
-                shortcut=skip.readers.bypass,
-                kappa=curve[skip.index - 1],
-            )
-            for skip in plan
-        ),
+        skips=_skips(plan, features, relative),
         jacobian_norm=jacobian_norm(host, *single, steps=POWER_STEPS, keywords=single_kwargs),
         activation_max=largest,
         fp16_headroom=headroom,
-        scaling=scaling,
-        kappa_range=found,
-        reasons=reasons,
-        advice=_advice(found, len(plan), cancelled),
+        recommendation=recommendation,
+        advice=advice,
+        reasons=_reasons(relative, headroom),
     )
 
 
-TIME_ARGUMENTS = ("t", "time", "times", "timestep", "timesteps", "sigma", "sigmas", "noise_level", "noise_labels")
-
-
-def _denoises(host: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether the model is called with times as well: by their usual names, or as one number for each image."""
-    given = [*inspect.signature(host.forward).parameters][: len(args)]
-    if any(name in TIME_ARGUMENTS for name in (*given, *kwargs)):
-        return True
-    return len(args) > 1 and isinstance(args[1], Tensor) and args[1].dim() <= 1 and args[1].numel() in (1, len(args[0]))
-
-
-DEEP = 8
-"""Long skips from which on CS kept runs alive at high rates; with four of them nothing was gained."""
-
-
-def _advice(found: KappaRange | None, skips: int, cancelled: float) -> str:
-    """What docs/evidence/survival and docs/recipe.md have found for such a network."""
-    if found is None:
-        return (
-            "none. This network takes no time, so it is no diffusion model: the paper's reason for κ is about noise, "
-            "and there is no evidence that scaling helps here. If training fails, lower the learning rate first"
+def _skips(plan: SkipPlan, features: Features, relative: list[float | None]) -> tuple[SkipDiagnosis, ...]:
+    return tuple(
+        SkipDiagnosis(
+            index=skip.index,
+            producer=skip.producer,
+            merged_in=skip.consumer,
+            shape=tuple(skip.shape),
+            rms=features.skip_rms.get(skip.index, math.nan),
+            similarity=features.similarity.get(skip.consumer),
+            sensitivity=relative[skip.index - 1],
+            not_cancelled=1 - skip.readers.cancelled,
+            norm=norm_of(skip),
+            shortcut=skip.readers.bypass,
         )
-    if found.high >= 1:
-        return "none: no κ below 1 is needed"
-    find_out = "`scalelong range`, or sl.rate_range in your own loop, finds out whether your rate needs it"
-    if cancelled > 0.5 or skips < DEEP:
-        kind = "with normalised merges" if cancelled > 0.5 else f"with {skips} long skips"
-        return (
-            f"none at ordinary learning rates: on networks {kind} no scaling did as well (docs/recipe.md). {find_out}"
-        )
-    return (
-        "sl.start_skips_(model, 'cs') before training, if the learning rate is high: nothing is "
-        f"attached and it costs nothing. Over 1,000 steps it only put collapses off, where norms in the merges "
-        f"(UViT(merge_norm=True)) held. At ordinary rates no scaling does as well (docs/recipe.md). {find_out}"
+        for skip in plan
     )
 
 
-def _recommend(
-    found: KappaRange | None, sensitivities: list[float | None], cancelled: float, headroom: float
-) -> tuple[Scaling, tuple[str, ...]]:
-    """The method, and why, in words. κ is the default: none from the range of Section 4.1 did better."""
+def _recommend(plan: SkipPlan, scaling: str | None, denoises: bool) -> tuple[str, str]:
+    """The method and a sentence: what docs/recipe.md has found for such a network."""
+    find_out = "sl.rate_range (`scalelong range`) finds out whether your rate needs more"
+    bare = bare_merges(plan, scaling)
+    if not denoises:
+        return "none", (
+            "none. This network takes no time, so it is no diffusion model: there is no evidence that scaling helps "
+            "here. If training fails, lower the learning rate"
+        )
+    if scaling == "merge_norm":
+        return "none", "nothing more: merge_norm is attached"
+    if not bare:
+        norms = Counter(norm_of(skip) or "an addition" for skip in plan)
+        named = listed([f"{norm} ({count} of {len(plan)})" for norm, count in norms.items()])
+        return "none", f"none: after the merges comes {named}. {find_out}"
+    if len(plan) < DEEP:
+        return "none", (
+            f"none at ordinary learning rates: with {len(plan)} long skips no scaling did as well (docs/recipe.md). If "
+            f"training collapses: {MERGE_NORM} before the first step. {find_out}"
+        )
+    return "merge_norm", (
+        f"{MERGE_NORM} before the first step, if the learning rate is high: a norm in each merge is what lasts, and "
+        f"{len(bare)} of {len(plan)} merges have none. At ordinary rates no scaling does as well (docs/recipe.md). "
+        f"{find_out}"
+    )
+
+
+def _reasons(sensitivities: list[float | None], headroom: float) -> tuple[str, ...]:
     reasons: list[str] = []
-    scaling: Scaling = NoScaling() if found is None else ConstantScaling()
-    if found is None:
-        reasons.append("the model is called without a time, so κ is not derived from the noise of diffusion")
-    elif cancelled > 0.5:
-        scaling = LearnableScaling(gate="channel")
-        reasons.append(
-            f"the normalisation right behind the merges cancels a constant κ for {cancelled:.0%} of the channels; "
-            f"a gate per channel (LS) is not cancelled"
-        )
-    elif found.high >= 1:
-        scaling = NoScaling()
-        reasons.append(f"with {found.skips} long skips no κ below 1 is needed")
-    else:
-        reasons.append("CS costs nothing, has no parameters, and can be folded into the weights after training")
-    reasons += () if found is None else (str(found),)
     known = [weight for weight in sensitivities if weight is not None]
     if not known:
         reasons.append(
@@ -257,18 +215,20 @@ def _recommend(
         )
     elif known[-1] < 0.1 * known[0]:
         reasons.append(
-            f"the output already depends on the innermost skip {known[-1]:.2g} times as much as on the outermost: "
-            f"expect less from scaling at the start of training than the theory says"
+            f"the output depends on the innermost skip {known[-1]:.2g} times as much as on the outermost; the theory "
+            f"expects 1"
         )
     if headroom < SAFE_HEADROOM:
         reasons.append(f"activations are within a factor of {headroom:.2g} of fp16's limit: train in bf16")
-    return scaling, tuple(reasons)
+    return tuple(reasons)
 
 
-def _curve(scaling: Scaling, count: int) -> tuple[float, ...]:
-    if isinstance(scaling, LearnableScaling):
-        return ConstantScaling(scaling.kappa).curve(count)
-    return scaling.curve(count) if isinstance(scaling, ConstantScaling) else (1.0,) * count
+def _denoises(host: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the model is called with times as well: by their usual names, or as one number for each image."""
+    given = [*inspect.signature(host.forward).parameters][: len(args)]
+    if any(name in TIME_ARGUMENTS for name in (*given, *kwargs)):
+        return True
+    return len(args) > 1 and isinstance(args[1], Tensor) and args[1].dim() <= 1 and args[1].numel() in (1, len(args[0]))
 
 
 def _positional(

@@ -207,8 +207,26 @@ def known_plan(model: nn.Module) -> SkipPlan | None:
 
 def has_bare_merges(model: nn.Module, plan: SkipPlan | None = None) -> bool | None:
     """Some long skips are merged without a norm (`advice.what_to_do`); None where the skips are not known."""
-    plan, scaling = plan or known_plan(model), host_of(model).scaling
-    return None if plan is None else bool(bare_merges(plan, scaling and scaling.config.name))
+    plan = plan or known_plan(model)
+    return None if plan is None else bool(bare_merges(plan, scaling_name(model)))
+
+
+def scaling_name(model: nn.Module) -> str | None:
+    """The name of the method by which a model is scaled; None if it is not."""
+    scaling = host_of(model).scaling
+    return None if scaling is None else scaling.config.name
+
+
+def on_device_of(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments with their tensors on the device of the model's first parameter."""
+    first = next(model.parameters(), None)
+
+    def moved(value: Any) -> Any:
+        return value.to(first.device) if isinstance(value, Tensor) and first is not None else value
+
+    return tuple(map(moved, args)), {name: moved(value) for name, value in kwargs.items()}
 
 
 def measure(model: nn.Module, plan: SkipPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Meter:

@@ -28,7 +28,16 @@ from ..finding import ExampleInputs, SkipPlan, example_call, unwrap
 from ..optional import needs
 from ..scaling import SkipScaling
 from .alarms import WINDOW, Alarm, AlarmDetector, AlarmRules, Oscillation, oscillation
-from .features import Meter, attach_meter, block_names, has_bare_merges, measure, parameters_by_block, plan_for
+from .features import (
+    Meter,
+    attach_meter,
+    block_names,
+    has_bare_merges,
+    measure,
+    on_device_of,
+    parameters_by_block,
+    plan_for,
+)
 from .guard import RATE_FACTOR
 from .trackers import JsonLines, Writer
 
@@ -175,7 +184,9 @@ class StabilityMonitor:
             self.plan = plan or plan_for(model, probe_batch)
         except ExampleInputsError as error:
             raise ExampleInputsError(str(error).replace("example_inputs", "probe_batch")) from error
-        self.probe_call = example_call(self.host, probe_batch) if probe_batch is not None else None
+        self.probe_call = None
+        if probe_batch is not None:
+            self.probe_call = on_device_of(self.host, *example_call(self.host, probe_batch))
         self.writers = [*([JsonLines(path)] if path is not None else []), *writers]
         self.on_alarm = on_alarm or (lambda alarm: logger.warning("%s", alarm))
         self.alarms: list[Alarm] = []
