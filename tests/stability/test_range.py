@@ -270,6 +270,63 @@ def test_a_step_that_raises_is_named_and_what_was_done_is_kept(jobs, tmp_path):
         rate_range(build, fails, rates=(0.05,), methods=("none",), seeds=2, steps=8, jobs=jobs, out=tmp_path, say=None)
 
 
+def surviving_below(edge: float):
+    """Runs that are not trained: those below a rate survive."""
+
+    def carry_out(_, waiting, __):
+        for method, rate, seed in waiting:
+            made = made_up({method: {rate: int(rate < edge)}}, seeds=1).runs[0]
+            yield replace(made, seed=seed)
+
+    return carry_out
+
+
+@pytest.mark.parametrize(
+    ("edge", "rates"),
+    [(5e-3, (4e-3, 8e-3, 16e-3)), (1e-3, (5e-4, 1e-3, 2e-3)), (math.inf, (0.512, 1.024, 2.048)), (0.0, None)],
+)
+def test_rates_that_are_not_given_are_found(edge, rates):
+    found = quick(rates=None, seeds=1, carry_out=surviving_below(edge))
+    assert len(found.runs) == 6
+    if rates is None:
+        assert found.rates[0] < 2e-5
+    else:
+        assert found.rates == pytest.approx(rates)
+
+
+def test_the_range_so_far_is_given_after_each_run():
+    seen: list[RateRange] = []
+    whole = quick(carry_out=surviving_below(1.0), seeds=8, progress=seen.append)
+    assert [len(found.runs) for found in seen] == list(range(1, 33))
+    assert seen[-1] == whole
+    assert all(found.verdict for found in seen)
+
+
+def test_a_run_that_loses_the_little_it_had_learned_is_ended_and_says_from_where_on():
+    losses = [1.0] * 10 + [0.85] * 40 + [1.0] * 200
+
+    def replayed(model: nn.Module, i: int, _: torch.Generator) -> Tensor:
+        return losses[i] + 0 * sum(parameter.sum() for parameter in model.parameters())
+
+    options = {"methods": ("none",), "seeds": 1, "steps": 250, "warmup": 5, "reference_loss": 1.0}
+    (run,) = rate_range(build, replayed, rates=(1e-9,), **options, jobs=1, say=None).runs
+    assert run.outcome == "collapsed"
+    assert 50 <= (run.onset or 0) <= 75
+    assert run.steps < 150
+
+
+def test_networks_are_trained_on_the_device():
+    seen: set[str] = set()
+
+    def noted(model: nn.Module, i: int, source: torch.Generator) -> Tensor:
+        seen.add(next(model.parameters()).device.type)
+        return (model(torch.zeros(4, 3, 4, device="meta"))).sum() if "meta" in seen else step(model, i, source)
+
+    with pytest.raises((NotImplementedError, RuntimeError)):  # a device without numbers: no loss can be read
+        rate_range(build, noted, rates=(0.05,), methods=("none",), seeds=1, steps=2, device="meta", jobs=1, say=None)
+    assert seen == {"meta"}
+
+
 # Counts and words, on made-up runs
 
 

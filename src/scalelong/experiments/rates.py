@@ -62,7 +62,8 @@ class RecipeTask:
     def step(self, model: nn.Module, _: int, source: torch.Generator) -> Tensor:
         """The loss of a network on the batch of a step. The generator knows the step."""
         (x, t, condition), loss = self.prepare(source)
-        return loss(Denoiser(model)(x, t, condition))
+        device = next(model.parameters()).device
+        return loss(Denoiser(model)(x.to(device), t.to(device), None if condition is None else condition.to(device)))
 
     def prepare(self, source: torch.Generator) -> tuple[NoisyInputs, Callable[[Tensor], Tensor]]:
         """A batch and the loss of an output. All is drawn from the seed of the generator."""
@@ -72,7 +73,7 @@ class RecipeTask:
         x0, noise, t, condition = maker.for_step(0, range(size), batch)
         wanted = target(self.process, self.config.diffusion.prediction, x0, noise, t)
         inputs = NoisyInputs(self.process.add_noise(x0, noise, t), t, condition)
-        return inputs, lambda output: mean_square(wanted - output).mean()
+        return inputs, lambda output: mean_square(wanted.to(output.device) - output).mean()
 
     def zero_loss(self) -> float:
         """The loss of a network that always answers zero, over some batches."""
@@ -86,16 +87,18 @@ class RecipeTask:
 def config_range(
     config: TrainConfig,
     *,
-    rates: Sequence[float],
+    rates: Sequence[float] | None = None,
     methods: Sequence[str | Variant | Method] = METHODS,
     seeds: int | Sequence[int] = 8,
     steps: int = 300,
     warmup: int | None = None,
+    device: torch.device | str | None = None,
     jobs: int | None = None,
     out: str | PathLike[str] | None = None,
     title: str = "",
     after: Callable[[RecipeTask, nn.Module, RateRun], object] | None = None,
     say: Callable[[str], None] | None = print,
+    progress: Callable[[RateRange], object] | None = None,
     engine: Engine | None = None,
 ) -> RateRange:
     """`rate_range` of a configuration. Its own learning rate is "your rate".
@@ -118,12 +121,14 @@ def config_range(
         steps=steps,
         warmup=warmup,
         your_rate=config.optimizer.lr or None,
+        device=device,
         jobs=jobs,
         out=out,
         title=title,
         about=_settings(config),
         after=None if after is None else lambda model, run: after(task, model, run),
         say=say,
+        progress=progress,
         **arguments,
     )
 

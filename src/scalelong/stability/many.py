@@ -19,6 +19,7 @@ import torch
 from ..errors import CannotReadError, RunFolderError, ScaleLongError
 from ..files import append_json_line, fitting, in_words, locked, parse_json, read_json, read_text, write_text
 from ..randomness import global_state, restore_global_state
+from ..tracing import default_generators
 from .survival import RateRun, rate_text
 
 Key = tuple[str, float, int]
@@ -87,9 +88,9 @@ def _work_in_process(key: Key) -> RateRun:
         raise StepFailedError(f"{name_of(key)} failed:\n{traceback.format_exc()}") from None
 
 
-def default_jobs() -> int:
+def default_jobs(device: torch.device) -> int:
     """One process per core, or one on an accelerator."""
-    if torch.accelerator.is_available():
+    if device.type != "cpu":
         return 1
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -106,12 +107,14 @@ def _one_thread() -> Iterator[None]:
 
 @contextmanager
 def kept_random_state() -> Iterator[None]:
-    """Restores Python's, numpy's and torch's random states at the end."""
-    before = global_state()
+    """Restores Python's, numpy's and torch's random states at the end, those of all devices."""
+    before, devices = global_state(), [(generator, generator.get_state()) for generator in default_generators()]
     try:
         yield
     finally:
         restore_global_state(before)
+        for generator, state in devices:
+            generator.set_state(state)
 
 
 # Finished runs, one JSON line each
@@ -199,5 +202,6 @@ def name_of(key: Key) -> str:
 
 def describe(run: RateRun) -> str:
     """A run and its outcome in words."""
-    what = f"survived, loss {run.last:.3g}" if run.survived else f"{run.outcome} after {run.steps} steps"
+    when = f"{run.outcome} after {run.steps} steps" if run.onset is None else f"collapsed from step {run.onset} on"
+    what = f"survived, loss {run.last:.3g}" if run.survived else when
     return f"{name_of((run.method, run.rate, run.seed))}: {what}"

@@ -7,12 +7,13 @@
         ...
         return loss
 
-    print(rate_range(build, step, rates=(4e-3, 8e-3, 12e-3), seeds=8))
+    print(rate_range(build, step))
 
 Every method is trained at every constant rate with every seed, and the survivors are counted: a ramp of the rate is
-a much noisier instrument. Runs of one seed share initial weights, data and noise, and differ in method and rate alone.
-A run that has collapsed is ended. Runs are shared over the cores, one thread each; what is finished is kept in a
-folder, and the same call goes on from there.
+a much noisier instrument. Rates that are not given are found: one that the baseline survives, one that it does not.
+Runs of one seed share initial weights, data and noise, and differ in method and rate alone. A run that has collapsed is
+ended. Runs are shared over the cores, one thread each; what is finished is kept in a folder, and the same call goes on
+from there.
 """
 
 import copy
@@ -20,7 +21,7 @@ import hashlib
 import inspect
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -55,8 +56,12 @@ SMOOTHING = 0.9
 """Exponential smoothing of the curves and of the best loss."""
 NOT_LEARNED = 0.9
 """A run that ends above this share of the reference loss has learned nothing, or lost it."""
+GONE, GONE_FOR = 0.97, 60
+"""A run that had learned something and then stays above the first share of the reference for so many steps is ended."""
 SIZES_EVERY = 5
 """Steps between readings of the sizes of blocks and skips."""
+LOWEST_RATE, MIDDLE_RATE, HIGHEST_RATE = 1e-5, 2e-3, 1.0
+"""Where rates are looked for, and from where on."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,7 @@ def rate_range(
     build: Build | nn.Module,
     step: Step,
     *,
-    rates: Sequence[float],
+    rates: Sequence[float] | None = None,
     methods: Sequence[str | Method] = METHODS,
     seeds: int | Sequence[int] = 8,
     steps: int = 300,
@@ -93,121 +98,129 @@ def rate_range(
     reference_loss: float | None = None,
     example_inputs: ExampleInputs = None,
     plan: SkipPlan | None = None,
+    device: torch.device | str | None = None,
     jobs: int | None = None,
     out: str | PathLike[str] | None = None,
     title: str = "",
     about: dict[str, Any] | None = None,
     after: Callable[[nn.Module, RateRun], object] | None = None,
     say: Callable[[str], None] | None = print,
+    progress: Callable[[RateRange], object] | None = None,
     carry_out: CarryOut = carry_out,
 ) -> RateRange:
     """Train every method at every rate with every seed, and count who survives.
 
     build: makes the network from a seed; or a network, which is copied for each run and left as it is (then seeds
         differ in data and noise alone).
-    step: (model, i, generator) -> loss. Draw everything random from the generator, and equal seeds are equal.
-    rates: constant after `warmup` steps (default: a sixth of `steps`).
+    step: (model, i, generator) -> loss. Draw everything random from the generator (of the CPU), and equal seeds are
+        equal; put it on the device of the model.
+    rates: constant after `warmup` steps (default: a sixth of `steps`). Left out, they are found: see `find_rates`.
     methods: the first one is the baseline; see `Method`.
     your_rate: the rate that you train with, for the verdict.
     optimizer: (model, rate) -> torch optimiser; AdamW with betas of 0.9 and 0.99 if left out.
     reference_loss: of the zero predictor; left out, the loss of the baseline at the start.
     example_inputs, plan: to find the long skips; left out, the model is looked at while it takes the first step.
+    device: where networks are trained; left out, the accelerator that is there, or where the given network is.
     jobs: processes (default: one per core; one on an accelerator).
     out: a folder that keeps every finished run; the same call continues there, other settings are refused.
     about: plain values that belong to the settings and are compared as well, such as a configuration.
     after: called at the end of each run with the trained model, in the process of the run.
+    progress: called after each run with the range so far, whose verdict may be known long before the end.
     carry_out: (work, waiting runs, jobs) -> their results as they come; left out, processes of this machine.
     """
-    task = checked_task(
-        build,
-        step,
-        rates=rates,
-        methods=methods,
-        seeds=seeds,
-        steps=steps,
-        warmup=warmup,
-        optimizer=optimizer,
-        clip=clip,
-        example_inputs=example_inputs,
-        after=after,
-    )
-    for name, value in {"your_rate": your_rate, "reference_loss": reference_loss}.items():
-        if value is not None:
-            _require_positive(name, value)
-    jobs = default_jobs() if jobs is None else _checked_count("jobs", jobs, 1)
-    with kept_random_state():
-        task, prints = task.prepared(plan, reference_loss)
-    settings = {**task.settings(), "about": about or {}}
-    store = Store(Path(out) if out is not None else None, settings, prints)
-    with store:
-        done = {key: run for key, run in store.read().items() if key in set(task.keys)}
-        waiting = [key for key in task.keys if key not in done]
-        if say is not None and done:
-            say(f"{len(done)} of {len(task.keys)} runs are finished already")
-        for run in carry_out(task.run, waiting, jobs):
-            done[run.method, run.rate, run.seed] = run
-            store.add(run)
-            if say is not None:
-                say(f"{len(done)}/{len(task.keys)}  {describe(run)}")
-        missing = len(task.keys) - len(done)
-        if missing:
-            raise UnfinishedError(f"{missing} of {len(task.keys)} runs are not finished; the same command goes on")
-        assert task.reference is not None
-        found = RateRange(
-            methods=tuple(method.name for method in task.methods),
-            rates=task.rates,
-            seeds=task.seeds,
-            runs=tuple(done[key] for key in task.keys),
-            steps=task.steps,
-            warmup=task.warmup,
-            reference_loss=task.reference,
-            rule=RULE,
-            your_rate=your_rate,
-            title=title,
-        )
-        if store.folder is not None:
-            found.save(store.folder)
-    return found
-
-
-def checked_task(
-    build: Build | nn.Module,
-    step: Step,
-    *,
-    rates: Sequence[float],
-    methods: Sequence[str | Method],
-    seeds: int | Sequence[int],
-    steps: int,
-    warmup: int | None = None,
-    optimizer: MakeOptimizer = adamw,
-    clip: float | None = None,
-    example_inputs: ExampleInputs = None,
-    after: Callable[[nn.Module, RateRun], object] | None = None,
-) -> "Task":
-    """What `rate_range` is asked to do; what makes no sense is refused."""
     task = Task(
         build=_checked_build(build),
         step=step,
         methods=_checked_methods(methods),
-        rates=_checked_rates(rates),
+        rates=() if rates is None else _checked_rates(rates),
         seeds=_checked_seeds(seeds),
         steps=_checked_count("steps", steps, 2),
         warmup=_checked_count("warmup", steps // 6 if warmup is None else warmup, 0),
         optimizer=optimizer,
         clip=clip,
         example_inputs=example_inputs,
+        device=_device(device, build),
         after=after,
     )
     if task.warmup >= task.steps:
-        raise InvalidConfigError(
-            f"a warm-up of {task.warmup} steps leaves nothing of {task.steps} steps: lower --warmup, or "
-            f"give more --steps"
-        )
+        raise InvalidConfigError(f"a warm-up of {task.warmup} steps leaves nothing of {task.steps} steps")
     if not callable(step):
         raise InvalidConfigError(f"step must be a function (model, i, generator) -> loss, got {type(step).__name__}")
-    if clip is not None:
-        _require_positive("clip", clip)
-    return task
+    for name, value in {"your_rate": your_rate, "reference_loss": reference_loss, "clip": clip}.items():
+        if value is not None:
+            _require_positive(name, value)
+    jobs = default_jobs(task.device) if jobs is None else _checked_count("jobs", jobs, 1)
+    with kept_random_state():
+        task, prints = task.prepared(plan, reference_loss)
+    settings = {**task.settings(), "about": about or {}}
+    with Store(Path(out) if out is not None else None, settings, prints) as store:
+        done = store.read()
+
+        def found() -> RateRange:
+            runs = tuple(done[key] for key in task.keys if key in done)
+            return task.result(runs, your_rate=your_rate, title=title)
+
+        def carry(keys: list[Key]) -> None:
+            """Do the runs that are not done yet, and keep each as it comes."""
+            waiting = [key for key in keys if key not in done]
+            for run in carry_out(task.run, waiting, jobs):
+                done[run.method, run.rate, run.seed] = run
+                store.add(run)
+                if say is not None:
+                    many = f"{sum(key in done for key in task.keys)}/{len(task.keys)}" if task.rates else "rates"
+                    say(f"{many}  {describe(run)}")
+                if progress is not None and task.rates:
+                    progress(found())
+
+        if not task.rates:
+            task = replace(task, rates=find_rates(task, done, carry))
+        finished = sum(key in done for key in task.keys)
+        if say is not None and finished:
+            say(f"{finished} of {len(task.keys)} runs are finished already")
+        carry(task.keys)
+        missing = sum(key not in done for key in task.keys)
+        if missing:
+            raise UnfinishedError(f"{missing} of {len(task.keys)} runs are not finished; the same command goes on")
+        if store.folder is not None:
+            found().save(store.folder)
+        return found()
+
+
+def _device(given: torch.device | str | None, build: Build | nn.Module) -> torch.device:
+    """What is given; else that of a given network; else the accelerator that is there; else the CPU."""
+    if given is not None:
+        return torch.device(given)
+    if isinstance(build, nn.Module):
+        return next((parameter.device for parameter in build.parameters()), torch.device("cpu"))
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return accelerator or torch.device("cpu")
+
+
+def find_rates(
+    task: "Task", done: Mapping[Key, RateRun], carry: Callable[[list[Key]], object]
+) -> tuple[float, float, float]:
+    """Three rates, each twice the one before: the highest that the baseline survives, the lowest at which it collapses,
+    and one above, where a method that helps may still survive.
+
+    From MIDDLE_RATE the first seed of the baseline goes up or down by factors of two until both were seen, or a limit
+    is reached.
+    """
+    method, seed = task.methods[0].name, task.seeds[0]
+
+    def collapses(rate: float) -> bool:
+        carry([(method, rate, seed)])
+        if (method, rate, seed) not in done:
+            raise UnfinishedError("the run that looks for rates is not finished; the same command goes on")
+        return done[method, rate, seed].outcome in ("collapsed", "not finite")
+
+    rate = MIDDLE_RATE
+    if collapses(rate):
+        while rate / 2 > LOWEST_RATE and collapses(rate / 2):
+            rate /= 2
+        return rate / 2, rate, 2 * rate
+    while 2 * rate < HIGHEST_RATE and not collapses(2 * rate):
+        rate *= 2
+    return rate, 2 * rate, 4 * rate
 
 
 # One run
@@ -227,6 +240,7 @@ class Task:
     optimizer: MakeOptimizer
     clip: float | None
     example_inputs: ExampleInputs
+    device: torch.device
     after: Callable[[nn.Module, RateRun], object] | None
     reference: float | None = None
     plans: tuple[SkipPlan | None, ...] = ()
@@ -247,6 +261,20 @@ class Task:
             "reference_loss": float(f"{self.reference:.3g}"),
         }
 
+    def result(self, runs: tuple[RateRun, ...], **about: Any) -> RateRange:
+        assert self.reference is not None
+        return RateRange(
+            methods=tuple(method.name for method in self.methods),
+            rates=self.rates,
+            seeds=self.seeds,
+            runs=runs,
+            steps=self.steps,
+            warmup=self.warmup,
+            reference_loss=self.reference,
+            rule=RULE,
+            **about,
+        )
+
     def make(self, position: int, seed: int, plan: SkipPlan | None) -> nn.Module:
         """The network of a method before its first step. Weights that methods share are equal."""
         method = self.methods[position]
@@ -254,6 +282,7 @@ class Task:
         model = (method.build or self.build)(seed)
         if not isinstance(model, nn.Module):
             raise UnsupportedModelError(f"build({seed}) must return a torch.nn.Module, got {type(model).__name__}")
+        model.to(self.device)
         if callable(method.change):
             method.change(model)
         elif method.change.startswith(START):
@@ -342,6 +371,7 @@ class Task:
             seed=key[2],
             outcome=outcome.name,
             steps=outcome.steps,
+            onset=(outcome.onset or outcome.best_step) if outcome.name == "collapsed" else None,
             best=_rounded(outcome.best),
             best_step=outcome.best_step,
             last=_rounded(outcome.smoothed),
@@ -362,8 +392,12 @@ class RunOutcome:
         self.reference, self.warmup = reference, warmup
         self.detector = CollapseDetector(zero_loss=reference)
         self.smoothed, self.best, self.best_step, self.steps = math.nan, math.inf, 0, 0
+        self.onset: int | None = None
+        """The last step before the loss left."""
         self.curve: list[list[float]] = []
         self._every = max(1, -(-steps // CURVE_POINTS))
+        self._good = 0
+        """The last step at which the smoothed loss was below GONE of the reference."""
 
     def add(self, i: int, loss: float) -> bool:
         """Take the loss of step i, counted from 0. True once the run is lost."""
@@ -371,20 +405,30 @@ class RunOutcome:
         self.smoothed = loss if i == 0 else SMOOTHING * self.smoothed + (1 - SMOOTHING) * loss
         if i >= self.warmup and self.smoothed < self.best:
             self.best, self.best_step = self.smoothed, i + 1
-        lost = isinstance(self.detector.add(i + 1, loss), Collapse)
-        if ((i + 1) % self._every == 0 or i == 0 or lost) and math.isfinite(self.smoothed):
+        if self.smoothed < GONE * self.reference:
+            self._good = i + 1
+        event = self.detector.add(i + 1, loss)
+        if isinstance(event, Collapse):
+            self.onset = event.began
+        elif self.steps - self._good >= GONE_FOR and self.has_learned:
+            self.onset = self._good  # it had not learned enough for the rule to judge, and lost that
+        if ((i + 1) % self._every == 0 or i == 0 or self.onset is not None) and math.isfinite(self.smoothed):
             self.curve.append([i + 1, float(f"{self.smoothed:.4g}")])
-        return lost
+        return self.onset is not None
+
+    @property
+    def has_learned(self) -> bool:
+        return self.best <= NOT_LEARNED * self.reference
 
     @property
     def name(self) -> str:
         """One of OUTCOMES."""
         if not math.isfinite(self.smoothed):
             return "not finite"
-        highest = NOT_LEARNED * self.reference
-        if self.detector.collapsed or (self.smoothed > highest >= self.best):
+        high = self.smoothed > NOT_LEARNED * self.reference
+        if self.onset is not None or (high and self.has_learned):
             return "collapsed"
-        return "survived" if self.smoothed <= highest else "not learned"
+        return "not learned" if high else "survived"
 
 
 class SizeRecorder:
@@ -408,9 +452,7 @@ class SizeRecorder:
 
     def read(self, i: int) -> None:
         if self.meter.on:
-            sizes = {f"block {name}": size for name, size in self.meter.blocks.items()}
-            sizes |= {f"skip {index}": size for index, size in self.meter.skips.items()}
-            self.readings.append((i + 1, {name: float(size[0]) for name, size in sizes.items()}))
+            self.readings.append((i + 1, self.meter.sizes()))
         self.meter.on = False
 
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from ..console import listed, text_table
 from ..errors import InvalidConfigError, MissingDependencyError
 from ..files import fitting, in_words, make_folder, parse_json, write_bytes, write_text
+from .advice import MERGE_NORM
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -77,6 +78,8 @@ class RateRun:
     """[step, smoothed loss], thinned."""
     left_first: dict[str, Any] | None = None
     """The block or skip whose size left its level first, before a collapse: {"where", "step", "factor"}."""
+    onset: int | None = None
+    """The step from which on a collapsed run was lost."""
     seconds: float = 0.0
     """Processor time."""
 
@@ -305,11 +308,15 @@ class RateRange:
         return f"{' '.join(parts)} Survivors: {counted}."
 
     def _best(self, better: list[Difference]) -> Difference:
-        """The method with the most survivors; a start, which costs nothing, unless seeds show that it has fewer."""
+        """The method with the most survivors; merge_norm, which lasts, or a start, which costs nothing, unless seeds
+        show that it has fewer."""
         most = max(better, key=lambda entry: entry.survived)
-        starts = [entry for entry in better if entry.method.startswith("start:")]
-        equal = [entry for entry in starts if self._p_value(most.method, entry.method) >= LEVEL]
-        return max(equal or [most], key=lambda entry: entry.survived)
+        for preferred in ("merge_norm", "start:"):
+            some = [entry for entry in better if entry.method.startswith(preferred)]
+            equal = [entry for entry in some if self._p_value(most.method, entry.method) >= LEVEL]
+            if equal:
+                return max(equal, key=lambda entry: entry.survived)
+        return most
 
     def _advantage(self, method: str) -> str:
         if len(self.rates) == 1:
@@ -329,13 +336,16 @@ class RateRange:
 
     def _advice(self, method: str) -> str:
         kind, _, spec = method.partition(":")
-        call = f' Call start_skips_(model, "{spec}") before the first step' if kind == "start" else ""
+        call = {"start": f'start_skips_(model, "{spec}")', "merge_norm": MERGE_NORM}.get(kind)
         safe = [rate for rate in self.rates if _all(self.survivors(self.baseline, rate))]
-        if not call:
+        if call is None:
             return ""
         if safe and safe == list(self.rates[: len(safe)]):
-            return f"{call}, or stay at {rate_text(safe[-1])} or below, where all survive without it."
-        return f"{call}, or lower the rate."
+            return (
+                f" Call {call} before the first step, or stay at {rate_text(safe[-1])} or below, where all survive "
+                f"without it."
+            )
+        return f" Call {call} before the first step, or lower the rate."
 
     def _edge(self) -> str:
         everyone = [self.survivors(method) for method in self.methods]
@@ -558,8 +568,9 @@ class RateRange:
                 label = method if number == 0 else None
                 xs, ys = [step for step, _ in run.curve], [value for _, value in run.curve]
                 axes.plot(xs, ys, color=_colour(row), alpha=0.7, linewidth=1, label=label)
-                if not run.survived:
-                    axes.plot(xs[-1:], ys[-1:], "x", color="#c0392b", markersize=6)
+                if not run.survived and xs:
+                    at = min(range(len(xs)), key=lambda place: abs(xs[place] - (run.onset or xs[-1])))
+                    axes.plot(xs[at : at + 1], ys[at : at + 1], "x", color="#c0392b", markersize=6)
         axes.set(yscale="log", xlabel="training step", ylabel="smoothed loss")
         _plain_losses(axes)
         axes.set_title(f"All runs at a rate of {rate_text(self.rates[0])}", fontsize=9)
@@ -599,6 +610,14 @@ def _colour(position: int) -> str:
 
 
 def _plain_losses(axes: "Axes") -> None:
+    """A logarithmic axis over less than two decades has few numbers of its own: give it some between."""
+    from matplotlib.ticker import LogLocator
+
+    axes.yaxis.set_minor_locator(LogLocator(subs=(2, 3, 5)))
+    low, high = axes.get_ylim()
+    if high < 3 * low:
+        axes.set_yscale("linear")
+    else:
+        axes.yaxis.set_minor_formatter("{x:.2g}")
     axes.yaxis.set_major_formatter("{x:.3g}")
-    axes.yaxis.set_minor_formatter("{x:.2g}")
     axes.tick_params(axis="y", which="both", labelsize=7)

@@ -19,6 +19,7 @@ from .containers import (
 )
 from .isolation import (
     Snapshot as Snapshot,
+    default_generators as default_generators,
     foreign_hooks_marked as foreign_hooks_marked,
     in_foreign_hook as in_foreign_hook,
     isolated_run as isolated_run,
