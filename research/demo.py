@@ -1,10 +1,10 @@
 """Does the demo say the same for other base seeds?
 
-    python -m research.demo 10 11 12       # runs what is missing of these base seeds, a minute and a half each
+    python -m research.demo 10 11 12       # runs what is missing of these base seeds, minutes each
     python -m research.demo --page         # the table, from what is there
 
-A base seed n takes the seeds 100 n to 100 n + 7, so that no two share a run. What is kept of each is in
-docs/evidence/demo/seeds.json: survivors by method and the first two sentences of the verdict, the ones that advise.
+A base seed n takes the seeds 100 n to 100 n + 3, so that no two share a run. What is kept of each is in
+docs/evidence/demo/seeds.json: survivors by method, and the sentence that says who is lost.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             result = run_demo(Path(folder), seed=seed, jobs=options.jobs, say=None)
         survivors = {method: list(result.survivors(method)) for method in result.methods}
-        found[str(seed)] = {"survivors": survivors, "sentence": result.verdict.partition(" Survivors:")[0]}
+        found[str(seed)] = {"survivors": survivors, "sentence": result.sentence}
         print(f"{seed}: {found[str(seed)]}", flush=True)
         FILE.parent.mkdir(parents=True, exist_ok=True)
         write_text(FILE, json.dumps(found, indent=1, ensure_ascii=False) + "\n")

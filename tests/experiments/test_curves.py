@@ -183,8 +183,8 @@ def test_the_verdict_counts_survivors():
 
 def test_the_verdict_of_a_single_run():
     assert verdict(Results(records("cs", [0.25]))) == [
-        "The run with cs did not collapse and ends with a held-out loss of 0.25."
+        "Your run did not collapse and ends with a held-out loss of 0.25."
     ]
     assert verdict(Results([RunRecord(method="cs", seed=0, diverged="NaN")])) == [
-        "The run with cs diverged: its numbers stopped being finite."
+        "Your run diverged: its numbers stopped being finite."
     ]

@@ -8,8 +8,9 @@ import pytest
 from scalelong.cli import main
 from scalelong.config import recipe
 from scalelong.errors import InvalidConfigError
-from scalelong.experiments import RecipeTask, config_range, demo, demo_config, run_demo
-from scalelong.runs.samples import read_png
+from scalelong.experiments import Demo, RecipeTask, config_range, demo, demo_config, run_demo
+from scalelong.runs import read_png
+from scalelong.stability import RateRun
 
 SMALL = {"patch_size": 8, "dim": 16, "depth": 4, "heads": 2, "init_std": 0.1}
 
@@ -18,7 +19,6 @@ SMALL = {"patch_size": 8, "dim": 16, "depth": 4, "heads": 2, "init_std": 0.1}
 def _small(monkeypatch):
     changed = replace(demo_config(), model_options=SMALL, batch_size=4)
     monkeypatch.setattr(demo, "demo_config", lambda depth: changed)
-    monkeypatch.setattr(demo, "WARMUP", 2)
 
 
 @pytest.mark.usefixtures("_small")
@@ -30,14 +30,15 @@ def test_the_demo_counts_draws_and_writes_a_report(tmp_path, capsys):
     found = json.loads((out / "range.json").read_text())
     assert found["verdict"] in said
     assert found["seeds"] == [300, 301]
-    assert found["methods"] == ["none", "start:cs:0.7", "unit gain"]
+    assert found["methods"] == ["none", "cs:0.7", "merge_norm"]
     assert [entry["seed"] for entry in found["samples"]] == [300] * 3
     assert all((out / entry["file"]).read_bytes().startswith(b"\x89PNG") for entry in found["samples"])
     # Photographs have more than two shades.
     drawn = read_png(out / found["samples"][0]["file"])
     assert len(drawn.unique()) > 20
     report = (out / "report.html").read_text()
-    assert "unit gain" in report
+    assert "merge_norm" in report
+    assert (out / "demo.png").read_bytes().startswith(b"\x89PNG")
     before = (out / "runs.jsonl").read_text()
     assert main(arguments) == 0
     assert "6 of 6 runs are finished already" in capsys.readouterr().err  # progress, not the result
@@ -86,3 +87,22 @@ def test_methods_of_a_range_share_the_optimiser(tmp_path):
 def test_the_reference_is_the_loss_of_the_zero_predictor():
     # ε has unit variance, whatever the data.
     assert RecipeTask(demo_config()).zero_loss() == pytest.approx(1.0, abs=0.05)
+
+
+def test_the_sentence_counts_by_majority(tmp_path):
+    def run(method, seed, outcome, steps):
+        return RateRun(
+            method=method, rate=0.1, seed=seed, outcome=outcome, steps=steps, best=0.5, best_step=1, last=0.5, curve=[]
+        )
+
+    fates = {"none": (60, 70, 80), "cs:0.7": (150, 200, 300), "merge_norm": (300, 300, 300)}
+    runs = tuple(
+        run(method, seed, "survived" if steps == 300 else "collapsed", steps)
+        for method, ends in fates.items()
+        for seed, steps in enumerate(ends)
+    )
+    found = Demo(
+        methods=tuple(fates), rates=(0.1,), seeds=(0, 1, 2), runs=runs, steps=300, warmup=5, reference_loss=1.0, rule=""
+    )
+    assert found.sentence == "none and cs:0.7 collapse and merge_norm survives"
+    assert "cs:0.7 1 of 3 alive after 300 steps, lost after 150 to 200" in found.verdict

@@ -61,11 +61,12 @@ class Browser:
         for domain in ("Page", "Runtime", "Log", "Network"):
             self._call(f"{domain}.enable")
 
-    def open(self, path: Path, width: int = 1280, height: int = 900, query: str = "") -> None:
+    def open(self, place: Path | str, width: int = 1280, height: int = 900, query: str = "") -> None:
+        address = (place if isinstance(place, str) else place.as_uri()) + query
         self._call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
-        self._call("Page.navigate", url=path.as_uri() + query)
+        self._call("Page.navigate", url=address)
         deadline = time.monotonic() + 30
-        while self.run("document.readyState") != "complete" or self.run("location.protocol") != "file:":
+        while self.run("document.readyState") != "complete" or self.run("location.href") == "about:blank":
             assert time.monotonic() < deadline, "the page did not load within 30 s"
             time.sleep(0.05)
 

@@ -82,7 +82,7 @@ def test_a_single_run_has_no_empty_columns_and_knows_its_constants(tmp_path):
     # digits-tiny has three long skips; nothing was read, and the configuration says it all.
     assert row["κ_1 ... κ_N"] == "1.00 0.70 0.49"
     assert data["runs"][0]["curves"]["kappa/3"] == [[100], [0.49]]
-    assert data["verdict"][0]["text"][0].startswith("The run with cs:0.7 did not collapse and ends with")
+    assert data["verdict"][0]["text"][0].startswith("Your run did not collapse and ends with")
 
 
 def test_three_variants_are_three_methods(tmp_path):

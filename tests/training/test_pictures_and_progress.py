@@ -14,15 +14,15 @@ from scalelong.training.tracking import StopWatch, TrainingProgress, Window
 
 
 def test_a_grid_puts_images_row_by_row():
-    images = torch.stack([torch.full((1, 32, 32), value) for value in (-1.0, 0.0, 1.0)])
+    images = torch.stack([torch.full((1, 64, 64), value) for value in (-1.0, 0.0, 1.0)])
     grid = image_grid(images, columns=2)
-    assert grid.shape == (1, 2 * 34 + 2, 2 * 34 + 2)
-    assert [int(grid[0, y, x]) for y, x in ((10, 10), (10, 44), (44, 10), (44, 44))] == [0, 128, 255, 255]
+    assert grid.shape == (1, 2 * 66 + 2, 2 * 66 + 2)
+    assert [int(grid[0, y, x]) for y, x in ((10, 10), (10, 76), (76, 10), (76, 76))] == [0, 128, 255, 255]
 
 
 def test_small_images_are_enlarged_by_a_whole_factor():
-    assert image_grid(torch.zeros(1, 3, 8, 8)).shape == (3, 36, 36)
-    assert image_grid(torch.zeros(1, 3, 64, 48)).shape == (3, 68, 52)
+    assert image_grid(torch.zeros(1, 3, 8, 8)).shape == (3, 68, 68)
+    assert image_grid(torch.zeros(1, 3, 64, 48)).shape == (3, 132, 100)
 
 
 @pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (2, "L"), (3, "RGB"), (4, "RGBA")])

@@ -5,15 +5,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ..errors import InvalidConfigError
 from . import shared
 from .parser import Parser
 
 # scalelong report
 
-REPORT = "Write one self-contained HTML file about runs: curves, long skips, samples, tables, configurations."
+REPORT = "Write one self-contained HTML file about runs: verdict, samples, curves, tables; or show it live (--serve)."
 REPORT_EXAMPLES = """\
   scalelong report runs/mine
   scalelong report runs/compare-digits-tiny --out comparison.html
+  scalelong report runs/mine --serve                    watch a run in a browser
 """
 
 
@@ -21,14 +23,21 @@ def report_parser() -> Parser:
     made = Parser("report", REPORT, REPORT_EXAMPLES, "RUN ... [OPTIONS]")
     made.flag("folders", "run folders, or folders that hold runs", nargs="+", metavar="RUN")
     made.flag("--out", "the file (default: report.html in the first folder)", kind=Path)
+    made.flag("--serve", "show the page live while a run goes on, on http://127.0.0.1 until Ctrl-C", False)
+    made.flag("--port", "of --serve; 0 takes a free one", 8765)
     shared.add_quiet_flag(made)
     return made
 
 
 def run_report(options: argparse.Namespace) -> None:
     from ..files import require_file_place
-    from ..report import write_report
+    from ..report import serve, write_report
 
+    if options.serve:
+        if len(options.folders) > 1 or options.out:
+            raise InvalidConfigError("`serve` takes one folder and no `out`: give the folder that holds the runs")
+        serve(options.folders[0], options.port)
+        return
     out = options.out or Path(options.folders[0]) / "report.html"
     require_file_place(out)
     print(f"report: {write_report(options.folders, out)}")

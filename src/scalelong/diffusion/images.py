@@ -140,7 +140,7 @@ def to_bytes(images: Tensor) -> Tensor:
 # Images side by side
 
 GAP = 2
-SMALLEST_SIDE = 32
+SMALLEST_SIDE = 64
 """Smaller images are enlarged by a whole factor: thumbnails of 8 pixels cannot be judged."""
 
 

@@ -12,6 +12,7 @@ from .comparison import (
     sweep_rows as sweep_rows,
 )
 from .demo import (
+    Demo as Demo,
     demo_config as demo_config,
     run_demo as run_demo,
 )

@@ -254,12 +254,12 @@ def _survivors(results: Results, methods: Sequence[str]) -> str:
         losses = [run.held_out.last for run in runs if run.held_out.last is not None]
         if len(runs) == 1:
             loss = f" and ends with a held-out loss of {losses[0]:.4g}" if losses else ""
-            return f"The run with {runs[0].method} did not collapse{loss}."
+            return f"Your run did not collapse{loss}."
         return f"All {len(runs)} runs survived: none diverged and none collapsed."
     counts = [(method, sum(run.survived for run in results.of(method)), len(results.of(method))) for method in methods]
     if len(runs) == 1:
         how = "diverged: its numbers stopped being finite" if runs[0].diverged is not None else "collapsed"
-        return f"The run with {runs[0].method} {how}."
+        return f"Your run {how}."
     return "Survivors: " + ", ".join(f"{method} {alive} of {count}" for method, alive, count in counts) + "."
 
 

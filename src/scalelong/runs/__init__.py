@@ -93,6 +93,7 @@ from .samples import (
     fill_folder as fill_folder,
     folder_name as folder_name,
     process_state as process_state,
+    read_png as read_png,
     require_device as require_device,
     save_png as save_png,
     stack_images as stack_images,

@@ -149,7 +149,7 @@
 
   const KINDS = {
     gradient_norm: ["Gradient norm per block", "gradient norm"], "": ["Training", ""], probe_block_rms: ["Feature RMS per block, probe batch", "RMS of the feature"],
-    probe_skip_rms: ["Feature RMS per skip, probe batch", "RMS of the skip"], held_out_loss: ["Held-out loss by noise level (log-SNR)", "held-out loss"], update_ratio: ["Update relative to weight", "update / weight"], kappa: ["Coefficients κ_i", "κ of the skip"],
+    probe_skip_rms: ["Feature RMS per skip, probe batch", "RMS of the skip"], held_out_loss: ["Held-out loss by noise level (log-SNR)", "held-out loss"], probe_similarity: ["Similarity of tokens per block (1: all alike)", "similarity"], update_ratio: ["Update relative to weight", "update / weight"], kappa: ["Coefficients κ_i", "κ of the skip"],
   };
   const kindOf = (name) => name === "gradient_norm" ? "gradient_norm" : name.includes("/") ? name.split("/")[0] : "";
 
@@ -256,6 +256,13 @@
     find("results").hidden = !data.tables.length;
     noteOverflow();
   }
+
+  // Skips that nothing scales are folded away. A chart has no width while it is folded, so it is drawn when it opens.
+  find("skips-fold").open = data.runs.some((run) => kappaNames(run).some((name) => run.curves[name][1].some((value) => value !== null && Math.abs(value - 1) > 1e-6)));
+  find("skips-fold").addEventListener("toggle", drawSkips);
+
+  // Live: ask for a mark of the state, and load the page again when it has changed.
+  if (data.live) setInterval(() => fetch("state").then((answer) => answer.text()).then((state) => { if (state !== data.live) location.reload(); }).catch(() => { /* the server has ended */ }), 3000);
 
   startTheme(); makeToggles(); fillSelectors(); drawConfigs(); drawVerdict();
   find("version").textContent = data.version;

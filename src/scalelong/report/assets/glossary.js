@@ -19,6 +19,8 @@ const GLOSSARY = {
   "reference": "The loss of a network that knows nothing: of one that always answers zero, or of the baseline at the start.",
   "left first": "Of the runs that were lost, the block or long skip whose size was the first to change by a factor of two from what it was at the best loss. The trouble shows there first; its cause may lie elsewhere.",
   "none": "The network as it is: no scaling of the long skips, and its usual start.",
+  "cs:0.7": "Constant scaling (CS): long skip i is multiplied by 0.7 to the power i - 1, so that the inner skips are small.",
+  "merge_norm": "A norm in every merge: features of the main path are normalised where a long skip joins them.",
   "unit gain": "A start in which all residual branches together add about as much as the features have, so that features keep their size through the network. The long skips are not scaled.",
   "diverged": "The loss or the weights became infinite or not a number, and the run was ended.",
   "90 % interval": "Where the mean over seeds lies with 90 % confidence (Student's t), each seed paired with the baseline of the same seed.",
