@@ -78,7 +78,7 @@ def test_whoever_lacks_a_package_is_told_an_extra_that_has_it():
 
 def test_all_is_all_that_users_need():
     # eval brings torchvision, which must be of torch's build; a cluster has one of the last two
-    users = set(EXTRAS) - {"all", "dev", "docs", "efficientnet", "eval", "slurm", "ray"}
+    users = set(EXTRAS) - {"all", "dev", "docs", "eval", "slurm", "ray"}
     assert distributions("all") == set().union(*map(distributions, users))
 
 

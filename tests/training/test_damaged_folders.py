@@ -1,6 +1,5 @@
 """Run folders that someone has damaged or edited: a named error in one line, or none where nothing is lost."""
 
-import json
 import re
 import shutil
 from dataclasses import replace
@@ -9,8 +8,6 @@ import pytest
 
 from scalelong.cli import main
 from scalelong.config import CheckpointConfig, LoggingConfig, TrainConfig, dump_config
-from scalelong.data import load_data
-from scalelong.evaluation import trusted_features
 from scalelong.training import train
 
 PICTURES = ["-n", "2", "--sampler", "ddim", "--steps", "2"]
@@ -131,20 +128,6 @@ def test_rollbacks(content, run, capsys):
     said = capsys.readouterr().err
     assert f"scalelong train: {refused_by}: " in said
     assert "rollbacks.json" in said
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"digest": 3}', '{"accuracy": 0.5}'])
-def test_a_cut_note_of_the_classifier_is_made_anew(content, run, tmp_path, monkeypatch, capsys):
-    import scalelong.evaluation.features as features
-
-    monkeypatch.setattr(features, "STEPS", 2)
-    monkeypatch.setenv("SCALELONG_CACHE", str(tmp_path / "cache"))
-    data = load_data("digits")
-    trusted_features("classifier", data, None, print)
-    (note,) = (tmp_path / "cache").rglob("classifier.json")
-    note.write_text(content)
-    trusted_features("classifier", data, None, print)
-    assert json.loads(note.read_text())["digest"]
 
 
 # Names that are missing or are none

@@ -162,7 +162,7 @@ def add_feature_flags(parser: Parser) -> None:
     parser.flag(
         "--features",
         "auto: the first that tell noise from the data (default); random; classifier, trained on the data; "
-        "efficientnet; pixels; inception; or package.module:factory",
+        "pixels; inception; or package.module:factory",
         "auto",
     )
     parser.flag("--feature-weights", "the weights of Inception, from torch-fidelity", kind=Path)

@@ -16,7 +16,6 @@ from ..errors import (
 from .anchors import anchors_of as anchors_of, bad_images as bad_images, trusted_features as trusted_features
 from .features import (
     FEATURES as FEATURES,
-    EfficientNetFeatures as EfficientNetFeatures,
     FeatureExtractor as FeatureExtractor,
     InceptionFeatures as InceptionFeatures,
     PixelFeatures as PixelFeatures,

