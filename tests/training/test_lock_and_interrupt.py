@@ -10,7 +10,7 @@ import pytest
 
 from scalelong.errors import RunLockedError
 from scalelong.files import locked
-from scalelong.training import Interrupt, loop as interrupt_module
+from scalelong.training import Interrupt, interrupt as interrupt_module
 
 HOLD = """
 import sys, time, pathlib

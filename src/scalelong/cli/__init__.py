@@ -277,7 +277,7 @@ def _handle_sigterm() -> Any:
 
 def _latest_signal() -> str | None:
     """The signal that training, if there was any, was interrupted by."""
-    training = sys.modules.get("scalelong.training.loop")
+    training = sys.modules.get("scalelong.training.interrupt")
     return training.Interrupt.latest if training is not None else None
 
 

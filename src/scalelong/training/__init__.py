@@ -4,6 +4,8 @@ loop         `train`; the order of events and the step, to be read from top to b
 optimizers   optimisers and schedules of the rate, by name or import path
 state        weights, optimiser and rate, moving average, numbers that are not finite, snapshot
 cores        on a CPU, each core takes its own images through the whole network
+interrupt    signals that wait for the end of a step
+precision    of a new run: what is faster on this machine
 inspection   held-out loss, sample grids and scores of the averaged model
 monitoring   the stability monitor of a run, and a loss that collapses
 tracking     metrics and where they go
@@ -39,9 +41,9 @@ from ..runs import (
     load_run as load_run,
     read_metrics as read_metrics,
 )
+from .interrupt import Interrupt as Interrupt
 from .loop import (
     Hook as Hook,
-    Interrupt as Interrupt,
     Trainer as Trainer,
     TrainResult as TrainResult,
     train as train,
