@@ -45,6 +45,7 @@ def test_the_plan_says_what_it_leaves_out(tmp_path):
     assert sl.SkipPlan.load(tmp_path / "plan.json") == plan
 
 
+@pytest.mark.filterwarnings("ignore::scalelong.errors.CancelledScalingWarning")
 def test_controlnet_xs_is_scaled_in_the_decoder_of_its_base_network():
     diffusers = pytest.importorskip("diffusers")
     torch.manual_seed(0)

@@ -89,6 +89,8 @@ class _Wanted:
     innermost: bool
 
     def accepts(self, trace: Trace, candidate: Candidate) -> bool:
+        if self.include is None and self.exclude is None:
+            return True
         merge = candidate.merge
         names = [trace.producer(candidate.start), trace.producer(candidate.skip_node), merge.kind, merge.site.text]
         names += [call.name for call in trace.calls if any(leaf == merge.node for _, leaf in call.inputs)]

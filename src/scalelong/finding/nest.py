@@ -4,10 +4,11 @@ The skips of a U lie one inside the other; residual blocks follow each other. Th
 U, while a residual of an attention block, a dense block or a pyramid of pooled features has a scope of its own.
 
 The rules, in the order in which `select` applies them. The network is one that is read wrongly without the rule; it
-stands in tests/finding/finding_networks.py (f), tests/attaching/hard_networks (h) or tests/networks/zoo.py (z). Rules
-with a dash change no network of these when they alone are left out.
+stands in tests/networks/deceptive.py (d), tests/finding/finding_networks.py (f), tests/attaching/hard_networks (h) or
+tests/networks/zoo.py (z). Rules with a dash change no network of these when they alone are left out.
 
     rule                      what it takes out or adds                           network
+    _shown_again              one tensor that is merged in many places            EmbeddingInEveryBlock (d)
     _without_dense            dense blocks                                        InlinePooledPyramid (f)
     _has_branches             pyramids of pooled or dilated branches              InlinePooledPyramid (f)
     _without_injections       the input, shown to every level again               ImageInTheDecoder (h)
@@ -23,6 +24,8 @@ with a dash change no network of these when they alone are left out.
     _dominates                a product with a mask of the input is no level      Masked (f)
     _doubtful                 a second U                                          TwoUs (f)
     _repeats                  one U that runs several times                       "run twice" (z)
+    innermost_around_nothing  the innermost skip, if it is merged with itself     AroundNothing (d)
+    proposal                  the nest that an error proposes                     TwoDecoders (z)
 """
 
 import ast

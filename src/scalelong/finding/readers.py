@@ -150,8 +150,7 @@ def _obstacle(trace: Trace, call: Call, repeats: int) -> str:
     weight = module._parameters.get("weight")
     if weight is None or hasattr(module, "parametrizations"):
         return f"the weight of {call.name} is computed"
-    owners = [m for m in trace.model.modules() if any(p is weight for p in m._parameters.values())]
-    if len(owners) > 1 or trace.call_count[call.name] != repeats:
+    if trace.owners[id(weight)] > 1 or trace.call_count[call.name] != repeats:
         return f"{call.name} is used more than once"
     return ""
 

@@ -7,6 +7,7 @@ as real ones.
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from torch import nn
@@ -180,6 +181,11 @@ class Trace:
 
     def __post_init__(self) -> None:
         self.call_count: Counter[str] = Counter()
+
+    @cached_property
+    def owners(self) -> Counter[int]:
+        """How many modules have each parameter, by its identity."""
+        return Counter(id(p) for module in self.model.modules() for p in {*module._parameters.values()})
 
     def with_ancestors(self, node: int) -> int:
         return self.nodes[node].ancestors | 1 << node
