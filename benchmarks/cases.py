@@ -463,11 +463,17 @@ def data_in_training(settings: Settings) -> Race:
 # All of them
 
 
+def time_to_quality(width: int, settings: Settings) -> dict[str, Any]:
+    from .quality import Task, quality
+
+    return quality(Task(dim=width), 5, settings)
+
+
 @dataclass(frozen=True)
 class Benchmark:
     purpose: str
-    cases: dict[str, tuple[Callable[[Settings], Race], int]]
-    """From a name to the function that makes the race, and its rounds."""
+    cases: dict[str, tuple[Callable[[Settings], Race | dict[str, Any]], int]]
+    """From a name to the function that makes the race, or measures by itself, and its rounds."""
 
 
 BENCHMARKS = {
@@ -505,6 +511,10 @@ BENCHMARKS = {
             "uvit-s2": (partial(overhead, replace(S2, batch=2), METHODS), 15),
             "unet": (partial(overhead, SMALL_UNET, METHODS), 60),
         },
+    ),
+    "quality": Benchmark(
+        "time until the authors' final held-out loss, and what each part gives",
+        {f"width-{width}": (partial(time_to_quality, width), 5) for width in (128, 256)},
     ),
     "sampling": Benchmark(
         "images per second against diffusers' own pipeline",

@@ -79,7 +79,8 @@ def _measure(cases: list[str], options: argparse.Namespace) -> None:
     for case in cases:
         benchmark, _, name = case.partition("/")
         make, rounds = BENCHMARKS[benchmark].cases[name]
-        found = entry(measure(make(settings), rounds, settings), settings)
+        made = make(settings)
+        found = entry(made if isinstance(made, dict) else measure(made, rounds, settings), settings)
         print(f"\n## {case}\n\n{markdown(case, found)}", flush=True)
         if options.out:
             store(options.out, case, found)

@@ -9,6 +9,7 @@ import torch
 from benchmarks.cases import BENCHMARKS
 from benchmarks.catalogue import chosen
 from benchmarks.harness import OfficialCheckoutError, Race, Settings, Spread, fill_page, measure, read_results
+from benchmarks.quality import Contender, compared
 from benchmarks.theirs import checkout, definitions
 from scalelong.cli import main
 
@@ -83,3 +84,37 @@ def test_definitions_are_taken_without_the_imports_of_others(tmp_path):
     assert definitions(file, ("root",)).root(9) == 3
     with pytest.raises(OfficialCheckoutError, match="needs the package 'a_package_that_is_not_there'"):
         definitions(file, ("other",))
+
+
+def test_time_to_quality_from_end_to_end(tmp_path, capsys):
+    file = tmp_path / "bench.json"
+    assert main(["lab", "bench", "quality/width-128", "--quick", "--threads", "1", "--out", str(file)]) == 0
+    assert "no --official was given" in capsys.readouterr().out
+    found = read_results(file)["quality/width-128"]
+    authors = found["rows"][0]
+    assert authors[0].startswith("authors, rate")
+    assert found["rows"][-1][0] == "our defaults"
+    assert authors[4].startswith("1.00 [1.00")  # it reaches its own final loss with its last step
+    curves = found["seconds"]
+    assert all([point[0] for point in curve] == [2, 4, 6] for seeds in curves.values() for curve in seeds)
+    assert curves["our defaults"][0] != curves["our defaults"][1]
+
+
+def contender(name: str, losses: list[float], theirs: bool = False) -> Contender:
+    curve = [(10 * (i + 1), 1.0 * (i + 1), loss) for i, loss in enumerate(losses)]
+    return Contender(name, 1e-3, None if theirs else {}, curve=curve)
+
+
+def test_steps_until_the_authors_loss():
+    run = [
+        contender("a", [3, 2], True),
+        contender("b", [3, 1.5], True),
+        contender("c", [1.4, 1]),
+        contender("d", [2, 2]),
+    ]
+    best, rows = compared([run, run])
+    assert best == "b"
+    assert [row[0] for row in rows] == ["b", "c", "d"]
+    assert rows[1][2].startswith("10 [")
+    assert rows[1][4].startswith("2.00 [")
+    assert rows[2][2] == "reached by 0 of 2 seeds"
