@@ -263,6 +263,7 @@ METHODS = {
     "CS": "cs",
     "LS (se, channel)": "ls:module=se,gate=channel",
     "LS (scalar)": "ls:module=scalar",
+    "merge_norm": "merge_norm",
 }
 TOKEN_GATES = {"LS (se, token)": "ls:module=se,gate=token", "LS (ie, token)": "ls:module=ie,gate=token"}
 
@@ -273,6 +274,47 @@ def overhead(size: UViTSize | UNetSize, methods: dict[str, str], settings: Setti
     steps = {name: partial(training_step, **size.ours(), scaling=method) for name, method in made.items()}
     notes = ["The second copy of none shows how far two equal networks are apart here."]
     return Race(f"Training step, {size}", steps, memory=True, notes=notes)
+
+
+def overhead_attached(settings: Settings) -> Race:
+    """HunyuanDiT with 8 blocks of a tenth of its width, in a plain loop."""
+    import torch
+    from diffusers.models.transformers.hunyuan_transformer_2d import HunyuanDiT2DModel
+
+    from scalelong.attaching import scale_skips_
+
+    width, batch = (16, 2) if settings.quick else (128, 8)
+    heads = {"hidden_size": width, "num_attention_heads": width // 16, "attention_head_dim": 16}
+    text = {"cross_attention_dim": 8, "cross_attention_dim_t5": 8, "text_len": 4, "text_len_t5": 4}
+    sizes = {"sample_size": 16, "patch_size": 2, "in_channels": 4, "num_layers": 8, "pooled_projection_dim": 4}
+    rest: dict[str, Any] = {**sizes, "use_style_cond_and_image_meta_size": False}
+    words = {"encoder_hidden_states": torch.randn(batch, 4, 8), "text_embedding_mask": torch.ones(batch, 4)}
+    inputs = {
+        "hidden_states": torch.randn(batch, 4, 16, 16),
+        "timestep": torch.full((batch,), 3.0),
+        "image_rotary_emb": (torch.randn(64, 16), torch.randn(64, 16)),
+        **words,
+        **{f"{name}_t5": value for name, value in words.items()},
+    }
+
+    def make(scaling: str) -> Step:
+        torch.manual_seed(0)
+        model = HunyuanDiT2DModel(**heads, **text, **rest)
+        if scaling != "none":
+            scale_skips_(model, scaling, inputs)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+
+        def step() -> None:
+            model(**inputs).sample.square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    made = {"none": "none", **{name: METHODS[name] for name in ("none, again", "CS", "LS (se, channel)", "merge_norm")}}
+    steps = {name: partial(make, method) for name, method in made.items()}
+    notes = ["A LayerNorm follows these merges already, so that merge_norm attaches nothing."]
+    return Race(f"Training step of HunyuanDiT2DModel, width {width}, batch {batch}", steps, memory=True, notes=notes)
 
 
 # attach: finding long skips, and scaling networks of others from outside
@@ -510,6 +552,7 @@ BENCHMARKS = {
             "uvit-small": (partial(overhead, replace(SMALL, batch=16), {**METHODS, **TOKEN_GATES}), 60),
             "uvit-s2": (partial(overhead, replace(S2, batch=2), METHODS), 15),
             "unet": (partial(overhead, SMALL_UNET, METHODS), 60),
+            "hunyuan": (overhead_attached, 30),
         },
     ),
     "quality": Benchmark(

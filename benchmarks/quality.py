@@ -3,8 +3,8 @@
 All contenders of a seed train in turns in one process, on the same images, times and noise. The authors' side is their
 network, optimiser and rate (warm-up, then constant) in float32, at the best of four rates. With `--official` the
 network comes from their checkout; without, it is ours with their start. Then parts are added one after the other, and
-last comes what this library does by default. Losses are of averaged weights (a tenth of the steps so far, on every side alike) on
-images that nobody trains on, with fixed noise. Looking at them is not timed.
+last comes what this library does by default. Losses are of averaged weights (a tenth of the steps so far, on every
+side alike) on images that nobody trains on, with fixed noise. Looking at them is not timed.
 """
 
 import copy
