@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 import types
 from html.parser import HTMLParser
 from pathlib import Path
@@ -159,6 +160,29 @@ def test_the_site_is_built_and_loads_nothing_from_elsewhere(site):
                 assert there.is_file(), f"{page.relative_to(site)} loads {address}, which is not there"
     for style in site.rglob("*.css"):
         assert not re.search(r"(url\(|@import )[\"']?(https?:)?//", style.read_text()), style
+
+
+def test_the_search_works_from_the_disk_and_knows_flags(site, tmp_path):
+    from report.browser import Browser
+
+    browser = Browser(tmp_path)
+    try:
+        browser.open(site / "index.html")
+        for words in ("heic", "--budget"):
+            browser.run(
+                "(() => { const field = document.querySelector('[data-md-component=search-query]'); field.focus();"
+                f"field.value = {words!r}; field.dispatchEvent(new Event('input', {{bubbles: true}}));"
+                "field.dispatchEvent(new KeyboardEvent('keyup', {bubbles: true})) })()"
+            )
+            until = time.monotonic() + 60
+            found = 0
+            while not found and time.monotonic() < until:
+                time.sleep(0.1)
+                found = browser.run("document.querySelectorAll('.md-search-result__item').length")
+            assert found, words
+        assert browser.errors == []
+    finally:
+        browser.close()
 
 
 def test_the_site_has_every_name_every_command_and_every_page(site):

@@ -29,7 +29,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
         ],
     }
     nav: list[Any] = _filled({"": config.nav}, made)[""]
-    guides = next(entry["Guides"] for entry in nav if "Guides" in entry)
+    guides = next(entry["How to"] for entry in nav if "How to" in entry)
     guides += [uri for uri in _all_written() if repr(uri) not in repr(nav)]  # a new page is not forgotten
     config.nav = nav
     return config

@@ -18,6 +18,7 @@ _TITLES = {
     "scaling": "Scaling methods",
     "models": "Networks",
     "stability": "Stability: monitor, guard, diagnosis, range",
+    "muon": "Muon",
     "mup": "Maximal update parametrisation (μP)",
     "theory": "Theory",
     "data": "Data",
@@ -32,13 +33,15 @@ _TITLES = {
 """The packages with names for users, in the order of the reference, and the titles of their pages. A package that is
 not here is listed after these, by the first words of its docstring."""
 
+MODULES = {"errors", "muon"}
+"""These are one file each."""
 INSIDE = {"cli", "config", "experiments", "files", "tracing"}
 """Packages without names for users: they serve the others."""
 
 
 def _packages() -> dict[str, str]:
     """The packages of the reference that are there, with their titles."""
-    there = {path.parent.name for path in SOURCE.glob("*/__init__.py")} | {"errors"}
+    there = {path.parent.name for path in SOURCE.glob("*/__init__.py")} | MODULES
     titles = {name: title for name, title in _TITLES.items() if name in there}
     for name in sorted(there - set(titles) - INSIDE):
         docstring = ast.get_docstring(ast.parse((SOURCE / name / "__init__.py").read_text())) or name
@@ -76,10 +79,13 @@ def root_names() -> tuple[PublicName, ...]:
 
 @cache
 def package_names(package: str) -> tuple[PublicName, ...]:
-    """The names of a package that it defines itself and that the root does not have."""
+    """The classes and functions of a package that explain themselves and that the root does not have.
+
+    A door also gives constants and helpers to the other packages; these have no docstring, and no page.
+    """
     at_root = {name.name for name in root_names()}
-    if package == "errors":
-        names = _definitions(SOURCE / "errors.py", ast.ClassDef)
+    if package in MODULES:
+        names = _definitions(SOURCE / f"{package}.py", ast.ClassDef)
     elif package == "report":
         names = [
             name for name in _definitions(SOURCE / "report/__init__.py", ast.FunctionDef) if name == "write_report"
@@ -88,7 +94,8 @@ def package_names(package: str) -> tuple[PublicName, ...]:
         stub = SOURCE / package / "__init__.pyi"
         homes = _imports(stub if stub.exists() else stub.with_suffix(".py"))
         # What comes from another package stands on that package's page.
-        names = [name for name, home in homes.items() if not home.startswith(".") and (SOURCE / package).is_dir()]
+        own = {name: home for name, home in homes.items() if not home.startswith(".") and (SOURCE / package).is_dir()}
+        names = [name for name, home in own.items() if name in _explained(SOURCE / package / f"{home}.py")]
     return tuple(
         PublicName(path=f"scalelong.{package}.{name}", package=package)
         for name in names
@@ -109,6 +116,13 @@ def _imports(door: Path) -> dict[str, str]:
         if isinstance(node, ast.ImportFrom) and node.level
         for alias in node.names
     }
+
+
+@cache
+def _explained(module: Path) -> set[str]:
+    """Names of classes and functions with a docstring."""
+    kinds = (ast.ClassDef, ast.FunctionDef)
+    return {n.name for n in ast.parse(module.read_text()).body if isinstance(n, kinds) and ast.get_docstring(n)}
 
 
 def _definitions(module: Path, kind: type[ast.ClassDef] | type[ast.FunctionDef]) -> list[str]:
