@@ -18,7 +18,9 @@ METHODS = [
     "ls:gate=channel",
     "ls:shared=false,start=paper",
     "norm",
-    "norm:norm=rms",
+    "merge_norm",
+    "merge_norm:both,norm=rms,gain=true",
+    "merge_norm:concatenation,kappa=0.7,gain=true",
     "mp:0.3",
     "custom:1,0.5,0",
 ]

@@ -128,8 +128,11 @@ class MergeNormScaling(FullPrecisionModule, SkipScaling):
 
     def scale_merged(self, merged: Tensor, index: int, skip_start: int) -> Tensor:
         site, kappa = self.sites[index - 1], self._curve[index - 1]
-        gains = [gain for gains in (self.main_gains, self.skip_gains) if (gain := _gain(gains, index)) is not None]
-        normed = self._normalised(merged, index, torch.cat(gains if skip_start else gains[::-1]) if gains else None)
+        gain = None
+        if self.config.gain:
+            gains = [self.main_gains[str(index)], self.skip_gains[str(index)]]
+            gain = torch.cat(gains if skip_start else gains[::-1])
+        normed = self._normalised(merged, index, gain)
         if kappa == 1.0:
             return normed
         axis = site.channel_axis
