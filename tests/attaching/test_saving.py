@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import scalelong as sl
+from families import case
 from scalelong.attaching import KEY, decode, encode, scaling_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::scalelong.errors.CancelledScalingWarning")
@@ -450,3 +451,21 @@ def test_keys_are_those_of_the_plain_model_where_that_is_asked_for():
         "assert list(sl.scale_skips_(make(), 'cs').state_dict()) == list(make().state_dict())"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "SCALELONG_RECORDS": "0"})
+
+
+def test_of_a_model_that_a_checkpoint_holds_twice_the_first_is_taken():
+    """Lightning's average of weights writes `state_dict`, the average, and `current_model_state`."""
+    averaged, current = (case("hand-written").scaled("ls") for _ in range(2))
+    with torch.no_grad():
+        for parameter in sl.scaling_of(averaged).parameters():
+            parameter.fill_(0.25)
+    states = [{f"unet.{name}": value for name, value in model.state_dict().items()} for model in (averaged, current)]
+    other = copy.deepcopy(case("hand-written").model)
+    sl.load_scaling_(other, {"state_dict": states[0], "current_model_state": states[1]})
+    assert all(bool((parameter == 0.25).all()) for parameter in sl.scaling_of(other).parameters())
+
+
+def test_weights_without_gates_say_that_the_gates_stay():
+    model = case("hand-written").scaled("ls")
+    with pytest.warns(sl.UnscaledWeightsWarning, match="gates are not in these weights"):
+        model.load_state_dict(case("hand-written").model.state_dict())

@@ -279,7 +279,7 @@ DIFFUSERS = {
             groups=2,
             attention_head_dim=4,
             layers_per_block=2,
-            block_out_channels=(8, 16, 32, 64),
+            block_out_channels=(8, 8, 8, 8),
             cross_attention_dim=8,
             encoder_hid_dim=8,
         ),

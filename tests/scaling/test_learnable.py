@@ -3,8 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import scalelong as sl
+import zoo
 from scalelong.scaling import SkipSite
 
 SHAPES = {
@@ -219,3 +221,21 @@ def test_channels_last_features():
     first = sl.LearnableScaling(start="paper", ratio=2).build([SkipSite(index=1, channels=16)])
     first.load_state_dict(scaling.state_dict())
     torch.testing.assert_close(scaling.scale(skip, 1), first.scale(skip.permute(0, 3, 1, 2), 1).permute(0, 2, 3, 1))
+
+
+class PositionedTokens(zoo.Tokens):
+    """With a learned vector for each position, as the authors' U-ViT."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = nn.Parameter(torch.randn(1, 7, 8))
+
+    def forward(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        return super().forward(x + self.positions[:, 1:, :3], t)
+
+
+def test_the_authors_gates_are_for_tokens_where_positions_are_learned():
+    inputs = torch.randn(2, 6, 3), torch.tensor([1.0, 9.0])
+    for model, width in ((PositionedTokens(), 7), (zoo.Tokens(), 8)):
+        sl.scale_skips_(model, "ls:start=paper", inputs)
+        assert {parameter.shape[-1] for parameter in sl.scaling_of(model).parameters()} >= {width}

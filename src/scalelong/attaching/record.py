@@ -174,12 +174,18 @@ class LoadHook:
             compare(saved, ours, type(host).__name__)
             vars(self.source.scaling)[COMPENSATED] = set(saved["compensated"])
         if not found and _is_missed() and _holds_weights(host, self.source.scaling, state_dict, prefix):
+            gates = self.source.scaling.state_dict()
+            missing = gates and not any(name.startswith(f"{prefix}skip_scaling.") for name in state_dict)
+            end = (
+                "The learned gates are not in these weights either, and keep the values that they had here"
+                if missing
+                else "If they were written by an earlier version of scalelong, all is well"
+            )
             warnings.warn(
                 f"these weights do not say that they were trained with scaled long skips ({prefix}{KEY} is missing), "
                 f"and this {type(host).__name__} is scaled: {spelled(ours['scaling'])}. If they are those of a plain "
                 f"model, call scalelong.unscale_(model), or go on training with the scaling; "
-                f"scalelong.fold_(model, inverse=True) gives them their function back. If they were written by an "
-                f"earlier version of scalelong, all is well",
+                f"scalelong.fold_(model, inverse=True) gives them their function back. {end}",
                 UnscaledWeightsWarning,
                 stacklevel=6,
             )

@@ -129,7 +129,8 @@ def saved_scalings(source: str | PathLike[str] | Mapping[str, Any]) -> list[Save
 
 def _choose(source: str | PathLike[str] | Mapping[str, Any], prefix: str | None, kind: str) -> Saved:
     where = "this state dict" if isinstance(source, Mapping) else os.fspath(source)
-    found = saved_scalings(source)
+    # Lightning's average keeps a model twice, under the same names: the first, `state_dict`, is the average.
+    found = [*{saved.prefix: saved for saved in reversed(saved_scalings(source))}.values()][::-1]
     if not found:
         raise ScalingMismatchError(
             f"no scaling was found in {where}: looked for a tensor whose name ends in {KEY!r}. Weights of a model that "

@@ -1,5 +1,6 @@
 """Find the long skips of any U-shaped model."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -254,7 +255,13 @@ def _site(trace: Trace, candidate: Candidate, index: int, attachment: Attachment
         channel_axis=-1 if is_last else axis,
         main_channels=merge.shapes[candidate.main][merge.axis] if merge.axis is not None else None,
         tokens=shape[1] if len(shape) == 3 and is_last else None,
+        fixed_tokens=len(shape) == 3 and is_last and _has_positions(trace, shape[1:]),
     )
+
+
+def _has_positions(trace: Trace, shape: tuple[int, ...]) -> bool:
+    """Whether the model has a vector for each position, so that the number of tokens can never change."""
+    return any(p.shape[-2:] == shape and p.numel() == math.prod(shape) for p in trace.model.parameters())
 
 
 def _ambiguous(trace: Trace, selection: Selection) -> AmbiguousSkipsError:
