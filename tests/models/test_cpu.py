@@ -44,7 +44,7 @@ def calls(monkeypatch) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("scaling", ["none", "cs", "ls", "mp"])
+@pytest.mark.parametrize("scaling", ["none", "cs", "ls", "mp", "merge_norm"])
 @pytest.mark.parametrize("options", [{}, {"qkv_bias": True, "residual_scaling": 0.3}, {"merge_norm": True}])
 def test_a_fused_network_computes_what_its_layers_compute(scaling, options, calls):
     model = network(scaling=scaling, **options)
