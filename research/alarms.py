@@ -1,7 +1,7 @@
 """False alarms: long healthy runs of tiny networks, and what the rule of collapse says of each of them.
 
-    python -m research.alarms record FOLDER [STEPS]    # losses of every step, by noise level, of all runs
-    python -m research.alarms judge FOLDER             # alarms in them, and the collapses of docs/evidence/collapse
+    python -m research.alarms record FOLDER    # losses of every step, by noise level, of all runs
+    python -m research.alarms judge FOLDER     # alarms in healthy runs, and how soon collapses are found
 
 Small batches, small networks and few levels learned are where noise is largest against what there is to lose: there a
 rule of collapse errs first. A run that was recorded is not trained again.
@@ -31,7 +31,9 @@ from .training import OPTIMIZERS, adamw
 
 STEPS = 4000
 WINDOW = 400
-"""Steps over which the truth is read off a curve: it is healthy if no such mean goes back up by half."""
+"""Steps over which the truth is read off a curve."""
+WITHIN = 30
+"""A collapse is to be found within so many steps."""
 OBJECTIVES: dict[str, Prediction] = {"vp": "epsilon", "vp v": "v", "flow": "flow", "edm": "edm"}
 
 
@@ -79,10 +81,10 @@ def build(group: Group, seed: int) -> torch.nn.Module:
     return sl.scale_skips_(model, group.scaling)
 
 
-def record(group: Group, data: dict[str, Tensor], steps: int) -> list[dict[str, Any]]:
+def record(group: Group, data: dict[str, Tensor]) -> list[dict[str, Any]]:
     """Of each run: images, losses and zero losses of each step by noise level, (steps, LEVELS) each."""
     if group.optimizer != "adamw":
-        return [record_alone(group, run, data, steps) for run in group.runs]
+        return [record_alone(group, run, data) for run in group.runs]
     models = [build(group, group.seed + 100 * place) for place in range(len(group.runs))]
     parameters, buffers = stack_module_state(models)
     optimizer = adamw(parameters.values())
@@ -92,7 +94,7 @@ def record(group: Group, data: dict[str, Tensor], steps: int) -> list[dict[str, 
         return functional_call(models[0], (values, fixed), (x, t))
 
     sums: list[list[Tensor]] = [[] for _ in models]
-    for step in range(steps):
+    for step in range(STEPS):
         asked = [question(group, run, data, step) for run in group.runs]
         x, t, wanted = (torch.stack([each[i] for each in asked]) for i in range(3))
         with sdpa_kernel(SDPBackend.MATH):
@@ -106,10 +108,10 @@ def record(group: Group, data: dict[str, Tensor], steps: int) -> list[dict[str, 
     return [dict(zip(("counts", "losses", "zeros"), torch.stack(each, 1).numpy(), strict=True)) for each in sums]
 
 
-def record_alone(group: Group, run: tuple[str, str], data: dict[str, Tensor], steps: int) -> dict[str, Any]:
+def record_alone(group: Group, run: tuple[str, str], data: dict[str, Tensor]) -> dict[str, Any]:
     model = build(group, group.seed)
     optimizers, sums = OPTIMIZERS[group.optimizer](model), []
-    for step in range(steps):
+    for step in range(STEPS):
         asked = question(group, run, data, step)
         losses = mean_square(asked.wanted - model(asked.x, asked.t))
         losses.mean().backward()
@@ -156,32 +158,42 @@ def alarms(found: Any, *, by_level: bool) -> list[Collapse]:
     return events
 
 
-def healthy(found: Any) -> bool:
-    """By the whole curve: no mean of WINDOW steps has lost half of what the best one before had learned."""
-    shares = 1 - _means(found["losses"]) / _means(found["zeros"])
-    best = np.maximum.accumulate(shares)
-    return bool(((shares >= best / 2) | (best < 0.05)).all())
+def onset(found: Any) -> int | None:
+    """The step from which on a run is lost, by the whole curve: it had learned a fifth, and the next WINDOW / 2 and
+    5 WINDOW / 2 steps have lost more than half of that. None for a healthy run."""
+    loss, zero = (np.cumsum([0, *found[name].sum(1)]) for name in ("losses", "zeros"))
+    steps, window = len(loss) - 1, WINDOW
 
+    def learned(start: int, length: int) -> float:
+        stop = min(steps, start + length)
+        return 1 - (loss[stop] - loss[start]) / (zero[stop] - zero[start])
 
-def _means(values: Any) -> Any:
-    total = values.sum(1)[: len(values) // WINDOW * WINDOW]
-    return total.reshape(-1, WINDOW).sum(1)
+    best = 0.0
+    for step in range(window, steps - 30):
+        best = max(best, learned(step - window, window))
+        if best >= 0.2 and learned(step, window // 2) < best / 2 and learned(step, 5 * window // 2) < best / 2:
+            return step
+    return None
 
 
 def judge(folder: Path) -> None:
-    count, false = 0, 0
+    healthy, false, late, delays = 0, 0, 0, []
     for path in sorted(folder.glob("*.npz")):
         with np.load(path) as file:
             found = {name: file[name] for name in file.files}
-        seen = {way: alarms(found, by_level=way == "by level") for way in ("by level", "by mean")}
-        learned = 1 - found["losses"][-WINDOW:].sum() / found["zeros"][-WINDOW:].sum()
-        good = healthy(found)
-        count += good
-        false += good and any(seen.values())
-        if any(seen.values()) or not good:
-            steps = {way: [event.step for event in events] for way, events in seen.items()}
-            print(f"{path.stem}: learned {learned:.0%}, {'healthy' if good else 'not healthy'}, alarms {steps}")
-    print(f"{count} healthy runs, {false} with a false alarm")
+        lost = onset(found)
+        for by_level in (True, False):
+            steps = [event.step for event in alarms(found, by_level=by_level)]
+            if lost is None:
+                healthy += 1
+                false += bool(steps)
+            else:
+                delays += [steps[0] - lost] if steps else []
+                late += not steps or steps[0] - lost > WITHIN
+            if steps or lost is not None:
+                print(f"{path.stem}: {'healthy' if lost is None else f'lost from step {lost} on'}, alarms at {steps}")
+    print(f"{healthy // 2} healthy runs, judged by level and by mean: {false} false alarms")
+    print(f"collapses, judged both ways: found after {sorted(delays)} steps; {late} late or missed")
 
 
 def main() -> None:
@@ -190,12 +202,11 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if command == "record":
         data = {name: images(name) for name in ("digits", "garments")}
-        steps = int(sys.argv[3]) if sys.argv[3:] else STEPS
         for group in groups():
             paths = [folder / f"{group.name(run)}.npz" for run in group.runs]
             if all(path.exists() for path in paths):
                 continue
-            for path, found in zip(paths, record(group, data, steps), strict=True):
+            for path, found in zip(paths, record(group, data), strict=True):
                 np.savez_compressed(path, **found)
             print(group, flush=True)
     judge(folder)

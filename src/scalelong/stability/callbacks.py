@@ -46,8 +46,7 @@ class AccelerateMonitor:
     """
 
     def __init__(self, accelerator: Any, model: nn.Module, **options: Any) -> None:
-        if not accelerator.is_main_process:
-            options |= {"path": None, "writers": (), "on_alarm": lambda _: None}
+        options = _options(options, accelerator.is_main_process)
         options.setdefault("on_alarm", lambda alarm: _alerts(accelerator.trackers, alarm))
         self.accelerator = accelerator
         self.monitor = StabilityMonitor(model, **options)
@@ -57,8 +56,7 @@ class AccelerateMonitor:
             return None
         reading = self.monitor.step(loss, step=step)
         if reading is not None:
-            named = {f"stability/{name}": value for name, value in reading.items()}
-            self.accelerator.log(named, step=self.monitor.steps)
+            self.accelerator.log(_named(reading), step=self.monitor.steps)
         return reading
 
     def close(self) -> None:
@@ -92,18 +90,16 @@ class LightningMonitor:
 
     def setup(self, trainer: Any, pl_module: nn.Module, stage: str) -> None:  # noqa: ARG002
         """Before a checkpoint is read, so that its weights meet a scaled network, and before there is an optimiser."""
-        network = self._part(pl_module)
+        network = _part(pl_module, self.network)
         if self.scaling is not None and not is_scaled(network):
             scale_skips_(network, self.scaling, self.inputs)
         if self.start is not None and stage == "fit" and not hasattr(self, "report"):
             self.report = start_skips_(network, self.start, self.inputs)
 
     def on_train_start(self, trainer: Any, pl_module: nn.Module) -> None:
-        options = dict(self.options)
-        if not trainer.is_global_zero:
-            options |= {"path": None, "writers": (), "on_alarm": lambda _: None}
+        options = _options(self.options, trainer.is_global_zero)
         options.setdefault("on_alarm", lambda alarm: _alerts(_loggers(trainer), alarm))
-        self.monitor = StabilityMonitor(self._part(pl_module), **options)
+        self.monitor = StabilityMonitor(_part(pl_module, self.network), **options)
         self.monitor.begin_at(trainer.global_step)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:  # noqa: ARG002
@@ -114,23 +110,33 @@ class LightningMonitor:
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         reading = self.monitor.step(loss, step=trainer.global_step)
         if reading is not None:
-            named = {f"stability/{name}": value for name, value in reading.items()}
             for target in _loggers(trainer):
-                target.log_metrics(named, step=trainer.global_step)
+                target.log_metrics(_named(reading), step=trainer.global_step)
 
     def on_train_end(self, *_: Any) -> None:
         if self.monitor is not None:
             self.monitor.close()
 
-    def _part(self, pl_module: nn.Module) -> nn.Module:
-        try:
-            return pl_module.get_submodule(self.network)
-        except AttributeError as error:
-            names = ", ".join(name for name, _ in pl_module.named_children()) or "none"
-            raise InvalidConfigError(
-                f"{type(pl_module).__name__} has no part {self.network!r} (network=); its parts are: {names}. A "
-                f"network that is built in configure_model is not there yet: build it in __init__"
-            ) from error
+
+def _part(model: nn.Module, network: str) -> nn.Module:
+    """The part of a model that `network` names."""
+    try:
+        return model.get_submodule(network)
+    except AttributeError as error:
+        names = ", ".join(name for name, _ in model.named_children()) or "none"
+        raise InvalidConfigError(
+            f"{type(model).__name__} has no part {network!r} (network=); its parts are: {names}. What Lightning builds "
+            f"in configure_model is not there yet: build it in __init__"
+        ) from error
+
+
+def _named(reading: dict[str, float]) -> dict[str, float]:
+    return {f"stability/{name}": value for name, value in reading.items()}
+
+
+def _options(options: dict[str, Any], main: bool) -> dict[str, Any]:
+    """All processes read; the main one writes and reports."""
+    return dict(options) if main else {**options, "path": None, "writers": (), "on_alarm": lambda _: None}
 
 
 def _loggers(trainer: Any) -> list[Any]:
@@ -237,17 +243,8 @@ class TrainerMonitor(TrainerLosses):
         self.monitor: StabilityMonitor | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        model, options = kwargs["model"], dict(self.options)
-        if not state.is_world_process_zero:
-            options |= {"path": None, "writers": (), "on_alarm": lambda _: None}
-        try:
-            network = model.get_submodule(self.network)
-        except AttributeError as error:
-            names = ", ".join(name for name, _ in model.named_children()) or "none"
-            raise InvalidConfigError(
-                f"{type(model).__name__} has no part {self.network!r} (network=); its parts are: {names}"
-            ) from error
-        self.monitor = StabilityMonitor(network, **options)
+        model, options = kwargs["model"], _options(self.options, state.is_world_process_zero)
+        self.monitor = StabilityMonitor(_part(model, self.network), **options)
         self.monitor.begin_at(state.global_step)
         self._listen(model)
 
@@ -256,11 +253,10 @@ class TrainerMonitor(TrainerLosses):
         reading = self.monitor.step(self._loss(), step=state.global_step)
         if reading is None:
             return
-        named = {f"stability/{name}": value for name, value in reading.items()}
         if self.trainer is not None:
-            self.trainer.log(named)
+            self.trainer.log(_named(reading))
         else:
-            state.log_history.append({**named, "step": state.global_step})
+            state.log_history.append({**_named(reading), "step": state.global_step})
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         if self.monitor is not None:
