@@ -40,6 +40,7 @@ def _digits() -> TrainConfig:
         optimizer=replace(base.optimizer, lr=2e-3, decay="cosine", ema_rate=0.999),
         checkpoints=replace(base.checkpoints, save_every=2000),
         logging=replace(base.logging, trackers=()),
+        hardware=replace(base.hardware, precision="fp32"),
     )
 
 
@@ -57,6 +58,7 @@ def _garments() -> TrainConfig:
         optimizer=replace(base.optimizer, lr=2e-3, decay="cosine", ema_rate=0.999),
         checkpoints=replace(base.checkpoints, save_every=2000),
         logging=replace(base.logging, trackers=()),
+        hardware=replace(base.hardware, precision="fp32"),
     )
 
 
