@@ -26,10 +26,10 @@ from .rates import RecipeTask, config_range
 
 METHODS = ("none", "cs:0.7", "merge_norm")
 IN_WORDS = {"none": "without a cure", "cs:0.7": "with CS, small skips", "merge_norm": "with a norm in its merges"}
-RATE = 3.2e-2
+RATE = 2.4e-2
 DEPTH, WIDTH = 24, 48
 SEEDS = 4
-STEPS = 250
+STEPS = 400
 WARMUP = 50
 SHOWN = 10
 NOISE_TIME = 200.0
