@@ -2,7 +2,8 @@
 
     python -m research.models_table docs/models.md
 
-Every model is built small, with random weights, without a network. Packages that are not installed are left out.
+Every model is built small, with random weights, without a network. Packages that are not installed are left out; to
+have them all, `pip install --no-deps` those named below next to this environment's torch.
 
 The reference knows nothing of the search. For each model somebody read the source and wrote down the line of the merges
 and which operand is the skip. `Reference` waits for that line and multiplies that operand: merges run innermost first.
@@ -225,26 +226,12 @@ def models() -> list[Model]:
     xs |= {"ctrl_max_norm_num_groups": 2, "ctrl_num_attention_heads": 2, "num_attention_heads": 2}
     control = {**text, "sample": image(1, 4, 16, 16), "controlnet_cond": image(1, 3, 32, 32)}
     diffusers("UNetControlNetXSModel", xs, control, {"torch.cat([hidden_states, res_h_base], dim=1)": 1})
-    wave = {"in_channels": 2, "out_channels": 2, "extra_in_channels": 16, "block_out_channels": (32, 32, 64)}
-    sound = {"sample": image(1, 2, 512), "timestep": torch.tensor([1])}
-    diffusers("UNet1DModel", wave, sound, {"torch.cat([hidden_states, res_hidden_states], dim=1)": 1})
-    words = {"encoder_attention_mask": torch.ones(1, 4)}
-    kandinsky = {"time_embedding_dim": 8, "groups": 4, "attention_head_dim": 4, "layers_per_block": 1}
-    kandinsky |= {"block_out_channels": (8, 16, 16, 16), "cross_attention_dim": 8, "encoder_hid_dim": 8}
-    states = {"torch.cat([sample, hidden_states.pop()], dim=1)": 1, "torch.cat([sample, hidden_states": 1}
-    diffusers("Kandinsky3UNet", kandinsky, {**text, "sample": image(1, 4, 16, 16), **words}, states)
     vit = {"num_attention_heads": 2, "attention_head_dim": 8, "num_layers": 2, "sample_size": 8, "in_channels": 4}
     caption = {"encoder_hidden_states": image(1, 3, 8), "timestep": torch.tensor([3])}
     pixart = {**vit, "caption_channels": 8, "cross_attention_dim": 16, "norm_num_groups": 4}
     sized = {"added_cond_kwargs": {"resolution": None, "aspect_ratio": None}}
     diffusers("PixArtTransformer2DModel", pixart, {"hidden_states": image(1, 4, 8, 8), **caption, **sized}, {})
     diffusers("AutoencoderTiny", {}, {"sample": image(1, 3, 16, 16)}, {})
-    diffusers(
-        "ControlNetModel",
-        {**crossed, "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D")} | {"up_block_types": None},
-        {**text, "controlnet_cond": image(1, 3, 64, 64)},
-        {},
-    )
     diffusers("AutoencoderKL", {"block_out_channels": (32,)}, {"sample": image(1, 3, 8, 8)}, {})
     diffusers("VQModel", {"block_out_channels": (32,)}, {"sample": image(1, 3, 8, 8)}, {})
     dit = {"num_attention_heads": 2, "attention_head_dim": 8, "num_layers": 2, "sample_size": 8, "in_channels": 4}
@@ -288,27 +275,6 @@ def models() -> list[Model]:
             monai("VNet", one, {"torch.cat((out, skipxdo), 1)": 1}, spatial_dims=dims, in_channels=1)
             ds = {"x = x + x_down[i]": 1, "x += x_down.pop(0)": 1}
             monai("SegResNetDS", large, ds, spatial_dims=dims, init_filters=8, blocks_down=(1, 1, 1))
-            regular = {
-                "num_channel_initial": 4,
-                "depth": 2,
-                "extract_levels": (0,),
-                "spatial_dims": dims,
-                "out_kernel_initializer": "kaiming_uniform",
-            }
-            monai("RegUNet", batch, {"decoded = decoded + skips[-i - 1]": 1}, **regular)
-            joined = {"torch.cat([decoded, skips[-i - 1]], dim=1)": 1}
-            monai("RegUNet", batch, joined, **regular, concat_skip=True)
-            monai(
-                "ViTAutoEnc",
-                large,
-                {},
-                img_size=(32,) * dims,
-                patch_size=(16,) * dims,
-                hidden_size=24,
-                mlp_dim=16,
-                num_heads=2,
-                spatial_dims=dims,
-            )
             monai(
                 "ResNet",
                 large,
@@ -361,14 +327,6 @@ def models() -> list[Model]:
     mixed = {"C * torch.cat((a, b), dim = dim)": 1}
     sigma = lambda: {"x": image(2, 3, 16, 16), "time": torch.ones(2)}  # noqa: E731
     other(ddpm, "denoising_diffusion_pytorch.karras_unet", "KarrasUnet", {**karras, **noisy}, sigma, mixed)
-    hidden = {"torch.cat((x, hiddens.pop() * self.skip_connect_scale), dim = 1)": 1}
-    hidden |= {"torch.cat((x, init_conv_residual), dim = 1)": 1}
-    imagen = {"dim": 8, "dim_mults": (1, 2), "text_embed_dim": 8, "num_resnet_blocks": 1, "attn_heads": 2}
-    imagen |= {"attn_dim_head": 4, "layer_attns": (False, True), "layer_cross_attns": (False, True), "cond_dim": 8}
-    worded = lambda: {"x": image(1, 3, 16, 16), "time": torch.ones(1), "text_embeds": image(1, 4, 8)}  # noqa: E731
-    other("imagen-pytorch", "imagen_pytorch", "Unet", imagen, worded, hidden)
-    filmed = lambda: {"x": image(1, 3, 2, 16, 16), "time": torch.ones(1), "text_embeds": image(1, 4, 8)}  # noqa: E731
-    other("imagen-pytorch", "imagen_pytorch", "Unet3D", imagen, filmed, hidden)
     dalle = {"torch.cat((fmap, down_hiddens.pop() * self.skip_connect_scale), dim = 1)": 1, **POP}
     prior = {"dim": 8, "image_embed_dim": 8, "cond_dim": 8, "dim_mults": (1, 2), "channels": 3, "attn_dim_head": 4}
     shown = lambda: {"x": image(1, 3, 16, 16), "time": torch.ones(1), "image_embed": image(1, 8)}  # noqa: E731
