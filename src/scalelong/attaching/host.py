@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import AmbiguousSkipsError, InvalidConfigError, NotScaledError, UnsupportedModelError
-from ..finding import FoldTarget, LongSkip, SkipHost, SkipPlan, native_plan, unwrap
+from ..errors import AmbiguousSkipsError, InvalidConfigError, NotScaledError
+from ..finding import FoldTarget, SkipHost, SkipPlan, native_plan, unwrap
 from ..scaling import UNSCALED, Constants, NoScaling, SkipScaling
 from .attach import Attached, active_scaling, acts_behind_norm, attach_, attached, detach_, has_scaling, reset_compiler
 from .record import describe, erase_record_, write_record_
@@ -83,7 +83,8 @@ class Host:
         """The layers whose weights take the factors of merge i."""
         state = self.state
         assert state is not None
-        return fold_targets_of(state.plan[index], state.scaling)
+        skip = state.plan[index]
+        return skip.readers.behind_norm if acts_behind_norm(skip, state.scaling) else skip.readers.fold
 
     def fold(self, index: int, factors: Constants) -> None:
         """Multiply the weights that hold merge i by these factors."""
@@ -178,11 +179,6 @@ class NativeHost(Host):
         reset_compiler()
 
 
-def fold_targets_of(skip: LongSkip, scaling: SkipScaling) -> tuple[FoldTarget, ...]:
-    """The layers whose weights can take the constants of a long skip."""
-    return skip.readers.behind_norm if acts_behind_norm(skip, scaling) else skip.readers.fold
-
-
 def host_of(model: Any) -> Host:
     """The host of a model, for planning and scaling: behind wrappers, or the one part that scales itself."""
     inner = unwrap(model)
@@ -222,12 +218,6 @@ def require_scaled(model: Any) -> Host:
 def has_scaled_part(host: Host) -> bool:
     """Whether a part of the model is scaled, but not the model."""
     return not host.is_native and host.scaling is None and has_scaling(host.model)
-
-
-def require_module(model: Any) -> nn.Module:
-    if not isinstance(model, nn.Module):
-        raise UnsupportedModelError(f"long skips are found in nn.Modules, not in a {type(model).__name__}")
-    return model
 
 
 # Constants in the weights of layers.
