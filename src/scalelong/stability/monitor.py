@@ -161,7 +161,7 @@ class StabilityMonitor:
     `probe_batch`: arguments of the model (a tuple, or a dictionary of keywords) on which features are read as well; it
     stays the same, so that what changes is the network. Oscillation scores need it.
     `plan`: the long skips, if they are not to be found by `find_skips` on the probe batch.
-    `path`, `writers`: where readings go: a JSON Lines file, and objects such as `TensorBoard(folder)`.
+    `path`, `writers`: where readings go: a JSON Lines file, and objects such as `Tracker(run)`.
     `on_alarm`: called with each alarm; left out, alarms are logged as warnings.
     """
 
