@@ -82,9 +82,18 @@ def _diagnosis(options: argparse.Namespace) -> tuple[Diagnosis, str | None, str]
         if options.size:
             config = replace(config, images=replace(config.images, size=options.size))
     else:
-        config = shared.sized_config(options.data or "digits", options.model, options.size)
+        size = options.size or _size_of_model(options.model)
+        config = shared.sized_config(options.data or "digits", options.model, size)
     shared.speaker(options)(shared.network_line(config))
     return diagnose_config(config), config.data, config.diffusion.schedule
+
+
+def _size_of_model(model: str | None) -> int | None:
+    """The size of images that a config.json of diffusers names."""
+    from .find import json_object
+
+    size = json_object(model).get("sample_size") if model is not None and model.endswith(".json") else None
+    return max(size) if isinstance(size, list) else size
 
 
 def _of_file(options: argparse.Namespace) -> Diagnosis:
