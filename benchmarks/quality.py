@@ -129,7 +129,8 @@ def trained(
         rates.step()
         with torch.no_grad():
             share = 1 - (1 - 1 / step) ** (AVERAGE + 1)
-            torch._foreach_lerp_(list(average.parameters()), list(model.parameters()), share)
+            for mean, value in zip(average.parameters(), model.parameters(), strict=True):
+                mean.lerp_(value, share)
         seconds += clock() - began
         if step % task.look_every == 0 or step == task.steps:
             contender.curve.append((step, seconds, held_out_loss(average, held_out, process)))

@@ -1,3 +1,6 @@
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false, reportIndexIssue=false
+# pyright: reportReturnType=false
+# Submodules and lists of them are looked up by name, as in the networks that these stand for.
 """Networks whose merges are easily taken for long skips, or whose long skips are easily overlooked.
 
 Each scales its own skips with `ks`, the coefficients outermost first: the reference that an attached scaling must meet.

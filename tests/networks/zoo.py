@@ -5,6 +5,7 @@ Each is tiny, runs on CPU, and is deterministic in evaluation mode.
 
 import math
 from collections import OrderedDict
+from collections.abc import Callable
 from functools import reduce
 from itertools import pairwise
 
@@ -1194,7 +1195,9 @@ class NormedMerges(nn.Module):
     The last `plain` merges have no norm. `kappas`, innermost first, multiply the skip's channels after the norm.
     """
 
-    def __init__(self, norm=nn.LayerNorm, axis: int = -1, width: int = 8, plain: int = 0) -> None:
+    def __init__(
+        self, norm: Callable[[int], nn.Module] = nn.LayerNorm, axis: int = -1, width: int = 8, plain: int = 0
+    ) -> None:
         super().__init__()
         self.axis, self.width = axis, width
 

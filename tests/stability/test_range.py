@@ -306,7 +306,7 @@ def test_a_run_that_loses_the_little_it_had_learned_is_ended_and_says_from_where
     losses = [1.0] * 10 + [0.85] * 40 + [1.0] * 200
 
     def replayed(model: nn.Module, i: int, _: torch.Generator) -> Tensor:
-        return losses[i] + 0 * sum(parameter.sum() for parameter in model.parameters())
+        return losses[i] + 0 * torch.stack([parameter.sum() for parameter in model.parameters()]).sum()
 
     options = {"methods": ("none",), "seeds": 1, "steps": 250, "warmup": 5, "reference_loss": 1.0}
     (run,) = rate_range(build, replayed, rates=(1e-9,), **options, jobs=1, say=None).runs

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from typing import Any
 
 import psutil
 import pytest
@@ -58,7 +59,7 @@ def flags_of(folder, **changes):
     return ["train", *(part for name, given in values.items() for part in (name, *given.split())), "--out", str(folder)]
 
 
-def start(folder, processes=1, **changes):
+def start(folder, processes: Any = 1, **changes):
     return launch([*(["-m"] if processes > 1 else []), "scalelong", *flags_of(folder, **changes)], processes)
 
 

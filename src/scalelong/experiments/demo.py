@@ -7,6 +7,7 @@ nothing say (`python -m research.demo`).
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -65,7 +66,7 @@ class Demo(RateRange):
             if names
         )
 
-    @property
+    @cached_property
     def verdict(self) -> str:
         return f"{self.sentence[:1].upper()}{self.sentence[1:]}: {'; '.join(map(self._fate, self.methods))}."
 

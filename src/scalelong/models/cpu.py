@@ -77,7 +77,7 @@ def unfuse_(model: Model) -> Model:
     """Undo `fuse_`; other models stay as they are."""
     for module in model.modules():
         if type(module) is FusedBlock:
-            module.__class__ = Block
+            module.__class__ = Block  # type: ignore[assignment]
     return model
 
 
