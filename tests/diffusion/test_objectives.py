@@ -138,10 +138,6 @@ def test_a_run_learns_and_is_used(schedule, prediction, tmp_path):
     index = json.loads((folder / "model_index.json").read_text())
     assert (index["time_scale"], index["time_shift"]) == run.process.time_map
     assert "DPMSolverMultistep" in index["scheduler"][1]
-<<<<<<< HEAD
     assert diagnose_run(run).recommendation in ("none", "merge_norm")
-=======
-    assert diagnose_run(run).skips
->>>>>>> e031a31 (Types: what the checker asks for)
     with pytest.raises(InvalidConfigError, match="`sampler`"):
         run.sample(1, sampler="ddim")
