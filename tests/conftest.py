@@ -1,11 +1,13 @@
 """What every test shares: one thread, fixed seeds, and the folder of golden files and data, where there is one."""
 
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
 torch.set_num_threads(1)
+os.environ["SCALELONG_PRECISION"] = "fp32"  # in processes that tests start as well: what is faster may change
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 

@@ -16,6 +16,7 @@ from scalelong.config import (
     TrainConfig,
     differences,
     recipe,
+    with_values,
 )
 from scalelong.experiments import PlannedRun, slug
 
@@ -239,4 +240,10 @@ def run_name(config: TrainConfig) -> str:
 def planned(wanted: Sequence[Arm], seeds: int, folder: Path) -> list[PlannedRun]:
     """Each run once. Seed by seed, so that what an interrupted command leaves holds complete seeds."""
     found = {run.folder: run for seed in range(seeds) for run in (arm.run(seed, folder) for arm in wanted)}
-    return list(found.values())
+    # Which precision is faster depends on the machine, and a study must not.
+    return [
+        replace(run, config=with_values(run.config, {"hardware.precision": "fp32"}))
+        if run.config.hardware.precision == "auto"
+        else run
+        for run in found.values()
+    ]

@@ -55,7 +55,7 @@ def test_the_picture_shows_each_copy_above_its_original(digits, tmp_path):
     training, _ = split_rows(len(digits[0]), HELD_OUT, SEED)
     found(digits, training[:16], tmp_path / "a.png")
     pixels = torch.from_numpy(np.array(Image.open(tmp_path / "a.png")))[None]
-    rows = pixels[:, 2:].unfold(1, 34, 34)  # images of 8x8 are shown as 32x32, with gaps of 2
+    rows = pixels[:, 2:].unfold(1, 66, 66)  # images of 8x8 are shown as 64x64, with gaps of 2
     assert rows.shape[1] == 4
     assert torch.equal(rows[:, 0], rows[:, 1])
     assert torch.equal(rows[:, 2], rows[:, 3])

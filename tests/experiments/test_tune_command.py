@@ -49,7 +49,6 @@ def test_coefficients_are_found_and_used(run, tmp_path, capsys):
     found = sl.TunedSkips.load(file)
     assert found.about["settings"]["steps"] == 3
     assert found.about["run"] == "digits"
-    assert (tmp_path / "linear-dpm++3.png").read_bytes()[:4] == b"\x89PNG"
     # Another coefficient, so that the images must differ.
     values = json.loads(file.read_text()) | {"tuned": {"method": "custom", "kappas": [1.0, 0.1]}}
     file.write_text(json.dumps(values))

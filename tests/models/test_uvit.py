@@ -129,7 +129,7 @@ def test_conditions():
 
 def test_other_image_sizes_on_request():
     x, t, y = torch.randn(2, 3, 12, 16), inputs()[1], inputs()[2]
-    with pytest.raises(sl.InvalidInputError, match=r"8x8 and got 12x16.*interpolate_positions=True"):
+    with pytest.raises(sl.InvalidInputError, match="interpolate_positions=True"):
         tiny()(x, t, y)
     model = tiny(interpolate_positions=True, scaling="ls")
     assert model(x, t, y).shape == x.shape
@@ -184,7 +184,7 @@ def test_bad_inputs():
     x, t, y = inputs()
     with pytest.raises(sl.InvalidInputError, match=r"\(B, 3, H, W\)"):
         tiny()(x[:, :1], t, y)
-    with pytest.raises(sl.InvalidInputError, match="pass labels"):
+    with pytest.raises(sl.InvalidInputError, match="needs labels y"):
         tiny()(x, t)
     with pytest.raises(sl.InvalidInputError, match="no classes"):
         tiny(classes=None)(x, t, y)

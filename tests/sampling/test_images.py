@@ -134,7 +134,7 @@ def test_the_command_writes_files_a_grid_and_how_they_were_made(
     for seed in range(20):
         assert torch.equal(read_png(tmp_path / "out" / f"{seed:012d}.png"), images[seed])
     # Ten classes in columns, enlarged four times, with gaps of two pixels.
-    assert read_png(tmp_path / "out" / "grid.png").shape == (1, 2 * 34 + 2, 10 * 34 + 2)
+    assert read_png(tmp_path / "out" / "grid.png").shape == (1, 2 * 66 + 2, 10 * 66 + 2)
     note = SampleFolder(tmp_path / "out").note()
     assert (note["weights"], note["sampler"], note["steps"], note["guidance"]) == ("ema", "dpm++", 4, 1.5)
     assert note["wishes"]["13"] == "3"
@@ -213,7 +213,7 @@ def test_a_grid_is_a_picture_that_notebooks_show(class_run: Path, tmp_path: Path
     run = load_run(class_run)
     picture = run.grid(5, columns=2, steps=2)
     images = run.sample(5, steps=2)
-    assert picture.size == (2 * (32 + 2) + 2, 3 * (32 + 2) + 2)  # 8 pixels, enlarged four times
+    assert picture.size == (2 * (64 + 2) + 2, 3 * (64 + 2) + 2)  # 8 pixels, enlarged eight times
     assert picture.getpixel((2, 2)) == int(images[0, 0, 0, 0])
     assert picture._repr_png_().startswith(b"\x89PNG")
     picture.save(tmp_path / "newest.png")

@@ -60,14 +60,14 @@ def test_a_line_says_where_the_run_is(capsys):
     metrics = {"step": 50, "loss": 0.5, "gradient_norm": 0.25, "images_per_second": 640.0, "seconds_per_step": 0.1}
     clock = iter([0.0, 5.0, 5.0]).__next__
     TrainingProgress(100, enabled=True, clock=clock).record(metrics)
-    assert capsys.readouterr().err == "step 50/100  loss 0.5000  gradient 0.25  640 images/s  0:00:05 left\n"
+    assert capsys.readouterr().err == "step 50/100  loss (ε) 0.5000  gradient 0.25  640 images/s  0:00:05 left\n"
     TrainingProgress(100, enabled=False).record(metrics)
     assert capsys.readouterr() == ("", "")
 
 
 def test_a_line_shows_the_held_out_loss_of_its_own_step(full_tiny, tmp_path, capsys):
     train(full_tiny, tmp_path / "run")
-    shown = re.findall(r"step (\d+)/12  .*held-out ([\d.]+)", capsys.readouterr().err)
+    shown = re.findall(r"step (\d+)/12  .*held-out \(ε\) ([\d.]+)", capsys.readouterr().err)
     lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
     measured = {line["step"]: f"{line['held_out_loss']:.4f}" for line in lines if "held_out_loss" in line}
     assert list(measured) == [5, 10, 12]
@@ -91,7 +91,7 @@ def test_training_says_its_lines_in_a_pipe(capsys):
     progress.close()
     assert capsys.readouterr().err.splitlines() == [
         "continuing",
-        "step 5/10  loss 1.0000  gradient 2  3.1 images/s  0:00:10 left",
+        "step 5/10  loss (ε) 1.0000  gradient 2  3.1 images/s  0:00:10 left",
         "step 5/10  loss (ε) 1.0000  held-out (ε) 0.5000  gradient 2  31 images/s  0:00:10 left",
     ]
 

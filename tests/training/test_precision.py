@@ -17,7 +17,15 @@ AUTO = HardwareConfig(cpu=True)
 @pytest.fixture
 def gain(monkeypatch):
     """Sets how much faster bfloat16 is on a made-up machine."""
+    monkeypatch.delenv("SCALELONG_PRECISION")
     return lambda value: monkeypatch.setattr(precision, "gain_of_bf16", lambda *_: value)
+
+
+def test_the_environment_decides_without_measuring(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(precision, "gain_of_bf16", None)  # a call would fail
+    monkeypatch.setenv("SCALELONG_PRECISION", "bf16")
+    train(replace(tiny, hardware=AUTO), tmp_path / "run")
+    assert load_config(tmp_path / "run" / "config.yaml").hardware.precision == "bf16"
 
 
 @pytest.mark.parametrize(("measured", "chosen"), [(2.0, "bf16"), (0.5, "fp32")])
@@ -50,7 +58,8 @@ def test_what_the_launcher_was_told_is_recorded(tiny, tmp_path, gain, monkeypatc
     assert load_config(tmp_path / "run" / "config.yaml").hardware.precision == "bf16"
 
 
-def test_measuring_leaves_the_network_and_random_numbers_alone(tiny):
+def test_measuring_leaves_the_network_and_random_numbers_alone(tiny, monkeypatch):
+    monkeypatch.delenv("SCALELONG_PRECISION")
     shape = shape_of(load_data("digits"))
     model = build_model(tiny, shape).train()
     before, random = {name: value.clone() for name, value in model.state_dict().items()}, torch.get_rng_state()

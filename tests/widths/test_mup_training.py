@@ -107,8 +107,8 @@ def test_a_run_without_a_base_keeps_the_name_of_its_folder():
     ("changes", "message"),
     [
         ({"optimizer": "sgd"}, "`optimizer` sgd"),
-        ({"optimizer": "schedule-free"}, "does not hold for `optimizer` schedule-free"),
-        ({"optimizer": "lion_pytorch:Lion"}, "does not hold for `optimizer` lion_pytorch:Lion"),
+        ({"optimizer": "schedule-free"}, "do not hold for `optimizer` schedule-free"),
+        ({"optimizer": "lion_pytorch:Lion"}, "do not hold for `optimizer` lion_pytorch:Lion"),
         ({"optimizer": "adam"}, "`optimizer` adam adds it to the gradient"),
         ({"output_start": "half"}, "`output_start` must be one of strict, unit, zero"),
         ({"base_width": 0}, "`base_width` must be at least 1"),

@@ -297,6 +297,8 @@ def recorded_values(config: TrainConfig) -> dict[str, Any]:
 
 def _require_same_settings(run: PlannedRun) -> None:
     was, now = recorded_values(load_config(run.folder / CONFIG)), recorded_values(run.config)
+    if now["hardware.precision"] == "auto":  # a run writes down what it chose
+        now["hardware.precision"] = was["hardware.precision"]
     shown = [
         f"{name}: {was.get(name)!r} -> {now.get(name)!r}" for name in {**was, **now} if was.get(name) != now.get(name)
     ]
