@@ -186,7 +186,7 @@ def test_bad_inputs():
         tiny()(x[:, :1], t, y)
     with pytest.raises(sl.InvalidInputError, match="needs labels y"):
         tiny()(x, t)
-    with pytest.raises(sl.InvalidInputError, match="no classes"):
+    with pytest.raises(sl.InvalidInputError, match="takes no labels y"):
         tiny(classes=None)(x, t, y)
     with pytest.raises(sl.InvalidInputError, match=r"context must be \(B, 5, 12\)"):
         tiny(context_dim=12, context_length=5)(x, t, y, torch.randn(2, 4, 12))
