@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import scalelong as sl
+import zoo
 from scalelong.errors import RunFolderError
 from scalelong.report import collect
 from scalelong.stability import Method, RateRange, RateRun, StepFailedError, rate_range
@@ -502,3 +503,17 @@ def test_json_round_trip_and_bad_json():
 
 def test_rates_are_written_as_people_write_them():
     assert [rate_text(rate) for rate in (0.012, 8e-3, 1e-4, 0.5, 2.0)] == ["1.2e-2", "8e-3", "1e-4", "5e-1", "2e0"]
+
+
+def test_methods_that_a_network_refuses_are_left_out_of_the_usual_ones(caplog):
+    def step(model: nn.Module, _: int, draws: torch.Generator) -> Tensor:
+        return model(torch.randn(2, 3, 16, 16, generator=draws)).square().mean()
+
+    found = sl.rate_range(lambda _: zoo.Additive(), step, rates=(1e-3,), seeds=1, steps=4, jobs=1, say=None)
+    assert "merge_norm" not in found.methods
+    assert found.methods[0] == "none"
+    assert "without merge_norm" in caplog.text
+    with pytest.raises(sl.UnsupportedModelError):
+        sl.rate_range(
+            lambda _: zoo.Additive(), step, rates=(1e-3,), methods=("none", "merge_norm"), seeds=1, steps=4, jobs=1
+        )

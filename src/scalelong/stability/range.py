@@ -19,6 +19,7 @@ from there.
 import copy
 import hashlib
 import inspect
+import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -47,6 +48,8 @@ Step = Callable[[nn.Module, int, torch.Generator], Tensor]
 """The loss of training step i: a scalar with a gradient. `rate_range` does the backward and the optimiser's step."""
 MakeOptimizer = Callable[[nn.Module, float], torch.optim.Optimizer]
 CarryOut = Callable[[Work, list[Key], int], Iterable[RateRun]]
+
+logger = logging.getLogger(__name__)
 
 METHODS = ("none", "merge_norm", "start:cs:0.7", "ls")
 START = "start:"
@@ -88,7 +91,7 @@ def rate_range(
     step: Step,
     *,
     rates: Sequence[float] | None = None,
-    methods: Sequence[str | Method] = METHODS,
+    methods: Sequence[str | Method] | None = None,
     seeds: int | Sequence[int] = 8,
     steps: int = 300,
     warmup: int | None = None,
@@ -115,7 +118,7 @@ def rate_range(
     step: (model, i, generator) -> loss. Draw everything random from the generator (of the CPU), and equal seeds are
         equal; put it on the device of the model.
     rates: constant after `warmup` steps (default: a sixth of `steps`). Left out, they are found: see `find_rates`.
-    methods: the first one is the baseline; see `Method`.
+    methods: the first one is the baseline; see `Method`. Left out, those of METHODS that the network takes.
     your_rate: the rate that you train with, for the verdict.
     optimizer: (model, rate) -> torch optimiser; AdamW with betas of 0.9 and 0.99 if left out.
     reference_loss: of the zero predictor; left out, the loss of the baseline at the start.
@@ -131,7 +134,7 @@ def rate_range(
     task = Task(
         build=_checked_build(build),
         step=step,
-        methods=_checked_methods(methods),
+        methods=_checked_methods(METHODS if methods is None else methods),
         rates=() if rates is None else _checked_rates(rates),
         seeds=_checked_seeds(seeds),
         steps=_checked_count("steps", steps, 2),
@@ -151,6 +154,8 @@ def rate_range(
             _require_positive(name, value)
     jobs = default_jobs(task.device) if jobs is None else _checked_count("jobs", jobs, 1)
     with kept_random_state():
+        if methods is None:
+            task = task.accepted(plan)
         task, prints = task.prepared(plan, reference_loss)
     settings = {**task.settings(), "about": about or {}}
     with Store(Path(out) if out is not None else None, settings, prints) as store:
@@ -290,6 +295,19 @@ class Task:
         elif not isinstance(as_scaling(method.change), NoScaling):
             scale_skips_(model, method.change, plan=plan)
         return fuse_(model).train()
+
+    def accepted(self, plan: SkipPlan | None) -> "Task":
+        """Without the methods that this network refuses, such as a norm where its merges add."""
+        found = plan or self._find(self.make(0, 0, None))
+        kept = [self.methods[0]]
+        for position, method in enumerate(self.methods[1:], 1):
+            try:
+                self.make(position, 0, found)
+            except ScaleLongError as error:
+                logger.warning("without %s, which this network refuses: %s", method.name, error)
+            else:
+                kept.append(method)
+        return replace(self, methods=tuple(kept))
 
     def prepared(self, plan: SkipPlan | None, reference: float | None) -> tuple["Task", dict[str, str]]:
         """Try every method for a step, before any work: what is wrong shows now. Gives its weights' hashes as well."""
