@@ -36,11 +36,6 @@ class UViTSize:
         options = {"patch_size": self.patch, "dim": self.dim, "depth": self.depth, "heads": self.heads}
         return {"model": "uvit", "options": options, "shape": self.shape, "batch": self.batch}
 
-    def network(self) -> dict[str, Any]:
-        """Arguments of `UViT`."""
-        sizes = {"image_size": self.image, "patch_size": self.patch, "channels": self.channels}
-        return {**sizes, "dim": self.dim, "depth": self.depth, "heads": self.heads}
-
     def official(self) -> dict[str, Any]:
         """Arguments of the authors' constructor, and the batch."""
         sizes = {"img_size": self.image, "patch_size": self.patch, "in_chans": self.channels, "batch": self.batch}
@@ -120,7 +115,7 @@ def training_step(
     from scalelong.runs.model import RunData
     from scalelong.runs.processes import make_accelerator
     from scalelong.training.loop import Trainer
-    from scalelong.training.tracking import TrainingProgress
+    from scalelong.training.recording import TrainingProgress
 
     config = TrainConfig(
         data="random images",
@@ -146,8 +141,8 @@ def training_step(
 
     def step() -> None:
         done = trainer.step([next(trainer.source) for _ in trainer.parts])
-        trainer.window.add(done.loss, done.grad_norm)
-        trainer.monitor.losses.add(trainer.state.step, done.by_level)
+        trainer.recorder.add(done.loss, done.grad_norm)
+        trainer.monitor.add(trainer.state.step, done.by_level)
         trainer.bad_steps.first()
 
     return step
@@ -191,45 +186,6 @@ def unet_step(settings: Settings) -> Race:
     ours = partial(training_step, **size.ours(), diffusion=DiffusionConfig(schedule="ddpm"))
     steps = {**in_both_precisions("diffusers' script", theirs), **in_both_precisions("ours", ours)}
     return Race(f"Training step, {size}", steps, size.batch, memory=True)
-
-
-# network: sl.UViT in a plain loop against a U-ViT of stock modules
-
-
-def against_plain(size: UViTSize, training: bool, settings: Settings) -> Race:
-    import torch
-    import torch.nn.functional as F
-
-    from scalelong.models import UViT
-
-    from .networks import PlainUViT
-
-    size = quick(size, settings)
-    torch.manual_seed(0)
-    ours, plain = UViT(**size.network()), PlainUViT(**size.network())
-    plain.load_ours_(ours)
-    x = torch.randn(size.batch, *size.shape)
-    t, target = torch.linspace(0, 999, size.batch), torch.randn_like(x)
-    with torch.no_grad():
-        expected = plain(x, t)
-        apart = float((ours(x, t) - expected).abs().max() / expected.abs().max())
-
-    def train(model: Any) -> Step:
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-
-        def step() -> None:
-            loss = F.mse_loss(model(x, t), target)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-
-        return step
-
-    make = train if training else forward_step(x, t)
-    title = f"{'Training step' if training else 'Forward'} in a plain loop, {size}"
-    notes = [f"With the same weights the outputs differ by {apart:.0e} of the largest."]
-    steps = {"stock modules": partial(make, plain), "sl.UViT": partial(make, ours)}
-    return Race(title, steps, size.batch, notes=notes)
 
 
 def forward_step(*inputs: Any) -> Callable[[Any], Step]:
@@ -387,9 +343,8 @@ def sampling(network: str, sampler: str, steps: int, settings: Settings) -> Race
     from diffusers.schedulers.scheduling_ddim import DDIMScheduler
     from diffusers.schedulers.scheduling_dpmsolver_multistep import DPMSolverMultistepScheduler
 
-    from scalelong.diffusion.images import requests
-    from scalelong.diffusion.solvers import SampleSettings, scheduler
-    from scalelong.runs.shipped import load_trained
+    from scalelong.diffusion.sampling import SampleSettings, requests, scheduler
+    from scalelong.runs.load import load_trained
 
     batch, steps = (8, 2) if settings.quick else (64, steps)
     run = load_trained(network)
@@ -505,10 +460,10 @@ def data_in_training(settings: Settings) -> Race:
 # All of them
 
 
-def time_to_quality(width: int, settings: Settings) -> dict[str, Any]:
+def time_to_quality(width: int, patch: int, settings: Settings) -> dict[str, Any]:
     from .quality import Task, quality
 
-    return quality(Task(dim=width), 5, settings)
+    return quality(Task(dim=width, patch=patch), 5, settings)
 
 
 @dataclass(frozen=True)
@@ -530,15 +485,6 @@ BENCHMARKS = {
             "digits": (partial(uvit_step, DIGITS), 50),
         },
     ),
-    "network": Benchmark(
-        "sl.UViT in a plain loop against a U-ViT of stock modules",
-        {
-            "small": (partial(against_plain, DEMO, True), 50),
-            "middle": (partial(against_plain, SMALL, True), 20),
-            "large": (partial(against_plain, replace(S2, batch=2), True), 9),
-            "forward": (partial(against_plain, SMALL, False), 30),
-        },
-    ),
     "optimizer": Benchmark(
         "Muon against AdamW in a training step",
         {
@@ -557,7 +503,7 @@ BENCHMARKS = {
     ),
     "quality": Benchmark(
         "time until the authors' final held-out loss, and what each part gives",
-        {f"width-{width}": (partial(time_to_quality, width), 5) for width in (128, 256)},
+        {f"width-{w}": (partial(time_to_quality, w, patch), 5) for w, patch in ((64, 4), (128, 2), (256, 2))},
     ),
     "sampling": Benchmark(
         "images per second against diffusers' own pipeline",

@@ -30,9 +30,7 @@ from .harness import Settings, Spread, seconds_text
 
 RATES = (5e-4, 1e-3, 2e-3, 4e-3)
 """Given to the authors' loop; the best counts."""
-OUR_RATE = 4e-3
 AUTHORS = {"init_std": 0.02, "final_start": "authors", "residual_scaling": "none"}
-RECIPE = {"init_std": "unit", "residual_scaling": 0.3}
 AVERAGE = 6.94
 """The exponent of the average whose length is a tenth of the steps so far (Karras et al., 2024)."""
 
@@ -80,14 +78,13 @@ def contenders(low: bool) -> list[Contender]:
     """Parts are added from top to bottom; the last one is what new networks and runs have by default."""
     names = (f"authors, rate {rate:g}" for rate in RATES)
     found = [Contender(name, rate, betas=(0.99, 0.999)) for name, rate in zip(names, RATES, strict=True)]
-    parts: dict[str, Any] = {"network": RECIPE}
-    found.append(Contender("recipe (start, branches × 0.3)", OUR_RATE, **parts))
-    found.append(Contender("+ Muon", OUR_RATE, **(parts := {**parts, "muon": True})))
+    parts: dict[str, Any] = {"network": NEW_UVIT}
+    rate = NEW_RUN["lr"]
+    found.append(Contender("our network (start, branches × 0.3)", rate, **parts))
+    found.append(Contender("+ Muon", rate, **(parts := {**parts, "muon": True})))
     if low:
-        found.append(Contender("+ bfloat16", OUR_RATE, **(parts := {**parts, "low": True})))
-    found.append(Contender("+ fused blocks", OUR_RATE, **parts, fused=True))
-    muon, rate = NEW_RUN["optimizer"] == "muon", NEW_RUN.get("lr", OUR_RATE)
-    found.append(Contender("our defaults", rate, NEW_UVIT, muon, fused=True, low=low))
+        found.append(Contender("+ bfloat16", rate, **(parts := {**parts, "low": True})))
+    found.append(Contender("+ fused blocks: our defaults", rate, **parts, fused=True))
     return found
 
 
@@ -111,8 +108,9 @@ def trained(
     optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), **options)
     if contender.muon:
         groups = sl.muon_groups(model, lr=contender.rate, weight_decay=0.03)
-        optimizer = sl.Muon(groups, betas=contender.betas)
-    rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / task.warmup))
+        optimizer = sl.Muon(groups, betas=contender.betas, **NEW_RUN["optimizer_options"])
+    warmup = task.warmup if contender.network is None else min(task.warmup, NEW_RUN["warmup"])
+    rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / warmup))
     process, seconds = NoiseProcess(), 0.0
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     for step in range(1, task.steps + 1):

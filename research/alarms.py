@@ -1,149 +1,144 @@
-"""False alarms: long healthy runs of tiny networks, and what the rule of collapse says of each of them.
+"""What the rule of collapse says of recorded runs: false alarms in healthy ones, and how soon collapses are found.
 
-    python -m research.alarms record FOLDER    # losses of every step, by noise level, of all runs
-    python -m research.alarms judge FOLDER     # alarms in healthy runs, and how soon collapses are found
+    python -m research.alarms record FOLDER    # losses of every step, by noise level, of all runs; then judge
+    python -m research.alarms judge FOLDER
 
-Small batches, small networks and few levels learned are where noise is largest against what there is to lose: there a
-rule of collapse errs first. A run that was recorded is not trained again.
+Healthy runs are long and small: small batches, small networks and noisy data are where noise is largest against what
+there is to lose, and there a rule of collapse errs first. They go through all kinds of recipes (unconditional, class,
+text, latent, UNet), objectives, scalings and optimisers (AdamW, Muon, μP). Collapses are deep networks at high rates,
+with seeds, depths and settings that did not shape the rule. A run that was recorded is not trained again.
 """
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import product
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-from torch.func import functional_call, stack_module_state
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch import Tensor, nn
 
 import scalelong as sl
 from scalelong.data import load_data, to_float
-from scalelong.noise import LEVELS, NoiseProcess, Prediction, mean_square, noise_levels, noisy_and_target
+from scalelong.models import fuse_, output_tensor
+from scalelong.noise import LEVELS, NoiseProcess, Prediction, flat_losses, mean_square, noise_levels, noisy_and_target
 from scalelong.randomness import generator
 from scalelong.stability import Collapse, CollapseDetector
 
-from .training import OPTIMIZERS, adamw
+from .training import AUTHORS, muon
 
-STEPS = 4000
-WINDOW = 400
-"""Steps over which the truth is read off a curve."""
 WITHIN = 30
 """A collapse is to be found within so many steps."""
 OBJECTIVES: dict[str, Prediction] = {"vp": "epsilon", "vp v": "v", "flow": "flow", "edm": "edm"}
+DATA = ("digits", "garments", "noisy garments")
+KINDS = ("unconditional", "class", "text", "latent", "unet")
 
 
 @dataclass(frozen=True)
-class Group:
-    """Runs that differ in data and objective, trained side by side (`torch.vmap`)."""
+class Run:
+    """One training. A run that is not deep has a rate at which it should stay healthy."""
 
+    number: int
+    data: str
+    objective: str
     batch: int
+    kind: str
     scaling: str
+    optimizer: str
     lr: float
-    dim: int = 8
-    depth: int = 2
-    seed: int = 0
-    optimizer: str = "adamw"
+    dim: int
+    depth: int
+    steps: int
 
     @property
-    def runs(self) -> list[tuple[str, str]]:
-        every: list[tuple[str, str]] = list(product(("digits", "garments"), OBJECTIVES))
-        return every if self.optimizer == "adamw" else every[:: len(every) // 2]
+    def deep(self) -> bool:
+        return self.depth > 4
 
-    def name(self, run: tuple[str, str]) -> str:
-        kind = f"{self.optimizer}, {self.scaling.replace(':', ' ')}, dim {self.dim}, depth {self.depth}, {self.lr:g}"
-        return f"{', '.join(run)}, batch {self.batch}, {kind}, seed {self.seed}"
+    @property
+    def name(self) -> str:
+        return ", ".join(f"{key} {value}" for key, value in asdict(self).items()).replace(":", "-")
 
 
-def groups() -> Iterator[Group]:
-    for batch in (1, 2, 4, 8):
-        yield Group(batch, "ls", 1e-3)
-        yield Group(batch, "cs", 2e-3, dim=16, depth=4, seed=1)
-    yield Group(2, "ls", 2e-4, seed=2)
-    yield Group(1, "none", 4e-3, seed=3)
-    for batch in (1, 2, 8):
-        yield Group(batch, "none", 2e-3, dim=16, depth=4, seed=4, optimizer="muon")
+def runs() -> Iterator[Run]:
+    for i in range(64):
+        small = {"dim": (8, 16)[i % 2], "depth": (2, 4)[i % 2], "steps": 800}
+        scaling = ("none", "ls", "cs", "merge_norm")[i // 8 % 4] if KINDS[i % 5] != "unet" else "none"
+        optimizer = ("adamw", "muon", "adamw", "mup")[i // 4 % 4] if KINDS[i % 5] != "unet" else "adamw"
+        rate = (1e-3, 2e-3, 4e-3)[i // 2 % 3]
+        kind = (tuple(OBJECTIVES)[i // 3 % 4], (1, 2, 4, 8)[i % 4], KINDS[i % 5], scaling, optimizer, rate)
+        yield Run(i, DATA[i % 3], *kind, **small)
+    for i in range(48):
+        kind = (("vp", "flow", "vp v")[i // 8 % 3], 8, "unconditional", ("none", "none", "cs:0.7")[i % 3], "adamw")
+        rate = (1.2e-2, 2.4e-2)[i // 2 % 2] if i < 24 else 4.8e-2
+        yield Run(1000 + i, DATA[i % 2], *kind, lr=rate, dim=32, depth=(12, 16, 20)[i % 3], steps=250)
 
 
 def images(data: str) -> Tensor:
     """1,500 images of 8 by 8 pixels."""
-    found = to_float(load_data(data).fetch(range(1500)).images)
-    return F.avg_pool2d(found, found.shape[-1] // 8)
+    found = to_float(load_data(data.removeprefix("noisy ")).fetch(range(1500)).images)
+    found = F.avg_pool2d(found, found.shape[-1] // 8)
+    return found + 0.5 * torch.randn(found.shape, generator=generator(0, "noisy")) if "noisy" in data else found
 
 
-def build(group: Group, seed: int) -> torch.nn.Module:
-    torch.manual_seed(seed)
-    model = sl.UViT(image_size=8, patch_size=4, channels=1, dim=group.dim, depth=group.depth, heads=1)
-    return sl.scale_skips_(model, group.scaling)
+def build(run: Run) -> nn.Module:
+    torch.manual_seed(run.number)
+    if run.kind == "unet":
+        from diffusers.models.unets.unet_2d import UNet2DModel
+
+        blocks = {"down_block_types": ["DownBlock2D"] * 2, "up_block_types": ["UpBlock2D"] * 2, "norm_num_groups": 4}
+        channels = {"in_channels": 1, "out_channels": 1, "block_out_channels": [run.dim, 2 * run.dim]}
+        return UNet2DModel(sample_size=8, layers_per_block=1, **channels, **blocks)  # pyright: ignore
+    condition: dict[str, Any] = {"class": {"classes": 10}, "text": {"context_dim": 16, "context_length": 4}}.get(
+        run.kind, {}
+    )
+    sizes: dict[str, Any] = {"image_size": 8, "patch_size": 4, "channels": 1}
+    if run.kind == "latent":
+        sizes = {"image_size": 4, "patch_size": 2, "channels": 4}
+    elif run.deep:
+        sizes |= {"patch_size": 2, **AUTHORS}
+    model = sl.UViT(**sizes, dim=run.dim, depth=run.depth, heads=2, **condition)
+    return model if run.scaling == "none" else sl.scale_skips_(model, run.scaling)
 
 
-def record(group: Group, data: dict[str, Tensor]) -> list[dict[str, Any]]:
-    """Of each run: images, losses and zero losses of each step by noise level, (steps, LEVELS) each."""
-    if group.optimizer != "adamw":
-        return [record_alone(group, run, data) for run in group.runs]
-    models = [build(group, group.seed + 100 * place) for place in range(len(group.runs))]
-    parameters, buffers = stack_module_state(models)
-    optimizer = adamw(parameters.values())
-    optimizer.param_groups[0]["lr"] = group.lr
-
-    def answer(values: Any, fixed: Any, x: Tensor, t: Tensor) -> Tensor:
-        return functional_call(models[0], (values, fixed), (x, t))
-
-    sums: list[list[Tensor]] = [[] for _ in models]
-    for step in range(STEPS):
-        asked = [question(group, run, data, step) for run in group.runs]
-        x, t, wanted = (torch.stack([each[i] for each in asked]) for i in range(3))
-        with sdpa_kernel(SDPBackend.MATH):
-            answers = torch.vmap(answer)(parameters, buffers, x, t)
-        losses = (wanted - answers).square().mean((2, 3, 4))
-        losses.mean(1).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        for place, each in enumerate(asked):
-            sums[place].append(by_level(each, losses[place].detach()))
-    return [dict(zip(("counts", "losses", "zeros"), torch.stack(each, 1).numpy(), strict=True)) for each in sums]
+def optimizers(run: Run, model: nn.Module) -> list[torch.optim.Optimizer]:
+    if run.optimizer == "muon":
+        return muon(model)
+    groups: Any = model.parameters()
+    if run.optimizer == "mup":
+        sl.mup.start_(model, base=run.dim // 2)
+        groups = sl.mup.parameter_groups(model, base=run.dim // 2, lr=run.lr)
+    return [torch.optim.AdamW(groups, lr=run.lr, betas=(0.9, 0.99), weight_decay=0.03)]
 
 
-def record_alone(group: Group, run: tuple[str, str], data: dict[str, Tensor]) -> dict[str, Any]:
-    model = build(group, group.seed)
-    optimizers, sums = OPTIMIZERS[group.optimizer](model), []
-    for step in range(STEPS):
-        asked = question(group, run, data, step)
-        losses = mean_square(asked.wanted - model(asked.x, asked.t))
+def record(run: Run, data: Tensor) -> dict[str, Any]:
+    """Images, losses and zero losses of each step by noise level: (steps, LEVELS) each."""
+    model, process = fuse_(build(run)), NoiseProcess(run.objective.partition(" ")[0])  # pyright: ignore
+    used, sums = optimizers(run, model), []
+    data = F.pixel_unshuffle(data, 2) if run.kind == "latent" else data
+    for step in range(run.steps):
+        draws = generator(run.number, "alarms", step)
+        chosen = torch.randint(len(data), (run.batch,), generator=draws)
+        t = process.times(torch.rand(run.batch, generator=draws))
+        x, wanted = noisy_and_target(
+            process, OBJECTIVES[run.objective], data[chosen], torch.randn(data[chosen].shape, generator=draws), t
+        )
+        # Labels and texts that say something about the image: its number, its mean.
+        more = {
+            "class": {"y": chosen % 10},
+            "text": {"context": data[chosen].mean((1, 2, 3)).view(-1, 1, 1).expand(-1, 4, 16)},
+        }
+        losses = mean_square(wanted - output_tensor(model(x, t, **more.get(run.kind, {}))))
         losses.mean().backward()
-        for optimizer in optimizers:
-            for parameters in optimizer.param_groups:
-                parameters["lr"] = group.lr
+        for optimizer in used:
+            for group in optimizer.param_groups:
+                group["lr"] = run.lr * group.get("lr_scale", 1.0) * min(1.0, (step + 1) / 50)
             optimizer.step()
             optimizer.zero_grad()
-        sums.append(by_level(asked, losses.detach()))
+        each = torch.stack([torch.ones(run.batch), losses.detach(), flat_losses(wanted)])
+        sums.append(each @ F.one_hot(noise_levels(process, t), LEVELS).float())
     return dict(zip(("counts", "losses", "zeros"), torch.stack(sums, 1).numpy(), strict=True))
-
-
-class Question(NamedTuple):
-    x: Tensor
-    t: Tensor
-    wanted: Tensor
-    levels: Tensor
-
-
-def question(group: Group, run: tuple[str, str], data: dict[str, Tensor], step: int) -> Question:
-    kind, _, _ = run[1].partition(" ")
-    process, draws, x0 = NoiseProcess(kind), generator(group.seed, *run, step), data[run[0]]  # pyright: ignore
-    x0 = x0[torch.randint(len(x0), (group.batch,), generator=draws)]
-    t = process.times(torch.rand(group.batch, generator=draws))
-    noise = torch.randn(x0.shape, generator=draws)
-    x, wanted = noisy_and_target(process, OBJECTIVES[run[1]], x0, noise, t)
-    return Question(x, t, wanted, noise_levels(process, t))
-
-
-def by_level(asked: Question, losses: Tensor) -> Tensor:
-    values = (torch.ones_like(losses), losses, mean_square(asked.wanted))
-    return torch.stack([torch.zeros(LEVELS).index_add_(0, asked.levels, each) for each in values])
 
 
 def alarms(found: Any, *, by_level: bool) -> list[Collapse]:
@@ -152,48 +147,55 @@ def alarms(found: Any, *, by_level: bool) -> list[Collapse]:
     detector = CollapseDetector(levels=LEVELS) if by_level else CollapseDetector(zero_loss=zeros.sum() / counts.sum())
     events = []
     for step, (c, s, z) in enumerate(zip(counts, losses, zeros, strict=True), start=1):
-        levels = detector.add_levels(step, list(c), list(s), list(z)) if by_level else None
-        event = levels if by_level else detector.add(step, float(s.sum() / c.sum()))
+        if by_level:
+            event = detector.add_levels(step, list(c), list(s), list(z))
+        else:
+            event = detector.add(step, float(s.sum() / c.sum()))
         events += [event] if isinstance(event, Collapse) else []
     return events
 
 
-def onset(found: Any) -> int | None:
-    """The step from which on a run is lost, by the whole curve: it had learned a fifth, and the next WINDOW / 2 and
-    5 WINDOW / 2 steps have lost more than half of that. None for a healthy run."""
+def onset(found: Any, window: int) -> int | None:
+    """The step from which on a run is lost, by the whole curve: it had learned a fifth over a window, and the next
+    window / 2 and 5 window / 2 steps have lost more than half of that. 0: too late to tell; None: a healthy run."""
     loss, zero = (np.cumsum([0, *found[name].sum(1)]) for name in ("losses", "zeros"))
-    steps, window = len(loss) - 1, WINDOW
+    steps, best = len(loss) - 1, 0.0
 
     def learned(start: int, length: int) -> float:
         stop = min(steps, start + length)
-        return 1 - (loss[stop] - loss[start]) / (zero[stop] - zero[start])
+        share = (loss[stop] - loss[start]) / (zero[stop] - zero[start])
+        return 1 - share if np.isfinite(share) else -np.inf
 
-    best = 0.0
-    for step in range(window, steps - 30):
+    for step in range(window, steps - window // 2 + 1):
         best = max(best, learned(step - window, window))
         if best >= 0.2 and learned(step, window // 2) < best / 2 and learned(step, 5 * window // 2) < best / 2:
-            return step
+            return step if steps - step >= WITHIN else 0
     return None
 
 
 def judge(folder: Path) -> None:
-    healthy, false, late, delays = 0, 0, 0, []
-    for path in sorted(folder.glob("*.npz")):
+    counts = {"healthy": 0, "false": 0, "collapses": 0, "found": 0, "early": 0}
+    delays: list[int] = []
+    for run in runs():
+        path = folder / f"{run.name}.npz"
+        if not path.exists():
+            continue
         with np.load(path) as file:
             found = {name: file[name] for name in file.files}
-        lost = onset(found)
+        lost = onset(found, 20 if run.deep else 200)
         for by_level in (True, False):
             steps = [event.step for event in alarms(found, by_level=by_level)]
             if lost is None:
-                healthy += 1
-                false += bool(steps)
-            else:
+                counts["healthy"] += 1
+                counts["false"] += bool(steps)
+            elif lost:
+                counts["collapses"] += 1
+                counts["early"] += bool(steps) and steps[0] < lost - WITHIN
+                counts["found"] += bool(steps) and abs(steps[0] - lost) <= WITHIN
                 delays += [steps[0] - lost] if steps else []
-                late += not steps or steps[0] - lost > WITHIN
-            if steps or lost is not None:
-                print(f"{path.stem}: {'healthy' if lost is None else f'lost from step {lost} on'}, alarms at {steps}")
-    print(f"{healthy // 2} healthy runs, judged by level and by mean: {false} false alarms")
-    print(f"collapses, judged both ways: found after {sorted(delays)} steps; {late} late or missed")
+            if bool(steps) != bool(lost) or (lost and abs(steps[0] - lost) > WITHIN):
+                print(f"{run.name}: lost from {lost} on, alarms at {steps}, {'levels' if by_level else 'means'}")
+    print(f"each run is judged by level and by mean: {counts}; steps to the alarm: {sorted(delays)}")
 
 
 def main() -> None:
@@ -201,14 +203,11 @@ def main() -> None:
     torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
     if command == "record":
-        data = {name: images(name) for name in ("digits", "garments")}
-        for group in groups():
-            paths = [folder / f"{group.name(run)}.npz" for run in group.runs]
-            if all(path.exists() for path in paths):
-                continue
-            for path, found in zip(paths, record(group, data), strict=True):
-                np.savez_compressed(path, **found)
-            print(group, flush=True)
+        data = {name: images(name) for name in DATA}
+        for run in sorted(runs(), key=lambda run: (run.kind == "unet", run.number % 1000)):
+            path = folder / f"{run.name}.npz"
+            if not path.exists():
+                np.savez_compressed(path, **record(run, data[run.data]))
     judge(folder)
 
 

@@ -32,7 +32,7 @@ def main() -> None:
         if str(seed) in found:
             continue
         with tempfile.TemporaryDirectory() as folder:
-            result = run_demo(Path(folder), seed=seed, jobs=options.jobs, say=None)
+            result = run_demo(Path(folder), seed=seed, jobs=options.jobs)
         survivors = {method: list(result.survivors(method)) for method in result.methods}
         found[str(seed)] = {"survivors": survivors, "sentence": result.sentence}
         print(f"{seed}: {found[str(seed)]}", flush=True)

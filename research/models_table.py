@@ -1,9 +1,9 @@
 """A table of public models: the long skips that are found, and whether each method scales what the source says.
 
-    python -m research.models_table docs/models.md
+    python -m research.models_table docs/evidence/models.md
 
 Every model is built small, with random weights, without a network. Packages that are not installed are left out; to
-have them all, `pip install --no-deps` those named below next to this environment's torch.
+have them all, `pip install --no-deps --target FOLDER` those named below, and put the folder into PYTHONPATH.
 
 The reference knows nothing of the search. For each model somebody read the source and wrote down the line of the merges
 and which operand is the skip. `Reference` waits for that line and multiplies that operand: merges run innermost first.
@@ -30,16 +30,17 @@ import scalelong as sl
 KAPPA = 0.7
 TEXT = """# Public models
 
-`python -m research.models_table docs/models.md` makes this table. Every model is built small, with random weights. For
-each of them somebody read the source and wrote down the line of its merges and which operand is the skip; the reference
-multiplies that operand there, and shares nothing with the search. {counts}
+`python -m research.models_table docs/evidence/models.md` makes this table. Every model is built small, with random
+weights. For each of them somebody read the source and wrote down the line of its merges and which operand is the
+skip; the reference multiplies that operand there, and shares nothing with the search.
+{counts}
 
 - skips: how often the line runs in one forward; found: what `find_skips` says.
 - cs: the output of `scale_skips_(model, "cs:0.7", inputs)`, which verifies itself as well, against the reference.
 - ls, merge_norm: whether the method can be attached. merge_norm leaves merges alone that a norm follows already, and
   refuses additions.
-- start: whether `start_skips_(model, "cs", inputs)` can put the constants into the weights. No: a norm comes first, or
-  the merge is an addition.
+- start: whether `start_skips_(model, "cs", inputs)` can put the constants into the weights, after a norm where there is
+  one. No: the merge is an addition, or what reads it cannot take a factor.
 
 """
 
@@ -415,7 +416,18 @@ def segmentation_models() -> list[Model]:
     return [Model(name, f"{d} ({e})", make(d, e), batch, lines[d]) for d, e in pairs]
 
 
+def import_torchvision() -> None:
+    """Let torchvision be imported next to a torch for which it has no operators. No network here needs them."""
+    register = torch.library.register_fake
+
+    def without_torchvision(op: Any, *args: Any, **kwargs: Any) -> Any:
+        return (lambda f: f) if str(op).startswith("torchvision::") else register(op, *args, **kwargs)
+
+    torch.library.register_fake = without_torchvision
+
+
 def main() -> None:
+    import_torchvision()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)

@@ -9,7 +9,7 @@ from typing import Any
 from scalelong.files import write_text
 
 from .statistics import holm, interval, mcnemar
-from .study import Plan, Results, Run
+from .study import LOST, Plan, Results, Run
 
 
 def write_page(plan: Plan, results: Results, path: Path, out: Path) -> str:
@@ -30,7 +30,7 @@ def write_page(plan: Plan, results: Results, path: Path, out: Path) -> str:
         table(["cell", "setting"], [[name, _fields(setting)] for name, setting in plan.cells.items()]),
         table(
             ["arm", "options"],
-            [[name, _fields(arm) or "the authors' network, AdamW"] for name, arm in plan.arms.items()],
+            [[name, _fields(arm) or "the cell's network, AdamW"] for name, arm in plan.arms.items()],
         ),
         plan.notes,
         f"`python -m research.study {path.name}` continues and repeats it. Raw results: [runs.jsonl](runs.jsonl).",
@@ -68,6 +68,7 @@ def lasts_tables(plan: Plan, results: Results) -> tuple[str, list[str]]:
                     lasting[arm].append(len(alive) >= plan.rule.lasts * len(known))
                 lines = [results.of(run) or {} for run in known]
                 lost = sorted(line["collapsed"] for line in lines if line["collapsed"])
+                rollbacks = [str(line["rollbacks"]) for line in lines if "rollbacks" in line]
                 losses = [results.loss(run) or 1.0 for run in alive]
                 rows.append(
                     [
@@ -75,7 +76,7 @@ def lasts_tables(plan: Plan, results: Results) -> tuple[str, list[str]]:
                         arm,
                         f"{rate:g}",
                         f"{len(alive)} of {len(known)}",
-                        ", ".join(map(str, lost)),
+                        ", ".join(map(str, lost)) + (f" (rollbacks: {', '.join(rollbacks)})" if rollbacks else ""),
                         f"{math.exp(fmean(map(math.log, losses))):.4f}" if losses else "-",
                         _against(plan, results, known),
                         f"{fmean(line['seconds'] for line in lines):.0f}" if lines else "-",
@@ -244,15 +245,17 @@ def draw(plan: Plan, results: Results, out: Path) -> str | None:
     figure, axes = plt.subplots(1, len(plan.cells), figsize=(6 * len(plan.cells), 4.5), squeeze=False)
     for axis, cell in zip(axes[0], plan.cells, strict=True):
         for number, arm in enumerate(plan.arms):
+            colour = plt.get_cmap("tab10" if len(plan.arms) <= 10 else "tab20")(number)
             for rate in chosen.get((cell, arm), ()):
                 lines = [results.of(Run(cell, arm, rate, seed)) for seed in plan.seeds]
                 for line in [line for line in lines if line and line["curve"]]:
                     steps, losses = [point[0] for point in line["curve"]], [point[2] for point in line["curve"]]
-                    axis.plot(steps, losses, color=f"C{number}", alpha=0.6, linewidth=1)
+                    axis.plot(steps, losses, color=colour, alpha=0.6, linewidth=1)
                     if line["collapsed"]:
-                        axis.plot(steps[-1], losses[-1], "x", color=f"C{number}")
-            axis.plot([], [], color=f"C{number}", label=arm)
+                        axis.plot(steps[-1], losses[-1], "x", color=colour)
+            axis.plot([], [], color=colour, label=arm)
         axis.set(title=cell, xlabel="step", ylabel="held-out loss", yscale="log")
+        axis.set_ylim(top=min(axis.get_ylim()[1], 2 * LOST))
     axes[0][-1].legend(fontsize=8)
     figure.tight_layout()
     out.mkdir(parents=True, exist_ok=True)

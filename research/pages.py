@@ -7,11 +7,10 @@ from statistics import fmean, median
 from typing import Any
 
 from scalelong.config import TrainConfig, flatten, to_dict
-from scalelong.experiments import save
 from scalelong.files import write_text
 
 from .reproduce.claims import RESULTS, Claim, Quantity, Study, StudyResults, Verdict, overall
-from .reproduce.needs import MOST_SEEDS, SUSTAINED, hours_text, paper_cost
+from .reproduce.drawing import save
 
 # Pages of results, in Markdown: one per item, and an index with all verdicts. Made of the raw results alone.
 
@@ -25,15 +24,12 @@ it shows a figure without numbers. A claim
 - is **contradicted** if the whole interval lies on the opposite side,
 - has **no effect larger than x** if it is neither, and the interval leaves out the paper's effect, on either side of
   none: x is its farther end. A loss moves less than a FID does, so where losses are compared read x itself,
-- **cannot be judged at this scale** otherwise: both the paper's effect and none are possible. Then the page says how
-  many seeds would tell the one from the other with a power of 80 %, if seeds go on to differ as much as these. Three
-  seeds know their own spread to a factor of two or so, hence this number to a factor of four.
+- **cannot be judged at this scale** otherwise: both the paper's effect and none are possible.
 
 A figure or table is reproduced if all of its claims are. It is contradicted, has no effect of the paper's size, or
 cannot be judged, if at least half of its claims say so, in this order; otherwise it is mixed. Of many claims, some are
-judged by chance: one in twenty, in either direction, if there is no effect at all. Nobody edits verdicts:
-`scalelong lab reproduce --redraw` makes these pages of the raw results alone. GPU hours are counted, not measured: the
-floating-point operations of a step of the paper's networks, at 50 TFLOP/s."""
+judged by chance: one in twenty, in either direction, if there is no effect at all. No verdict is edited:
+`scalelong lab reproduce --redraw` makes these pages of the raw results alone."""
 
 
 def write_item(item: Study, results: StudyResults, out: Path) -> None:
@@ -56,7 +52,6 @@ def page(item: Study, results: StudyResults) -> str:
         "## Claims",
         claims_table(claims, range(results.seeds)),
         "The rule is on the [index page](../README.md).",
-        *needs_section(item, results, claims),
         "## Measured",
         *(
             measured_table(item, results, quantity)
@@ -93,83 +88,6 @@ def counts(claims: Sequence[Claim]) -> str:
     }
     parts = [f"{verdicts.count(verdict)} {text}" for verdict, text in told.items()]
     return ", ".join(parts[:2] + [part for part in parts[2:] if not part.startswith("0 ")])
-
-
-# What it would take to judge what cannot be judged
-
-
-def needs_section(item: Study, results: StudyResults, claims: Sequence[Claim]) -> list[str]:
-    """Seeds at this scale, and GPU hours at the paper's; nothing where every claim is judged."""
-    if results.scale == "paper" or not _open_claims(claims):
-        return []
-    return [
-        "## What would be needed",
-        f"{seeds_text(results, claims)}\n\nAt the paper's own scale, with {results.seeds} seeds "
-        f"(`scalelong lab reproduce {item.name} --scale paper --dry-run`; GPU hours at {SUSTAINED / 1e12:g} TFLOP/s, "
-        "counted from the operations of a step, without samples and scores):",
-        paper_table(item, results.seeds),
-    ]
-
-
-def seeds_text(results: StudyResults, claims: Sequence[Claim]) -> str:
-    open_claims = _open_claims(claims)
-    sized = [claim for claim in open_claims if claim.effect is not None and len(claim.known) > 1]
-    parts = []
-    if sized:
-        known = sorted(claim.seeds_needed or MOST_SEEDS + 1 for claim in sized)
-        most, half = known[-1], known[(len(known) - 1) // 2]
-        told = "the one claim that cannot be judged" if len(known) == 1 else f"the {len(known)} such claims"
-        rest = f"; {_seeds_and_hours(results, half)} for half of them" if half < most else ""
-        wanted = f"{_seeds_and_hours(results, most)} for {told}{rest}"
-        parts.append(f"At this scale, to tell an effect of the paper's size from none: {wanted}.")
-    if len(sized) < len(open_claims):
-        parts.append(
-            f"For {len(open_claims) - len(sized)} of the claims no number of seeds is known to be enough: they need "
-            "longer runs."
-        )
-    return " ".join(parts)
-
-
-def _seeds_and_hours(results: StudyResults, seeds: int) -> str:
-    if seeds > MOST_SEEDS:
-        return f"more than {MOST_SEEDS:,} seeds"
-    hours = core_hours(results, seeds)
-    return f"{seeds} seeds" + (f" ({hours_text(hours)} core hours)" if hours else "")
-
-
-def core_hours(results: StudyResults, seeds: int) -> float | None:
-    """Of training all methods in all settings of an item with so many seeds; runs that settings share count once."""
-    known = {run.run: run.seconds for run in results.runs if run.seconds is not None}
-    return sum(known.values()) / results.seeds * seeds / 3600 if known else None
-
-
-def paper_table(item: Study, seeds: int) -> str:
-    arms, rows = item.arms("paper"), []
-    for name in dict.fromkeys(arm.setting.name for arm in arms):
-        mine = [arm for arm in arms if arm.setting.name == name]
-        config, cost = mine[0].setting.config, paper_cost(mine, seeds)
-        network = ", ".join([config.model, *(f"{key} {_plain(value)}" for key, value in config.model_options.items())])
-        numbers = [f"{config.steps:,}", str(config.batch_size), str(cost.runs), hours_text(cost.gpu_hours)]
-        rows.append([name, config.data, network, *numbers])
-    whole = paper_cost(arms, seeds)
-    rows.append(["all, shared runs once", "", "", "", "", str(whole.runs), hours_text(whole.gpu_hours)])
-    return table(["setting", "data", "network", "steps", "batch", "runs", "GPU hours"], rows)
-
-
-def needs_text(item: Study, results: StudyResults, claims: Sequence[Claim]) -> str:
-    """In a cell of the index."""
-    if results.scale == "paper" or not _open_claims(claims):
-        return ""
-    known = [claim.seeds_needed for claim in _open_claims(claims) if claim.effect is not None and len(claim.known) > 1]
-    most = (
-        "" if not known else f"more than {MOST_SEEDS:,}" if None in known else str(max(count or 0 for count in known))
-    )
-    hours = f"{hours_text(paper_cost(item.arms('paper'), results.seeds).gpu_hours)} GPU hours at the paper's scale"
-    return f"{most} seeds here, or {hours}" if most else hours
-
-
-def _open_claims(claims: Sequence[Claim]) -> list[Claim]:
-    return [claim for claim in claims if claim.verdict is Verdict.CANNOT_BE_JUDGED]
 
 
 def summary(item: Study, results: StudyResults) -> str:
@@ -252,14 +170,14 @@ def index(out: Path, items: Iterable[Study]) -> str:
             link = f"[{item.title}]({item.name}/README.md)"
             about = [str(results.scale), str(results.seeds), steps(results)]
             verdict = f"**{verdict_of(claims)}**"
-            rows.append([link, *about, verdict, counts(claims), needs_text(item, results, claims)])
+            rows.append([link, *about, verdict, counts(claims)])
     parts = [
         "# Evidence",
         "The paper's figures and tables again, by command. Each page has the command, all seeds and the claims.",
         "Fréchet distances compare the runs of one page with each other, and not with what `scalelong eval` prints: "
         "those of these figures and tables were measured with the classifier's features, the default before anchors "
         "(docs/evaluation.md). The studies docs/evidence/quality and docs/evidence/probe have the features of today.",
-        table(["figure or table", "scale", "seeds", "steps", "verdict", "claims", "to judge the rest"], rows),
+        table(["figure or table", "scale", "seeds", "steps", "verdict", "claims"], rows),
         "## The rule",
         RULE,
         "## To repeat it",
@@ -278,8 +196,10 @@ def index(out: Path, items: Iterable[Study]) -> str:
         parts += [
             "## All studies",
             "What the other studies found, each by the rule of its own page: claim, setting, effect with interval, "
-            "verdict. The code of commit 47c1161 computed it (`git show 47c1161:research/studies.py`). Studies without "
-            "a row here, [μP](mup/README.md) and [probe](probe/README.md), have tables of their own.",
+            "verdict. The code of commit 47c1161 computed it (`git show 47c1161:research/studies.py`), but for "
+            "unet-collapse, a plan of `research.study`. Studies without a row here have tables of their own: "
+            "[μP](mup/README.md), [probe](probe/README.md), [what lasts](lasts/README.md), "
+            "[what it buys](buys/README.md).",
             studies_table(rows),
         ]
     if (out / "kappa").is_dir():

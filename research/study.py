@@ -112,8 +112,13 @@ class Plan:
 
     def key(self, run: Run) -> str:
         """A name for all that decides a run, so that lines of another plan are never taken for it."""
-        arm = {name: value for name, value in asdict(self.arms[run.arm]).items() if name != "rates"}
-        text = json.dumps([asdict(self.cells[run.cell]), arm, run.rate, run.seed], sort_keys=True)
+        later = ("warmup", "momentum", "model", "share")  # options that earlier plans did not have
+        setting, arm = (
+            {name: value for name, value in asdict(thing).items() if not (name in later and value is None)}
+            for thing in (self.cells[run.cell], self.arms[run.arm])
+        )
+        arm.pop("rates")
+        text = json.dumps([setting, arm, run.rate, run.seed], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def runs(self, seeds: Sequence[int]) -> Iterator[Run]:

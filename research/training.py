@@ -8,7 +8,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,13 @@ from torch import Tensor, nn
 
 import scalelong as sl
 from scalelong.data import load_data, to_float
+from scalelong.errors import CollapseError
+from scalelong.models import output_tensor
 from scalelong.noise import LEVELS, NoiseProcess, even_fractions, mean_square, noise_levels
 from scalelong.randomness import generator
 from scalelong.stability import Collapse, CollapseDetector
 
-AUTHORS = {"init_std": 0.0566, "final_start": "authors"}
+AUTHORS = {"init_std": 0.0566, "final_start": "authors", "residual_scaling": "none"}
 """The authors' start, at the width of these networks: their 0.02 is for widths of 512 and more."""
 AVERAGE = 6.94
 """The exponent of the average of weights (Karras et al. 2024, eq. 123): its width is a tenth of the steps so far."""
@@ -48,6 +50,8 @@ class Setting:
     """After the warm-up: "constant", or "cosine" down to 2 % of the rate."""
     score_every: int = 100
     """Steps between two held-out losses."""
+    model: str | None = None
+    """Another network than U-ViT: see NETWORKS. `width` is that of its first level, `depth` counts its levels."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +68,17 @@ class Arm:
     """A norm without parameters in each merge: on "main", "skip", "both" or "concatenation"; "main:rms" is RMS."""
     optimizer: str = "adamw"
     cure: str | None = None
-    """What is done to the gradients of a step, with an optional number: see CURES."""
+    """What is done to the gradients of a step, with an optional number: see CURES. "guard": `sl.CollapseGuard`."""
     steps: int | None = None
     """Another length than the setting's."""
+    warmup: int | None = None
+    """Another warm-up than the setting's."""
+    momentum: float | None = None
+    """Another momentum of Muon than 0.95."""
     rates: tuple[float, ...] | None = None
     """Other rates than the plan's."""
+    share: float | None = None
+    """The share of the cell's rate that is used."""
 
 
 # Data
@@ -101,8 +111,68 @@ def _resized(images: Tensor, size: int) -> Tensor:
 # Networks
 
 
+class PlainUNet(nn.Module):
+    """A UNet of pairs of convolutions without norms, as noise2noise's. The noise level is a channel of its input."""
+
+    def __init__(self, channels: int, width: int, depth: int) -> None:
+        super().__init__()
+        self.down = nn.ModuleList(_pair(width if level else channels + 1, width) for level in range(depth))
+        self.up = nn.ModuleList(_pair(2 * width, width) for _ in range(depth - 1))
+        self.last = nn.Conv2d(width, channels, 3, padding=1)
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        level = (t / 1000).to(x.dtype).view(-1, 1, 1, 1).expand(-1, 1, *x.shape[2:])
+        x, skips = torch.cat([x, level], dim=1), []
+        for number, block in enumerate(self.down):
+            x = block(F.max_pool2d(x, 2) if number else x)
+            skips.append(x)
+        skips.pop()
+        for block in self.up:
+            x = block(torch.cat([F.interpolate(x, scale_factor=2), skips.pop()], dim=1))
+        return self.last(x)
+
+
+def _pair(inputs: int, width: int) -> nn.Sequential:
+    layers = [nn.Conv2d(inputs, width, 3, padding=1), nn.Conv2d(width, width, 3, padding=1)]
+    for layer in layers:
+        nn.init.kaiming_normal_(layer.weight, a=0.1)
+        layer.bias.data.zero_()  # pyright: ignore[reportOptionalMemberAccess]
+    return nn.Sequential(layers[0], nn.LeakyReLU(0.1), layers[1], nn.LeakyReLU(0.1))
+
+
+def plain_unet(setting: Setting, channels: int) -> nn.Module:
+    return PlainUNet(channels, setting.width, setting.depth)
+
+
+def adm_unet(setting: Setting, channels: int) -> nn.Module:
+    """A small UNet of diffusers in the form of ADM's and LDM's: GroupNorm, and attention below the first level."""
+    from diffusers.models.unets.unet_2d import UNet2DModel
+
+    deeper = setting.depth - 1
+    sizes: dict[str, Any] = {
+        "sample_size": setting.size,
+        "in_channels": channels,
+        "out_channels": channels,
+        "block_out_channels": [setting.width * min(2**level, 2) for level in range(setting.depth)],
+        "down_block_types": ["DownBlock2D"] + ["AttnDownBlock2D"] * deeper,
+        "up_block_types": ["AttnUpBlock2D"] * deeper + ["UpBlock2D"],
+    }
+    return UNet2DModel(**sizes, norm_num_groups=8, layers_per_block=2, attention_head_dim=16)
+
+
+NETWORKS: dict[str, Callable[[Setting, int], nn.Module]] = {"plain": plain_unet, "adm": adm_unet}
+
+
 def build(setting: Setting, arm: Arm, channels: int, seed: int) -> nn.Module:
     torch.manual_seed(seed)
+    if setting.model is not None:
+        model = NETWORKS[setting.model](setting, channels)
+        inputs = (torch.randn(2, channels, setting.size, setting.size), torch.tensor([10.0, 500.0]))
+        if arm.start:
+            sl.start_skips_(model, arm.start, inputs)
+        if arm.attach:
+            sl.scale_skips_(model, arm.attach, inputs)
+        return model
     start = {} if arm.network.get("init_std") == "unit" else AUTHORS
     sizes = {"image_size": setting.size, "patch_size": setting.patch, "channels": channels}
     model = sl.UViT(**sizes, dim=setting.width, depth=setting.depth, heads=setting.heads, **{**start, **arm.network})
@@ -140,18 +210,21 @@ def adamw(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=0.0, betas=(0.9, 0.99), weight_decay=0.03, fused=True)
 
 
-def muon(model: nn.Module) -> list[torch.optim.Optimizer]:
+def muon(model: nn.Module, momentum: float = 0.95) -> list[torch.optim.Optimizer]:
     """Muon on the matrices of the blocks, AdamW on the rest, with one nominal rate."""
     named = dict(model.named_parameters())
     blocks = [name for name, p in named.items() if p.ndim == 2 and name.startswith(("encoder.", "middle.", "decoder."))]
     hidden = [named.pop(name) for name in blocks]
-    first = torch.optim.Muon(hidden, lr=0.0, momentum=0.95, weight_decay=0.03, adjust_lr_fn="match_rms_adamw")
+    first = torch.optim.Muon(hidden, lr=0.0, momentum=momentum, weight_decay=0.03, adjust_lr_fn="match_rms_adamw")
     return [first, adamw(named.values())]
 
 
-OPTIMIZERS: dict[str, Callable[[nn.Module], list[torch.optim.Optimizer]]] = {
+OPTIMIZERS: dict[str, Callable[..., list[torch.optim.Optimizer]]] = {
     "adamw": lambda model: [adamw(model.parameters())],
     "muon": muon,
+    "muon of all": lambda model: [
+        sl.Muon(sl.muon_groups(model, lr=0.0, weight_decay=0.03), betas=(0.9, 0.99), products="float32")
+    ],
 }
 
 
@@ -235,7 +308,7 @@ CURES: dict[str, Callable[..., Callable[[], bool]]] = {"clip": clip, "agc": agc,
 
 def cure_of(spec: str | None, parameters: Sequence[Tensor]) -> Callable[[], bool]:
     """The cure of a text such as "agc" or "agc:0.04"."""
-    if spec is None:
+    if spec is None or spec == "guard":
         return lambda: True
     name, _, number = spec.partition(":")
     return CURES[name](parameters, *([float(number)] if number else []))
@@ -266,17 +339,21 @@ class Scores:
     @torch.no_grad()
     def loss(self, model: nn.Module) -> float:
         parts = zip(self.x.split(64), self.t.split(64), self.noise.split(64), strict=True)
-        return float(torch.cat([mean_square(model(x, t) - noise) for x, t, noise in parts]).mean())
+        return float(torch.cat([mean_square(output_tensor(model(x, t)) - noise) for x, t, noise in parts]).mean())
 
 
 def train(setting: Setting, arm: Arm, rate: float, seed: int, images: Tensor, held_out: Tensor) -> dict[str, Any]:
     """Train until the end or the collapse. Losses are those of ε: an answer of zero costs 1."""
     process, steps, began = NoiseProcess(), arm.steps or setting.steps, time.process_time()
+    setting = setting if arm.warmup is None else replace(setting, warmup=arm.warmup)
+    rate *= arm.share or 1.0
     model = build(setting, arm, images.shape[1], seed)
     average = copy.deepcopy(model).requires_grad_(False)
     parameters, averaged = list(model.parameters()), list(average.parameters())
-    optimizers, cure = OPTIMIZERS[arm.optimizer](model), cure_of(arm.cure, parameters)
+    momentum = {} if arm.momentum is None else {"momentum": arm.momentum}
+    optimizers, cure = OPTIMIZERS[arm.optimizer](model, **momentum), cure_of(arm.cure, parameters)
     detector, scores = CollapseDetector(levels=LEVELS), Scores(held_out, process)
+    guard = sl.CollapseGuard(model, optimizers[0], zero_loss=1.0, extra=[average]) if arm.cure == "guard" else None
     curve: list[list[float]] = []
     skipped, smoothed, collapsed = 0, math.nan, None
     for step in range(1, steps + 1):
@@ -284,7 +361,7 @@ def train(setting: Setting, arm: Arm, rate: float, seed: int, images: Tensor, he
         x0 = images[torch.randint(len(images), (setting.batch,), generator=draws)]
         t = process.times(torch.rand(setting.batch, generator=draws))
         noise = torch.randn(x0.shape, generator=draws)
-        losses = mean_square(model(process.add_noise(x0, noise, t), t) - noise)
+        losses = mean_square(output_tensor(model(process.add_noise(x0, noise, t), t)) - noise)
         for optimizer in optimizers:
             optimizer.zero_grad()
             for group in optimizer.param_groups:
@@ -302,7 +379,16 @@ def train(setting: Setting, arm: Arm, rate: float, seed: int, images: Tensor, he
         smoothed = loss if step == 1 else smoothed + 0.05 * (loss - smoothed)
         if _collapsed(detector, step, process, t, losses.detach(), noise):
             collapsed = step
-            break
+            if guard is None:
+                break
+        if guard is not None:
+            try:
+                if guard.step(loss) is not None:  # it went back: the run is alive again
+                    collapsed = None
+                    detector.reset()
+            except CollapseError:
+                collapsed = step
+                break
         if step % setting.score_every == 0 or step == steps:
             curve.append([step, round(smoothed, 5), round(scores.loss(average), 6)])
     return {
@@ -310,6 +396,7 @@ def train(setting: Setting, arm: Arm, rate: float, seed: int, images: Tensor, he
         "held_out": curve[-1][2] if curve and collapsed is None else None,
         "curve": curve,
         "skipped": skipped,
+        **({} if guard is None else {"rollbacks": len(guard.rollbacks)}),
         "seconds": round(time.process_time() - began, 1),
     }
 

@@ -102,7 +102,7 @@ def test_json_is_spelled_alike(command):
     assert find_command(command).parser().parse_args([*needed, "--json"]).json
 
 
-COMPUTE = ["train", "sample", "eval", "diagnose", "range", "compare", "lab probe", "lab tune"]
+COMPUTE = ["train", "sample", "eval", "diagnose", "range", "demo", "compare", "lab probe", "lab tune"]
 
 
 @pytest.mark.parametrize("command", COMPUTE)
@@ -115,18 +115,19 @@ def test_names_in_help_are_the_real_ones():
     from research.reproduce.items import ITEMS
     from research.reproduce.settings import SCALES
     from scalelong.cli.shared import ENGINES, SHIPPED
-    from scalelong.experiments import sweeps
-    from scalelong.runs.shipped import NETWORKS
+    from scalelong.experiments import demo, engines
+    from scalelong.runs.load import NETWORKS
 
     assert (list(ITEM_NAMES), SCALE_NAMES) == (list(ITEMS), SCALES)
     assert tuple(NETWORKS) == SHIPPED
-    assert ENGINES == sweeps.ENGINES
+    assert tuple(engines.ENGINES) == ENGINES
+    shown = find_command("demo").parser().parse_args([])
+    assert (shown.seeds, shown.steps, shown.depth, shown.rates) == (demo.SEEDS, demo.STEPS, demo.DEPTH, [demo.RATE])
 
 
-def test_models_as_json_and_as_a_file(tmp_path, capsys):
-    assert main(["models", "--json", "--out", str(tmp_path / "models.json")]) == 0
+def test_models_are_listed_and_written_as_json(capsys):
+    assert main(["models", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
-    assert listed == json.loads((tmp_path / "models.json").read_text())
     assert listed[0]["preset"] == "cifar10-s2"
     assert abs(listed[0]["difference"]) < 0.02
     assert main(["models"]) == 0
@@ -144,10 +145,12 @@ def test_models_are_listed_without_diffusers(monkeypatch, capsys):
     def lacking(_: str) -> None:
         raise MissingDependencyError("diffusers", "train", "building a UNet")
 
+    without(monkeypatch, "yaml", "accelerate", "PIL")
     monkeypatch.setattr("scalelong.models.unet", lacking)
     assert main(["models"]) == 0
     printed = capsys.readouterr().out
     assert "cifar10-s2" in printed
+    assert "digits-class" in printed
     assert "needs scalelong[train]" in printed
 
 
@@ -186,6 +189,8 @@ def test_completion_asks_for_shtab_and_uses_it(monkeypatch, capsys):
 class Found:
     """The result of a range, for tests of what the command says around it."""
 
+    methods, rates, runs = ("none", "cs", "ls"), (2e-3, 4e-3, 8e-3), ()
+
     def survivors(self, method, rate):
         return (0 if method == "none" else 4, 4)
 
@@ -193,25 +198,51 @@ class Found:
         return "the whole range"
 
 
-@pytest.mark.parametrize(("seconds", "flags", "code"), [(0.001, [], 0), (10.0, [], 1), (10.0, ["--yes"], 0)])
-def test_a_range_gives_a_verdict_first_and_asks_before_it_takes_long(
-    seconds, flags, code, monkeypatch, capsys, tmp_path
+@pytest.mark.parametrize(
+    ("seconds", "flags", "code", "runs"),
+    [
+        (0.001, [], 0, [(0, 1, 1), (1, 3, 4), (3, 3, 8)]),
+        (0.1, [], 1, [(0, 1, 1), (1, 3, 2)]),
+        (0.1, ["--yes"], 0, [(0, 1, 1), (1, 3, 2), (3, 3, 8)]),
+        (10.0, [], 1, []),
+    ],
+)
+def test_a_range_finds_rates_gives_a_verdict_first_and_asks_before_it_takes_long(
+    seconds, flags, code, runs, monkeypatch, capsys, tmp_path
 ):
     asked: list[tuple[int, int, int]] = []
 
-    def ranged(config, rates, methods, seeds, **_):
-        asked.append((len(rates), len(methods), len(seeds)))
+    def ranged(config, rates, methods, seeds, device, **_):
+        assert device == "cpu"
+        asked.append((len(rates or ()), len(methods), len(seeds)))
         return Found()
 
     monkeypatch.setattr("scalelong.experiments.rates.config_range", ranged)
     monkeypatch.setattr("scalelong.cli.range.seconds_of_a_step", lambda *_: seconds)
-    command = ["range", "--recipe", "digits-tiny", "--methods", "none,cs,ls", "--out", str(tmp_path), *flags]
-    assert main(command) == code
-    printed = capsys.readouterr()
-    assert "0 of 4 survive 100 steps; with cs 4 of 4" in printed.err
-    assert asked[0] == (1, 2, 4 if seconds < 1 else 1)
-    assert asked[1:] == ([] if code else [(5, 3, 8)])
-    assert ("give --yes" in printed.err) == bool(code)
+    command = ["range", "--recipe", "digits-tiny", "--methods", "none,cs,ls", "--out", str(tmp_path)]
+    assert main([*command, *flags, "--device", "cpu"]) == code
+    printed = capsys.readouterr().err
+    assert asked == runs
+    assert ("0 of 4 survive 100 steps; with cs 4 of 4" in printed) == bool(runs)
+    assert ("give --yes" in printed) == bool(code)
+
+
+def test_a_range_on_an_engine_is_not_trained_here(monkeypatch, tmp_path, capsys):
+    from scalelong.experiments import engines
+
+    given: list[str] = []
+
+    def ranged(config, engine, **_):
+        given.append(engine.name)
+        return Found()
+
+    monkeypatch.setattr("scalelong.experiments.rates.config_range", ranged)
+    monkeypatch.setattr(engines.SubmititEngine, "check", lambda _: None)
+    command = ["range", "--recipe", "digits-tiny", "--methods", "none", "--engine", "submitit", "--out", str(tmp_path)]
+    assert main(command) == 0
+    assert given == ["submitit"]
+    assert main([*command, "--gpus-per-run", "2"]) == 1
+    assert "leave out --gpus-per-run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["range", "diagnose"])
@@ -257,27 +288,17 @@ def command_that(work, monkeypatch):
     monkeypatch.setattr(cli, "find_command", lambda _: Fake(work))
 
 
-def test_an_unforeseen_error_is_one_line_and_a_file(monkeypatch, capsys):
+@pytest.mark.parametrize(("processes", "said"), [("1", "a bug in scalelong"), ("2", "messages of all processes")])
+def test_an_unforeseen_error_shows_where_it_comes_from(processes, said, monkeypatch, capsys):
     def fail():
-        raise RuntimeError("two\nlines")
+        raise RuntimeError("Connection closed by peer")
 
     command_that(fail, monkeypatch)
+    monkeypatch.setenv("WORLD_SIZE", processes)
     assert main(["models"]) == 1
-    said = capsys.readouterr().err
-    assert said.startswith(
-        "scalelong models: a bug in scalelong, please report it: RuntimeError: two lines (traceback: "
-    )
-    assert said.count("\n") == 1
-    file = re.search(r"traceback: (.*?);", said)
-    assert file is not None
-    with open(file[1], encoding="utf-8") as written:
-        assert "Traceback (most recent call last)" in written.read()
-    os.unlink(file[1])
-    with pytest.raises(RuntimeError, match="two"):
-        main(["models", "--debug"])
-    monkeypatch.setenv("SCALELONG_DEBUG", "1")
-    with pytest.raises(RuntimeError):
-        main(["models"])
+    printed = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in printed
+    assert said in printed.splitlines()[-1]
 
 
 def test_an_error_of_ours_is_one_line_that_names_flags(monkeypatch, capsys):
@@ -327,51 +348,60 @@ def test_of_several_processes_the_first_prints_what_is_alike_in_all(error, print
     assert bool(capsys.readouterr().err) == printed
 
 
-GROUP = """
-import sys, torch.distributed as dist
+SCRIPT = """
+import os, signal, sys, time
 from scalelong import cli
 from scalelong.cli.parser import Parser
-from scalelong.errors import InvalidConfigError
 class Fake:
     def parser(self): return Parser("models", "")
     def run(self, options):
-        dist.init_process_group("gloo", init_method=sys.argv[1], rank=0, world_size=1)
-        raise InvalidConfigError("refused")
-cli.find_command = lambda _: Fake()
-code = cli.main(["models"])
-assert not dist.is_initialized()
-sys.exit(code)
-"""
-
-
-def test_an_error_leaves_the_process_group(tmp_path):
-    """A group that is still open at exit aborts the process: code -6 instead of 1."""
-    run = [sys.executable, "-c", GROUP, f"file://{tmp_path}/store"]
-    done = subprocess.run(run, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (1, "scalelong models: InvalidConfigError: refused\n")
-
-
-def test_an_argument_with_a_zero_byte(capsys):
-    assert main(["report", "run", "--out", "a\0b"]) == 1
-    assert "InvalidConfigError: an argument holds a zero byte" in capsys.readouterr().err
-
-
-PRINTS = """
-import sys
-from scalelong import cli
-from scalelong.cli.parser import Parser
-from scalelong.console import show_table
-class Fake:
-    def parser(self): return Parser("models", "")
-    def run(self, options): print("Fréchet κ × \\udcff"); show_table([])
+{body}
 cli.find_command = lambda _: Fake()
 sys.exit(cli.main(["models"]))
 """
 
 
+def script(body: str) -> list[str]:
+    """A process whose command does what a test says."""
+    return [sys.executable, "-c", SCRIPT.format(body=textwrap.indent(textwrap.dedent(body), " " * 8))]
+
+
+def test_an_error_leaves_the_process_group(tmp_path):
+    """A group that is still open at exit aborts the process: code -6 instead of 1."""
+    body = f"""
+        import torch.distributed as dist
+        from scalelong.errors import InvalidConfigError
+        dist.init_process_group("gloo", init_method="file://{tmp_path}/store", rank=0, world_size=1)
+        raise InvalidConfigError("refused")
+    """
+    done = subprocess.run(script(body), capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, "scalelong models: InvalidConfigError: refused\n")
+
+
+def test_a_fork_ends_silently():
+    """Processes of a pool are terminated when they are not needed any more."""
+    body = """
+        child = os.fork()
+        if child == 0:
+            print("begun", flush=True)
+            time.sleep(60)
+        time.sleep(0.5)
+        os.kill(child, signal.SIGTERM)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 143
+    """
+    done = subprocess.run(script(body), capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "begun\n", "")
+
+
+PRINTS = """
+from scalelong.console import show_table
+print("Fréchet κ × \\udcff"); show_table([])
+"""
+
+
 def test_a_terminal_that_knows_ascii_only():
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run([sys.executable, "-c", PRINTS], capture_output=True, text=True, env=environment, check=True)
+    done = subprocess.run(script(PRINTS), capture_output=True, text=True, env=environment, check=True)
     assert done.stdout == "Fr\\xe9chet \\u03ba \\xd7 \\udcff\n(nothing)\n"
 
 
@@ -379,11 +409,11 @@ def test_output_to_a_full_disk_or_to_nowhere():
     if not os.path.exists("/dev/full"):
         pytest.skip("there is no /dev/full")
     with open("/dev/full", "w") as full:
-        done = subprocess.run([sys.executable, "-c", PRINTS], stdout=full, stderr=subprocess.PIPE, text=True)
+        done = subprocess.run(script(PRINTS), stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 1
     assert re.match("scalelong models: .*output cannot be (written|used): No space left", done.stderr)
     assert done.stderr.count("\n") == 1
-    closed = f"import os; os.close(1); os.execv({sys.executable!r}, [{sys.executable!r}, '-c', {PRINTS!r}])"
+    closed = f"import os; os.close(1); os.execv({sys.executable!r}, {script(PRINTS)!r})"
     done = subprocess.run([sys.executable, "-c", closed], stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -425,18 +455,8 @@ def test_interrupted_training_says_which_signal(name, code, monkeypatch):
 
 
 def test_a_closed_pipe_is_no_traceback():
-    code = textwrap.dedent("""
-        import sys
-        from scalelong import cli
-        from scalelong.cli.parser import Parser
-        class Fake:
-            def parser(self): return Parser("models", "")
-            def run(self, options):
-                for _ in range(100_000): print("a line that nobody reads")
-        cli.find_command = lambda _: Fake()
-        sys.exit(cli.main(["models"]))
-    """)
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    body = 'for _ in range(100_000): print("a line that is not read")'
+    process = subprocess.Popen(script(body), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stderr is not None
     process.stdout.readline()
@@ -444,57 +464,6 @@ def test_a_closed_pipe_is_no_traceback():
     assert process.wait(timeout=60) == 141
     assert process.stderr.read() == b""
     process.stderr.close()
-
-
-@pytest.mark.parametrize("alone", [True, False])
-def test_a_process_that_lost_the_others_says_so(alone, monkeypatch, capsys):
-    def lost(*_: object) -> int:
-        raise RuntimeError("[pair.cc:553] Connection closed by peer [127.0.0.1]:7559. Check the logs of the worker")
-
-    monkeypatch.setenv("WORLD_SIZE", "1" if alone else "2")
-    monkeypatch.setattr(cli, "_answer", lost)
-    assert cli.main(["models"]) == 1
-    said = capsys.readouterr().err
-    assert ("a bug in scalelong" in said) == alone
-    assert ("RunFailedError: another process of this command has ended" in said) == (not alone)
-
-
-def test_a_process_that_got_half_a_message_from_another_says_so(monkeypatch, capsys):
-    """broadcast_object_list unpickles whatever has arrived when the other process ends."""
-    import torch.distributed
-
-    def lost(*_: object) -> int:
-        sizes = torch.distributed.distributed_c10d._tensor_to_object
-        sizes(torch.zeros(3, dtype=torch.uint8), 3, None)
-        return 0
-
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(cli, "_answer", lost)
-    assert cli.main(["models"]) == 1
-    assert "RunFailedError: another process of this command has ended" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("RANK", "x"), ("WORLD_SIZE", "2.5"), ("LOCAL_RANK", ""), ("RANK", "9" * 30)]
-)
-def test_what_a_launcher_says_must_make_sense(name, value, monkeypatch):
-    from scalelong.runs.processes import check_launcher
-
-    for other in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-        monkeypatch.setenv(other, "1" if other != "WORLD_SIZE" else "2")
-    check_launcher()
-    monkeypatch.setenv(name, value)
-    with pytest.raises(InvalidConfigError, match=f"{name} must be a whole number"):
-        check_launcher()
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    monkeypatch.delenv("RANK")
-    with pytest.raises(InvalidConfigError, match="WORLD_SIZE is 2 and RANK is not set: start all"):
-        check_launcher()
-    monkeypatch.setenv("RANK", "5")
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    with pytest.raises(InvalidConfigError, match="torchrun"):
-        check_launcher()
 
 
 # The first hour
@@ -541,5 +510,7 @@ def test_the_end_of_a_run_says_what_it_is_worth(model, steps, budget, said):
     from scalelong.config import with_values
 
     values = {"model": model, "steps": steps, "budget": budget, "images.size": 16}
-    assert worth(with_values(TrainConfig(data="x"), values)).startswith(said)
-    assert bool(worth(with_values(TrainConfig(data="x"), values))) == bool(said)
+    config = with_values(TrainConfig(data="x"), values)
+    assert worth(config, ()).startswith(said)
+    assert bool(worth(config, ())) == bool(said)
+    assert ("with --steps" in worth(config, {"steps"})) == bool(said), "a longer budget would not change given steps"

@@ -1,4 +1,4 @@
-"""Tables and progress: plain in a pipe, drawn by rich in a terminal, plain again without rich or colours."""
+"""Tables, messages and progress: a bar of rich in a terminal, plain lines elsewhere."""
 
 import io
 import logging
@@ -44,7 +44,7 @@ def test_alignment_and_rule():
     assert text_table(ROWS, left=["name"], rule=False).splitlines()[1] == "cs      0.1235     3"
 
 
-def test_a_pipe_gets_plain_text(capsys):
+def test_a_table_with_a_title(capsys):
     show_table(ROWS, "Title")
     assert capsys.readouterr().out == f"Title\n{PLAIN}\n"
 
@@ -70,35 +70,15 @@ def terminal_output(code: str, **environment: str) -> str:
     return b"".join(parts).decode()
 
 
-TABLE = (
-    f"from scalelong.console import show_table; show_table({ROWS!r} + [{{'name': '[red]x[/]', 'value': 1, 'n': 2}}])"
-)
-
-
-def test_a_terminal_gets_rich():
-    pytest.importorskip("rich")
-    drawn = terminal_output(TABLE)
-    assert "\x1b[" in drawn  # bold headings
-    assert "0.1235" in drawn
-    assert "[red]x[/]" in drawn  # a cell is no markup
-
-
-@pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
-def test_no_colour_where_none_is_wanted(environment):
-    assert "\x1b" not in terminal_output(TABLE, **environment)
-
-
-def test_a_terminal_without_rich_gets_plain_text():
-    assert "\x1b" not in terminal_output(f"import sys; sys.modules['rich'] = None\n{TABLE}")
-
-
 BAR = """
+import logging
 from scalelong import console
 console.PATIENCE = 0
 progress = console.Progress("reading images", 3)
-for done in (1, 2, 3):
-    progress(done)
-    if done == 2: progress.say("halfway [1, 2]")
+with console.show_logs():
+    for done in (1, 2, 3):
+        progress(done)
+        if done == 2: logging.getLogger("scalelong").info("halfway [1, 2]")
 """
 
 
@@ -111,10 +91,9 @@ def test_a_bar_in_a_terminal():
     assert drawn.rstrip().endswith("\x1b[?25h")  # the cursor is back
 
 
-def test_a_changing_line_in_a_terminal_without_colours():
-    drawn = terminal_output(BAR, NO_COLOR="1")
-    assert "\r\x1b[Kreading images: 3 of 3" in drawn
-    assert "━" not in drawn
+@pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_no_bar_where_none_is_wanted(environment):
+    assert terminal_output(BAR, **environment) == "halfway [1, 2]\r\n"
 
 
 def test_lines_now_and_then_in_a_pipe(monkeypatch):
@@ -137,9 +116,21 @@ def test_short_work_shows_nothing():
 
 
 def test_one_of_several_processes_speaks(monkeypatch, capsys):
+    logger = logging.getLogger("scalelong.data")
     monkeypatch.setenv("RANK", "1")
-    Progress("reading").say("text")
+    with console.show_logs():
+        Progress("reading").show(1)
+        logger.info("100 images")
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_quiet_command_shows_warnings_alone(capsys):
+    logger = logging.getLogger("scalelong.data")
+    with console.show_logs(quiet=True), console.show_logs():
+        Progress("reading").show(1)
+        logger.info("100 images")
+        logger.warning("a damaged file")
+    assert tuple(capsys.readouterr()) == ("", "a damaged file\n")
 
 
 def test_sizes():

@@ -9,6 +9,7 @@ beside a line that is an expression, shows as a list or a number (`# [1.0, 0.7]`
 A text block below a comment `<!-- printed -->` is what the block above it prints.
 
 Every `scalelong ...` command of every block is parsed by the command's own parser, so that a flag which is gone fails.
+Those of README and the tutorials run, in order, on a few small images; flags that make them short are added (SHORT).
 """
 
 import argparse
@@ -25,7 +26,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from scalelong.cli import COMMANDS, LAB, find_command
+from scalelong.cli import COMMANDS, LAB, find_command, main
 from scalelong.scaling import METHODS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -208,6 +209,49 @@ def test_commands_have_arguments_that_exist(page):
         except ValueError as error:
             wrong.append(f"{command}: {error}")
     assert not wrong, "\n".join(wrong)
+
+
+SHORT = {
+    "train": "--steps 1 --batch-size 2 --samples 2 --sampler-steps 1",
+    "sample": "-n 2 --steps 1",
+    "eval": "-n 20 --steps 1 --features pixels",
+    "lab tune": "-n 16 --steps 1 --trials 2 --features pixels",
+    "compare": "--steps 1 --seeds 1 --jobs 1 --out runs/compare-digits-tiny",
+    "range": "--steps 2 --seeds 1 --jobs 1 --methods none --rates 1e-3 --set model_options.depth=4",
+}
+"""Flags after those of the page: of two with the same name the last one counts."""
+
+MY_UNET = """
+import torch
+from diffusers import UNet2DModel
+
+def model():
+    return UNet2DModel(sample_size=8, block_out_channels=(8, 16), norm_num_groups=4, layers_per_block=1,
+                       down_block_types=("DownBlock2D",) * 2, up_block_types=("UpBlock2D",) * 2)
+
+def example_inputs():
+    return {"sample": torch.randn(2, 3, 8, 8), "timestep": torch.tensor([1, 500])}
+"""
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page == "README.md" or page.startswith("docs/tutorials/")])
+def test_commands_of_readme_and_tutorials_run(page, tmp_path, monkeypatch, digits_run):
+    from scalelong.runs import save_png
+    from scalelong.training import sizing
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SCALELONG_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(sizing, "step_seconds", lambda *_, **__: 100.0)  # nothing is timed: the smallest is taken
+    for folder in ("my_images", "my_photos"):
+        (tmp_path / folder).mkdir()
+        for number, picture in enumerate(torch.randint(0, 255, (24, 3, 8, 8), dtype=torch.uint8)):
+            save_png(tmp_path / folder / f"{number}.png", picture)
+    (tmp_path / "my_unet.py").write_text(MY_UNET)
+    if page == "README.md":
+        shutil.copytree(digits_run, tmp_path / "runs" / "my-run", symlinks=True)
+    for command in commands_in(text_of(page)):
+        name, arguments = split(command)
+        assert main([*name.split(), *arguments, *SHORT.get(name, "").split()]) == 0, command
 
 
 def test_an_argument_that_does_not_exist_is_noticed():

@@ -1,4 +1,4 @@
-"""Optional packages and objects by name: what is missing is said, with what to do."""
+"""Optional packages and objects by name: what is missing is named, with what to do."""
 
 import math
 import sys
@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from scalelong.errors import FeatureError, InvalidConfigError, MissingDependencyError
+from scalelong.errors import EvaluationError, InvalidConfigError, MissingDependencyError
 from scalelong.optional import load_object, needs
 
 
@@ -42,11 +42,11 @@ def test_objects_by_name(monkeypatch):
         ("math", "must look like package.module:name"),
         (":pi", "must look like package.module:name"),
         ("no_such_module:x", "model 'no_such_module:x' cannot be imported.*PYTHONPATH"),
-        ("math:Nothing", "module 'math' has no 'Nothing'"),
+        ("math:Nothing", "module 'math' has no attribute 'Nothing'"),
     ],
 )
 def test_what_is_wrong_with_a_name(spec, says):
     with pytest.raises(InvalidConfigError, match=says):
         load_object(spec, "model")
-    with pytest.raises(FeatureError):
-        load_object(spec, "features", FeatureError)
+    with pytest.raises(EvaluationError):
+        load_object(spec, "features", EvaluationError)

@@ -1,4 +1,4 @@
-"""The public names of scalelong: those of the root, and those of each package's door.
+"""The public names of scalelong: those of the root, and those of each package's `__init__`.
 
 They are read, not imported, so that the site is built without torch.
 """
@@ -81,15 +81,11 @@ def root_names() -> tuple[PublicName, ...]:
 def package_names(package: str) -> tuple[PublicName, ...]:
     """The classes and functions of a package that explain themselves and that the root does not have.
 
-    A door also gives constants and helpers to the other packages; these have no docstring, and no page.
+    A package also gives constants and helpers to the other packages; these have no docstring, and no page.
     """
     at_root = {name.name for name in root_names()}
     if package in MODULES:
-        names = _definitions(SOURCE / f"{package}.py", ast.ClassDef)
-    elif package == "report":
-        names = [
-            name for name in _definitions(SOURCE / "report/__init__.py", ast.FunctionDef) if name == "write_report"
-        ]
+        names = [n.name for n in ast.parse((SOURCE / f"{package}.py").read_text()).body if isinstance(n, ast.ClassDef)]
     else:
         stub = SOURCE / package / "__init__.pyi"
         homes = _imports(stub if stub.exists() else stub.with_suffix(".py"))
@@ -108,11 +104,11 @@ def public_names() -> tuple[PublicName, ...]:
     return (*root_names(), *(name for package in PACKAGES for name in package_names(package)))
 
 
-def _imports(door: Path) -> dict[str, str]:
-    """Public names of a door, and the module that each is imported from, relative to the door."""
+def _imports(init: Path) -> dict[str, str]:
+    """Public names of a package, and the module that each is imported from."""
     return {
         alias.asname or alias.name: "." * (node.level - 1) + (node.module or "")
-        for node in ast.parse(door.read_text()).body
+        for node in ast.parse(init.read_text()).body
         if isinstance(node, ast.ImportFrom) and node.level
         for alias in node.names
     }
@@ -123,7 +119,3 @@ def _explained(module: Path) -> set[str]:
     """Names of classes and functions with a docstring."""
     kinds = (ast.ClassDef, ast.FunctionDef)
     return {n.name for n in ast.parse(module.read_text()).body if isinstance(n, kinds) and ast.get_docstring(n)}
-
-
-def _definitions(module: Path, kind: type[ast.ClassDef] | type[ast.FunctionDef]) -> list[str]:
-    return [node.name for node in ast.parse(module.read_text()).body if isinstance(node, kind)]

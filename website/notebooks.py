@@ -1,4 +1,4 @@
-"""The notebooks of docs/notebooks: run anew, with what they print and draw kept for the site.
+"""The notebooks of docs/notebooks: run again, with what they print and draw kept for the site.
 
 python -m website.notebooks            # all of them, in place
 python -m website.notebooks theory     # one

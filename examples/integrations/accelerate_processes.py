@@ -36,7 +36,7 @@ def prepared(scaling_from: Path | None = None) -> tuple[Accelerator, Any, Any]:
 
 def steps(accelerator: Accelerator, model: Any, optimizer: Any, numbers: range) -> None:
     monitor = AccelerateMonitor(accelerator, model, every=2)
-    monitor.monitor.begin_at(numbers.start)
+    monitor.begin_at(numbers.start)
     for number in numbers:
         generator = torch.Generator().manual_seed(10 * number + accelerator.process_index)
         x, t = torch.randn(2, 1, 8, 8, generator=generator), 999 * torch.rand(2, generator=generator)

@@ -33,7 +33,7 @@ def make_unet() -> UNet2DModel:
     )
 
 
-def train(folder: Path, way: str, steps: int, resume_from: Path | None = None) -> Any:
+def train(folder: Path, way: str, steps: int, resume_from: Path | None = None) -> tuple[Any, EMAModel]:
     """`way` is "start" (κ in the weights, nothing attached) or a scaling to attach, such as "ls"."""
     accelerator = Accelerator(cpu=True, project_dir=str(folder))
     unet, scheduler = make_unet(), DDPMScheduler(num_train_timesteps=1000)
@@ -47,7 +47,8 @@ def train(folder: Path, way: str, steps: int, resume_from: Path | None = None) -
         for model in models:
             model.save_pretrained(Path(output) / "unet")
             weights.pop()
-        torch.save(ema.state_dict(), Path(output) / "ema.pt")
+        # EMAModel.save_pretrained would build a plain UNet2DModel, and lose the averages of the gates.
+        torch.save(ema.state_dict(), Path(output) / "ema.pt")  # <-- if attached
 
     def load_models(models: list[Any], source: str) -> None:
         while models:
@@ -65,7 +66,7 @@ def train(folder: Path, way: str, steps: int, resume_from: Path | None = None) -
     if resume_from is not None:
         accelerator.load_state(str(resume_from))
         first = int(resume_from.name.removeprefix("step-"))
-        monitor.monitor.begin_at(first)
+        monitor.begin_at(first)
     images = to_float(load_data("digits").fetch(range(32)).images)
     for step in range(first, steps):
         generator = torch.Generator().manual_seed(step)
@@ -85,7 +86,7 @@ def train(folder: Path, way: str, steps: int, resume_from: Path | None = None) -
     monitor.close()
     bare = accelerator.unwrap_model(unet)
     DDPMPipeline(unet=bare, scheduler=scheduler).save_pretrained(folder / "pipeline")
-    return bare
+    return bare, ema
 
 
 def images_of(pipeline: Any) -> torch.Tensor:
@@ -97,15 +98,17 @@ def images_of(pipeline: Any) -> torch.Tensor:
 def main(folder: str | Path) -> dict[str, float]:
     folder, found = Path(folder), {}
     for way in ("start", "ls"):
-        trained = train(folder / way, way, 4)
-        resumed = train(folder / f"{way}-resumed", way, 4, resume_from=folder / way / "step-2")
-        pairs = zip(trained.parameters(), resumed.parameters(), strict=True)
-        found[f"{way}: largest difference after a resume"] = max(float((a - b).detach().abs().max()) for a, b in pairs)
+        trained, average = train(folder / way, way, 4)
+        resumed, again = train(folder / f"{way}-resumed", way, 4, resume_from=folder / way / "step-2")
+        weights = [*trained.parameters(), *average.shadow_params], [*resumed.parameters(), *again.shadow_params]
+        found[f"{way}: largest difference after a resume"] = max(
+            float((a - b).detach().abs().max()) for a, b in zip(*weights, strict=True)
+        )
         # A pipeline whose UNet was only started is a plain one; an attached scaling comes back by sl.from_pretrained.
         read = DDPMPipeline.from_pretrained if way == "start" else sl.from_pretrained
-        again = images_of(read(folder / way / "pipeline"))
+        images = images_of(read(folder / way / "pipeline"))
         alone = images_of(DDPMPipeline(unet=trained, scheduler=DDPMScheduler(num_train_timesteps=1000)))
-        found[f"{way}: difference of the pipeline's images"] = float((again - alone).abs().max())
+        found[f"{way}: difference of the pipeline's images"] = float((images - alone).abs().max())
     saved = sl.from_pretrained(folder / "ls" / "step-4" / "unet")
     found["ls: tensors of gates in the checkpoint"] = sum(
         "skip_scaling" in name for name, _ in saved.named_parameters()

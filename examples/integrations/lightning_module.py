@@ -1,4 +1,4 @@
-"""A LightningModule whose UNet is scaled, watched and logged by one callback; a checkpoint that resumes exactly.
+"""A LightningModule whose UNet is scaled, and watched and logged by a callback; a checkpoint that resumes exactly.
 
 python examples/integrations/lightning_module.py FOLDER
 """
@@ -20,6 +20,8 @@ class Diffusion(lightning.LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.unet = sl.UViT(image_size=8, patch_size=4, channels=1, dim=32, depth=4, heads=2)
+        # Here, so that the optimiser gets the gates of LS, and a checkpoint's weights meet a scaled network.
+        sl.scale_skips_(self.unet, "ls")
 
     def training_step(self, batch: list[torch.Tensor], _: int) -> torch.Tensor:
         (images,) = batch
@@ -29,14 +31,13 @@ class Diffusion(lightning.LightningModule):
         return (self.unet((1 - share) * images + share * noise, t) - noise).square().mean()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        # The callback scales in `setup`, before this is called: gates of LS are among the parameters.
         return torch.optim.AdamW(self.parameters(), lr=1e-3)
 
 
 def fit(folder: Path, epochs: int, checkpoint: Path | None = None) -> tuple[Any, Any]:
     torch.manual_seed(0)
     module, logger = Diffusion(), lightning.pytorch.loggers.TensorBoardLogger(folder, name="")
-    callback = lightning_callback(network="unet", scaling="ls", every=2, path=folder / "stability.jsonl")
+    callback = lightning_callback(network="unet", every=2, path=folder / "stability.jsonl")
     trainer = lightning.Trainer(
         max_epochs=epochs,
         accelerator="cpu",
@@ -62,10 +63,9 @@ def main(folder: str | Path) -> dict[str, float]:
     pairs = zip(whole.parameters(), resumed.parameters(), strict=True)
     found["largest difference after a resume"] = max(float((a - b).detach().abs().max()) for a, b in pairs)
     found["first reading after the resume at step"] = monitor.history[0]["step"]
-    # A checkpoint opened without a Trainer: the scaling first, then the weights.
-    module = Diffusion()
-    sl.load_scaling_(module, folder / "whole" / "epoch-2.ckpt")
+    # A checkpoint opened without a Trainer.
     saved = torch.load(folder / "whole" / "epoch-2.ckpt", weights_only=True)
+    module = Diffusion()
     module.load_state_dict(saved["state_dict"])
     x, t = torch.randn(2, 1, 8, 8), torch.tensor([10.0, 500.0])
     found["difference of the module that was read back"] = float((module.unet(x, t) - whole.unet(x, t)).abs().max())

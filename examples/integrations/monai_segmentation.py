@@ -107,7 +107,6 @@ def main(folder: str | Path) -> dict[str, Any]:
         steps=30,  # some hundreds
         example_inputs=inputs,
         jobs=1,
-        say=None,
     )
     parser = ConfigParser(BUNDLE)
     found["bundle is scaled"] = float(sl.is_scaled(parser.get_parsed_content("network")))

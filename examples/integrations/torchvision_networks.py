@@ -41,7 +41,7 @@ def diffusion(folder: Path) -> dict[str, Any]:
     from denoising_diffusion_pytorch import GaussianDiffusion, Trainer, Unet  # pyright: ignore[reportMissingImports]
 
     from scalelong.data import load_data
-    from scalelong.diffusion.images import as_picture
+    from scalelong.diffusion.sampling import as_picture
 
     pictures = folder / "pictures"
     pictures.mkdir(parents=True, exist_ok=True)

@@ -3,8 +3,10 @@
 python examples/integrations/trackers.py FOLDER [tensorboard wandb trackio mlflow]
 """
 
+import math
 import os
 import sys
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,7 @@ from typing import Any
 import torch
 
 import scalelong as sl
-from scalelong.stability import StabilityMonitor, Tracker
-from scalelong.stability.trackers import log_picture
+from scalelong.stability import Alarm, StabilityMonitor, log_picture, send_alert
 
 KNOWN = ("tensorboard", "wandb", "trackio", "mlflow")
 
@@ -51,6 +52,19 @@ def opened(kind: str, folder: Path) -> tuple[Any, Any]:
     return mlflow, mlflow.end_run
 
 
+def alert(run: Any, alarm: Alarm) -> None:
+    send_alert(run, alarm.step, alarm.kind, str(alarm))
+
+
+def tensorboard(run: Any, reading: dict[str, float], step: int) -> None:
+    for name, value in reading.items():
+        run.add_scalar(name, value, step)
+
+
+def mlflow(run: Any, reading: dict[str, float], step: int) -> None:
+    run.log_metrics({name: value for name, value in reading.items() if math.isfinite(value)}, step)
+
+
 def main(folder: str | Path, kinds: tuple[str, ...] = KNOWN) -> dict[str, list[str]]:
     folder, found = Path(folder).resolve(), {}
     offline(folder)
@@ -62,7 +76,8 @@ def main(folder: str | Path, kinds: tuple[str, ...] = KNOWN) -> dict[str, list[s
         model = sl.UViT(image_size=8, patch_size=4, channels=1, dim=16, depth=4, heads=2)
         sl.scale_skips_(model, "cs")
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with StabilityMonitor(model, every=1, writers=[Tracker(run)], on_alarm=lambda _: None) as monitor:
+        log = {"tensorboard": tensorboard, "mlflow": mlflow}.get(kind, lambda run, *values: run.log(*values))
+        with StabilityMonitor(model, every=1, on_alarm=partial(alert, run)) as monitor:
             for step in range(4):
                 x, t = torch.randn(4, 1, 8, 8), 999 * torch.rand(4)
                 # The third batch is broken: the alarm arrives in the tracker as an alert.
@@ -70,7 +85,9 @@ def main(folder: str | Path, kinds: tuple[str, ...] = KNOWN) -> dict[str, list[s
                 loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
-                monitor.step(loss)
+                reading = monitor.step(loss)
+                if reading is not None:
+                    log(run, reading, step)
         log_picture(run, 4, "samples", torch.randint(0, 256, (1, 16, 16), dtype=torch.uint8))
         close()
         found[kind] = [str(alarm) for alarm in monitor.alarms]

@@ -56,7 +56,7 @@ def fit(folder: Path, resume: bool = False) -> tuple[nn.Module, Any, Any]:
     callback = trainer_callback(trainer, network="unet", every=2)
     trainer.add_callback(callback)  # it logs as the Trainer logs, so that readings reach report_to
     trainer.train(resume_from_checkpoint=resume or None)
-    return model, callback.monitor, trainer
+    return model, callback.watcher, trainer
 
 
 def main(folder: str | Path) -> dict[str, float]:

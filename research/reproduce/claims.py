@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from scalelong.errors import InvalidConfigError
@@ -15,7 +15,6 @@ from scalelong.files import write_text
 from scalelong.stability import Oscillation
 
 from ..statistics import interval
-from .needs import CONFIDENCE, MOST_SEEDS, seeds_needed
 from .settings import CS, LS, NONE, UNIFORM, Arm, Method, Scale
 
 if TYPE_CHECKING:
@@ -31,8 +30,9 @@ if TYPE_CHECKING:
 # - reproduced: the whole interval lies in the claimed region
 # - contradicted: the whole interval lies in the opposite region
 # - no effect larger than x: neither, and the interval leaves out an effect of the paper's size, on either side of none
-# - cannot be judged at this scale: anything else. Then the spread says how many seeds would have told an effect of the
-#   paper's size from none
+# - cannot be judged at this scale: anything else
+
+CONFIDENCE = 0.9
 
 
 class Verdict(StrEnum):
@@ -132,13 +132,13 @@ def to_dict(run: RunRecord) -> dict[str, Any]:
 
 
 def from_dict(values: dict[str, Any]) -> RunRecord:
-    o1, held_out, nan = values["o1_features"], values["held_out"], math.nan
+    o1, held_out = values["o1_features"], values["held_out"]
     kept = ("setting", "method", "seed", "run", "o1_gradient", "frechet", "seconds", "traces", "measured")
     return RunRecord(
         **{name: values[name] for name in kept},
         held_out=Curve(*(tuple(column) for column in zip(*held_out, strict=True))) if held_out else Curve(),
         kappas=tuple(values["kappas"]),
-        oscillation=Oscillation(nan if o1 is None else o1, nan, nan, nan, 0, values["gate"]),
+        oscillation=Oscillation(math.nan if o1 is None else o1, values["gate"]),
         diverged="it diverged" if values["diverged"] else None,
     )
 
@@ -297,31 +297,15 @@ class Claim:
     def region(self) -> Region:
         return region_of(self.known, self.confidence)
 
-    @property
-    def seeds_needed(self) -> int | None:
-        """That would have told an effect of the paper's size from none; None where no number of them is known to."""
-        if self.effect is None or len(self.known) < 2:
-            return None
-        found = seeds_needed(stdev(self.known), self.effect, self.confidence)
-        # As many as there are were not enough, whatever the power of so many would have been.
-        return None if found is None else max(found, len(self.known) + 1)
-
     def text_of(self, value: float | None) -> str:
         return "-" if value is None else self.show(value)
 
     def verdict_text(self) -> str:
-        """The verdict with its size, or with what it would take."""
+        """The verdict with its size."""
         if self.verdict is Verdict.NO_EFFECT:
             farther = max(self.region.low, self.region.high, key=abs)
             return f"no effect larger than {self.show(farther).lstrip('+-')}"
-        if self.verdict is not Verdict.CANNOT_BE_JUDGED:
-            return f"**{self.verdict}**"
-        if len(self.known) < 2:
-            return f"{self.verdict}: needs runs that have the number"
-        if self.effect is None:
-            return str(self.verdict)
-        count = self.seeds_needed
-        return f"{self.verdict}: needs {f'more than {MOST_SEEDS:,}' if count is None else count} seeds"
+        return str(self.verdict) if self.verdict is Verdict.CANNOT_BE_JUDGED else f"**{self.verdict}**"
 
     def effect_text(self) -> str:
         return "-" if self.effect is None else self.show(self.effect)

@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
     engine.check()
     found = reproduce(names, options.scale, options.seeds, options.out, engine=engine)
     if found is None:
-        return left_to_do(engine)
+        return left_to_do()
     for results in found:
         print(summary(ITEMS[results.item], results))
     print(f"pages: {options.out / 'README.md'}")

@@ -9,13 +9,14 @@ from torch import Tensor
 
 from scalelong.data import load_data, to_float
 from scalelong.errors import ScaleLongError
-from scalelong.experiments import PlannedRun, Results, RunRecord, draw_seeds, legend
+from scalelong.experiments import PlannedRun, Results, RunRecord
 from scalelong.noise import epsilon_losses, even_fractions
 from scalelong.runs.load import load_run
 from scalelong.runs.model import load_run_data
 from scalelong.theory import expected_input_norm, noise_gain, sampled_statistics, second_moment
 
 from .claims import ABOVE_ZERO, BELOW_ZERO, CLEARLY, Claim, Quantity, Region, Study, StudyResults, below, rounded
+from .drawing import draw_seeds, legend
 from .figures import by_method, colour, panels
 from .settings import CS, LS, NONE, PAPER, UNIFORM, Arm, Scale, arms, base, unet
 

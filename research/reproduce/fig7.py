@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from scalelong.attaching import coefficients
-from scalelong.experiments import PlannedRun, Results, RunRecord, draw_seeds, legend
+from scalelong.experiments import PlannedRun, Results, RunRecord
 from scalelong.runs.load import load_run
 
 from .claims import Claim, Quantity, Region, Study, StudyResults, rounded
+from .drawing import draw_seeds, legend
 from .figures import by_method, colour, panels
 from .settings import LS, LS_FROM_CS, Arm, Method, Scale, arms, base, deepest, other_data, other_unets, unet
 

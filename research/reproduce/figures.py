@@ -4,9 +4,10 @@ from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from scalelong.experiments import RunRecord, colour_of, draw_seeds, legend, log_scale, pyplot
+from scalelong.experiments import RunRecord
 
 from .claims import FRECHET, LOSS, TRACES, Quantity, StudyResults
+from .drawing import colour_of, draw_seeds, legend, log_scale, pyplot
 from .settings import CORE
 
 if TYPE_CHECKING:

@@ -1,19 +1,19 @@
 """Carry out items: train what is missing, measure, keep the raw results, and make pages of them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from scalelong._version import __version__
-from scalelong.config import TrainConfig, differences
+from scalelong.config import TrainConfig, differences, with_values
 from scalelong.errors import InvalidConfigError
 from scalelong.experiments import Engine, PlannedRun, make_engine, run_all
 
 from ..pages import write_index, write_item
 from .claims import RESULTS, Study, StudyResults, record
 from .items import ITEMS
-from .needs import paper_cost
 from .settings import Scale, planned
 
 READINGS = 75
@@ -30,7 +30,7 @@ def reproduce(
     engine: Engine | None = None,
 ) -> list[StudyResults] | None:
     """Results and pages of the items in `out`, one after the other; their runs in `out/runs`. None if not all runs are
-    finished now: interrupted, or only submitted.
+    finished now: it was interrupted.
 
     On this machine the runs of an item come before those of the next one. A cluster gets all of them at once.
     """
@@ -63,10 +63,11 @@ def train_all(runs: Sequence[PlannedRun], scale: Scale, out: Path, engine: Engin
         run.folder for run in planned(ITEMS["fig1"].arms(scale), max(run.seed for run in runs) + 1, out / "runs")
     }
 
-    def every(run: PlannedRun) -> int:
-        return max(1, run.config.steps // READINGS) if run.folder in watched else run.config.steps
+    def with_readings(run: PlannedRun) -> PlannedRun:
+        every = max(1, run.config.steps // READINGS) if run.folder in watched else run.config.steps
+        return replace(run, config=with_values(run.config, {"logging.monitor_every": every}))
 
-    return run_all(runs, every, engine=engine)
+    return run_all([with_readings(run) for run in runs], engine=engine)
 
 
 def collect(item: Study, scale: Scale, seeds: int, out: Path) -> StudyResults:
@@ -120,8 +121,6 @@ def describe(names: Sequence[str], scale: Scale, seeds: int, out: Path) -> str:
     runs = planned(everything, seeds, out / "runs")
     done = sum(run.finished for run in runs)
     steps = sum(run.config.steps for run in runs if not run.finished)
-    if scale == "paper":
-        lines.append(f"in all: {paper_cost(everything, seeds)}")
     lines.append(f"{len(runs)} different runs, {done} of them finished; {steps} steps to go; in {out / 'runs'}")
     return "\n".join(lines)
 

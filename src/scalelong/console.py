@@ -1,9 +1,7 @@
-"""What people see: tables, progress, durations, sizes.
+"""Output for people: tables, messages, progress, durations, sizes.
 
-A table is rows of plain values. `text_table` writes it as plain text, the same on every machine: for `__str__`, files
-and pipes. `show_table` prints it: with rich where a terminal reads, as that plain text elsewhere. `html_table` is for
-notebooks. `Progress` is a bar in a terminal, and a line now and then in a pipe. Without rich, or with NO_COLOR set, all
-is plain.
+A table is rows of plain values: `text_table` writes it as plain text, `html_table` for notebooks. `show_logs` shows
+what the library logs. `Progress` is a bar in a terminal; in a pipe, without rich or with NO_COLOR a line now and then.
 """
 
 from __future__ import annotations
@@ -15,21 +13,12 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from html import escape
-from typing import TYPE_CHECKING, Any, TextIO
-
-from .optional import needs
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
+from typing import Any, TextIO
 
 Row = Mapping[str, Any]
 
 
 # Tables
-
-
-def data_frame(rows: Sequence[Row]) -> DataFrame:
-    return needs("pandas", "report", "a data frame of results").DataFrame(list(rows))
 
 
 def text_table(rows: Sequence[Row], left: bool | Collection[str] = False, rule: bool = True) -> str:
@@ -51,21 +40,8 @@ def text_table(rows: Sequence[Row], left: bool | Collection[str] = False, rule: 
 
 
 def show_table(rows: Sequence[Row], title: str = "", left: bool | Collection[str] = False, rule: bool = True) -> None:
-    """Print a table on the standard output: drawn by rich in a terminal, as plain text elsewhere."""
-    rich = _rich(sys.stdout)
-    if rich is None or not rows:
-        print(f"{title}\n" * bool(title) + text_table(rows, left, rule), flush=True)
-        return
-    table = needs("rich.table", "train", "tables").Table(box=needs("rich.box", "train", "tables").SIMPLE_HEAD)
-    text = needs("rich.text", "train", "tables").Text
-    for column in rows[0]:
-        table.add_column(text(column), justify="left" if _is_left(column, left) else "right", overflow="fold")
-    for row in rows:
-        # As Text, since [1, 2] in a cell is an interval and no markup.
-        table.add_row(*(text(cell_text(row.get(column, ""))) for column in rows[0]))
-    if title:
-        rich.print(text(title, style="bold"))
-    rich.print(table)
+    """Print a table on the standard output."""
+    print(f"{title}\n" * bool(title) + text_table(rows, left, rule), flush=True)
 
 
 def html_table(rows: Sequence[Row], title: str = "") -> str:
@@ -122,43 +98,57 @@ def _rich(stream: TextIO | None) -> Any:
     return Console(file=stream, highlight=False)
 
 
-class _LogLines(logging.Handler):
-    """Writes messages as plain lines to the standard error: the standard output is for results.
+# Messages. The library logs; commands, `train` and the workers of a sweep show what it logs.
 
-    The stream is looked up for every message, so that a redirected one is respected. The same message is written once:
-    many runs of one command, in processes that are forked, say the same of one network.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.said: set[str] = set()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        text = self.format(record)
-        if sys.stderr is not None and text not in self.said:  # None: closed by the shell (`2>&-`)
-            self.said.add(text)
-            print(text, file=sys.stderr, flush=True)
+_QUIET: list[bool] = []
+"""The `quiet` of each `show_logs` that is open."""
 
 
 @contextmanager
-def show_logs(level: int | str = "INFO") -> Iterator[None]:
-    """Show what the library logs inside, as the command line does. Inside another `show_logs` it changes nothing."""
+def show_logs(quiet: bool = False) -> Iterator[None]:
+    """Show what the library logs inside, on the standard error: the standard output is for results.
+
+    Of several processes the first one shows all; the others, and a quiet command, show warnings alone, and no progress.
+    """
     logger = logging.getLogger("scalelong")
-    if any(isinstance(handler, _LogLines) for handler in logger.handlers):
-        yield
-        return
     handler, before = _LogLines(), logger.level
-    logger.addHandler(handler)
-    logger.setLevel(level)
+    outermost = not _QUIET
+    _QUIET.append(quiet)
+    if outermost:
+        logger.addHandler(handler)
+    logger.setLevel(logging.WARNING if any(_QUIET) or not _is_first_process() else logging.INFO)
     try:
         yield
     finally:
+        _QUIET.pop()
         logger.removeHandler(handler)
         logger.setLevel(before)
 
 
-def silent(text: str) -> None:
-    """Says nothing: for `say` arguments."""
+class _LogLines(logging.Handler):
+    """Writes messages as plain lines, above a bar if there is one.
+
+    The stream is looked up for every message, so that a redirected one is respected. The same message is written once:
+    many runs of one command, in processes that are forked, log the same of one network.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = self.format(record)
+        if sys.stderr is None or text in self.written:  # None: closed by the shell (`2>&-`)
+            return
+        self.written.add(text)
+        if _BARS:
+            _BARS[-1].console.print(text, markup=False)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+
+def _is_first_process() -> bool:
+    return os.environ.get("RANK", "0") == "0"
 
 
 # Progress
@@ -167,78 +157,57 @@ PATIENCE = 1.0
 """Seconds before a bar is shown: what is over sooner needs none."""
 EVERY = 15.0
 """Seconds between two lines in a pipe."""
-
-
-_HUSHED: list[bool] = []
-
-
-@contextmanager
-def hushed(quiet: bool = True) -> Iterator[None]:
-    """No progress is shown, whoever makes it."""
-    if not quiet:
-        yield
-        return
-    _HUSHED.append(True)
-    try:
-        yield
-    finally:
-        _HUSHED.pop()
+_BARS: list[Any] = []
+"""The bars that are shown now."""
 
 
 class Progress:
     """How far some work is: `progress(done)` or `progress(done, total)`.
 
-    It goes to the standard error. In a terminal it is a bar that changes; elsewhere a line every 15 seconds. Of several
-    processes, the first one speaks. Nothing runs in a thread of its own, so that data workers can be forked meanwhile.
+    It goes to the standard error: a bar in a terminal, a line every 15 seconds elsewhere. Nothing runs in a thread, so
+    that data workers can be forked meanwhile.
     """
 
     def __init__(
-        self, what: str = "", total: int | None = None, *, enabled: bool | None = None, stream: TextIO | None = None
+        self, what: str = "", total: int | None = None, *, enabled: bool = True, stream: TextIO | None = None
     ) -> None:
         self.what, self.total = what, total
-        self.enabled = not _HUSHED and os.environ.get("RANK", "0") == "0" if enabled is None else enabled
+        self.enabled = enabled and not any(_QUIET) and _is_first_process()
         self.stream = stream or sys.stderr
-        self.live = self.enabled and is_terminal(self.stream)
+        self.live = self.enabled and _rich(self.stream) is not None
         self.began = self.shown = time.monotonic()
         self._bar: Any = None
         self._task: Any = None
-        self._line_open = False
 
     def __call__(self, done: int, total: int | None = None, note: str = "") -> None:
         self.total = total if total is not None else self.total
         now = time.monotonic()
-        finished = done == self.total
-        if self.live and now - self.began >= PATIENCE:
-            self._draw(done, note)
-        elif self.enabled and not self.live and now - self.shown >= EVERY:
-            self.shown = now
-            self._print(self.text(done, note))
-        if finished:
+        if now - (self.began if self.live else self.shown) >= (PATIENCE if self.live else EVERY):
+            self.show(done, note)
+        if done == self.total:
             self.close()
+
+    def show(self, done: int, note: str = "") -> None:
+        """Show it now."""
+        self.shown = time.monotonic()
+        if self.live:
+            self._bar = self._bar or self._new_bar()
+            self._bar.update(self._task, completed=done, total=self.total, note=note)
+            self._bar.refresh()
+        elif self.enabled:
+            print(self.text(done, note), file=self.stream, flush=True)
 
     def text(self, done: int, note: str = "") -> str:
         of = f" of {self.total}" if self.total is not None else ""
         seconds = f"{time.monotonic() - self.began:.0f} s"
         return "  ".join(part for part in (f"{self.what}: {done}{of}", note, seconds) if part)
 
-    def say(self, text: str) -> None:
-        """A line that stays, above the bar if there is one."""
-        if not self.enabled:
-            return
-        if self._bar is not None:
-            self._bar.console.print(needs("rich.text", "train", "progress").Text(text))
-        else:
-            self._print(f"\r\x1b[K{text}" if self._line_open else text)
-            self._line_open = False
-
     def close(self) -> None:
         """End the bar. It may begin again with the next call."""
         if self._bar is not None:
             self._bar.stop()
+            _BARS.remove(self._bar)
             self._bar = None
-        elif self._line_open:
-            self._print("")
-        self._line_open = False
 
     def __enter__(self) -> Progress:
         return self
@@ -246,23 +215,7 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _print(self, text: str, end: str = "\n") -> None:
-        print(text, end=end, file=self.stream, flush=True)
-
-    def _draw(self, done: int, note: str) -> None:
-        if self._bar is None and not self._line_open:
-            self._bar = self._new_bar()
-        if self._bar is None:
-            self._print(f"\r\x1b[K{self.text(done, note)}", end="")
-            self._line_open = True
-            return
-        self._bar.update(self._task, completed=done, total=self.total, note=note)
-        self._bar.refresh()
-
     def _new_bar(self) -> Any:
-        console = _rich(self.stream)
-        if console is None:
-            return None
         import rich.progress as columns
 
         bar = columns.Progress(
@@ -271,11 +224,12 @@ class Progress:
             columns.MofNCompleteColumn(),
             columns.TextColumn("{task.fields[note]}", markup=False),
             columns.TimeElapsedColumn(),
-            console=console,
+            console=_rich(self.stream),
             auto_refresh=False,
         )
         self._task = bar.add_task(self.what, total=self.total, note="")
         bar.start()
+        _BARS.append(bar)
         return bar
 
 
@@ -287,6 +241,11 @@ def duration(seconds: float) -> str:
     days, rest = divmod(whole, 86400)
     text = f"{rest // 3600:d}:{rest % 3600 // 60:02d}:{rest % 60:02d}"
     return f"{days} days {text}" if days else text
+
+
+def counted(number: int, noun: str) -> str:
+    """1 image, 2 images."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def byte_size(count: float) -> str:

@@ -21,6 +21,12 @@ class InvalidConfigError(ScaleLongError, ValueError):
     """A configuration has a value that is not allowed."""
 
 
+def require(condition: bool, message: str) -> None:
+    """Raise InvalidConfigError unless the condition holds."""
+    if not condition:
+        raise InvalidConfigError(message)
+
+
 class InvalidInputError(ScaleLongError, ValueError):
     """A model was called with inputs that do not fit it."""
 
@@ -82,7 +88,7 @@ class UntrustedCodeError(ScaleLongError, RuntimeError):
 
 
 class AlreadyScaledError(ScaleLongError, RuntimeError):
-    """The model's long skips are already scaled; scaling twice would square the coefficients."""
+    """The model's long skips, or its weights for μP, are already scaled; a second time would square the factors."""
 
 
 class NotScaledError(ScaleLongError, RuntimeError):
@@ -122,15 +128,7 @@ class ExampleInputsError(ScaleLongError, ValueError):
 
 
 class UnsupportedModelError(ScaleLongError, TypeError):
-    """This kind of object cannot be scaled."""
-
-
-class NotFreshError(ScaleLongError, RuntimeError):
-    """Weights that would be overwritten do not look freshly initialised."""
-
-
-class AdaptedLayersError(ScaleLongError, RuntimeError):
-    """Layers that would have to be changed carry adapters (LoRA and others)."""
+    """A model or one of its layers is of a kind that cannot be scaled, folded or bounded."""
 
 
 class UnclearParameterError(ScaleLongError, ValueError):
@@ -146,18 +144,10 @@ class UnscaledWeightsWarning(UserWarning):
 
 
 class CancelledScalingWarning(UserWarning):
-    """A normalisation right behind the merges cancels most of a constant scaling."""
+    """A normalisation right after the merges cancels most of a constant scaling."""
 
 
-class NormOnSkipWarning(UserWarning):
-    """A norm on the skip alone does not keep a network from collapsing."""
-
-
-# Theory and the choice of κ
-
-
-class NoBoundError(ScaleLongError, ValueError):
-    """No Lipschitz bound is known for a module."""
+# Data
 
 
 class DataError(ScaleLongError):
@@ -165,15 +155,7 @@ class DataError(ScaleLongError):
 
 
 class DataNotFoundError(DataError, FileNotFoundError):
-    """There is no data set at the given place or under the given name."""
-
-
-class UnknownSplitError(DataError, ValueError):
-    """The data set does not have the requested split ("train", "test", ...)."""
-
-
-class NoImagesError(DataError, ValueError):
-    """The place exists, but holds no images."""
+    """There is no data set of this name or at this place, no such part of it, or no image in it."""
 
 
 class UnreadableDataError(DataError, ValueError):
@@ -193,20 +175,8 @@ class BrokenImagesError(DataError, ValueError):
     """More images are broken than allowed."""
 
 
-class LabelError(DataError, ValueError):
-    """Labels are missing, too many, or neither numbers nor names."""
-
-
 class MetadataError(DataError, ValueError):
-    """Captions or labels beside the images do not fit the images."""
-
-
-class DuplicateNameError(DataError, ValueError):
-    """The same image is named twice."""
-
-
-class DataWorkerError(DataError, RuntimeError):
-    """A process that reads images ended without being asked to."""
+    """Captions or labels are missing, named twice, or do not fit the images."""
 
 
 class UnsafeArchiveError(DataError, ValueError):
@@ -220,15 +190,11 @@ class ConditionError(ScaleLongError, ValueError):
     """The model cannot be conditioned on this class or text."""
 
 
-class AutoencoderError(ScaleLongError, ValueError):
-    """The autoencoder is not where it should be, or does not fit the images."""
-
-
 # Runs and their folders
 
 
 class RunFolderError(ScaleLongError, ValueError):
-    """The run folder holds something else, or a run with a different configuration or different data."""
+    """A folder holds no run, something else, or a run or samples with a different configuration or different data."""
 
 
 class RunLockedError(ScaleLongError, RuntimeError):
@@ -237,10 +203,6 @@ class RunLockedError(ScaleLongError, RuntimeError):
 
 class CheckpointError(ScaleLongError, RuntimeError):
     """A checkpoint cannot be written or read."""
-
-
-class SampleFolderError(ScaleLongError, ValueError):
-    """The folder holds other samples, or something else."""
 
 
 class NonFiniteError(ScaleLongError, ArithmeticError):
@@ -252,38 +214,22 @@ class CollapseError(ScaleLongError, ArithmeticError):
 
 
 class RunFailedError(ScaleLongError, RuntimeError):
-    """A run of a comparison, or another process of this one, ended with an error; its log says which."""
+    """A run of a comparison, another process of this one, or the engine of a sweep (SLURM, Ray) failed."""
 
 
 class UnfinishedError(ScaleLongError, RuntimeError):
     """A sweep was interrupted or only submitted: not all of its runs are finished. The same command goes on."""
 
 
-class EngineError(ScaleLongError, RuntimeError):
-    """The engine of a sweep (SLURM, Ray) cannot be reached, or refuses what was asked for."""
-
-
 # Scores, reports and exports
 
 
 class EvaluationError(ScaleLongError, ValueError):
-    """Base of the errors about evaluation."""
-
-
-class InvalidSamplesError(EvaluationError):
-    """The images cannot be scored: too few, of the wrong size, not finite, or out of range."""
+    """Images cannot be scored, or their features cannot be computed."""
 
 
 class ProtocolMismatchError(EvaluationError):
     """Two scores were made in different ways, so they cannot be compared."""
-
-
-class FeatureError(EvaluationError):
-    """The features cannot be computed: weights are missing, damaged or do not fit."""
-
-
-class NoRunsError(ScaleLongError, ValueError):
-    """The folders hold no runs."""
 
 
 class ExportError(ScaleLongError, ValueError):

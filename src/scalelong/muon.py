@@ -97,13 +97,13 @@ def _told(model: nn.Module, given: Given | None) -> Mapping[str, Kind]:
     sides = {name: layer_sides(model, name) for name, _ in model.named_parameters()}
     layers = [name for name, found in sides.items() if found is not None]
     hidden = {name for name in layers[1:-1] if min(sides[name] or (0,)) >= NARROW}
-    told = {name: Kind("hidden" if name in hidden else "vector") for name in sides}
+    found = {name: Kind("hidden" if name in hidden else "vector") for name in sides}
     for pattern, kind in (given or {}).items():
-        named = fnmatch.filter(told, pattern)
+        named = fnmatch.filter(found, pattern)
         if not named:
             raise InvalidConfigError(f"kinds names {pattern}, which no parameter of the model is called")
-        told |= dict.fromkeys(named, kind if isinstance(kind, Kind) else Kind(kind))
-    return told
+        found |= dict.fromkeys(named, kind if isinstance(kind, Kind) else Kind(kind))
+    return found
 
 
 # The optimiser

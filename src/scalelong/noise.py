@@ -16,7 +16,7 @@ under "ddpm", "cosine" and "sd" (Stable Diffusion's, for latents) whole. Two mor
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -94,9 +94,18 @@ def alpha_bars(schedule: Any = "ddpm") -> Tensor:
     return values
 
 
+@cache
+def widest_float(device: str) -> torch.dtype:
+    """float64; float32 on a kind of device that has no such numbers (Apple's GPUs)."""
+    try:
+        return torch.zeros((), dtype=torch.float64, device=device).dtype
+    except (TypeError, RuntimeError):
+        return torch.float32
+
+
 def in_float64(t: Tensor) -> Tensor:
-    """Times in float64; on the CPU where the device has no such numbers (Apple's GPUs)."""
-    return t.cpu().double() if t.device.type == "mps" else t.double()
+    """Times in float64 where their device has it. To compute on the CPU instead would wait at every step."""
+    return t.to(widest_float(t.device.type))
 
 
 def _beta_integral(t: Tensor) -> Tensor:
@@ -163,8 +172,8 @@ class NoiseProcess:
             # expm1 keeps all digits of 1 - ᾱ where there is almost no noise.
             signal, sigma = torch.exp(-0.5 * integral), torch.sqrt(-torch.expm1(-integral))
         else:
-            alpha_bar = self.alphas_bar.to(time.device)[time.long()]
-            signal, sigma = alpha_bar.sqrt(), (1.0 - alpha_bar).sqrt()
+            tables = self.alphas_bar.sqrt(), (1.0 - self.alphas_bar).sqrt()  # in float64, which the device may not have
+            signal, sigma = (table.float().to(t.device)[t.long()] for table in tables)
         return signal.float().to(t.device), sigma.float().to(t.device)
 
     def add_noise(self, x0: Tensor, noise: Tensor, t: Tensor) -> Tensor:
@@ -250,7 +259,9 @@ LEVELS = len(SNR_EDGES) + 1
 
 def noise_levels(process: "NoiseProcess", t: Tensor) -> Tensor:
     """The noise level of each image, 0 to LEVELS - 1, by its log-SNR."""
-    return torch.bucketize(process.log_snr(t), torch.tensor(SNR_EDGES, device=t.device))
+    low, step = SNR_EDGES[0], SNR_EDGES[1] - SNR_EDGES[0]
+    edges = low + step * torch.arange(len(SNR_EDGES), device=t.device)  # made there: a copy would wait at every step
+    return torch.bucketize(process.log_snr(t), edges)
 
 
 def level_names() -> tuple[str, ...]:
@@ -347,3 +358,11 @@ def epsilon_losses(
 
 def mean_square(difference: Tensor) -> Tensor:
     return difference.float().square().flatten(1).mean(dim=1)
+
+
+def flat_losses(wanted: Tensor) -> Tensor:
+    """What the best answer costs that is the same at every position of an image: a collapse ends there.
+
+    That of ε is 1, as for an answer of zero; v and a flow hold the image, whose brightness such an answer still has.
+    """
+    return mean_square(wanted - wanted.mean(dim=tuple(range(2, wanted.dim())), keepdim=True))

@@ -1,11 +1,12 @@
 """Optional packages, and objects by "package.module:name".
 
-`import scalelong` needs torch alone. What needs more asks for it where it is used, and whoever lacks it is told which
-extra to install:
+`import scalelong` needs torch alone. Code that needs more asks for it where it is used; the error names the extra to
+install:
 
     plt = needs("matplotlib.pyplot", "report", "drawing figures")
 """
 
+import pkgutil
 import sys
 from importlib import import_module
 from typing import Any
@@ -31,7 +32,7 @@ def needs(module: str, extra: str | None, purpose: str) -> Any:
         return import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
-        # Of a package that is installed and lacks the module, or fails on the way, the reason is told.
+        # A package that is installed and lacks the module, or fails on the way: the error gives the reason.
         absent = (error.name or "").partition(".")[0] == package and sys.modules.get(package) is None
         named = DISTRIBUTIONS.get(package, package)
         raise MissingDependencyError(named, extra, purpose, None if absent else str(error)) from error
@@ -39,25 +40,12 @@ def needs(module: str, extra: str | None, purpose: str) -> Any:
 
 def load_object(spec: str, what: str = "object", error: type[ScaleLongError] = InvalidConfigError) -> Any:
     """The object that "package.module:name" names; the name may have dots. What fails is raised as `error`."""
-    module_name, _, name = spec.partition(":")
-    if not module_name or not name:
+    if not all(spec.partition(":")):
         raise error(f"unknown {what} {spec!r}: it must look like package.module:name")
     try:
-        found = import_module(module_name)
-    except ImportError as failure:
+        return pkgutil.resolve_name(spec)
+    except Exception as failure:  # a module of the user's own may fail in any way while it is imported
         raise error(
-            f"the {what} {spec!r} cannot be imported: {failure}. Is its folder in PYTHONPATH? Check the name"
+            f"the {what} {spec!r} cannot be imported: {type(failure).__name__}: {failure}. Is its folder in "
+            f"PYTHONPATH? Check the name"
         ) from failure
-    # A module of the user's own may fail in any way while it is imported.
-    except Exception as failure:
-        raise error(
-            f"the {what} {spec!r} cannot be imported: {module_name} raises {type(failure).__name__}: "
-            f"{failure}; correct it"
-        ) from failure
-    for part in name.split("."):
-        if not hasattr(found, part):
-            raise error(
-                f"the {what} {spec!r} cannot be imported: the module {module_name!r} has no {name!r}; check the name"
-            )
-        found = getattr(found, part)
-    return found

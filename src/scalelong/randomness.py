@@ -66,8 +66,9 @@ def global_state() -> dict[str, Any]:
         "numpy": [str(name), torch.from_numpy(keys.astype("int64")), *rest],
         "torch": torch.get_rng_state(),
     }
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state()
+    device = torch.accelerator.current_accelerator(check_available=True)
+    if device is not None:  # by its kind: "cuda", "mps", "xpu"
+        state[device.type] = torch.get_device_module(device).get_rng_state()
     return state
 
 
@@ -77,8 +78,9 @@ def restore_global_state(state: dict[str, Any]) -> None:
     name, array, *rest = state["numpy"]
     _numpy().random.set_state((name, array.numpy().astype("uint32"), *rest))
     torch.set_rng_state(state["torch"])
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
+    device = torch.accelerator.current_accelerator(check_available=True)
+    if device is not None and device.type in state:
+        torch.get_device_module(device).set_rng_state(state[device.type])
 
 
 def _numpy() -> Any:

@@ -2,7 +2,6 @@
 
 import copy
 import warnings
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import scalelong as sl
-from scalelong.errors import CancelledScalingWarning, InvalidConfigError, UnreachableSkipError
-from scalelong.finding import SkipPlan, find_skips
-from scalelong.models import UViT, unet
+from scalelong.errors import CancelledScalingWarning, UnreachableSkipError
+from scalelong.models import unet
 
 BEHIND = "cs:kappa=0.5,behind_norms=true"
 
@@ -105,17 +103,6 @@ def test_it_folds_exactly_and_is_undone_bit_for_bit():
     assert not sl.is_scaled(model)
 
 
-def test_saved_and_loaded(tmp_path: Path):
-    model, x = Net(), example()
-    other = copy.deepcopy(model)
-    sl.scale_skips_(model, BEHIND, (x,))
-    sl.save_scaling(model, tmp_path / "scaling.safetensors")
-    sl.load_scaling_(other, tmp_path / "scaling.safetensors")
-    assert torch.equal(model(x), other(x))
-    plan = find_skips(other, (x,))
-    assert SkipPlan.from_json(plan.to_json()) == plan
-
-
 class Pooling(Block):
     def forward(self, x: Tensor) -> Tensor:
         normed = self.norm(x)
@@ -125,24 +112,9 @@ class Pooling(Block):
 def test_another_reader_behind_the_norm_is_refused_before_anything_changes():
     model, x = Net(Pooling), example()
     before = model(x)
-    with pytest.raises(UnreachableSkipError, match="behind its GroupNorm"):
+    with pytest.raises(UnreachableSkipError, match="after its GroupNorm"):
         sl.scale_skips_(model, BEHIND, (x,))
     assert torch.equal(model(x), before)
-
-
-def test_without_a_norm_behind_the_merge_it_is_plain_cs():
-    options: Any = {"image_size": 8, "patch_size": 4, "dim": 16, "depth": 4, "heads": 2}
-    torch.manual_seed(0)
-    one = UViT(**options, scaling="cs:0.5")
-    torch.manual_seed(0)
-    other = UViT(**options, scaling=BEHIND)
-    x, t = torch.randn(2, 3, 8, 8), torch.tensor([1.0, 2.0])
-    assert torch.equal(one(x, t), other(x, t))
-
-
-def test_it_is_true_or_false():
-    with pytest.raises(InvalidConfigError, match="behind_norms must be true or false"):
-        sl.ConstantScaling(behind_norms="yes")  # pyright: ignore[reportArgumentType]
 
 
 class DropoutBlock(Block):

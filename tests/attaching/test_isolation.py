@@ -2,13 +2,13 @@
 
 import gc
 import random
-import threading
 import warnings
 import weakref
 
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 from torch.nn import functional as F
 
 import scalelong as sl
@@ -34,7 +34,8 @@ class Normalises(nn.Module):
                 self.up.weight.data = self.up.weight.data / 2
         outer = self.stem(x)
         inner = self.down(F.relu(outer))
-        h = self.up(torch.cat([F.dropout(F.relu(self.mid(self.norm(inner))), 0.1, self.training), inner], 1))
+        h = F.dropout(F.relu(self.mid(self.norm(inner))), 0.1, self.training)
+        h = self.up(torch.cat([h, inner], 1))
         return self.head(torch.cat([F.relu(h), outer], 1))
 
 
@@ -120,24 +121,6 @@ def test_example_inputs_are_not_kept_alive():
         torch.testing.assert_close(model(x), wanted)
 
 
-def test_in_a_thread_the_scaling_is_verified():
-    plan = sl.find_skips(zoo.HandWritten().eval(), IMAGE)
-    swapped = (plan[1].replace(places=plan[2].places), plan[2].replace(places=plan[1].places), plan[3])
-    wrong = sl.SkipPlan(plan.model, swapped, plan.repeats)
-    errors = []
-
-    def scale():
-        try:
-            sl.scale_skips_(zoo.HandWritten().eval(), sl.CustomScaling((0.5, 0.6, 0.7)), IMAGE, plan=wrong)
-        except sl.VerificationError as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=scale)
-    thread.start()
-    thread.join()
-    assert len(errors) == 1
-
-
 def test_gates_that_no_optimiser_trains_are_named():
     model = Normalises()
     optimizer = torch.optim.AdamW(model.parameters())
@@ -150,26 +133,44 @@ def test_gates_that_no_optimiser_trains_are_named():
         sl.scale_skips_(sl.unscale_(model), "cs", IMAGE)
 
 
-@pytest.mark.parametrize(("method", "refused"), [("ls", True), ("cs", False)])
-def test_replicas_of_data_parallel_do_not_use_the_gates_of_another_device(method, refused):
+@pytest.mark.parametrize("method", ["cs", "ls"])
+def test_replicas_of_data_parallel_use_their_own_gates(method):
+    """As `torch.nn.parallel.replicate` makes them: plain tensors in the place of parameters."""
     model = sl.scale_skips_(Normalises().eval(), method, IMAGE)
     wanted = model(*IMAGE)
-    replica = model._replicate_for_data_parallel()
-    replica._parameters = model._parameters
-    if refused:
-        with pytest.raises(sl.UnsupportedModelError, match="DistributedDataParallel"):
-            replica(*IMAGE)
-    else:
-        assert torch.equal(replica(*IMAGE), wanted)
-
-
-def test_code_that_was_compiled_before_the_scaling_is_compiled_again():
-    model = Normalises().eval()
-    compiled = torch.compile(model, backend="eager")
+    replicas = {module: module._replicate_for_data_parallel() for module in model.modules()}
+    for module, replica in replicas.items():
+        replica._modules = {name: replicas[child] for name, child in module._modules.items() if child is not None}
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                setattr(replica, name, parameter.detach().clone())
     with torch.no_grad():
-        plain = compiled(*IMAGE)
+        for parameter in sl.scaling_of(model).parameters():
+            parameter.fill_(5.0)  # as if on a device that the replica does not see
+    torch.testing.assert_close(replicas[model](*IMAGE), wanted)
+    assert method == "cs" or not torch.allclose(model(*IMAGE), wanted)
+
+
+def test_replicas_of_a_rewritten_model_are_refused():
+    model = sl.scale_skips_(zoo.Additive().eval(), "cs", (torch.randn(2, 3, 16, 16),))
+    with pytest.raises(sl.UnsupportedModelError, match="DistributedDataParallel"):
+        model._replicate_for_data_parallel()(torch.randn(2, 3, 16, 16))
+
+
+def test_what_was_compiled_of_the_model_is_compiled_again_and_nothing_else():
+    model, other = Normalises().eval(), nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    count = CompileCounter()
+    compiled, as_part = torch.compile(model, backend=count), torch.compile(lambda x: model(x) + 1, backend="eager")
+    compiled_other = torch.compile(other, backend=count)
+    with torch.no_grad():
+        compiled_other(torch.randn(2, 4))
+        plain = compiled(*IMAGE), as_part(*IMAGE)
         sl.scale_skips_(model, "cs:0.5", IMAGE)
-        torch.testing.assert_close(compiled(*IMAGE), model(*IMAGE))
-        assert not torch.allclose(compiled(*IMAGE), plain)
+        for run, offset, before in ((compiled, 0, plain[0]), (as_part, 1, plain[1])):
+            torch.testing.assert_close(run(*IMAGE), model(*IMAGE) + offset)
+            assert not torch.allclose(run(*IMAGE), before)
         sl.unscale_(model)
-        torch.testing.assert_close(compiled(*IMAGE), plain)
+        torch.testing.assert_close(compiled(*IMAGE), plain[0])
+        graphs = count.frame_count
+        compiled_other(torch.randn(2, 4))
+        assert count.frame_count == graphs

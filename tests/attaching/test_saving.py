@@ -2,22 +2,18 @@
 
 import copy
 import json
-import os
-import subprocess
-import sys
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import scalelong as sl
 from families import case
-from scalelong.attaching import KEY, decode, encode, scaling_of
+from scalelong.attaching import KEY, scaling_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::scalelong.errors.CancelledScalingWarning")
 
@@ -107,13 +103,6 @@ def test_another_scaling_is_an_error_and_no_weight_is_touched(other):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_other_skips_are_an_error():
-    plan = sl.find_skips(Concat(), (X,))
-    one = sl.scale_skips_(Concat(), "uniform:0.5", (X,), plan=replace(plan, skips=plan.skips[:1]))
-    with pytest.raises(sl.ScalingMismatchError, match=r"1 scaled long skips.*has 2"):
-        scaled("uniform:0.5").load_state_dict(one.state_dict())
-
-
 def test_folded_and_unscaled_networks_are_plain():
     model = scaled("cs")
     sl.fold_(model)
@@ -122,16 +111,6 @@ def test_folded_and_unscaled_networks_are_plain():
     assert list(model.state_dict()) == list(Concat().state_dict())
     assert KEY not in vars(model)
     assert KEY not in sl.scale_skips_(Concat(), "none", (X,)).state_dict()
-
-
-def test_weights_that_were_compensated_are_multiplied_back():
-    plain = Concat().eval()
-    model = sl.scale_skips_(copy.deepcopy(plain), "uniform:0.5", (X,))
-    sl.fold_(model, inverse=True)
-    other = loaded(model.state_dict())
-    assert same(model, other)
-    sl.unscale_(other)
-    torch.testing.assert_close(other(X), plain(X))
 
 
 @pytest.mark.parametrize("method", ["cs", "ls"])
@@ -222,40 +201,14 @@ def test_files_that_hold_no_scaling_and_files_that_would_run_code(tmp_path):
         sl.load_scaling_(Concat(), tmp_path / "folder")
 
 
-def test_a_file_of_the_format_before(tmp_path):
-    from safetensors import safe_open
-
-    model, path = scaled("ls"), tmp_path / "scaling.safetensors"
-    sl.save_scaling(model, path)
+def test_a_file_of_another_format_is_refused(tmp_path):
+    path = tmp_path / "scaling.safetensors"
+    sl.save_scaling(scaled("ls"), path)
     with safe_open(path, framework="pt") as file:
         about = json.loads(file.metadata()["scalelong"])
-    del about["class"], about["compensated"]
-    save_file(load_file(path), path, metadata={"scalelong": json.dumps({**about, "format": 2})})
-    assert sl.plan_of(sl.load_scaling_(Concat(), path)) == sl.plan_of(model)
     save_file(load_file(path), path, metadata={"scalelong": json.dumps({**about, "format": 9})})
     with pytest.raises(sl.ScalingMismatchError, match="format 9"):
         sl.load_scaling_(Concat(), path)
-
-
-def test_a_method_with_options_that_json_does_not_know_can_be_saved():
-    text = {"scaling": {"method": "own", "dtype": torch.float16}, "format": 3}
-    assert decode(encode(text))["scaling"]["dtype"] == "torch.float16"
-
-
-def test_uvit_by_its_own_means_and_by_ours(tmp_path: Path):
-    def tiny(scaling: str = "none") -> sl.UViT:
-        torch.manual_seed(0)
-        return sl.UViT(image_size=8, patch_size=4, channels=1, dim=16, depth=4, heads=2, scaling=scaling)
-
-    for model in (tiny("cs:0.5"), sl.scale_skips_(tiny(), "cs:0.5")):
-        assert KEY in model.state_dict()
-        with pytest.raises(RuntimeError, match="scalelong_scaling"):
-            tiny().load_state_dict(model.state_dict())
-        tiny("cs:0.5").load_state_dict(model.state_dict())
-        with pytest.raises(sl.ScalingMismatchError, match=r"kappa=0.5.*kappa=0.7"):
-            tiny("cs").load_state_dict(model.state_dict())
-        assert sl.coefficients(sl.load_scaling_(tiny(), model.state_dict())) == [1.0, 0.5]
-    assert list(sl.unscale_(tiny("cs")).state_dict()) == list(tiny().state_dict())
 
 
 # PEFT: an adapter is saved alone, and says how its base model is scaled.
@@ -293,21 +246,6 @@ def test_an_adapter_brings_its_scaling(method, targets, tmp_path):
             peft.PeftModel.from_pretrained(scaled("cs:0.5"), tmp_path)
 
 
-def test_gates_that_peft_wraps_survive_a_pause_and_go_with_the_scaling(tmp_path):
-    adapted = with_lora(scaled("ls"), "middle", modules_to_save=["skip_scaling"])
-    before, names = adapted(X), set(adapted.state_dict())
-    assert not sl.fold_(adapted).folded
-    with sl.unscaled(adapted):
-        assert not torch.equal(adapted(X), before)
-    assert torch.equal(adapted(X), before)
-    assert set(adapted.state_dict()) == names
-    adapted.save_pretrained(tmp_path)
-    sl.load_scaling_(Concat(), tmp_path)
-    merged = sl.unscale_(adapted.merge_and_unload())
-    assert set(merged.state_dict()) == set(Concat().state_dict())
-    sl.scale_skips_(merged, "ls", X)
-
-
 def test_gates_are_no_linear_layers_for_tools_that_look_for_those():
     adapted = with_lora(sl.UViT(image_size=8, patch_size=2, dim=16, depth=4, heads=2, scaling="ls"), "all-linear")
     assert not [name for name, _ in adapted.named_modules() if "skip_scaling" in name and "lora" in name]
@@ -324,12 +262,11 @@ def test_frozen_gates_are_said_and_missed_in_the_adapter(tmp_path):
         sl.load_scaling_(Concat(), tmp_path)
 
 
-@pytest.mark.parametrize("verify", [False, True])
-def test_folding_names_layers_with_adapters_and_changes_nothing(verify):
+def test_folding_names_layers_with_adapters_and_changes_nothing():
     adapted = with_lora(scaled("cs"), r"up\.0")
     before, output = copy.deepcopy(adapted.state_dict()), adapted(X)
-    with pytest.raises(sl.AdaptedLayersError, match=r"up\.0.*merge_and_unload"):
-        sl.fold_(adapted, verify=verify)
+    with pytest.raises(sl.UnsupportedModelError, match=r"up\.0.*merge_and_unload"):
+        sl.fold_(adapted)
     assert all(torch.equal(value, before[name]) for name, value in adapted.state_dict().items())
     assert torch.equal(adapted(X), output)
     merged = adapted.merge_and_unload()
@@ -347,25 +284,24 @@ def test_an_adapter_is_scaled_as_one_with_its_layer():
     assert not torch.allclose(plain, adapted(X))
 
 
-@pytest.mark.parametrize("verify", [False, True])
-def test_a_model_is_never_left_half_folded(verify, monkeypatch):
+def test_a_model_is_never_left_half_folded(monkeypatch):
     model = scaled("uniform:0.5")
     before, output = copy.deepcopy(model.state_dict()), model(X)
     calls = []
 
-    def fails(self: Any, index: int, factors: Any) -> None:
-        calls.append(index)
-        if len(calls) == 2:
+    original = torch.Tensor.mul_
+
+    def fails(weight: torch.Tensor, factor: float) -> torch.Tensor:
+        calls.append(factor)
+        if len(calls) == 3:
             raise MemoryError
-        original(self, index, factors)
+        return original(weight, factor)
 
-    from scalelong.attaching import Host
-
-    original = Host.fold
-    monkeypatch.setattr(Host, "fold", fails)
+    monkeypatch.setattr(torch.Tensor, "mul_", fails)
     with pytest.raises(MemoryError):
-        sl.fold_(model, verify=verify)
-    assert len(calls) == 2
+        sl.fold_(model)
+    monkeypatch.undo()
+    assert len(calls) == 3
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert torch.equal(model(X), output)
 
@@ -388,24 +324,6 @@ def test_a_summary_is_short_and_true():
     assert sl.summary(Lit(learned)).coefficients[1] == pytest.approx(0.7, abs=0.05)
 
 
-def test_a_model_prints_how_it_is_scaled():
-    model = Concat()
-    before = repr(model)
-    sl.scale_skips_(model, "cs:0.5", X)
-    assert "(long skips): 2 scaled by cs (kappa=0.5" in repr(copy.deepcopy(model))
-    sl.unscale_(model)
-    assert repr(model) == before
-
-
-def test_scripting_says_to_fold_first():
-    for model in (scaled("cs"), Lit(scaled("ls"))):
-        with pytest.raises(sl.UnsupportedModelError, match=r"torch\.jit\.script.*fold_"):
-            torch.jit.script(model)
-    model = scaled("cs")
-    sl.fold_(model)
-    assert "__prepare_scriptable__" not in vars(model)
-
-
 class Wrapped(Tensor):
     """A tensor with something beside it, as MONAI's MetaTensor is."""
 
@@ -423,21 +341,6 @@ def test_tensor_subclasses_are_followed(method):
     assert type(model(inputs)) is Wrapped
 
 
-def test_monais_tensors_are_followed():
-    data = pytest.importorskip("monai.data")
-    inputs = data.MetaTensor(X, meta={"filename": "a.nii"})
-    assert len(sl.find_skips(Concat(), (inputs,))) == 2
-    model = sl.scale_skips_(Concat(), "cs", plan=sl.find_skips(Concat(), inputs)).eval()
-    torch.testing.assert_close(model(inputs).as_tensor(), model(X))
-
-
-def test_methods_are_known_as_the_paper_writes_them():
-    assert sl.as_scaling("CS:0.5") == sl.ConstantScaling(0.5)
-    assert sl.as_scaling({"method": "LS"}) == sl.LearnableScaling()
-    with pytest.raises(sl.InvalidConfigError, match="unknown scaling method 'XS'"):
-        sl.as_scaling("XS")
-
-
 def test_keys_are_those_of_the_plain_model_where_that_is_asked_for():
     model = sl.UViT(image_size=8, patch_size=4, dim=16, depth=4, heads=2)
     plain = list(model.state_dict())
@@ -446,11 +349,6 @@ def test_keys_are_those_of_the_plain_model_where_that_is_asked_for():
     with sl.without_records():
         assert list(model.state_dict()) == plain
         sl.UViT(image_size=8, patch_size=4, dim=16, depth=4, heads=2).load_state_dict(model.state_dict())
-    code = (
-        "import scalelong as sl; make = lambda: sl.UViT(image_size=8, patch_size=4, dim=16, depth=4, heads=2); "
-        "assert list(sl.scale_skips_(make(), 'cs').state_dict()) == list(make().state_dict())"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "SCALELONG_RECORDS": "0"})
 
 
 def test_of_a_model_that_a_checkpoint_holds_twice_the_first_is_taken():
@@ -463,9 +361,3 @@ def test_of_a_model_that_a_checkpoint_holds_twice_the_first_is_taken():
     other = copy.deepcopy(case("hand-written").model)
     sl.load_scaling_(other, {"state_dict": states[0], "current_model_state": states[1]})
     assert all(bool((parameter == 0.25).all()) for parameter in sl.scaling_of(other).parameters())
-
-
-def test_weights_without_gates_say_that_the_gates_stay():
-    model = case("hand-written").scaled("ls")
-    with pytest.warns(sl.UnscaledWeightsWarning, match="gates are not in these weights"):
-        model.load_state_dict(case("hand-written").model.state_dict())

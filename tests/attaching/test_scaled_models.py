@@ -1,6 +1,5 @@
 """What a scaled model does in other people's hands: EMA, wrappers, hooks, warnings, mismatches."""
 
-import copy
 import io
 import warnings
 
@@ -10,15 +9,14 @@ from torch import nn
 
 import scalelong as sl
 import zoo
-from families import Family, build, call, case, image
-from scalelong.attaching import plan_of, scaling_of
+from families import Family, build, image
+from scalelong.attaching import plan_of
 from scalelong.errors import (
     CancelledScalingWarning,
     CannotReadError,
     ScalingMismatchError,
     SkipMismatchError,
     UnreachableSkipError,
-    UnsupportedModelError,
 )
 from scalelong.finding import find_skips
 
@@ -93,17 +91,6 @@ def test_coefficients_of_a_batch():
     assert [tuple(t.shape) for t in tensors] == [(2, 4, 1, 1), (2, 8, 1, 1), (2, 16, 1, 1)]
 
 
-def test_other_hooks_stay():
-    model = hand_written()
-    seen = []
-    model.d1.register_forward_pre_hook(lambda module, args: seen.append(args[0].shape))  # pyright: ignore
-    sl.scale_skips_(model, "cs", IMAGE)
-    sl.unscale_(model)
-    seen.clear()
-    model(*IMAGE)
-    assert len(seen) == 1
-
-
 def test_another_path_than_the_planned_one_raises():
     model = build(Family(zoo.EncoderDecoder, image(), 2))
     sl.scale_skips_(model, "uniform:0.5", IMAGE)
@@ -141,77 +128,18 @@ def test_a_plan_of_another_model_is_refused(tmp_path):
         sl.scale_skips_(zoo.ZipLoop(), "cs", plan=plan)
     model = sl.scale_skips_(hand_written(), "ls", IMAGE)
     sl.save_scaling(model, tmp_path / "s.safetensors")
-    for other, says in ((zoo.ZipLoop(), "scales a HandWritten"), (zoo.HandWritten(8), r"e1\S* is \[4, 3, 3, 3\]")):
-        with pytest.raises(ScalingMismatchError, match=says):
-            sl.load_scaling_(other, tmp_path / "s.safetensors")
-        assert not sl.is_scaled(other)
+    other = zoo.ZipLoop()
+    with pytest.raises(ScalingMismatchError, match="scales a HandWritten"):
+        sl.load_scaling_(other, tmp_path / "s.safetensors")
+    assert not sl.is_scaled(other)
+    wider = sl.load_scaling_(zoo.HandWritten(8), tmp_path / "s.safetensors")
+    with pytest.raises(SkipMismatchError, match=r"expected \d+ channels"):
+        wider(*IMAGE)
     (tmp_path / "junk").write_bytes(b"junk")
     with pytest.raises(ScalingMismatchError, match="not written by save_scaling"):
         sl.load_scaling_(hand_written(), tmp_path / "junk")
     with pytest.raises(CannotReadError, match="No such file"):
         sl.load_scaling_(hand_written(), tmp_path / "absent")
-
-
-def test_wrappers_are_seen_through():
-    model = hand_written()
-    averaged = torch.optim.swa_utils.AveragedModel(model)
-    sl.scale_skips_(averaged, "cs", IMAGE)
-    assert sl.is_scaled(averaged.module)
-    parallel = nn.DataParallel(hand_written())
-    with pytest.raises(UnsupportedModelError, match="first, then wrap"):
-        sl.scale_skips_(parallel, "ls", IMAGE)
-
-
-def test_diffusers_ema_follows_the_gates():
-    training_utils = pytest.importorskip("diffusers.training_utils")
-    model = sl.scale_skips_(hand_written(), "ls", IMAGE)
-    ema = training_utils.EMAModel(model.parameters(), decay=0.0, use_ema_warmup=False)
-    with torch.no_grad():
-        for parameter in scaling_of(model).parameters():
-            parameter.normal_()
-    for _ in range(3):
-        ema.step(model.parameters())
-    other = sl.scale_skips_(hand_written(), "ls", plan=plan_of(model))
-    ema.copy_to(other.parameters())
-    torch.testing.assert_close(other(*IMAGE), model(*IMAGE))
-
-
-def test_half_precision_keeps_the_gate_in_fp32():
-    model = sl.scale_skips_(hand_written(), "ls", IMAGE).to(torch.bfloat16)
-    assert {p.dtype for p in scaling_of(model).parameters()} == {torch.float32}
-    assert model(IMAGE[0].to(torch.bfloat16)).dtype == torch.bfloat16
-
-
-def test_inference_mode_does_not_spoil_training():
-    model = sl.scale_skips_(hand_written(), "cs", IMAGE)
-    with torch.inference_mode():
-        model(*IMAGE)
-    model(*IMAGE).sum().backward()
-
-
-@pytest.mark.parametrize("method", ["ls", "ls:start=paper", "ls:module=ie", "ls:module=scalar", "norm"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-def test_a_gated_concatenation_is_the_same_with_and_without_gradients(method, dtype):
-    """Without gradients it is one multiplication, with gates for some channels and ones for the others."""
-    torch.manual_seed(0)
-    inputs = (torch.randn(2, 3, 16, 16), torch.tensor([3.0, 700.0]))
-    model = sl.scale_skips_(zoo.GuidedDiffusion().eval(), method, inputs)
-    with torch.no_grad():
-        for parameter in scaling_of(model).parameters():
-            parameter += 0.3 * torch.randn_like(parameter)
-    with torch.autocast("cpu", dtype, enabled=dtype is not torch.float32):
-        trained = model(*inputs)
-        with torch.inference_mode():
-            torch.testing.assert_close(model(*inputs), trained.detach(), rtol=0, atol=0)
-
-
-def test_fake_tensors_do_not_spoil_real_ones():
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    model = sl.scale_skips_(hand_written(), "cs", IMAGE)
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        model(mode.from_tensor(IMAGE[0]))
-    assert torch.isfinite(model(*IMAGE)).all()
 
 
 def test_a_rewritten_class_whose_source_changed_is_refused(monkeypatch):
@@ -229,34 +157,6 @@ def test_a_rewritten_class_whose_source_changed_is_refused(monkeypatch):
     with pytest.raises(sl.ScaleLongError, match="not the one that was planned"):
         sl.scale_skips_(other, "cs", plan=plan)
     assert type(other) is zoo.Additive
-
-
-def test_folded_weights_run_in_a_new_host():
-    c = case("hand-written")
-    model = c.scaled("cs")
-    with torch.no_grad():
-        expected = call(model, c.inputs)
-        assert sl.fold_(model).folded == (1, 2, 3)
-        plain = zoo.HandWritten().eval()
-        plain.load_state_dict(model.state_dict())
-        torch.testing.assert_close(plain(*c.inputs), expected, rtol=1e-6, atol=1e-6)
-
-
-def test_magnitude_preserving_folds_both_operands():
-    c = case("hand-written")
-    model = c.scaled("mp:0.3")
-    with torch.no_grad():
-        expected = call(model, c.inputs)
-        assert not sl.fold_(model).kept
-        torch.testing.assert_close(call(model, c.inputs), expected)
-
-
-def test_a_cut_skip_cannot_be_compensated():
-    model = sl.scale_skips_(hand_written(), sl.CustomScaling((1, 0, 1)), IMAGE)
-    before = copy.deepcopy(model.state_dict())
-    with pytest.raises(sl.InvalidConfigError, match="long skip 2"):
-        sl.fold_(model, inverse=True)
-    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
 def test_what_cannot_be_reached_is_refused_and_left_alone():

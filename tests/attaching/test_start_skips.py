@@ -6,7 +6,6 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrizations
 
 import scalelong as sl
 from families import FAMILIES, call, case
@@ -66,9 +65,9 @@ def test_the_report_says_what_is_where():
 
 
 REFUSED = {
-    *("additive", "additive in place", "additive by function", "decorated", "HDiT", "hourglass", "nested function"),
+    *("additive", "HDiT", "hourglass", "nested function"),
     *("cat then function", "free function", "helper method", "functional", "one concat"),
-    *("mixed", "shared decoder", "time maps", "MONAI SegResNet", "additive tokens"),
+    *("mixed", "shared decoder", "MONAI SegResNet", "additive tokens"),
 }
 """Skips that are added and read by others, too; an activation before the layer; a layer that reads several merges."""
 
@@ -124,13 +123,6 @@ def test_a_scaled_model_is_refused():
             sl.start_skips_(model)
 
 
-def test_weights_that_are_not_there_yet_or_are_computed_are_refused():
-    with torch.device("meta"):
-        model = tiny()
-    with pytest.raises(sl.UnfoldableSkipsError, match="meta device"):
-        sl.start_skips_(model)
-
-
 class Plain(nn.Module):
     """Two long skips, read by linear layers."""
 
@@ -151,17 +143,6 @@ class Plain(nn.Module):
         return x
 
 
-def test_a_weight_that_is_computed_is_refused_and_stays():
-    x = torch.randn(2, 5, 6)
-    model = Plain()
-    parametrizations.weight_norm(model.up[0])
-    before, output = weights(model), model(x)
-    with pytest.raises(sl.UnfoldableSkipsError, match="is computed"):
-        sl.start_skips_(model, "cs", (x,))
-    assert same(model, before)
-    assert torch.equal(model(x), output)
-
-
 def test_skips_can_be_left_out_and_another_models_plan_is_refused():
     x = torch.randn(2, 5, 6)
     plan = sl.find_skips(Plain(), (x,))
@@ -172,17 +153,5 @@ def test_skips_can_be_left_out_and_another_models_plan_is_refused():
     assert changed == ["up.0.weight"]
     with pytest.raises(sl.UnfoldableSkipsError, match="not the layer that the plan names"):
         sl.start_skips_(nn.Sequential(nn.Linear(2, 2)), "cs", plan=plan)
-    with pytest.raises(sl.InvalidConfigError, match="another model"):
+    with pytest.raises(sl.InvalidConfigError, match="different model"):
         sl.start_skips_(tiny(), "cs", plan=sl.find_skips(tiny(depth=4)))
-
-
-def test_a_started_model_trains_as_a_plain_one():
-    """After the start κ is a weight like any other: the gradient reaches it at full size."""
-    model, plain = tiny(), tiny()
-    sl.start_skips_(model, "cs:0.5")
-    batch = torch.randn(2, 3, 8, 8), torch.tensor([10.0, 800.0])
-    model(*batch).square().mean().backward()
-    scaled = sl.scale_skips_(plain, "cs:0.5")
-    scaled(*batch).square().mean().backward()
-    mine, theirs = model.decoder[0].merge.weight.grad[:, 32:], scaled.decoder[0].merge.weight.grad[:, 32:]  # pyright: ignore
-    torch.testing.assert_close(0.25 * mine, theirs)

@@ -1,7 +1,6 @@
 """A scaled model is verified: when it is scaled, at the first forward with new inputs, and counted in every forward."""
 
 import copy
-import io
 import pickle
 import random
 import threading
@@ -16,7 +15,6 @@ from torch import nn
 from torch.func import functional_call
 
 import scalelong as sl
-from scalelong.attaching import scaling_of
 
 C = 6
 
@@ -156,56 +154,12 @@ class Reader:
 
 
 @pytest.mark.parametrize("make", NETWORKS)
-@pytest.mark.parametrize("prepend", [False, True])
-@pytest.mark.parametrize("method", [CONFIG, "ls"])
-@pytest.mark.parametrize("when", ["before", "between"])
-def test_hooks_that_read_do_not_disturb_the_verification(make, prepend, method, when):
-    model = make().eval()
-    plan = sl.find_skips(model, images())
-    if when == "before":
-        Reader().put_on(model, prepend)
-    sl.scale_skips_(model, method, plan=plan)
-    reader = Reader()
-    if when == "between":
-        reader.put_on(model, prepend)
-    output = model(*images())
-    assert sl.is_scaled(model)
-    if method is CONFIG:
-        assert torch.allclose(output, expected(model, *images()), atol=1e-5)
-    hooks = [hook for layer in model.modules() for hook in layer._forward_hooks.values()]
-    assert when == "before" or reader.behind in hooks, "the hooks are those that were put on"
-
-
-def test_hooks_for_all_modules_that_read_do_not_disturb_the_verification():
-    model = Added().eval()
-    sl.scale_skips_(model, CONFIG, plan=sl.find_skips(model, images()))
-    reader = Reader()
-    handle = nn.modules.module.register_module_forward_hook(reader.behind)
-    try:
-        assert torch.allclose(model(*images()), expected(model, *images()), atol=1e-5)
-    finally:
-        handle.remove()
-
-
-@pytest.mark.parametrize("make", NETWORKS)
 def test_a_wrong_plan_is_refused_also_among_hooks_that_read(make):
     model = make().eval()
     sl.scale_skips_(model, CONFIG, plan=misplaced(model))
     Reader().put_on(model, prepend=True)
     with pytest.raises(sl.VerificationError, match="long skip 2"):
         sl.verify(model, images())
-
-
-@pytest.mark.parametrize("make", NETWORKS)
-def test_a_hook_that_changes_features_is_part_of_the_network(make):
-    plain, model = make().eval(), make().eval()
-    plan = sl.find_skips(model, images())
-    sl.scale_skips_(model, CONFIG, plan=plan)
-    for network in (plain, model):
-        network.dec[1].register_forward_hook(lambda module, args, output: 2.0 * output + 1.0)
-    found = model(*images())
-    sl.scale_skips_(plain, CONFIG, images(), plan=plan)
-    assert torch.equal(found, plain(*images()))
 
 
 class Keeper(Concat):
@@ -251,18 +205,15 @@ def test_verification_leaves_no_trace():
 
 
 class Drops(Added):
-    """May leave out a level, or take one twice."""
+    """May leave out a level."""
 
     left_out: tuple[int, ...] = ()
-    twice: tuple[int, ...] = ()
 
     def forward(self, x):
         h, skips = self.encode(x)
         for n, (up, dec) in enumerate(zip(self.up, self.dec, strict=True)):
             h, skip = up(h), skips.pop()
-            for _ in range(2 if n in self.twice else 0 if n in self.left_out else 1):
-                h = h + skip
-            h = F.silu(dec(h))
+            h = F.silu(dec(h if n in self.left_out else h + skip))
         return self.head(h)
 
 
@@ -271,51 +222,10 @@ def test_a_skip_that_is_left_out_is_an_error_and_spoils_nothing(left_out):
     model = Drops().eval()
     sl.scale_skips_(model, CONFIG, images())
     model.left_out = left_out
-    with pytest.raises(sl.SkipMismatchError, match=r"reached 0 times in this forward|is merged after"):
+    with pytest.raises(sl.SkipMismatchError, match="reached 0 times in this forward"):
         model(*images())
     model.left_out = ()
     torch.testing.assert_close(model(*images()), expected(model, *images()))
-
-
-def test_a_skip_that_is_taken_in_the_place_of_another_is_an_error():
-    model = Drops().eval()
-    sl.scale_skips_(model, CONFIG, images())
-    model.left_out, model.twice = (0,), (1,)
-    with pytest.raises(sl.SkipMismatchError):
-        model(*images())
-
-
-class Swapped(Concat):
-    """Concatenates the other way round for small inputs, and takes the skips in another order if it is told to."""
-
-    def forward(self, x, order: tuple[int, ...] = (3, 2, 1)):
-        h, skips = self.encode(x)
-        for i, up, dec in zip(order, self.up, self.dec, strict=True):
-            pair = [F.interpolate(up(h), skips[i - 1].shape[2:]), skips[i - 1]]
-            h = F.silu(dec(torch.cat(pair if x.shape[-1] >= 16 else pair[::-1], 1)))
-        return self.head(h)
-
-
-def test_another_path_for_small_inputs_is_refused():
-    model = Swapped().eval()
-    with pytest.raises(sl.VerificationError, match=r"half the size.*changed places"):
-        sl.scale_skips_(model, CONFIG, images())
-    assert not sl.is_scaled(model)
-    sl.scale_skips_(model, CONFIG, images(64))
-    with pytest.raises(sl.VerificationError, match=r"changed places"):
-        sl.verify(model, images(8))
-    sl.verify(model, images())
-
-
-def test_a_layer_that_is_swapped_or_moved_is_noticed():
-    model: Any = sl.scale_skips_(Concat().eval(), CONFIG, images())
-    model.dec[0] = nn.Conv2d(2 * C, C, 3, 1, 1)
-    with pytest.raises(sl.ScaleLongError):
-        model(*images())
-    model = sl.scale_skips_(Concat().eval(), CONFIG, images())
-    model.dec[0], model.dec[1] = model.dec[1], model.dec[0]
-    with pytest.raises(sl.ScaleLongError):
-        model(*images())
 
 
 # Other ways to run a model.
@@ -375,72 +285,9 @@ def test_a_block_may_be_called_by_itself_and_after_an_exception():
 # Functions, not classes, are rewritten.
 
 
-class Table(Added):
-    """Keeps its steps as bound methods, and looks at its own class."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.modes = {"plain": self.decode}
-        assert type(self) is Table
-
-    def decode(self, h, skips):
-        for up, dec in zip(self.up, self.dec, strict=True):
-            h = F.silu(dec(up(h) + skips.pop()))
-        return h
-
-    def forward(self, x):
-        assert type(self) is Table
-        return self.head(self.modes["plain"](*self.encode(x)))
-
-
-class Explicit(Added):
-    def forward(self, x):
-        return Added.forward(self, x)
-
-
 class Inherited(Added):
     def forward(self, x):
         return super().forward(x)
-
-
-def patched(self, x):
-    h, skips = self.encode(x)
-    for up, dec in zip(self.up, self.dec, strict=True):
-        h = F.silu(dec(up(h) + skips.pop()))
-    return self.head(h)
-
-
-class Patched(Added):
-    def __init__(self) -> None:
-        super().__init__()
-        self.forward = patched.__get__(self)
-
-
-class CompiledMethod(Added):
-    def __init__(self) -> None:
-        super().__init__()
-        self.run = torch.compile(self.decode, backend="eager")
-
-    def decode(self, h, skips):
-        for up, dec in zip(self.up, self.dec, strict=True):
-            h = F.silu(dec(up(h) + skips.pop()))
-        return h
-
-    def forward(self, x):
-        return self.head(self.run(*self.encode(x)))
-
-
-@pytest.mark.parametrize("make", [Table, Inherited, Patched, CompiledMethod])
-def test_what_would_go_around_a_subclass(make):
-    model, other = make().eval(), make().eval()
-    with torch.no_grad():
-        before = model(*images())
-        sl.scale_skips_(model, CONFIG, images())
-        torch.testing.assert_close(model(*images()), expected(model, *images()))
-        assert torch.equal(other(*images()), before)  # another model of the class
-        assert torch.equal(make().eval()(*images()), before)
-        sl.unscale_(model)
-        assert torch.equal(model(*images()), before)
 
 
 class Own(Added):
@@ -468,11 +315,6 @@ def test_nothing_but_the_model_in_hand_changes(make):
     assert {name: set(vars(module)) for name, module in model.named_modules()} == inside
 
 
-def test_a_base_class_that_is_called_by_name_is_out_of_reach():
-    with pytest.raises(sl.UnreachableSkipError, match="out of reach"):
-        sl.scale_skips_(Explicit().eval(), CONFIG, images())
-
-
 def test_two_models_of_one_class_with_different_plans():
     plan = sl.find_skips(Added().eval(), images())
     one = sl.scale_skips_(Added().eval(), sl.CustomScaling((0.5,)), images(), plan=plan.select([2]))
@@ -485,87 +327,10 @@ def test_two_models_of_one_class_with_different_plans():
         assert torch.equal(copied(*images()), one(*images()))
 
 
-def test_a_pickle_of_a_rewritten_model_scales_in_a_process_that_never_did():
-    model = sl.scale_skips_(Added().eval(), CONFIG, images())
-    buffer = io.BytesIO()
-    torch.save(model, buffer)
-    wanted = expected(model, *images())
-    sl.unscale_(model)  # now the function has its own code
-    buffer.seek(0)
-    loaded = torch.load(buffer, weights_only=False)
-    torch.testing.assert_close(loaded(*images()), wanted)
-    sl.unscale_(loaded)
-
-
 # Folding and wrappers.
 
 
-class Standardised(nn.Conv2d):
-    def _conv_forward(self, input, weight, bias):  # noqa: A002
-        return super()._conv_forward(input, weight / weight.norm(), bias)
-
-
-class ReadsAWeight(Concat):
-    """Uses the weight of a layer for something else, too."""
-
-    def forward(self, x):
-        return super().forward(x) + self.get_parameter("dec.0.weight").mean()
-
-
-class LowRank(nn.Module):
-    """An adapter around a layer, as LoRA's."""
-
-    def __init__(self, base: nn.Conv2d) -> None:
-        super().__init__()
-        self.base_layer, self.a = base, nn.Conv2d(2 * C, C, 1)
-
-    def forward(self, x):
-        return self.base_layer(x) + self.a(x)
-
-
-@pytest.mark.parametrize("kind", ["standardised", "read elsewhere", "adapter"])
-def test_folding_is_exact_or_not_done(kind):
-    model: Concat = ReadsAWeight() if kind == "read elsewhere" else Concat()
-    if kind == "standardised":
-        model.dec = nn.ModuleList(Standardised(2 * C, C, 3, 1, 1) for _ in range(3))
-    model.eval()
-    sl.scale_skips_(model, CONFIG, images())
-    if kind == "adapter":
-        model.dec[1] = LowRank(model.dec[1])  # pyright: ignore[reportArgumentType]
-    weights = copy.deepcopy(model.state_dict())
-    if kind == "adapter":
-        with pytest.raises(sl.AdaptedLayersError, match=r"dec\.1\. Nothing was changed"):
-            sl.fold_(model)
-        assert all(torch.equal(value, weights[name]) for name, value in model.named_parameters())
-        return
-    with torch.no_grad():
-        wanted = model(*images())
-        report = sl.fold_(model)
-        torch.testing.assert_close(model(*images()), wanted)
-    if kind == "standardised":
-        assert set(report.kept) == {2, 3}
-        assert all(torch.equal(value, weights[name]) for name, value in model.named_parameters())
-    else:
-        assert set(report.kept) == {3}
-        assert "used in another way" in report.kept[3]
-        assert torch.equal(model.dec[0].weight, weights["dec.0.weight"])  # pyright: ignore
-
-
-class Peft(nn.Module):
-    """As PEFT wraps a model."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.base_model = inner
-
-    def get_base_model(self) -> nn.Module:
-        return self.base_model
-
-    def forward(self, *args):
-        return self.base_model(*args)
-
-
-@pytest.mark.parametrize("wrap", [Peft, nn.Sequential, torch.optim.swa_utils.AveragedModel, torch.compile])
+@pytest.mark.parametrize("wrap", [nn.Sequential, nn.DataParallel, torch.optim.swa_utils.AveragedModel, torch.compile])
 def test_wrappers_are_seen_through(wrap):
     wrapped = wrap(sl.scale_skips_(Concat().eval(), "cs:0.5", images()))
     assert sl.is_scaled(wrapped)
@@ -576,50 +341,3 @@ def test_wrappers_are_seen_through(wrap):
 
 
 # Methods that look at the data.
-
-
-class LengthFirst(nn.Module):
-    """Tokens as (L, B, C)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.enc = nn.ModuleList(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0) for _ in range(2))
-        self.mid = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0)
-        self.fuse = nn.ModuleList(nn.Linear(16, 8) for _ in range(2))
-
-    def forward(self, x):
-        skips, x = [], x.transpose(0, 1)
-        for enc in self.enc:
-            x = enc(x)
-            skips.append(x)
-        x = self.mid(x)
-        for fuse in self.fuse:
-            x = torch.tanh(fuse(torch.cat([x, skips.pop()], -1)))
-        return x.transpose(0, 1)
-
-
-@pytest.mark.parametrize("batch", [1, 3])
-def test_gates_pool_each_image_by_itself(batch):
-    model = sl.scale_skips_(LengthFirst().eval(), "ls", (torch.randn(batch, 7, 8),))
-    assert [site.batch_axis for site in scaling_of(model).sites] == [1, 1]
-    with torch.no_grad():
-        for parameter in scaling_of(model).parameters():
-            parameter.normal_()
-        x = torch.randn(4, 7, 8)
-        torch.testing.assert_close(model(x)[:1], model(x[:1]))
-        model(x)
-    assert [tuple(t.shape) for t in sl.coefficients(model, reduce=False)] == [(1, 4, 8), (1, 4, 8)]
-
-
-@pytest.mark.parametrize("assign", [False, True])
-def test_gates_of_a_meta_model_start_where_they_should(assign):
-    with torch.device("meta"):
-        model = Concat()
-    sl.scale_skips_(model, "ls:kappa=0.5", images())
-    if not assign:
-        model.to_empty(device="cpu")
-    with pytest.warns(sl.UnscaledWeightsWarning):
-        model.load_state_dict(Concat().state_dict(), assign=assign)
-    model.eval()
-    assert sl.coefficients(model, *images()) == pytest.approx([1.0, 0.5, 0.25], abs=2e-3)

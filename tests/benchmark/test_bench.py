@@ -93,11 +93,11 @@ def test_time_to_quality_from_end_to_end(tmp_path, capsys):
     found = read_results(file)["quality/width-128"]
     authors = found["rows"][0]
     assert authors[0].startswith("authors, rate")
-    assert found["rows"][-1][0] == "our defaults"
+    assert found["rows"][-1][0] == "+ fused blocks: our defaults"
     assert authors[4].startswith("1.00 [1.00")  # it reaches its own final loss with its last step
     curves = found["seconds"]
     assert all([point[0] for point in curve] == [2, 4, 6] for seeds in curves.values() for curve in seeds)
-    assert curves["our defaults"][0] != curves["our defaults"][1]
+    assert curves["+ fused blocks: our defaults"][0] != curves["+ fused blocks: our defaults"][1]
 
 
 def contender(name: str, losses: list[float], theirs: bool = False) -> Contender:

@@ -1,6 +1,5 @@
 """Training on classes, texts and latents, for U-ViT and for diffusers' UNets, from the configuration to images."""
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from scalelong.config import DiffusionConfig, ImagesConfig, LoggingConfig, Optim
 from scalelong.data import load_data, to_float
 from scalelong.diffusion import Autoencoder, encode_data
 from scalelong.diffusion.conditions import ConditionError
-from scalelong.diffusion.latents import AutoencoderError, sample_latents
+from scalelong.diffusion.latents import sample_latents
 from scalelong.errors import InvalidConfigError
 from scalelong.runs import load_run, read_metrics
 from scalelong.training import train
@@ -90,20 +89,12 @@ def test_condition_reaches_the_network(model: str, options: dict[str, object], c
             run.sample(2, prompts=["a pink circle at the top"], steps=2)
 
 
-def test_hiding_changes_what_is_trained_on(tmp_path: Path) -> None:
-    for dropout in (0.1, 0.9):
-        diffusion = DiffusionConfig(condition="text", condition_dropout=dropout)
-        train(config(diffusion=diffusion), tmp_path / str(dropout))
-    losses = [[line["loss"] for line in read_metrics(tmp_path / name) if "loss" in line] for name in ("0.1", "0.9")]
-    assert losses[0] != losses[1]
-
-
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfigError, match="needs captions"):
         train(
             config(data="digits", images=ImagesConfig(size=8), model_options={**UVIT, "patch_size": 2}), tmp_path / "a"
         )
-    with pytest.raises(InvalidConfigError, match="does not take these options"):
+    with pytest.raises(InvalidConfigError, match="cannot be built"):
         train(config(model="unet/cifar10", model_options=PLAIN_UNET), tmp_path / "b")
     with pytest.raises(ConditionError, match="7 words"):
         train(config(text=TextConfig(text_length=6, text_dim=16)), tmp_path / "c")
@@ -111,7 +102,7 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
         ImagesConfig(flip=True, autoencoder="somewhere")
     with pytest.raises(ConditionError, match="no text encoder"):
         train(config(text=TextConfig(text_encoder=str(tmp_path / "absent"))), tmp_path / "d")
-    with pytest.raises(AutoencoderError, match="no autoencoder"):
+    with pytest.raises(InvalidConfigError, match="no autoencoder"):
         train(config(images=ImagesConfig(size=16, autoencoder=str(tmp_path / "absent"))), tmp_path / "e")
 
 
@@ -161,54 +152,22 @@ def test_latents_are_what_the_autoencoder_says_and_are_made_once(vae: Path, capl
     assert latents.fingerprint() != data.fingerprint()
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"scaling_factor": "x"}, "scaling_factor in .* must be a finite number above 0, got 'x': correct it"),
-        ({"shift_factor": float("nan")}, "shift_factor in .* must be a finite number, got 'nan'"),
-        ({"act_fn": 5}, "cannot be loaded"),
-        ({"force_upcast": [], "norm_num_groups": 4, "use_quant_conv": False}, None),
-        (
-            "a tensor is missing",
-            r"lack 1 tensors of .*, such as decoder.conv_out.bias: check --autoencoder",
-        ),
-    ],
-)
-def test_a_damaged_autoencoder_is_refused_by_name(vae: Path, tmp_path: Path, change: Any, said: str | None) -> None:
-    folder = tmp_path / "vae"
-    shutil.copytree(vae, folder)
-    if isinstance(change, dict):
-        known = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(known | change))
-    else:
-        from safetensors.torch import load_file, save_file
-
-        file = folder / "diffusion_pytorch_model.safetensors"
-        save_file({name: value for name, value in load_file(file).items() if name != "decoder.conv_out.bias"}, file)
-    data = load_data("shapes", size=16, limit=4)
-    if said is None:  # what does no harm is taken
-        encode_data(data, Autoencoder(folder))
-        return
-    with pytest.raises(AutoencoderError, match=said):
-        encode_data(data, Autoencoder(folder))
-
-
-def test_an_autoencoder_that_loads_and_cannot_run_is_refused_by_name(vae: Path) -> None:
-    broken = Autoencoder(vae)
-    broken.model.encoder.conv_in = torch.nn.Conv2d(5, 8, 3)  # as a configuration makes it that fits no image
-    with pytest.raises(AutoencoderError, match=r"cannot run on a batch of .* line \d+ of .* --autoencoder"):
-        encode_data(load_data("shapes", size=16, limit=5), broken)
-
-
 def _row(whole, part) -> int:
     first = part.fetch([0]).images
     return next(i for i in range(len(whole)) if torch.equal(whole.fetch([i]).images, first))
 
 
-def test_sizes_that_do_not_fit_are_refused(vae: Path) -> None:
-    with pytest.raises(AutoencoderError, match="multiples of 2"):
+def test_an_autoencoder_that_lacks_weights_and_sizes_that_do_not_fit_are_refused(vae: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(vae, tmp_path / "vae")
+    file = tmp_path / "vae" / "diffusion_pytorch_model.safetensors"
+    save_file({name: value for name, value in load_file(file).items() if name != "decoder.conv_out.bias"}, file)
+    with pytest.raises(InvalidConfigError, match=r"lack 1 tensors of .*, such as decoder.conv_out.bias"):
+        encode_data(load_data("shapes", size=16, limit=4), Autoencoder(tmp_path / "vae"))
+    with pytest.raises(InvalidConfigError, match="multiples of 2"):
         encode_data(load_data("shapes", size=15, limit=4), Autoencoder(vae))
-    with pytest.raises(AutoencoderError, match="3 channels and the images have 1"):
+    with pytest.raises(InvalidConfigError, match="3 channels and the images have 1"):
         encode_data(load_data("digits", limit=4), Autoencoder(vae))
 
 

@@ -1,12 +1,11 @@
 """Classes, words, a real (tiny, random) CLIP text encoder, and caches that notice damage."""
 
-from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 
-from scalelong.data import COLOURS, PLACES, SHAPES, Batch, caption, load_data
+from scalelong.data import Batch
 from scalelong.diffusion import ClassCondition, HashedWords, PretrainedTextEncoder, TextCondition, Unconditional
 from scalelong.diffusion.conditions import ConditionError, cache_captions
 
@@ -65,13 +64,6 @@ def test_words_are_tokens_with_vectors_of_their_own() -> None:
     assert torch.equal(HashedWords(6, 64).encode(["a red"]), encoder.encode(["a red"]))
     with pytest.raises(ConditionError, match="7 words"):
         encoder.encode(["one two three four five six seven"])
-
-
-def test_all_captions_of_the_shapes_are_different_to_words() -> None:
-    captions = [caption(*names) for names in product(COLOURS, SHAPES, PLACES)]
-    assert set(load_data("shapes", limit=2000).annotations.captions or []) <= set(captions)
-    tokens = HashedWords(8, 32).encode(captions).flatten(1)
-    assert len({row.numpy().tobytes() for row in tokens}) == len(captions) == 6 * 5 * 9
 
 
 @pytest.fixture(scope="module")
@@ -137,21 +129,7 @@ def test_captions_are_encoded_once(clip: Path, monkeypatch: pytest.MonkeyPatch, 
     assert hidden is not None
     assert torch.equal(hidden[0], again.encode([""])[0])
     assert torch.equal(hidden[1:], again.encode(captions[1:]))
-
-
-def test_other_texts_are_encoded_when_asked_for(clip: Path) -> None:
-    encoder = PretrainedTextEncoder(clip, 8, 16)
-    cached = cache_captions(encoder, ["a red circle"])
-    assert torch.equal(cached.encode(["a blue circle"]), encoder.encode(["a blue circle"]))
-
-
-def test_other_weights_are_another_cache(clip: Path, tmp_path: Path) -> None:
-    import shutil
-
-    from safetensors.torch import load_file, save_file
-
-    other = tmp_path / "other"
-    shutil.copytree(clip, other)
-    file = other / "model.safetensors"
-    save_file({name: value + 0.01 for name, value in load_file(file).items()}, file, metadata={"format": "pt"})
-    assert PretrainedTextEncoder(clip, 8, 16).fingerprint() != PretrainedTextEncoder(other, 8, 16).fingerprint()
+    monkeypatch.undo()
+    assert torch.equal(cached.encode(["a blue circle"]), encoder.encode(["a blue circle"])), (
+        "other texts when asked for"
+    )

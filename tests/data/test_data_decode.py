@@ -48,12 +48,6 @@ def test_alpha_is_kept_when_asked_for_and_laid_on_white_otherwise():
     assert np.abs(pixels(data, 3).transpose(1, 2, 0) - on_white(COLOUR, ALPHA)).max() <= 1
 
 
-def test_gray_with_alpha_is_gray_on_white():
-    data = encoded(Image.fromarray(np.dstack([GRAY, ALPHA])))
-    assert look(data).kind == "gray"
-    assert np.abs(pixels(data, 1)[0] - on_white(GRAY[..., None], ALPHA)[..., 0]).max() <= 1
-
-
 def test_palettes():
     colourful = Image.fromarray(COLOUR).quantize(16)
     assert look(encoded(colourful)).kind == "colour"
@@ -170,15 +164,6 @@ def test_channels_come_from_the_data(tmp_path):
             assert data.fetch([0, 1]).images.shape[:2] == (2, channels)
         for asked in (1, 3, 4):
             assert load_data(where, channels=asked).fetch([1]).images.shape == (1, asked, 6, 8)
-
-
-def test_one_colour_image_among_many_gray_ones_is_not_lost(tmp_path):
-    where = save_all(tmp_path, *[Image.fromarray(GRAY)] * 150)
-    Image.fromarray(COLOUR).save(tmp_path / "77.png")
-    data = load_data(where)
-    assert data.channels == 3
-    row = sorted(str(number) + ".png" for number in range(150)).index("77.png")
-    assert np.array_equal(data.fetch([row]).images[0].numpy(), COLOUR.transpose(2, 0, 1))
 
 
 @pytest.mark.parametrize("memory_limit", [2**30, 0])

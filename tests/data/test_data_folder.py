@@ -3,8 +3,6 @@
 import json
 import os
 import stat
-import subprocess
-import sys
 import zipfile
 from importlib.util import find_spec
 
@@ -15,11 +13,9 @@ from scalelong.data import UndecodableError, load_data, open_image
 from scalelong.errors import (
     BrokenImagesError,
     DataError,
-    DuplicateNameError,
+    DataNotFoundError,
     MetadataError,
     MissingDependencyError,
-    NoImagesError,
-    UnknownSplitError,
     UnreadableDataError,
     UnsafeArchiveError,
 )
@@ -87,7 +83,7 @@ def test_parts_by_folder_number_classes_alike(folder, opened):
     assert (len(train), len(test), len(valid)) == (3, 1, 1)
     assert train.classes == test.classes == ("ape", "bee", "cow")
     assert test.fetch([0]).labels.tolist() == [2]
-    with pytest.raises(UnknownSplitError, match=r"no part 'extra'; found: 'test', 'train', 'validation'"):
+    with pytest.raises(DataNotFoundError, match=r"no part 'extra'; found: 'test', 'train', 'validation'"):
         opened(folder, split="extra")
 
 
@@ -98,7 +94,7 @@ def test_parts_by_folder_number_classes_alike(folder, opened):
 )
 def test_which_folders_are_classes(folder, opened, names, classes):
     assert opened(paint(folder, *names)).classes == classes
-    with pytest.raises(UnknownSplitError, match="no part 'test'"):
+    with pytest.raises(DataNotFoundError, match="no part 'test'"):
         opened(folder, split="test")
 
 
@@ -122,13 +118,6 @@ def test_captions_and_labels_from_csv(folder, opened):
     assert opened(folder).fetch([0, 1, 2]).labels.tolist() == [10, 2, 0], "numbers stay numbers"
 
 
-def test_metadata_in_each_part(folder, opened):
-    paint(folder, "train/a.png", "test/a.png")
-    for part in ("train", "test"):
-        (folder / part / "metadata.jsonl").write_text(json.dumps({"file_name": "a.png", "text": part}))
-    assert opened(folder, split="test").fetch([0]).captions == ["test"]
-
-
 def test_captions_beside_the_images(folder, opened):
     paint(folder, "a.png", "b.jpeg")
     (folder / "a.txt").write_text("first\n line")
@@ -146,14 +135,10 @@ def test_captions_beside_the_images(folder, opened):
         ("metadata.jsonl", '{"file_name": "a.png", "text": "x"}', MetadataError, r"no row for 1 of 2 images: .*b\.png"),
         ("metadata.jsonl", '{"file_name": "gone.png", "text": "x"}', MetadataError, r"not there: .*gone\.png"),
         ("metadata.jsonl", "{broken", MetadataError, "line 1"),
-        ("metadata.jsonl", "[1]", MetadataError, "line 1.*object"),
-        ("metadata.jsonl", "", MetadataError, "no row for 2 of 2 images"),
-        ("metadata.jsonl", '{"file": "a.png"}', MetadataError, r"no 'file_name'; its columns are \['file'\]"),
-        ("metadata.jsonl", '{"file_name": "../a.png", "text": "x"}', MetadataError, "must be relative"),
-        ("metadata.jsonl", '{"file_name": "/a.png", "text": "x"}', MetadataError, "must be relative"),
-        ("metadata.csv", "file_name,text\na.png,x\na.png,y\n", DuplicateNameError, r"a\.png' twice.*line 3"),
+        ("metadata.jsonl", '{"file": "a.png"}', MetadataError, "'file_name'"),
+        ("metadata.jsonl", '{"file_name": "../a.png", "text": "x"}', MetadataError, "below the metadata"),
+        ("metadata.csv", "file_name,text\na.png,x\na.png,y\n", MetadataError, "line 3"),
         ("metadata.csv", "file_name,text\na.png,x,y\nb.png,x\n", MetadataError, "line 2.*2 fields"),
-        ("metadata.csv", "name,text\na.png,x\n", MetadataError, "no 'file_name'"),
         ("metadata.csv", "file_name,label\na.png,x\nb.png,\n", MetadataError, r"no 'label' for 1 .*b\.png"),
         ("metadata.csv", "file_name,width\na.png,1\nb.png,2\n", MetadataError, "neither captions nor labels"),
         (
@@ -183,28 +168,12 @@ def test_metadata_that_does_not_fit_is_named(folder, opened, name, content, erro
         opened(folder)
 
 
-def test_two_metadata_files_and_foreign_encodings(folder, opened):
-    paint(folder, "a.png")
-    (folder / "metadata.jsonl").write_bytes(b'{"file_name": "a.png", "text": "\xe9"}')
-    with pytest.raises(MetadataError, match="not UTF-8"):
-        opened(folder)
-    (folder / "metadata.csv").write_text("file_name,text\na.png,x\n")
-    with pytest.raises(MetadataError, match="both"):
-        opened(folder)
-
-
 def test_empty_folders_and_folders_without_images(folder, tmp_path):
-    with pytest.raises(NoImagesError, match="found nothing; looked for"):
+    with pytest.raises(DataNotFoundError, match="found nothing; looked for"):
         load_data(str(folder))
     (folder / "notes.docx").write_text("x")
-    with pytest.raises(NoImagesError, match=r"1 × \.docx"):
+    with pytest.raises(DataNotFoundError, match=r"1 × \.docx"):
         load_data(str(folder))
-
-
-def test_a_single_image_is_not_a_data_set(folder):
-    paint(folder, "a.png")
-    with pytest.raises(UnreadableDataError, match="give its folder"):
-        load_data(str(folder / "a.png"))
 
 
 def damage(folder, *names):
@@ -231,66 +200,10 @@ def test_broken_images_are_skipped_and_named_up_to_the_limit(folder, opened, mem
     assert len(opened(folder, skip_broken=0.1, memory_limit=memory_limit)) == 18
 
 
-def test_one_broken_image_does_not_stop_a_small_folder(folder, opened):
-    paint(folder, *[f"{number}.png" for number in range(5)])
-    damage(folder, "3.png")
-    assert values(opened(folder)) == [0, 1, 2, 4]
-    damage(folder, "2.png")
-    with pytest.raises(BrokenImagesError):
-        opened(folder)
-
-
-@pytest.mark.parametrize("memory_limit", [2**20, 0])
-def test_nothing_but_broken_images(folder, opened, memory_limit):
-    paint(folder, "a.png", "b.png")
-    for name in ("a.png", "b.png"):
-        (folder / name).write_text("no image")
-    with pytest.raises(BrokenImagesError, match="not one"):
-        opened(folder, skip_broken=1.0, memory_limit=memory_limit)
-
-
-def test_a_broken_beginning_does_not_hide_good_images(folder, opened):
-    paint(folder, *[f"{number:03}.png" for number in range(200)])
-    for number in range(0, 200, 200 // 64):  # exactly the headers that are looked at first
-        (folder / f"{number:03}.png").write_text("no image")
-    data = opened(folder, skip_broken=1.0)
-    assert values(data) == [value for value in range(200) if value % 3]
-
-
-def test_labels_stay_with_their_images_when_some_are_skipped(folder, opened):
-    paint(folder, "a/0.png", "a/1.png", "b/2.png", "b/3.png")
-    damage(folder, "a/1.png")
-    batch = opened(folder).fetch([0, 1, 2])
-    assert batch.images[:, 0, 0, 0].tolist() == [0, 2, 3]
-    assert batch.labels.tolist() == [0, 1, 1]
-
-
 def test_folder_and_archive_have_one_fingerprint(folder, tmp_path):
     paint(folder, "a/0.png", "b/1.png")
     archive = zipped(folder, tmp_path / "set.zip")
     assert load_data(str(folder)).fingerprint() == load_data(str(archive)).fingerprint()
-
-
-def test_threads_of_a_fresh_process_do_not_meet_half_imported_packages(folder):
-    paint(folder, *[f"{number:03}.png" for number in range(200)])
-    code = """
-import sys
-sys.setswitchinterval(1e-6)
-from scalelong.data import UndecodableError, load_data, open_image
-print(len(load_data(sys.argv[1], skip_broken=0)))
-"""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", code, str(folder)]
-    said = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
-    assert said.stdout.strip() == "200"
-
-
-def test_progress_is_told(folder):
-    paint(folder, *[f"{number:03}.png" for number in range(150)])
-    told = []
-    load_data(str(folder), progress=lambda done, total: told.append((done, total)))
-    assert told[-1] == (150, 150)
-    assert len(told) >= 3
 
 
 def test_links_to_folders_are_followed_once(folder, tmp_path):
@@ -308,13 +221,6 @@ def test_dangling_links_are_broken_images(folder, tmp_path, memory_limit):
     assert values(data) == [0]
     assert "No such file" in data.broken[0].reason
     assert len(data.fingerprint()) == 64
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_files_that_may_not_be_read_are_broken(folder):
-    paint(folder, "a.png", "b.png")
-    (folder / "a.png").chmod(0)
-    assert "Permission" in load_data(str(folder)).broken[0].reason
 
 
 def member(name: str, content: bytes = b"x", mode: int = 0o644 | stat.S_IFREG) -> tuple[zipfile.ZipInfo, bytes]:
@@ -349,14 +255,6 @@ def test_names_in_an_archive_can_do_no_harm(tmp_path, name):
     assert sorted(tmp_path.parent.rglob("*")) == before
 
 
-def test_many_small_bombs_are_refused(tmp_path):
-    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        for number in range(40):
-            archive.writestr(f"{number}.bmp", bytes(1024**2))
-    with pytest.raises(UnsafeArchiveError, match="would unpack from"):
-        load_data(str(tmp_path / "a.zip"))
-
-
 def test_overlapping_members_are_refused(tmp_path):
     """The quoted-overlap bomb: many entries of the directory point at the same data."""
     paint(tmp_path, "good.png")
@@ -378,7 +276,7 @@ def test_an_archive_that_lies_about_sizes_cannot_unpack_more(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a.png", bomb)
         archive.getinfo("a.png").file_size = 1000
-    with pytest.raises(BrokenImagesError, match="not one"):
+    with pytest.raises(BrokenImagesError, match="cannot be read"):
         load_data(str(tmp_path / "a.zip"), skip_broken=1)
 
 
@@ -390,7 +288,7 @@ def test_other_bad_archives(tmp_path):
         archive.writestr("a.png", b"1")
         with pytest.warns(UserWarning, match="Duplicate"):
             archive.writestr("a.png", b"2")
-    with pytest.raises(DuplicateNameError, match=r"a\.png"):
+    with pytest.raises(MetadataError, match=r"a\.png"):
         load_data(str(tmp_path / "b.zip"))
     with zipfile.ZipFile(tmp_path / "c.zip", "w", zipfile.ZIP_LZMA) as archive:
         archive.writestr("a.png", b"1")
@@ -398,7 +296,7 @@ def test_other_bad_archives(tmp_path):
         load_data(str(tmp_path / "c.zip"))
     with zipfile.ZipFile(tmp_path / "d.zip", "w"):
         pass
-    with pytest.raises(NoImagesError, match="found nothing"):
+    with pytest.raises(DataNotFoundError, match="found nothing"):
         load_data(str(tmp_path / "d.zip"))
 
 
@@ -413,6 +311,7 @@ def test_all_broken_images_are_named_at_once(tmp_path, memory_limit):
     options = {"memory_limit": memory_limit, "image_cache": tmp_path / "cache"}
     with pytest.raises(BrokenImagesError, match=r"3 of 20 .*03\.png.*07\.png.*19\.png.*`skip_broken`"):
         load_data(folder, skip_broken=2, **options)
+    assert len(load_data(folder, skip_broken=True, size=4, memory_limit=0).broken) == 3, "all headers are read"
     left = load_data(folder, skip_broken=True, **options)
     assert len(left.broken) == 3
     assert {3, 7, 19}.isdisjoint(values(left))
@@ -441,12 +340,6 @@ def test_heic_is_read(tmp_path):
     data = load_data(tmp_path)
     assert (data.channels, data.height, data.width) == (3, 48, 64)
     assert abs(int(data.fetch([0]).images[0, 0, 24, 32]) - 200) < 8
-
-
-def test_films_are_named_with_what_to_do(tmp_path):
-    (tmp_path / "a.mp4").write_bytes(b"")
-    with pytest.raises(NoImagesError, match="ffmpeg"):
-        load_data(tmp_path)
 
 
 def test_ghostscript_is_never_started(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ from PIL import Image
 from torch.utils.data import IterableDataset, TensorDataset
 
 from scalelong.data import load_data
-from scalelong.errors import InvalidConfigError, MixedSizesError, NoImagesError, UnreadableDataError
+from scalelong.errors import DataNotFoundError, InvalidConfigError, MixedSizesError, UnreadableDataError
 
 PIXELS = torch.randint(0, 256, (20, 3, 6, 6), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
 
@@ -105,7 +105,7 @@ class Endless(IterableDataset):
     ("given", "error", "message"),
     [
         (Endless(), InvalidConfigError, "by number"),
-        (Items(lambda row: PIXELS[row], 0), NoImagesError, "empty"),
+        (Items(lambda row: PIXELS[row], 0), DataNotFoundError, "empty"),
         (Items(lambda row: {"x": 1}), UnreadableDataError, "columns"),
         (Items(lambda row: "a text"), UnreadableDataError, "item 0"),
         (Items(lambda row: torch.zeros(2, 3, 4, 4)), UnreadableDataError, "shape"),

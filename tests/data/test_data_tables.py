@@ -3,25 +3,16 @@
 # pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false, reportArgumentType=false
 
 import io
-import json
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 from PIL import Image
 
 from scalelong.data import load_data
-from scalelong.errors import (
-    BrokenImagesError,
-    DataNotFoundError,
-    LabelError,
-    MetadataError,
-    UnknownSplitError,
-    UnreadableDataError,
-)
+from scalelong.errors import BrokenImagesError, DataNotFoundError, MetadataError, UnreadableDataError
 
 datasets = pytest.importorskip("datasets")
 
@@ -73,46 +64,20 @@ def test_parts_by_file_name(tmp_path):
     write(tmp_path / "data" / "validation.parquet", image=structs(png(9)))
     assert reds(load_data(str(tmp_path))) == [0, 1]
     assert reds(load_data(str(tmp_path), split="val")) == [9]
-    with pytest.raises(UnknownSplitError, match="found: 'validation', 'train'"):
+    with pytest.raises(DataNotFoundError, match="found: 'validation', 'train'"):
         load_data(str(tmp_path), split="test")
     assert reds(load_data(str(tmp_path / "data" / "validation.parquet"))) == [9]
-    with pytest.raises(UnknownSplitError, match="one file without parts"):
+    with pytest.raises(DataNotFoundError, match="is one file"):
         load_data(str(tmp_path / "data" / "validation.parquet"), split="test")
 
 
 def test_plain_bytes_captions_and_named_labels(tmp_path):
-    columns = {"photo": pa.array([png(1), png(2)]), "caption": ["one  more", "two"], "label": ["b", "a"]}
+    captions = [["one  more", "again"], ["two", "again"]]  # of several the first is taken
+    columns = {"photo": pa.array([png(1), png(2)]), "caption": captions, "label": ["b", "a"]}
     data = load_data(write(tmp_path / "x.parquet", **columns))
     assert data.fetch([0, 1]).captions == ["one more", "two"]
     assert data.classes == ("a", "b")
     assert data.fetch([0, 1]).labels.tolist() == [1, 0]
-
-
-def test_of_several_captions_the_first_is_taken(tmp_path):
-    data = load_data(write(tmp_path / "x.parquet", image=structs(png(1)), captions=[["first", "second"]]))
-    assert data.fetch([0]).captions == ["first"]
-
-
-def test_class_names_from_hugging_face_features(tmp_path):
-    features = {"info": {"features": {"label": {"names": ["cat", "dog"], "_type": "ClassLabel"}}}}
-    where = write(
-        tmp_path / "x.parquet",
-        {"huggingface": json.dumps(features)},
-        image=structs(png(1), png(2)),
-        label=pa.array([1, 1]),
-    )
-    assert load_data(where).classes == ("cat", "dog")
-
-
-def test_hidden_labels_mean_unlabelled(tmp_path):
-    data = load_data(write(tmp_path / "x.parquet", image=structs(png(1), png(2)), label=pa.array([-1, -1])))
-    assert data.classes is None
-    assert data.fetch([0]).labels is None
-
-
-def test_rows_that_name_files(tmp_path):
-    (tmp_path / "0.png").write_bytes(png(77))
-    assert reds(load_data(write(tmp_path / "x.parquet", image=structs(None, png(3))), skip_broken=0)) == [77, 3]
 
 
 def test_broken_rows_are_named(tmp_path):
@@ -122,20 +87,20 @@ def test_broken_rows_are_named(tmp_path):
     data = load_data(where, skip_broken=2)
     assert reds(data) == [0, 2]
     assert data.fetch([1]).labels.tolist() == [2]
-    assert [broken.name for broken in data.broken] == ["row 1 (1.png)", "row 3 (3.png)"]
-    with pytest.raises(BrokenImagesError, match=r"row 1 \(1\.png\)"):
+    assert [broken.name for broken in data.broken] == ["row 1", "row 3"]
+    with pytest.raises(BrokenImagesError, match="row 1"):
         load_data(where, skip_broken=1)
 
 
 @pytest.mark.parametrize(
     ("columns", "error", "message"),
     [
-        ({"label": [1]}, UnreadableDataError, r"found none\. The columns are \['label'\]"),
-        ({"image": ["a.png"]}, UnreadableDataError, "found none"),
-        ({"image": [[1, 2, 3]]}, UnreadableDataError, "found none"),
-        ({"first": pa.array([b"1"]), "second": pa.array([b"2"])}, UnreadableDataError, "several that could be"),
-        ({"image": structs(png(1)), "label": pa.array([None], pa.int64())}, LabelError, "1 of 1 labels are missing"),
-        ({"image": structs(png(1)), "label": [0.5]}, LabelError, "found float"),
+        ({"label": [1]}, UnreadableDataError, "the columns are"),
+        ({"image": ["a.png"]}, UnreadableDataError, "could be"),
+        ({"image": [[1, 2, 3]]}, UnreadableDataError, "could be"),
+        ({"first": pa.array([b"1"]), "second": pa.array([b"2"])}, UnreadableDataError, "could be"),
+        ({"image": structs(png(1)), "label": pa.array([None], pa.int64())}, MetadataError, "whole numbers"),
+        ({"image": structs(png(1)), "label": [0.5]}, MetadataError, "whole numbers"),
         (
             {"image": structs(png(1)), "text": pa.array([None], pa.string())},
             MetadataError,
@@ -158,19 +123,6 @@ def test_damaged_and_differing_files(tmp_path):
         load_data(str(tmp_path))
 
 
-def test_large_tables_are_streamed(tmp_path):
-    where = write(
-        tmp_path / "x.parquet", image=structs(*[png(value) for value in range(30)]), label=pa.array(range(30))
-    )
-    memory, stream = load_data(where), load_data(where, memory_limit=100)
-    assert memory.in_memory
-    assert not stream.in_memory
-    rows = [29, 0, 13]
-    assert torch.equal(stream.fetch(rows).images, memory.fetch(rows).images)
-    assert stream.fetch(rows).labels.tolist() == rows
-    assert stream.fingerprint() == load_data(where, memory_limit=100).fingerprint()
-
-
 def hugging_face(count: int = 4) -> Any:
     return datasets.Dataset.from_dict(
         {
@@ -191,27 +143,25 @@ def hugging_face(count: int = 4) -> Any:
 def test_saved_data_sets(tmp_path):
     hugging_face().save_to_disk(tmp_path / "one")
     datasets.DatasetDict({"train": hugging_face(3), "test": hugging_face(2)}).save_to_disk(tmp_path / "parts")
-    for where in (str(tmp_path / "one"), f"hf:{tmp_path / 'one'}"):
-        data = load_data(where)
-        assert reds(data) == [0, 1, 2, 3]
-        assert data.classes == ("even", "odd")
-        assert data.fetch([3]).captions == ["number 3"]
-        assert data.fetch([3]).labels.tolist() == [1]
-    assert len(load_data(f"hf:{tmp_path / 'parts'}", split="test")) == 2
+    data = load_data(tmp_path / "one")
+    assert reds(data) == [0, 1, 2, 3]
+    assert data.classes == ("even", "odd")
+    assert data.fetch([3]).captions == ["number 3"]
+    assert data.fetch([3]).labels.tolist() == [1]
+    assert len(load_data(tmp_path / "parts", split="test")) == 2
     stream = load_data(str(tmp_path / "parts"), memory_limit=10)
     assert not stream.in_memory
     assert reds(stream) == [0, 1, 2]
-    with pytest.raises(UnknownSplitError, match="found: train, test"):
+    with pytest.raises(DataNotFoundError, match="'train', 'test'"):
         load_data(str(tmp_path / "parts"), split="validation")
 
 
 def test_parquet_written_by_datasets(tmp_path):
-    hugging_face().to_parquet(tmp_path / "train.parquet")
-    data = load_data(str(tmp_path))
+    (tmp_path / "set").mkdir()
+    hugging_face().to_parquet(tmp_path / "set" / "train.parquet")
+    data = load_data(str(tmp_path / "set"))
     assert data.classes == ("even", "odd")
     assert reds(data) == [0, 1, 2, 3]
-    by_datasets = load_data(f"hf:{tmp_path}")
-    assert by_datasets.fingerprint() == data.fingerprint()
 
 
 def test_names_go_to_the_hub(monkeypatch):

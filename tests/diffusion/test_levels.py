@@ -1,12 +1,9 @@
 """Noise levels, the held-out loss by level, and Min-SNR weights, against formulas written apart."""
 
-import math
-
 import pytest
 import torch
 
 from scalelong.diffusion import by_level
-from scalelong.experiments import Curve, Results, RunRecord, level_rows
 from scalelong.noise import LEVELS, SNR_EDGES, NoiseProcess, level_names, loss_weights, losses, noise_levels, target
 
 
@@ -56,17 +53,6 @@ def test_min_snr_is_the_clipped_error_in_x0_whatever_is_predicted(prediction, ga
     assert torch.allclose(weighted.double(), expected, rtol=2e-3)
 
 
-def test_weights_by_hand_and_none():
-    process = NoiseProcess("ddpm")
-    t = torch.tensor([100.0])
-    alpha_bar = float(process.alphas_bar[100])
-    snr = alpha_bar / (1 - alpha_bar)
-    assert float(loss_weights(process, "epsilon", "min-snr", t)) == pytest.approx(min(snr, 5) / snr, rel=1e-5)
-    assert float(loss_weights(process, "v", "min-snr", t)) == pytest.approx(min(snr, 5) / (snr + 1), rel=1e-5)
-    assert float(loss_weights(process, "x0", "min-snr", t)) == pytest.approx(min(snr, 5), rel=1e-5)
-    assert loss_weights(process, "v", "none", t).tolist() == [1.0]
-
-
 @pytest.mark.parametrize("schedule", ["vp", "ddpm", "cosine", "sd"])
 @pytest.mark.parametrize("prediction", ["epsilon", "v", "x0"])
 def test_weights_are_finite_at_the_ends_of_every_schedule(schedule, prediction):
@@ -82,13 +68,3 @@ def test_weights_are_finite_at_the_ends_of_every_schedule(schedule, prediction):
 def test_the_mean_of_each_level():
     found = by_level(torch.tensor([1.0, 3.0, 5.0]), torch.tensor([0, 0, 7]))
     assert found == {"-inf..-6": 2.0, "6..inf": 5.0}
-
-
-def test_a_comparison_shows_the_levels_in_order():
-    curves = {f"held_out_loss/{name}": Curve((5, 10), (1.0, 0.5)) for name in reversed(level_names())}
-    run = RunRecord(run="a", method="none", setting="", seed=0, config={}, curves=curves)
-    (row,) = level_rows(Results([run]))
-    assert list(row) == ["method", *(f"log-SNR {name}" for name in level_names())]
-    assert row["log-SNR 6..inf"] == "0.5000"
-    assert level_rows(Results([RunRecord(run="a", method="none", setting="", seed=0, config={})])) == []
-    assert math.isfinite(Curve((5, 10), (1.0, 0.5)).values[-1])

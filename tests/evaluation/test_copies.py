@@ -11,7 +11,7 @@ from PIL import Image
 from scalelong.data import load_data, split_rows
 from scalelong.evaluation.features import Reference
 from scalelong.evaluation.judge import copies_of
-from scalelong.evaluation.scores import Moments, copies_text, nearest
+from scalelong.evaluation.scores import Moments, copies_text
 from scalelong.report import collect
 
 HELD_OUT, SEED = 300, 3
@@ -43,14 +43,6 @@ def test_copies_are_counted_and_held_out_images_are_the_baseline(digits, tmp_pat
     assert "a.png" not in copies_text(copied)
 
 
-def test_the_split_is_that_of_training(digits):
-    data = digits[0]
-    training, apart = data.split(HELD_OUT, SEED)
-    rows = split_rows(len(data), HELD_OUT, SEED)
-    assert torch.equal(training.fetch(range(9)).images, data.fetch(rows[0][:9]).images)
-    assert torch.equal(apart.fetch(range(9)).images, data.fetch(rows[1][:9]).images)
-
-
 def test_the_picture_shows_each_copy_above_its_original(digits, tmp_path):
     training, _ = split_rows(len(digits[0]), HELD_OUT, SEED)
     found(digits, training[:16], tmp_path / "a.png")
@@ -69,15 +61,6 @@ def test_few_samples_and_no_held_out_images(digits, tmp_path):
     copies = copies_of(images, features, data, reference, 0, 0, tmp_path / "a.png")
     assert (copies["samples"], copies["held_out"]) == (1.0, None)
     assert "held-out" not in copies_text(copies)
-
-
-def test_nearest_is_the_nearest():
-    points, others = torch.randn(7, 3), torch.randn(50, 3)
-    distances, places = nearest(points, others)
-    for point, distance, place in zip(points, distances, places, strict=True):
-        by_hand = (others - point).norm(dim=1)
-        assert int(by_hand.argmin()) == int(place)
-        assert float(distance) == pytest.approx(float(by_hand.min()), rel=1e-4)
 
 
 def test_the_report_has_a_section_and_takes_no_picture_from_elsewhere(digits, tmp_path):

@@ -4,7 +4,6 @@ import _thread
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -16,22 +15,10 @@ import pytest
 
 from scalelong.cli import main
 from scalelong.config import TrainConfig, dump_config, recipe
-from scalelong.errors import EngineError, InvalidConfigError, MissingDependencyError, RunFailedError
-from scalelong.experiments import (
-    ENGINES,
-    PlannedRun,
-    engines,
-    make_engine,
-    plan_runs,
-    ray_engine,
-    run_all,
-    status_text,
-    sweeps,
-    worker,
-)
-from scalelong.experiments.engines import Job, LocalEngine
-from scalelong.experiments.ray_engine import RayEngine
-from scalelong.experiments.submitit_engine import SubmititEngine, minutes_of
+from scalelong.errors import InvalidConfigError, MissingDependencyError, RunFailedError
+from scalelong.experiments import PlannedRun, config_range, engines, make_engine, plan_runs, run_all, sweeps
+from scalelong.experiments.__main__ import do
+from scalelong.experiments.engines import Job, LocalEngine, OnNode, SlurmEngine
 
 TIMES = ("seconds", "seconds_per_step", "images_per_second")
 
@@ -44,7 +31,7 @@ def tiny(steps: int = 4) -> TrainConfig:
         batch_size=4,
         model_options={"patch_size": 4, "dim": 8, "depth": 2, "heads": 2},
         images=replace(base.images, held_out=8),
-        logging=replace(base.logging, log_every=1, held_out_every=steps, samples_every=0, trackers=()),
+        logging=replace(base.logging, log_every=1, held_out_every=steps, samples_every=0, monitor_every=4, trackers=()),
         checkpoints=replace(base.checkpoints, save_every=2, keep_last=1),
     )
 
@@ -64,7 +51,7 @@ def result(run: PlannedRun) -> tuple[bytes, list[dict[str, object]]]:
 def undisturbed(tmp_path_factory):
     """Three runs, one after the other, in this process."""
     runs = three(tmp_path_factory.mktemp("undisturbed"))
-    assert run_all(runs, 4, jobs=1)
+    assert run_all(runs, jobs=1)
     return runs
 
 
@@ -72,37 +59,18 @@ def undisturbed(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("text", "minutes"),
-    [("90", 90), ("4:00:00", 240), ("30:30", 31), ("2-0", 2880), ("1-12:30", 2190), ("0:00:59", 1)],
-)
-def test_time_limits_are_written_as_slurm_writes_them(text, minutes):
-    assert minutes_of(text) == minutes
-
-
-@pytest.mark.parametrize("text", ["", "soon", "1:2:3:4", "0", "-5", "4h"])
-def test_other_time_limits_are_refused(text):
-    with pytest.raises(InvalidConfigError, match="`time`"):
-        minutes_of(text)
-
-
-@pytest.mark.parametrize(
     ("name", "options", "message"),
     [
         ("cloud", {}, "known: local, submitit, slurm, ray"),
-        ("local", {"partition": "gpu"}, "`partition` is an option of the engine slurm"),
-        ("slurm", {"address": "auto"}, "`address` is an option of the engine ray"),
-        ("ray", {"detach": True}, "`detach`"),
-        ("ray", {"options": {"memory": "much"}}, "memory=8e9"),
+        ("local", {"options": {"partition": "gpu"}}, "no `options`"),
+        ("submitit", {"options": {"time": "4h"}}, "in minutes"),
         ("local", {"jobs": 0}, "`jobs` must be at least 1"),
     ],
 )
 def test_options_that_an_engine_does_not_have_are_refused(name, options, message):
+    pytest.importorskip("submitit")
     with pytest.raises(InvalidConfigError, match=message):
-        make_engine(name, **options)
-
-
-def test_every_engine_has_a_name():
-    assert [make_engine(name).name for name in ENGINES] == list(ENGINES)
+        make_engine(name, **options).check()
 
 
 @pytest.mark.parametrize(("engine", "package", "extra"), [("slurm", "submitit", "slurm"), ("ray", "ray", "ray")])
@@ -117,119 +85,76 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch, capsys
     assert not (tmp_path / "out").exists()
 
 
-def test_slurm_needs_sbatch(tmp_path, monkeypatch):
-    pytest.importorskip("submitit")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(EngineError, match=r"sbatch.*login node"):
-        make_engine("slurm").check()
-
-
-def test_ray_tasks_that_fit_no_node_are_refused(monkeypatch):
-    nodes = [
-        {"Alive": True, "Resources": {"CPU": 2.0, "node:1": 1.0}},
-        {"Alive": False, "Resources": {"CPU": 64.0, "GPU": 8.0}},
-    ]
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True, nodes=lambda: nodes))
-    RayEngine(cpus=2).check()
-    for options in ({"cpus": 4}, {"gpus": 1}, {"options": {"ssd": 1}}):
-        with pytest.raises(EngineError, match="no node"):
-            RayEngine(**options).check()  # type: ignore[arg-type]
-
-
-def test_a_ray_cluster_that_is_not_there(monkeypatch):
+def test_clusters_and_gpus_that_are_not_there(tmp_path, monkeypatch):
     def refuse(**_: object) -> None:
         raise ConnectionError("nothing listens")
 
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False, init=refuse))
-    with pytest.raises(EngineError, match=r"127.0.0.1:1.*ray start"):
-        RayEngine(address="127.0.0.1:1").check()
-
-
-def test_more_gpus_than_there_are(monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    with pytest.raises(RunFailedError, match=r"127.0.0.1:1.*ray start"):
+        make_engine("ray").check()
+    pytest.importorskip("submitit")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(RunFailedError, match=r"sbatch.*login node"):
+        make_engine("slurm").check()
     monkeypatch.setattr(engines, "devices", lambda: ["0", "1"])
     make_engine("local", gpus=2).check()
-    with pytest.raises(EngineError, match=r"`gpus_per_run` 3.*found 2"):
+    with pytest.raises(RunFailedError, match=r"`gpus` 3.*found 2"):
         make_engine("local", gpus=3).check()
 
 
 # This machine: a run per core, or per GPU
 
 
-def test_each_run_gets_a_gpu_of_its_own(monkeypatch, tmp_path):
+def test_each_run_gets_a_gpu_of_its_own(monkeypatch):
     started: list[str] = []
 
-    def start(job, more):
-        started.append(f"{job.name}:{more['CUDA_VISIBLE_DEVICES']}")
-        return subprocess.Popen(["true"], stdin=subprocess.PIPE)
+    class Process:
+        def __init__(self, job, more):
+            self.code = None
+            started.append(f"{job.name}:{more['CUDA_VISIBLE_DEVICES']}")
 
-    monkeypatch.setattr(engines, "devices", lambda: ["2", "5", "7"])
-    monkeypatch.setattr(engines, "start_worker", start)
+        def poll(self):
+            return self.code
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-6b1f,7")
+    monkeypatch.setattr(engines, "Worker", Process)
     engine = LocalEngine()
     assert engine.at_once(10) == 3
-    engine.submit([Job(name, Path(), Path("log")) for name in "abcde"], tmp_path)
-    assert started == ["a:2", "b:5", "c:7"]
-    ended: dict[str, int | None] = {}
-    until = time.monotonic() + 30
-    while len(ended) < 5 and time.monotonic() < until:
-        ended |= engine.ended()
-    assert ended == dict.fromkeys("abcde", 0)
-    assert len(started) == 5
-    started.clear()
+    first, second, third, fourth = (Job(name, Path(), Path("log")) for name in "abcd")
+    processes = [engine.start(job) for job in (first, second, third)]
+    processes[1].code = 0
+    engine.start(fourth)
+    assert started == ["a:2", "b:GPU-6b1f", "c:7", "d:GPU-6b1f"]
     two = LocalEngine(gpus=2)
     assert two.at_once(10) == 1
-    two.submit([Job("f", Path(), Path("log"))], tmp_path)
-    two.stop()
-    assert started == ["f:2,5"]
+    two.start(first)
+    assert started[-1] == "a:2,GPU-6b1f"
     assert LocalEngine(gpus=0).at_once(10) == min(10, engines.cores())
+    parallel = Job("a", Path("/sweep/jobs/a.json"), Path("log"), processes=4)
+    assert parallel.arguments[:4] == ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=4"]
 
 
-def test_gpus_are_named_as_the_variable_names_them(monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-6b1f")
-    assert engines.devices() == ["4", "GPU-6b1f"]
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert engines.devices() == ["0", "1"]
-
-
-def test_several_gpus_for_one_run_use_torchrun():
-    job = Job("a", Path("/sweep/jobs/a.json"), Path("log"), processes=4)
-    assert job.arguments[:4] == ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=4"]
-
-
-# SLURM's queue
-
-
-def test_jobs_of_an_earlier_command_are_followed(tmp_path, monkeypatch):
+def test_options_go_to_submitit_or_to_sbatch(tmp_path, monkeypatch):
     submitit = pytest.importorskip("submitit")
-    submitted: list[str] = []
+    given: dict[str, object] = {}
 
-    class Executor:
-        _valid_parameters = submitit.SlurmExecutor._valid_parameters
+    def submit(executor, _):
+        given.update(executor._executor.parameters, folder=executor.folder)
+        return SimpleNamespace(done=lambda: False)
 
-        def __init__(self, **_: object) -> None: ...
-
-        def update_parameters(self, **given: object) -> None:
-            self.given = given
-
-        def batch(self):
-            return threading.Lock()
-
-        def submit(self, function):
-            submitted.append(function.job.name)
-            return SimpleNamespace(job_id=f"9_{len(submitted)}", done=lambda: True)
-
-    states = {"7_0": "COMPLETED", "7_1": "RUNNING"}
-    monkeypatch.setattr(submitit, "SlurmExecutor", Executor)
-    monkeypatch.setattr(
-        submitit, "SlurmJob", lambda folder, job_id: SimpleNamespace(job_id=job_id, state=states[job_id])
-    )
-    (tmp_path / "jobs").mkdir()
-    (tmp_path / "jobs" / "submitit.json").write_text(json.dumps({"a": "7_0", "b": "7_1"}))
-    engine = SubmititEngine("slurm", partition="gpu", options={"account": "lab"})
-    engine.submit([Job(name, Path(), Path("log")) for name in "abc"], tmp_path)
-    assert submitted == ["a", "c"]
-    assert json.loads((tmp_path / "jobs" / "submitit.json").read_text()) == {"b": "7_1", "a": "9_1", "c": "9_2"}
+    monkeypatch.setattr(submitit.SlurmExecutor, "affinity", classmethod(lambda _: 2))
+    monkeypatch.setattr("shutil.which", lambda _: "/bin/sbatch")
+    monkeypatch.setattr(submitit.AutoExecutor, "submit", submit)
+    engine = SlurmEngine(gpus=2, options={"partition": "gpu", "account": "lab", "licenses": "a", "time": 240})
+    engine.check()
+    engine.start(Job("depth-2/none", tmp_path / "jobs" / "depth-2" / "none.json", tmp_path / "log"))
+    wanted = {"partition": "gpu", "account": "lab", "time": 240, "gpus_per_node": 2, "cpus_per_task": 1}
+    assert wanted.items() <= given.items()
+    assert given["additional_parameters"] == {"licenses": "a"}
+    assert given["folder"] == tmp_path / "jobs" / "submitit"
 
 
 # Sweeps
@@ -245,15 +170,13 @@ def test_a_sweep_keeps_its_number_of_threads(tmp_path, caplog):
 
 def test_status(undisturbed, tmp_path, capsys):
     folder = undisturbed[0].folder.parent
-    assert "3 runs: 3 finished" in status_text(folder)
     assert main(["compare", "--status", "--out", str(folder)]) == 0
-    assert "4/4" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "4/4" in printed
+    assert "3 runs: 3 finished" in printed
     assert main(["compare", "--status", "--out", str(tmp_path)]) == 1
-    longer = replace(undisturbed[0], config=replace(undisturbed[0].config, steps=8))
     sweeps.write_job(tmp_path, "a", {**json.loads((folder / "jobs" / "none-seed0.json").read_text()), "folder": "../a"})
-    assert "1 runs: 1 waiting" in status_text(tmp_path)
-    assert not longer.finished
-    assert not longer.at_work
+    assert "1 runs: 1 waiting" in sweeps.status_text(tmp_path)
 
 
 def test_submitit_killed_and_preempted_then_continued_here(tmp_path, undisturbed, monkeypatch):
@@ -284,28 +207,23 @@ def test_submitit_killed_and_preempted_then_continued_here(tmp_path, undisturbed
     thread = threading.Thread(target=disturb)
     thread.start()
     with pytest.raises(RunFailedError, match="was killed or lost"):
-        run_all(runs, 4, engine=make_engine("submitit", jobs=2, cpus=1))
+        run_all(runs, engine=make_engine("submitit", jobs=2, cpus=1))
     thread.join()
     assert len(done) == 2
     assert 0 < len([run for run in runs if run.finished]) < 3
-    assert run_all(runs, 4, jobs=1)
+    assert run_all(runs, jobs=1)
     assert [result(run) for run in runs] == [result(run) for run in undisturbed]
 
 
-def test_a_range_in_jobs_is_that_of_this_process(tmp_path, capsys, monkeypatch):
-    from scalelong.experiments import config_range
+class Here(LocalEngine):
+    """Does jobs in this process."""
 
-    class Here(LocalEngine):
-        """Does jobs in this process."""
+    def start(self, job):
+        assert do(job.file)
+        return SimpleNamespace(poll=lambda: 0)
 
-        def submit(self, jobs, folder):
-            self.over: dict[str, int | None] = {job.name: worker.main([str(job.file)]) for job in jobs}
 
-        def ended(self):
-            found, self.over = self.over, {}
-            return found
-
-    monkeypatch.setattr(worker, "signal", SimpleNamespace(signal=lambda *_: None, SIGTERM=15))
+def test_a_range_in_jobs_is_that_of_this_process(tmp_path, capsys):
     wanted = {"rates": (1e-3, 1e-2), "methods": ("none", "cs"), "seeds": 1, "steps": 6}
     config_range(tiny(), **wanted, jobs=1, out=tmp_path / "here")
     config_range(tiny(), **wanted, out=tmp_path / "there", engine=Here())
@@ -333,7 +251,7 @@ time.sleep(60)
 """
 
 
-def test_a_ray_task_that_is_cancelled_lets_its_worker_save(tmp_path):
+def test_a_ray_task_that_is_cancelled_lets_its_worker_save(tmp_path, monkeypatch):
     """Ray interrupts the main thread, which does not wake a process that waits in a system call."""
 
     def cancel() -> None:
@@ -343,30 +261,32 @@ def test_a_ray_task_that_is_cancelled_lets_its_worker_save(tmp_path):
         _thread.interrupt_main()
 
     log = tmp_path / "logs" / "a.txt"
+    monkeypatch.setattr(Job, "arguments", ["-c", SAVES])
     thread = threading.Thread(target=cancel)
     # Tests that are started in the background have SIGINT ignored, and Ray's interrupt with it.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         thread.start()
         with pytest.raises(KeyboardInterrupt):
-            ray_engine.task()(["-c", SAVES], {}, str(tmp_path), str(log))
+            OnNode(Job("a", tmp_path, log, cwd=str(tmp_path)))()
         thread.join()
     finally:
         signal.signal(signal.SIGINT, before)
     assert (tmp_path / "saved").read_text() == "all"
-    assert ray_engine.task()(["-c", "raise SystemExit(7)"], {}, str(tmp_path), str(log)) == 7
+    monkeypatch.setattr(Job, "arguments", ["-c", "raise SystemExit(7)"])
+    assert OnNode(Job("a", tmp_path, log))() == 7
 
 
-def test_ray_of_two_nodes_gives_the_same(tmp_path, undisturbed):
+def test_ray_of_two_nodes_gives_the_same(tmp_path, undisturbed, monkeypatch):
     """A cluster of two nodes on this machine. Ray is large, and not among the packages of the tests."""
-    ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'scalelong[ray]' to run this")
+    pytest.importorskip("ray", reason="ray is not installed: pip install 'scalelong[ray]' to run this")
     cluster = pytest.importorskip("ray.cluster_utils").Cluster()
     try:
         for _ in range(2):
             cluster.add_node(num_cpus=1)
         runs = three(tmp_path)
-        assert run_all(runs, 4, engine=make_engine("ray", address=cluster.address, cpus=1))
-        assert not ray.is_initialized()
+        monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+        assert run_all(runs, engine=make_engine("ray", cpus=1))
         assert [result(run) for run in runs] == [result(run) for run in undisturbed]
     finally:
         cluster.shutdown()

@@ -6,18 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from scipy import stats
 
 from research.pages import index, page
-from research.reproduce import fig3, needs
+from research.reproduce import fig3
 from research.reproduce.claims import (
     ABOVE_ZERO,
     BELOW_ZERO,
-    FEATURES,
     LOSS,
     Claim,
-    Region,
     StudyResults,
     Verdict,
     alike,
@@ -25,19 +22,15 @@ from research.reproduce.claims import (
     faster,
     judge,
     overall,
-    qualities,
     region_of,
 )
 from research.reproduce.items import ITEMS
 from research.reproduce.run import describe, redraw, reproduce
-from research.reproduce.settings import CS, LS, NONE, SCALES, planned, run_name, tiny_uvit
-from research.statistics import student_quantile
-from scalelong.attaching import is_scaled
+from research.reproduce.settings import CS, LS, NONE, SCALES, planned, tiny_uvit
 from scalelong.cli import main
 from scalelong.config import RECIPES, TrainConfig, recipe, with_values
 from scalelong.errors import InvalidConfigError
 from scalelong.experiments import Curve, RunRecord
-from scalelong.runs import build_model
 from scalelong.stability import Oscillation
 
 EVIDENCE = Path(__file__).parents[2] / "docs" / "evidence"
@@ -68,55 +61,13 @@ def test_verdicts_respect_the_spread(values, verdict):
     assert judge(values, BELOW_ZERO, [ABOVE_ZERO], effect=-0.05) is verdict
 
 
-def test_no_effect_is_judged_against_the_size_of_the_papers():
-    values = [-0.02, 0.01, 0.02]
-    assert judge(values, BELOW_ZERO, [ABOVE_ZERO], effect=-0.05) is Verdict.NO_EFFECT
-    assert judge(values, BELOW_ZERO, [ABOVE_ZERO], effect=-0.02) is Verdict.CANNOT_BE_JUDGED
-    assert judge(values, BELOW_ZERO, [ABOVE_ZERO]) is Verdict.CANNOT_BE_JUDGED
-    # The same numbers with more confidence, as where many claims are to hold together.
-    assert judge(values, BELOW_ZERO, [ABOVE_ZERO], effect=-0.05, confidence=0.99) is Verdict.CANNOT_BE_JUDGED
-
-
 def test_what_a_claim_says_of_itself():
     def claim(*values: float, effect: float | None = -0.05) -> str:
         return Claim("x", "s", values, BELOW_ZERO, (ABOVE_ZERO,), effect=effect).verdict_text()
 
     assert claim(-0.1, -0.11, -0.12) == "**reproduced**"
     assert claim(-0.01, 0.0, 0.01) == "no effect larger than 1.7 %"
-    assert claim(-0.3, -0.01, 0.05) == "cannot be judged at this scale: needs 89 seeds"
-    assert claim(-3.0, 3.0) == "cannot be judged at this scale: needs more than 1,000 seeds"
-    assert claim(-0.1, 0.1, effect=None) == "cannot be judged at this scale"
-    assert claim(0.1) == "cannot be judged at this scale: needs runs that have the number"
-
-
-@pytest.mark.parametrize(("freedom", "share"), [(1, 0.95), (2, 0.99), (7, 0.997), (30, 0.95)])
-def test_quantiles_are_students(freedom, share):
-    assert student_quantile(freedom, share) == pytest.approx(stats.t.ppf(share, freedom), rel=1e-6)
-
-
-@pytest.mark.parametrize(("spread", "effect", "confidence"), [(0.05, 0.04, 0.9), (0.3, 0.1, 0.9), (0.1, 0.1, 0.99)])
-def test_so_many_seeds_have_the_power_and_one_less_has_not(spread, effect, confidence):
-    """Against the noncentral t of scipy; ours is an approximation, and may be a seed off."""
-
-    def power(seeds: int) -> float:
-        t = stats.t.ppf((1 + confidence) / 2, seeds - 1)
-        return float(stats.nct.sf(t, seeds - 1, effect * math.sqrt(seeds) / spread))
-
-    count = needs.seeds_needed(spread, effect, confidence)
-    assert count is not None
-    assert power(count + 1) >= needs.POWER > power(count - 2)
-
-
-def test_seeds_for_what_has_no_spread_and_for_what_is_hopeless():
-    assert needs.seeds_needed(0.0, 0.1) == 2
-    assert needs.seeds_needed(1.0, 0.01) is None
-
-
-def test_a_claim_of_equality_needs_a_narrow_interval():
-    equal, outside = Region(-0.03, 0.03), [Region(high=-0.03), Region(low=0.03)]
-    assert judge([0.01, 0.00, -0.01], equal, outside) is Verdict.REPRODUCED
-    assert judge([0.2, -0.2, 0.0], equal, outside) is Verdict.CANNOT_BE_JUDGED
-    assert judge([-0.2, -0.21, -0.19], equal, outside) is Verdict.CONTRADICTED
+    assert claim(-3.0, 3.0) == claim(-0.1, 0.1, effect=None) == claim(0.1) == "cannot be judged at this scale"
 
 
 def test_the_verdict_of_an_item():
@@ -138,7 +89,7 @@ def test_the_verdict_of_an_item():
 def made_up(method: str, seed: int, losses: list[float], setting: str = "s", **more) -> RunRecord:
     held_out = [(100 * (place + 1), value) for place, value in enumerate(losses)]
     o1, gate = more.pop("o1_features", 0.1 + 0.01 * seed), more.pop("gate", "")
-    values = {"o1_gradient": 0.2, "kappas": (1.0, 0.7, 0.5), "oscillation": Oscillation(o1, 0, 0, 1, 99, gate)} | more
+    values = {"o1_gradient": 0.2, "kappas": (1.0, 0.7, 0.5), "oscillation": Oscillation(o1, gate)} | more
     curve = Curve(tuple(step for step, _ in held_out), tuple(value for _, value in held_out))
     return RunRecord(setting=setting, method=method, seed=seed, run="run", held_out=curve, **values)
 
@@ -159,14 +110,6 @@ def test_ratios_are_those_of_equal_seeds():
     assert alike(results_of(*runs), "s", CS, NONE, LOSS, 0.15).verdict is Verdict.REPRODUCED
 
 
-def test_a_seed_without_the_number_keeps_its_column():
-    runs = [made_up(NONE.label, seed, [0.5]) for seed in range(3)]
-    runs += [made_up(CS.label, seed, [0.5], gate="collapsed" if seed == 1 else "") for seed in range(3)]
-    claim = below(results_of(*runs), "s", CS, NONE, FEATURES)
-    assert [claim.text_of(value) for value in claim.values] == ["+0.0 %", "-", "+0.0 %"]
-    assert claim.verdict is Verdict.NO_EFFECT
-
-
 def test_a_speed_up_counts_steps_to_where_the_other_ends():
     runs = [made_up(NONE.label, seed, [0.8, 0.6, 0.4, 0.2]) for seed in range(3)]
     quick = [made_up(CS.label, seed, [0.2, 0.1, 0.1, 0.1]) for seed in range(3)]
@@ -177,27 +120,6 @@ def test_a_speed_up_counts_steps_to_where_the_other_ends():
     # LS ends at 0.6 after 400 steps, where no scaling was after 200.
     assert list(faster(results, "s", LS, NONE).values) == pytest.approx([math.log(2)] * 3)
     assert faster(results, "s", LS, NONE).verdict is Verdict.CONTRADICTED
-
-
-def test_a_run_that_diverged_counts_as_one_that_learnt_nothing():
-    record = made_up("none", 0, [0.5], diverged="NaN")
-    assert LOSS.of(record) == 1.0
-    claim = faster(results_of(made_up("none", 0, [0.5]), made_up(CS.label, 0, [0.1], diverged="NaN")), "s", CS, NONE)
-    assert list(claim.values) == [None]
-
-
-def test_a_collapsed_network_has_no_oscillation():
-    assert FEATURES.of(made_up("none", 0, [0.5])) == 0.1
-    assert FEATURES.of(made_up("none", 0, [0.5], gate="it fell below 0.0001: collapsed")) is None
-    assert FEATURES.of(made_up("none", 0, [0.5], o1_features=math.nan)) is None
-
-
-def test_quality_is_loss_and_frechet_distance_where_there_is_one():
-    def names(**more) -> list[str]:
-        return [quantity.name for quantity in qualities(results_of(made_up("none", 0, [0.5], **more)))]
-
-    assert names() == ["held-out loss"]
-    assert names(frechet=3.0) == ["held-out loss", "Fréchet distance"]
 
 
 # Plans
@@ -228,13 +150,6 @@ def test_items_share_runs():
     assert [run.seed for run in runs] == sorted(run.seed for run in runs)
 
 
-def test_the_name_of_a_run_is_its_configuration():
-    config = tiny_uvit()
-    assert run_name(config) == run_name(tiny_uvit())
-    others = [replace(config, seed=1), replace(config, steps=7), tiny_uvit(model_options={"depth": 4})]
-    assert len({run_name(config), *map(run_name, others)}) == 4
-
-
 def test_the_plan_of_the_paper_follows_the_recipes(capsys, tmp_path):
     assert main(["lab", "reproduce", "all", "--scale", "paper", "--dry-run", "--out", str(tmp_path)]) == 0
     out = capsys.readouterr().out
@@ -244,50 +159,6 @@ def test_the_plan_of_the_paper_follows_the_recipes(capsys, tmp_path):
     assert "UNet: cifar10, unet/cifar10, 800000 steps, batch 128: none; 1/√2; CS(0.7); LS" in out
     assert "U-ViT, batch 64: cifar10, uvit/cifar10-s2, 45000 steps, batch 64: none; CS(0.7); CS(0.7) reversed" in out
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.filterwarnings("ignore::scalelong.errors.CancelledScalingWarning")
-def test_every_network_of_the_paper_can_be_built():
-    """With its scaling: on the meta device, where weights have shapes and no numbers."""
-    wanted = [arm.config(0) for item in ITEMS.values() for arm in item.arms("paper")]
-    distinct = {(config.model, str(config.model_options), config.scaling): config for config in wanted}
-    assert len(distinct) > 40
-    for config in distinct.values():
-        with torch.device("meta"):
-            model = build_model(config, needs.shape_of(config))
-        assert all(parameter.is_meta for parameter in model.parameters())
-        assert sum(parameter.numel() for parameter in model.parameters()) > 3e7
-        assert is_scaled(model) == (config.scaling != "none")
-
-
-def test_gpu_hours_are_those_of_the_operations():
-    (arm,) = [arm for arm in ITEMS["table4"].arms("paper") if arm.method == NONE]
-    config = arm.setting.config
-    with torch.device("meta"):
-        model = build_model(config, needs.shape_of(config))
-    tokens, width, blocks = 257, 512, 13
-    matrices = sum(
-        weight.numel() for name, weight in model.named_parameters() if weight.dim() == 2 and "time" not in name
-    )
-    # Two operations for each weight and token, and attention: scores and weighted values.
-    forward = 2 * tokens * matrices + blocks * 4 * tokens**2 * width
-    assert needs.operations_per_image(config) == pytest.approx(3 * forward, rel=0.02)
-    cost = needs.paper_cost([arm], seeds=2)
-    assert (cost.runs, cost.steps) == (2, 90_000)
-    assert cost.gpu_hours == pytest.approx(3 * forward * 64 * 90_000 / 50e12 / 3600, rel=0.02)
-
-
-def test_the_plan_of_the_paper_tells_gpu_hours(capsys, tmp_path):
-    assert main(["lab", "reproduce", "table4", "--scale", "paper", "--dry-run", "--out", str(tmp_path)]) == 0
-    assert "9 runs, 405,000 steps, 1.9e+18 floating-point operations: about 11 GPU hours" in capsys.readouterr().out
-
-
-def test_the_plan_counts_runs_and_steps(tmp_path):
-    plan = describe(["table3", "table4"], "tiny", 2, tmp_path)
-    assert "6 arms with 2 seed(s) each" in plan
-    steps = tiny_uvit().steps
-    # none and CS are in both tables.
-    assert plan.endswith(f"14 different runs, 0 of them finished; {14 * steps} steps to go; in {tmp_path / 'runs'}")
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -365,28 +236,12 @@ def readings_of(folder: Path) -> int:
     return sum('"kappa/1"' in line for line in (folder / "metrics.jsonl").read_text().splitlines())
 
 
-def test_a_killed_command_continues(in_small, tmp_path, monkeypatch):
-    real, done = reproduce.__globals__["run_all"], []
-
-    def killed(runs, *rest, **more):
-        done.extend(runs[:2])
-        assert real(runs[:2], *rest, **more)
-        return False
-
-    monkeypatch.setitem(reproduce.__globals__, "run_all", killed)
-    assert reproduce(["table4"], "tiny", 1, tmp_path, 1) is None
-    assert not (tmp_path / "table4").exists()
-    monkeypatch.setitem(reproduce.__globals__, "run_all", real)
-    before = [(run.folder / "metrics.jsonl").stat().st_mtime_ns for run in done]
-    found = reproduce(["table4"], "tiny", 1, tmp_path, 1)
-    assert found is not None
-    assert len(found[0].runs) == 3
-    assert [(run.folder / "metrics.jsonl").stat().st_mtime_ns for run in done] == before
-
-
 @pytest.mark.filterwarnings("ignore::scalelong.errors.CancelledScalingWarning")
 def test_extra_noise_and_the_data(in_small, tmp_path, monkeypatch):
     monkeypatch.setitem(fig3.DATA, "tiny", ("digits", "no-such-data"))
+    item = ITEMS["fig3"]
+    one = replace(item, arms=lambda scale: [arm for arm in item.arms(scale) if arm.method == NONE])
+    monkeypatch.setitem(ITEMS, "fig3", one)
     found = reproduce(["fig3"], "tiny", 1, tmp_path, 1)
     assert found is not None
     record = found[0].of("none", "UNet")[0]
@@ -398,11 +253,6 @@ def test_extra_noise_and_the_data(in_small, tmp_path, monkeypatch):
     assert sum(digits["histograms"]["ratio"]) == pytest.approx(1, rel=1e-2)
 
 
-def test_noise_is_added_to_the_input():
-    extra = torch.ones(2, 3)
-    assert torch.equal(fig3.noisily(lambda x, t: 2 * x + t, extra)(torch.zeros(2, 3), torch.ones(())), 2 * extra + 1)
-
-
 def test_learned_coefficients_are_measured(in_small, tmp_path):
     found = reproduce(["fig7"], "tiny", 1, tmp_path, 1)
     assert found is not None
@@ -411,16 +261,6 @@ def test_learned_coefficients_are_measured(in_small, tmp_path):
     assert authors.measured["kappas"] == pytest.approx([0.5, 0.5], abs=0.1)
     assert ours.measured["kappas"] == pytest.approx([1.0, 0.7], abs=0.02)
     assert len(results.of("LS", "UNet")[0].measured["kappas"]) == 4
-
-
-def test_gates_that_have_not_moved_are_not_judged():
-    def verdicts(*kappas: list[float]) -> list[Verdict]:
-        runs = [made_up("LS", seed, [0.5], measured={"kappas": values}) for seed, values in enumerate(kappas)]
-        return [claim.verdict for claim in ITEMS["fig7"].claims(results_of(*runs))]
-
-    assert verdicts([0.5, 0.52], [0.51, 0.5], [0.48, 0.5]) == [Verdict.CANNOT_BE_JUDGED, Verdict.CANNOT_BE_JUDGED]
-    assert verdicts([0.98, 0.7], [0.99, 0.71], [0.97, 0.72]) == [Verdict.REPRODUCED, Verdict.REPRODUCED]
-    assert verdicts([0.2, 0.7], [0.21, 0.7], [0.22, 0.7]) == [Verdict.CONTRADICTED, Verdict.CONTRADICTED]
 
 
 def test_mistakes_are_named(tmp_path, capsys):
@@ -439,10 +279,6 @@ def test_mistakes_are_named(tmp_path, capsys):
 
 
 # The evidence that is committed
-
-
-def test_every_figure_and_table_is_there():
-    assert [item.name for item in ITEMS.values() if (EVIDENCE / item.name / "results.json").exists()] == list(ITEMS)
 
 
 @pytest.mark.parametrize("name", ITEMS)

@@ -4,13 +4,10 @@
 not scaled: `hard_networks.py` holds networks with their own references for the scaling.
 """
 
-import functools
-
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 C = 6
 EXPECTED: dict[str, tuple[type[nn.Module], int | str]] = {}
@@ -50,15 +47,21 @@ class Levels(nn.Module):
     def join(self, i: int, h: Tensor, skip: Tensor) -> Tensor:
         return torch.cat([h, skip], 1)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def encode(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         h, skips = F.silu(self.stem(x)), []
         for down in self.down:
             skips.append(h)
             h = F.silu(down(h))
-        h = self.middle(h)
+        return h, skips
+
+    def decode(self, h: Tensor, skips: list[Tensor]) -> Tensor:
         for i, up, dec in zip((3, 2, 1), self.up, self.dec, strict=True):
             h = F.silu(dec(self.join(i, up(h), skips.pop())))
         return self.head(h)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, skips = self.encode(x)
+        return self.decode(self.middle(h), skips)
 
 
 class AddedLevels(Levels):
@@ -76,10 +79,7 @@ class InlineResidual(AddedLevels):
     """The residual around the middle stands beside the additions of the U."""
 
     def forward(self, x: Tensor) -> Tensor:
-        h, skips = F.silu(self.stem(x)), []
-        for down in self.down:
-            skips.append(h)
-            h = F.silu(down(h))
+        h, skips = self.encode(x)
         h = h + self.mid(F.silu(h))
         for up, dec in zip(self.up, self.dec, strict=True):
             h = F.silu(dec(up(h) + skips.pop()))
@@ -87,7 +87,7 @@ class InlineResidual(AddedLevels):
 
 
 @expect(3)
-class TorchTransformer(Levels):
+class TorchTransformer(AddedLevels):
     def __init__(self) -> None:
         super().__init__()
         layer = nn.TransformerEncoderLayer(C, 2, 8, batch_first=True)
@@ -98,45 +98,43 @@ class TorchTransformer(Levels):
 
 
 @expect(3)
-class TorchTransformerBesideAdditions(AddedLevels):
-    def __init__(self) -> None:
-        super().__init__()
-        layer = nn.TransformerEncoderLayer(C, 2, 8, batch_first=True)
-        self.transformer = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-
-    def middle(self, h: Tensor) -> Tensor:
-        return self.transformer(h.flatten(2).mT).mT.reshape(h.shape)
-
-
-@expect(3)
-class PooledPyramid(Levels):
-    """PSPNet: the feature and pooled versions of it, side by side."""
+class InlinePooledPyramid(Levels):
+    """PSPNet: the feature and pooled versions of it, side by side, next to the merges of the U."""
 
     def __init__(self) -> None:
         super().__init__()
         self.branches = nn.ModuleList(nn.Conv2d(C, C, 1) for _ in range(2))
         self.fuse = nn.Conv2d(3 * C, C, 1)
 
-    def middle(self, h: Tensor) -> Tensor:
-        pooled = [
-            F.interpolate(branch(F.adaptive_avg_pool2d(h, n)), size=h.shape[2:])
-            for n, branch in enumerate(self.branches, start=1)
-        ]
-        return self.fuse(torch.cat([h, *pooled], 1))
-
-
-@expect(3)
-class InlinePooledPyramid(PooledPyramid):
     def forward(self, x: Tensor) -> Tensor:
-        h, skips = F.silu(self.stem(x)), []
-        for down in self.down:
-            skips.append(h)
-            h = F.silu(down(h))
+        h, skips = self.encode(x)
         pooled = [branch(h.mean((2, 3), keepdim=True)).expand_as(h) for branch in self.branches]
         h = self.fuse(torch.cat([h, *pooled], 1))
         for up, dec in zip(self.up, self.dec, strict=True):
             h = F.silu(dec(torch.cat([up(h), skips.pop()], 1)))
         return self.head(h)
+
+
+class Branches(nn.Module):
+    """A block of Inception."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b1, self.b2, self.out = nn.Conv2d(C, C, 1), nn.Conv2d(C, C, 1), conv(C, C), nn.Conv2d(2 * C, C, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        one = self.a(x)
+        other = self.b2(F.relu(self.b1(x)))
+        return self.out(torch.cat([one, other], 1))
+
+
+@expect(3)
+class BottleneckInception(Levels):
+    """Parallel branches in the middle are no long skip."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mid = Branches()  # pyright: ignore
 
 
 @expect(3)
@@ -158,25 +156,11 @@ class SpatialReduction(AddedLevels):
 
 
 @expect(3)
-class SqueezeAndExcitation(Levels):
-    def __init__(self) -> None:
-        super().__init__()
-        self.squeeze, self.excite = nn.Linear(C, 3), nn.Linear(3, C)
-
-    def middle(self, h: Tensor) -> Tensor:
-        gate = self.excite(F.relu(self.squeeze(h.mean((2, 3))))).sigmoid()
-        return h * gate[:, :, None, None]
-
-
-@expect(3)
 class SpatialGate(AddedLevels):
     """A gate for each position and channel, in the middle: a product of two features."""
 
     def forward(self, x: Tensor) -> Tensor:
-        h, skips = F.silu(self.stem(x)), []
-        for down in self.down:
-            skips.append(h)
-            h = F.silu(down(h))
+        h, skips = self.encode(x)
         h = h * self.mid(h).sigmoid()
         for up, dec in zip(self.up, self.dec, strict=True):
             h = F.silu(dec(up(h) + skips.pop()))
@@ -200,13 +184,24 @@ class NumpyLayer(nn.Module):
         return Doubled.apply(x, self.weight)
 
 
+class FillingLayer(NumpyLayer):
+    """Writes into memory that torch made, as kernels of Triton do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        out.numpy()[...] = np.einsum("bchw,dc->bdhw", x.numpy(), self.weight.detach().numpy())
+        return out
+
+
 @expect(3)
 class UnseenBottleneck(AddedLevels):
     """Nothing else lies between the innermost encoder and decoder: the innermost skip goes around this alone."""
 
+    layer: type[nn.Module] = NumpyLayer
+
     def __init__(self) -> None:
         super().__init__()
-        self.unseen = NumpyLayer()
+        self.unseen = self.layer()
 
     def forward(self, x: Tensor) -> Tensor:
         h, skips = F.silu(self.stem(x)), []
@@ -220,22 +215,8 @@ class UnseenBottleneck(AddedLevels):
 
 
 @expect(3)
-class FourierFilter(AddedLevels):
-    """A Fourier filter, weights times frequencies, is all that the innermost skip goes around."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.filter = nn.Parameter(torch.randn(C, 2, 2, dtype=torch.cfloat))
-
-    def forward(self, x: Tensor) -> Tensor:
-        h, skips = F.silu(self.stem(x)), []
-        for down in self.down:
-            h = F.silu(down(h))
-            skips.append(h)
-        h = torch.fft.irfft2(torch.fft.rfft2(h) * self.filter, s=h.shape[2:])
-        for up, dec in zip(self.up, self.dec, strict=True):
-            h = F.silu(dec(up(h + skips.pop())))
-        return self.head(h)
+class FilledBottleneck(UnseenBottleneck):
+    layer = FillingLayer
 
 
 # ------------------------------------------------------------------------------ ways to write a U
@@ -265,21 +246,18 @@ class OtherConcatenations(Levels):
 
 
 @expect(3)
-class Padded(Levels):
-    """The skip is cropped, cloned and detached on its way."""
+class TimeMaps(Levels):
+    """A map of the time is concatenated after each merge; the skips are divided by the root of 2."""
+
+    joined = 3 * C
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.time = nn.Linear(1, C)
 
     def join(self, i: int, h: Tensor, skip: Tensor) -> Tensor:
-        return torch.cat([h[..., 1:-1, 1:-1], skip.detach().clone()[..., 1:-1, 1:-1]], 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h, skips = F.silu(self.stem(x)), []
-        for down in self.down:
-            skips.append(h)
-            h = F.silu(down(h))
-        h = self.middle(h)
-        for i, up, dec in zip((3, 2, 1), self.up, self.dec, strict=True):
-            h = F.pad(F.silu(dec(self.join(i, up(h), skips.pop()))), (1, 1, 1, 1))
-        return self.head(h)
+        time = self.time(torch.ones(len(h), 1))[:, :, None, None].expand_as(h)
+        return torch.cat([torch.cat([h, skip / 2**0.5], 1), time], 1)
 
 
 @expect(3)
@@ -293,89 +271,11 @@ class InPlaceHalves(Levels):
 
 
 @expect(3)
-class Checkpointed(Levels):
-    def middle(self, h: Tensor) -> Tensor:
-        return checkpoint(self.mid, h, use_reentrant=False)  # pyright: ignore
-
-    def join(self, i: int, h: Tensor, skip: Tensor) -> Tensor:
-        return checkpoint(functools.partial(super().join, i), h, skip, use_reentrant=False)  # pyright: ignore
-
-
-@expect(3)
 class Reinterpreted(Levels):
     """Aliases that no operation made."""
 
     def join(self, i: int, h: Tensor, skip: Tensor) -> Tensor:
         return torch.cat([h, skip.data if i > 1 else skip.detach()], 1)
-
-
-@expect(3)
-class FeaturesOnTheModel(Levels):
-    """Features wait in an attribute of the model."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.features = {}
-        h = F.silu(self.stem(x))
-        for n, down in enumerate(self.down):
-            self.features[n] = h
-            h = F.silu(down(h))
-        for n, (up, dec) in enumerate(zip(self.up, self.dec, strict=True)):
-            h = F.silu(dec(torch.cat([up(h), self.features.pop(2 - n)], 1)))
-        return self.head(h)
-
-
-@expect(3)
-class ShownTheTime(AddedLevels):
-    """An embedding of time is added to every level, another scales and shifts it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.time, self.film = nn.Linear(1, C), nn.Linear(C, 2 * C)
-
-    def forward(self, x: Tensor, t: Tensor) -> Tensor:  # pyright: ignore
-        time = F.silu(self.time(t[:, None]))
-        h, skips = F.silu(self.stem(x)) + time[:, :, None, None], []
-        for down in self.down:
-            skips.append(h)
-            scale, shift = self.film(time)[:, :, None, None].chunk(2, 1)
-            h = F.silu(down(h)) * (1 + scale) + shift
-        for up, dec in zip(self.up, self.dec, strict=True):
-            h = F.silu(dec(up(h) + skips.pop())) + time[:, :, None, None]
-        return self.head(h)
-
-    @staticmethod
-    def inputs() -> tuple[Tensor, ...]:
-        return torch.randn(2, 3, 16, 16), torch.rand(2)
-
-
-@expect(3)
-class ShownAText(Levels):
-    """Cross-attention to a text at every level."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.q = nn.ModuleList(nn.Linear(C, C) for _ in range(6))
-        self.kv = nn.ModuleList(nn.Linear(4, 2 * C) for _ in range(6))
-
-    def attend(self, n: int, h: Tensor, text: Tensor) -> Tensor:
-        k, v = self.kv[n](text).chunk(2, -1)
-        tokens = F.scaled_dot_product_attention(self.q[n](h.flatten(2).mT), k, v)
-        return h + tokens.mT.reshape(h.shape)
-
-    def forward(self, x: Tensor, text: Tensor) -> Tensor:  # pyright: ignore
-        h, skips = F.silu(self.stem(x)), []
-        for n, down in enumerate(self.down):
-            h = self.attend(n, h, text)
-            skips.append(h)
-            h = F.silu(down(h))
-        for n, (up, dec) in enumerate(zip(self.up, self.dec, strict=True)):
-            h = F.silu(dec(torch.cat([up(h), skips.pop()], 1)))
-            h = self.attend(3 + n, h, text)
-        return self.head(h)
-
-    @staticmethod
-    def inputs() -> tuple[Tensor, ...]:
-        return torch.randn(2, 3, 16, 16), torch.randn(2, 5, 4)
 
 
 @expect(3)
@@ -500,6 +400,36 @@ class WeightedDepths(InjectedInput):
             h = sum((n + 1) * feature for n, feature in enumerate(features))
             features.append(F.silu(block(h)))  # pyright: ignore
         return self.head(features[-1])
+
+
+@expect("none")
+class Inception(InjectedInput):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Branches() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.stem(x)
+        for block in self.blocks:
+            h = block(h)
+        return self.head(h)
+
+
+@expect("none")
+class DenseByLine(nn.Module):
+    """A dense block that is written out."""
+
+    inputs = InjectedInput.inputs
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.out = conv(3, 4), conv(4, 4), conv(8, 4), conv(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.a(x))
+        x = torch.cat([x, F.relu(self.b(x))], 1)
+        x = torch.cat([x, F.relu(self.c(x))], 1)
+        return self.out(x)
 
 
 @expect("refused")

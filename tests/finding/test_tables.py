@@ -20,11 +20,7 @@ def test_a_plan_is_a_table_in_notebooks(plan):
     assert html.count("<tr>") == 1 + len(plan)
     assert "UViT: 3 long skips, outermost first" in html
     assert "<td style='text-align:left'>encoder.0</td>" in html
-
-
-def test_names_are_escaped(plan):
-    skips = [skip.replace(producer="<b>x</b>") for skip in plan]
-    strange = sl.SkipPlan("<i>", tuple(skips))
+    strange = sl.SkipPlan("<i>", tuple(skip.replace(producer="<b>x</b>") for skip in plan))
     assert "<b>x" not in strange._repr_html_()
     assert "<i>" not in strange._repr_html_()
 
@@ -34,7 +30,6 @@ def test_coefficients_print_as_in_the_readme():
     found = sl.coefficients(sl.scale_skips_(model, "cs"))
     assert repr(found) == "[1.0, 0.7, 0.49, 0.343]"
     assert found == [0.7**i for i in range(4)]
-    assert "<th style='text-align:left'>κ_i</th>" in getattr(found, "_repr_html_")()  # noqa: B009
 
 
 def test_coefficients_stay_a_list_of_floats():

@@ -104,7 +104,7 @@ def test_trackers_get_readings_alerts_and_pictures(example, kind, tmp_path):
 
         events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
         tags = events.Tags()
-        assert "stability/kappa/1" in tags["scalars"]
+        assert "kappa/1" in tags["scalars"]
         assert "samples" in tags["images"]
         assert any("alarms" in tag for tag in tags["tensors"])
     elif kind == "wandb":

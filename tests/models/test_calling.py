@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from scalelong.config import DiffusionConfig, TextConfig, TrainConfig
 from scalelong.errors import InvalidConfigError, InvalidInputError
-from scalelong.models import Denoiser, UViT, call_arguments, count_parameters, evaluating, output_tensor
+from scalelong.models import Denoiser, UViT, call_arguments, evaluating, output_tensor
 from scalelong.runs import DataShape, build_model
 
 X, T = torch.randn(2, 3, 8, 8), torch.tensor([1.0, 2.0])
@@ -105,10 +105,6 @@ def test_evaluating_leaves_modes_and_random_numbers_alone():
         torch.rand(3)
     assert [module.training for module in model.modules()] == [True, True, False]
     assert torch.equal(before, torch.get_rng_state())
-
-
-def test_parameters_are_counted():
-    assert count_parameters(nn.Linear(3, 2)) == 8
 
 
 class DropsTokens(nn.Module):

@@ -2,11 +2,11 @@
 
 import inspect
 
-from scalelong.config import EARLIER, NEW_NARROW, NEW_RUN, NEW_UVIT, TrainConfig, new_uvit_options, recipe
+from scalelong.config import EARLIER, NEW_RUN, NEW_UVIT, TrainConfig, recipe
 from scalelong.models import UViT, preset_arguments
 from scalelong.models.official import official_arguments
 from scalelong.runs import DataShape, build_model, uvit_arguments
-from scalelong.training.sizing import Pictures, candidates
+from scalelong.training.sizing import Pictures, possible_runs
 
 SHAPE = DataShape(3, 16, 16)
 
@@ -25,23 +25,25 @@ def test_what_does_not_name_them_means_the_earlier_ones():
 
 
 def sized() -> TrainConfig:
-    return candidates(TrainConfig(data="x", model="uvit"), {"data", "model"}, Pictures(1000, 3, 16, 16))[0].config
+    return next(possible_runs(TrainConfig(data="x", model="uvit"), {"data", "model"}, Pictures(1000, 3, 16, 16)))[0]
 
 
 def test_a_run_that_is_sized_has_the_defaults():
     config = sized()
     assert {name: getattr(config.optimizer, name) for name in NEW_RUN} == NEW_RUN
-    assert {name: uvit_arguments(config, SHAPE)[name] for name in NEW_UVIT} == NEW_UVIT | NEW_NARROW
+    assert {name: uvit_arguments(config, SHAPE)[name] for name in NEW_UVIT} == NEW_UVIT
 
 
-def test_the_switch(monkeypatch):
-    monkeypatch.setitem(NEW_UVIT, "residual_scaling", 0.3)
-    monkeypatch.setitem(NEW_RUN, "optimizer", "muon")
-    assert new_uvit_options() == {"residual_scaling": 0.3}
+def test_what_exists_keeps_the_earlier_ones():
     config = sized()
-    assert config.optimizer.optimizer == "muon"
-    assert config.model_options["residual_scaling"] == 0.3
     assert build_model(config, SHAPE).residual_scaling == 0.3
     assert recipe("cifar10-uvit-s2").optimizer.optimizer == "adamw"
     earlier = TrainConfig(data="x", model="uvit", model_options={"dim": 32, "depth": 2, "heads": 2})
     assert build_model(earlier, SHAPE).residual_scaling == "none"
+
+
+def test_wide_networks_are_trained_with_adamw():
+    wide = TrainConfig(data="x", model="uvit", model_options={"dim": 256, "heads": 4})
+    config = next(possible_runs(wide, {"data", "model"}, Pictures(1000, 3, 16, 16)))[0]
+    assert config.optimizer.optimizer == "adamw"
+    assert config.model_options["residual_scaling"] == 0.3

@@ -1,29 +1,17 @@
-"""U-ViT: the merge against its plain form, every method under compile and low precision, sizes, errors."""
+"""U-ViT: the merge against its plain form, its norms, methods under compile and low precision, sizes, errors."""
+
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import scalelong as sl
 from scalelong.models import SkipMerge
 from scalelong.scaling import Constants
 
-METHODS = [
-    "none",
-    "uniform",
-    "cs",
-    "cs:kappa=0.6,reverse=true",
-    "ls",
-    "ls:module=ie",
-    "ls:module=scalar",
-    "ls:gate=channel",
-    "ls:shared=false,start=paper",
-    "norm",
-    "merge_norm",
-    "merge_norm:both,norm=rms,gain=true",
-    "merge_norm:concatenation,kappa=0.7,gain=true",
-    "mp:0.3",
-    "custom:1,0.5,0",
-]
+METHODS = ["none", "cs", "ls", "norm", "merge_norm"]
+BOTH = {"qk_norm": True, "merge_norm": True}
 
 
 def tiny(**changes) -> sl.UViT:
@@ -74,12 +62,12 @@ def test_the_merge_saves_no_concatenated_copy():
 
 
 @pytest.mark.parametrize(
-    ("method", "checkpointing"), [(method, False) for method in METHODS] + [("cs", True), ("ls", True), ("norm", True)]
+    ("method", "changes"), [("cs", {}), ("ls", {"checkpointing": True}), ("merge_norm", {}), ("cs", BOTH)]
 )
-def test_compiles_in_one_graph(method, checkpointing):
-    expected, plain = gradients(tiny(scaling=method), *inputs())
+def test_compiles_in_one_graph(method, changes):
+    expected, plain = gradients(tiny(**{**changes, "scaling": method, "checkpointing": False}), *inputs())
     torch.compiler.reset()
-    model = tiny(scaling=method, checkpointing=checkpointing)
+    model = tiny(scaling=method, **changes)
     model.compile(fullgraph=True, backend="aot_eager")
     output, compiled = gradients(model, *inputs())
     torch.testing.assert_close(output, expected)
@@ -87,28 +75,30 @@ def test_compiles_in_one_graph(method, checkpointing):
         torch.testing.assert_close(gradient, plain[name], msg=name)
 
 
+@pytest.mark.parametrize("changes", [{}, BOTH])
 @pytest.mark.parametrize("method", METHODS)
-def test_checkpointing_gives_the_same_gradients(method):
-    _, plain = gradients(tiny(scaling=method), *inputs())
-    _, checkpointed = gradients(tiny(scaling=method, checkpointing=True), *inputs())
+def test_checkpointing_gives_the_same_gradients(method, changes):
+    _, plain = gradients(tiny(scaling=method, **changes), *inputs())
+    _, checkpointed = gradients(tiny(scaling=method, checkpointing=True, **changes), *inputs())
     for name, gradient in plain.items():
         torch.testing.assert_close(checkpointed[name], gradient, msg=name)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("method", METHODS)
-def test_low_precision(method, dtype):
+@pytest.mark.parametrize(("method", "changes"), [*((method, {}) for method in METHODS), ("ls", BOTH)])
+def test_low_precision(method, changes, dtype):
     x, t, y = inputs()
-    expected = tiny(scaling=method)(x, t, y)
-    model = tiny(scaling=method).to(dtype)
+    expected = tiny(scaling=method, **changes)(x, t, y)
+    model = tiny(scaling=method, **changes).to(dtype)
     output, _ = gradients(model, x.to(dtype), t, y)
     assert output.dtype == dtype
-    torch.testing.assert_close(output.float(), expected, atol=0.05, rtol=0.05)
+    torch.testing.assert_close(output.float(), expected, atol=0.06, rtol=0.06)
     with torch.autocast("cpu", dtype):
-        torch.testing.assert_close(tiny(scaling=method)(x, t, y).float(), expected, atol=0.05, rtol=0.05)
+        found = tiny(scaling=method, **changes)(x, t, y).float()
+    torch.testing.assert_close(found, expected, atol=0.06, rtol=0.06)
 
 
-@pytest.mark.parametrize("depth", [2, 3, 4, 5, 7, 12])
+@pytest.mark.parametrize("depth", [2, 3, 7])
 def test_any_depth(depth):
     model = tiny(depth=depth, scaling="cs")
     assert sl.coefficients(model) == pytest.approx([0.7**i for i in range(depth // 2)])
@@ -164,6 +154,13 @@ def test_rectangular_images():
         ({"scaling": "sc"}, "unknown scaling method"),
         ({"residual_scaling": "zero"}, "residual_scaling"),
         ({"residual_scaling": 0.0}, "residual_scaling"),
+        ({"qk_norm": "yes"}, "must be true or false"),
+        ({"merge_norm": None}, "must be true or false"),
+        ({"merge_start": "zero"}, "merge_start must be one of authors, identity, additive, normalised, got 'zero'"),
+        ({"final_start": "zero"}, "`final_start` must be one of authors, identity"),
+        ({"init_std": "large"}, "`init_std` must be a number above 0"),
+        ({"init_std": 0}, "`init_std` must be a number above 0"),
+        ({"init_std": float("nan")}, "`init_std` must be a number above 0"),
     ],
 )
 def test_bad_arguments(changes, says):
@@ -213,14 +210,14 @@ def test_residual_baselines():
     for block in rezero.decoder:
         stream = block.merge(stream, tokens, Constants(1.0, 1.0))  # pyright: ignore
     hidden = rezero.norm(stream)[:, 2:]
-    from scalelong.models.tokens import unpatchify
+    from scalelong.models.uvit import unpatchify
 
     expected = rezero.final_conv(unpatchify(rezero.to_patches(hidden), (4, 4), 2, 3))
     torch.testing.assert_close(rezero(x, t, y), expected)
     _, grads = gradients(rezero, x, t, y)
     assert all(grads[name].abs() > 0 for name in grads if name.endswith("residual.alpha"))
     one, third = tiny(residual_scaling=1.0), tiny(residual_scaling=0.3)
-    assert torch.equal(one(x, t, y), tiny()(x, t, y))
+    assert torch.equal(one(x, t, y), tiny(residual_scaling="none")(x, t, y))
     block = third.encoder[0]
     h = torch.randn(2, 5, 32)
     a = h + 0.3 * block.attention(block.attention_norm(h))  # pyright: ignore
@@ -233,3 +230,88 @@ def test_self_conditioning_of_version_0_2_is_refused_unless_it_was_off():
         tiny(self_conditioning="middle")
     with pytest.raises(TypeError, match="unexpected keyword argument 'width'"):
         tiny(width=3)
+
+
+# Norms on queries and keys, and on both inputs of the merges
+
+
+def first_attention() -> Any:
+    return tiny(qk_norm=True).get_submodule("encoder.0.attention")
+
+
+def randomise(model: torch.nn.Module) -> None:
+    """Gains and shifts away from 1 and 0, so that what is multiplied in the wrong place shows."""
+    generator = torch.Generator().manual_seed(2)
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
+
+
+def test_norms_draw_nothing_and_are_off_by_default():
+    plain, normed = tiny(), tiny(**BOTH)
+    weights = normed.state_dict()
+    for name, value in plain.state_dict().items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(value, weights[name]), name
+    added = {name.rsplit(".", 2)[1] for name in set(weights) - set(plain.state_dict())}
+    assert added == {"query_norm", "key_norm", "main_norm", "skip_norm"}
+    assert torch.equal(tiny(qk_norm=False, merge_norm=False)(*inputs()), plain(*inputs()))
+
+
+def test_attention_is_the_plain_formula_on_normed_queries_and_keys():
+    attention = first_attention()
+    randomise(attention)
+    x, norm = torch.randn(2, 17, 32), torch.nn.LayerNorm(32)
+    q, k, v = (part.unflatten(-1, (4, 8)).transpose(1, 2) for part in attention.qkv(norm(x)).chunk(3, dim=-1))
+    q, k = attention.query_norm(q), attention.key_norm(k)
+    weights = torch.softmax(q @ k.mT / 8**0.5, dim=-1)
+    torch.testing.assert_close(attention(norm(x)), attention.out((weights @ v).transpose(1, 2).flatten(2)))
+
+
+@pytest.mark.parametrize("factors", [(1.0, 1.0), (0.8, 0.3)])
+def test_the_merge_reads_both_operands_normed(factors):
+    merge = SkipMerge(16, norm=True)
+    randomise(merge)
+    main, skip = 30 * torch.randn(2, 5, 16), 0.01 * torch.randn(2, 5, 16)
+    assert merge.main_norm is not None
+    assert merge.skip_norm is not None
+    joined = torch.cat([factors[0] * merge.main_norm(main), factors[1] * merge.skip_norm(skip)], dim=-1)
+    ours = merge(main, merge.norm_skip(skip), Constants(*factors))
+    torch.testing.assert_close(ours, F.linear(joined, merge.weight, merge.bias))
+
+
+@pytest.mark.parametrize("method", ["cs:0.5", "uniform", "norm:kappa=0.5", "mp:0.3", "ls", "ls:start=paper"])
+def test_every_scaling_acts_after_the_norm(method):
+    """Before it, a norm would divide κ out."""
+    x, t, y = inputs()
+    plain, scaled = tiny(**BOTH), tiny(**BOTH, scaling=method)
+    scaled.load_state_dict({**scaled.state_dict(), **_weights(plain)})
+    assert float((scaled(x, t, y) - plain(x, t, y)).detach().abs().max()) > 1e-3
+    scaled(x, t, y).square().mean().backward()
+    # At zero, the last layer of bounded gates passes nothing on to the one before.
+    without = {name for name, p in scaled.named_parameters() if p.grad is None or not p.grad.any()}
+    assert not {name for name in without if "skip_scaling" not in name}
+
+
+def _weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
+
+
+def test_folding_and_starting_stay_exact():
+    x, t, y = inputs()
+    scaled = tiny(**BOTH, scaling="cs:0.6")
+    expected = scaled(x, t, y)
+    started = tiny(**BOTH)
+    sl.start_skips_(started, "cs:0.6")
+    torch.testing.assert_close(started(x, t, y), expected)
+    sl.fold_(scaled)
+    torch.testing.assert_close(scaled(x, t, y), expected)
+
+
+def test_a_copy_from_its_arguments_takes_the_weights_and_a_plain_network_does_not():
+    model = tiny(**BOTH, scaling="cs")
+    randomise(model)
+    twin = sl.UViT(**model.arguments())
+    twin.load_state_dict(model.state_dict())
+    assert torch.equal(twin(*inputs()), model(*inputs()))
+    with pytest.raises(RuntimeError, match="main_norm"):
+        tiny(scaling="cs").load_state_dict(model.state_dict())

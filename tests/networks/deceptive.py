@@ -161,12 +161,6 @@ class ValueResiduals(Tokens):
 
 
 @network
-class ValueResidualsAdded(ValueResiduals):
-    def join(self, i: int, x: Tensor, skip: Tensor) -> Tensor:
-        return x + self.k(i, skip)
-
-
-@network
 class FeaturesReadAgain(Tokens):
     """The first encoder block's output is read in every decoder block next to its long skip."""
 
@@ -260,23 +254,6 @@ class EarlierMiddle(Tokens):
         return super().block(n, x)
 
 
-@network
-class EarlierFeaturesInABuffer(Tokens):
-    must = False
-    remembers = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("kept", torch.zeros(2, 12, D), persistent=False)
-
-    def join(self, i: int, x: Tensor, skip: Tensor) -> Tensor:
-        if i == 2:
-            before = self.kept.clone()  # pyright: ignore
-            self.kept.copy_(skip.detach())  # pyright: ignore
-            skip = before + 0.1 * skip
-        return super().join(i, x, skip)
-
-
 # What follows a merge.
 
 
@@ -306,27 +283,12 @@ class MixerAfterTheNorm(Tokens):
 
 
 @network
-class MixerAtOneLevel(MixerAfterTheNorm):
-    """The same at the middle level alone."""
-
-    def join(self, i: int, x: Tensor, skip: Tensor) -> Tensor:
-        return super().join(i, x, skip) if i == 2 else Tokens.join(self, i, x, skip)
-
-
-@network
 class MixerAloneAfterTheNorm(MixerAfterTheNorm):
     """No shortcut around the mixer, so that it is the only reader of the merge."""
 
     def join(self, i: int, x: Tensor, skip: Tensor) -> Tensor:
         x = torch.cat([x, self.k(i, skip)], -1)
         return self.fuse[i - 1](self.mixers[i - 1](self.norms[i - 1](x)))
-
-
-@network
-class MixerWithoutANorm(MixerAfterTheNorm):
-    def join(self, i: int, x: Tensor, skip: Tensor) -> Tensor:
-        x = torch.cat([x, self.k(i, skip)], -1)
-        return self.fuse[i - 1](F.gelu(self.mixers[i - 1](x)))
 
 
 @network
@@ -358,17 +320,6 @@ class CompressedMemory(Tokens):
         memory = self.compress(x.transpose(1, 2)).transpose(1, 2)
         keys, values = self.pair(torch.cat([memory, x], dim=1)).chunk(2, -1)
         return x + self.proj(F.scaled_dot_product_attention(self.query(x), keys, values))
-
-
-@network
-class CompressedMemoryUnprojected(CompressedMemory):
-    """The same, where the tokens and their memory are keys and values as they are."""
-
-    def block(self, n: int, x: Tensor) -> Tensor:
-        if n != self.N:
-            return Tokens.block(self, n, x)
-        both = torch.cat([self.compress(x.transpose(1, 2)).transpose(1, 2), x], dim=1)
-        return x + self.proj(F.scaled_dot_product_attention(self.query(x), both, both))
 
 
 @network
@@ -445,20 +396,6 @@ class MemoryOfTheMiddle(Levels):
         return h + (weights @ values.transpose(1, 2)).transpose(1, 2)
 
 
-@network
-class MemoryOfTheMiddleOnce(MemoryOfTheMiddle):
-    """The memory is compressed, joined to the tokens for a whole transformer layer, and cut off again."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.block = Block()
-
-    def middle(self, h: Tensor, *more: Tensor) -> Tensor:
-        h = F.silu(self.mid(h))
-        both = torch.cat([self.compress(h), h], 2).transpose(1, 2)
-        return self.block(both)[0].transpose(1, 2)[:, :, -h.shape[2] :]
-
-
 # Text.
 
 
@@ -493,30 +430,6 @@ class TextInTheKeys(Levels):
 
     def level(self, i: int, h: Tensor, *more: Tensor) -> Tensor:
         return self.attend[i](h, more[0])
-
-
-@network
-class TextOfTheSameLength(TextInTheKeys):
-    """As many words as positions, and a layer of its own for the text."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encode = nn.Linear(D, D)
-
-    @staticmethod
-    def inputs() -> tuple[Tensor, ...]:
-        return torch.randn(2, 5, 16), torch.randn(2, 16, D)
-
-    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
-        return super().forward(x, F.silu(self.encode(more[0])))
-
-
-@network
-class TextInTheKeysAdded(TextInTheKeys):
-    joined = D
-
-    def join(self, i: int, h: Tensor, skip: Tensor) -> Tensor:
-        return h + self.k(i, skip)
 
 
 @network
@@ -556,6 +469,281 @@ class TextByHeads(TextInTheKeys):
     def __init__(self) -> None:
         super().__init__()
         self.attend = nn.ModuleList(self.Attention() for _ in range(6))
+
+
+# Layers on the skips themselves.
+
+
+@network
+class DeepAdapters(Tokens):
+    """Every skip has more layers of its own than lie around the innermost one."""
+
+    depth = 6
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.adapters = nn.ModuleList(
+            nn.Sequential(*(nn.Linear(D, D) for _ in range(self.depth))) for _ in range(self.N)
+        )
+        self.small = nn.Linear(D, D)
+
+    def block(self, n: int, x: Tensor) -> Tensor:
+        return self.small(x) if n == self.N else super().block(n, x)
+
+    def join(self, i: int, x: Tensor, skip: Tensor) -> Tensor:
+        return super().join(i, x, self.adapters[i - 1](skip))
+
+
+@network
+class EqualAdapters(DeepAdapters):
+    """As many layers on the innermost skip as around it."""
+
+    depth = 1
+
+
+@network
+class DeepAdaptersAdded(DeepAdapters):
+    def join(self, i: int, x: Tensor, skip: Tensor) -> Tensor:
+        return x + self.k(i, self.adapters[i - 1](skip))
+
+
+@network
+class DeepAdapterInTheMiddle(DeepAdapters):
+    """The second skip alone, with more layers than all that it goes around."""
+
+    depth = 30
+
+    def join(self, i: int, x: Tensor, skip: Tensor) -> Tensor:
+        return x + self.k(i, self.adapters[i - 1](skip) if i == 2 else skip)
+
+
+class AdaptersInLine(DeepAdapters):
+    """Every merge is a line of its own."""
+
+    depth = 30
+    deep = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        s1 = self.block(0, self.embed(x))
+        s2 = self.block(1, s1)
+        s3 = self.block(2, s2)
+        x = self.block(3, s3)
+        a1, a2, a3 = (self.adapters[i](s) if i + 1 == self.deep else s for i, s in enumerate((s1, s2, s3)))
+        x = self.block(4, x + self.k(3, a3))
+        x = self.block(5, x + self.k(2, a2))
+        return self.head(self.block(6, x + self.k(1, a1)))
+
+
+@network
+class AdapterInLine(AdaptersInLine):
+    deep = 2
+
+
+@network
+class InnermostAdapterInLine(AdaptersInLine):
+    """Which of the two paths is the skip, nothing tells."""
+
+    deep = 3
+    must = False
+
+
+# Features that enter twice.
+
+
+@network
+class AddedAndConcatenated(Tokens):
+    must = False
+
+    def join(self, i: int, x: Tensor, skip: Tensor) -> Tensor:
+        skip = self.k(i, skip)
+        return self.fuse[i - 1](torch.cat([x + skip, skip], -1))
+
+
+@network
+class ScalesAndShifts(Tokens):
+    """The skip multiplies the main path and is added to it."""
+
+    must = False
+
+    def join(self, i: int, x: Tensor, skip: Tensor) -> Tensor:
+        scale, shift = self.blocks[i - 1].mlp, self.blocks[i].mlp
+        return x * (1 + scale(self.k(i, skip))) + shift(self.k(i, skip))
+
+
+@network
+class GatedByBoth(Tokens):
+    must = False
+
+    def join(self, i: int, x: Tensor, skip: Tensor) -> Tensor:
+        skip = self.k(i, skip)
+        gate = self.fuse[i - 1](torch.cat([x, skip], -1)).sigmoid()
+        return gate * x + (1 - gate) * skip
+
+
+@network
+class GateOfTheChannels(Levels):
+    """MAnet: a number for each channel, from skip and main path, multiplies the main path. The skip is concatenated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv1d(D, D, 1), nn.Conv1d(D, D, 1)
+
+    def join(self, i: int, h: Tensor, skip: Tensor) -> Tensor:
+        gate = self.a(h.mean(2, keepdim=True)) + self.b(skip.mean(2, keepdim=True))
+        return torch.cat([h * gate.sigmoid(), self.k(i, skip)], 1)
+
+
+# Additions that broadcast: refused, because the numbers of the others depend on them.
+
+
+class Broadcast(Levels):
+    must = False
+    dims, joined, narrow = 2, D, 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up[3 - self.narrow] = nn.ConvTranspose2d(D, 1, 2, 2)
+
+    @staticmethod
+    def inputs() -> tuple[Tensor, ...]:
+        return (torch.randn(2, 5, 16, 16),)
+
+    def join(self, i: int, h: Tensor, skip: Tensor) -> Tensor:
+        return h + self.k(i, skip)
+
+
+@network
+class BroadcastOutermost(Broadcast):
+    narrow = 1
+
+
+@network
+class BroadcastInTheMiddle(Broadcast):
+    narrow = 2
+
+
+@network
+class BroadcastInnermost(Broadcast):
+    narrow = 3
+
+
+# Blocks in the text of the U.
+
+
+@network
+class BranchesInLine(Levels):
+    """Parallel branches in the middle, on a line like those of the skips."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.fuse = nn.Conv1d(D, D, 1), nn.Conv1d(D, D, 3, 1, 1), nn.Conv1d(2 * D, D, 1)
+
+    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
+        s1 = F.silu(self.stem(x))
+        s2 = F.silu(self.down[0](s1))
+        s3 = F.silu(self.down[1](s2))
+        h = F.silu(self.down[2](s3))
+        h = self.fuse(torch.cat([self.a(h), self.b(F.relu(self.a(h)))], 1))
+        h = F.silu(self.dec[0](torch.cat([self.up[0](h), self.k(3, s3)], 1)))
+        h = F.silu(self.dec[1](torch.cat([self.up[1](h), self.k(2, s2)], 1)))
+        h = F.silu(self.dec[2](torch.cat([self.up[2](h), self.k(1, s1)], 1)))
+        return self.head(h)
+
+
+@network
+class ImageAtEveryLevel(Levels):
+    """The image, at each size, enters the encoder again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image, self.enter = nn.Conv1d(5, D, 3, 1, 1), nn.Conv1d(2 * D, D, 3, 1, 1)
+
+    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
+        h, skips = F.silu(self.stem(x)), []
+        for down in self.down:
+            skips.append(h)
+            x = F.avg_pool1d(x, 2)
+            h = F.silu(self.enter(torch.cat([down(h), self.image(x)], 1)))
+        h = self.middle(h)
+        for up, dec in zip(self.up, self.dec, strict=True):
+            i = len(skips)
+            h = F.silu(dec(self.join(i, up(h), skips.pop())))
+        return self.head(h)
+
+
+# The same U several times in one forward.
+
+
+class Runs(Levels):
+    """The U is a method."""
+
+    joined = D
+
+    def once(self, x: Tensor) -> Tensor:
+        h, skips = F.silu(self.stem(x)), []
+        for down in self.down:
+            skips.append(h)
+            h = F.silu(down(h))
+        h = self.middle(h)
+        for up, dec in zip(self.up, self.dec, strict=True):
+            i = len(skips)
+            h = F.silu(dec(up(h) + self.k(i, skips.pop())))
+        return self.head(h)
+
+
+@network
+class Flips(Runs):
+    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
+        return (self.once(x) + self.once(x.flip(-1)).flip(-1)) / 2
+
+
+@network
+class Tiles(Runs):
+    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
+        return torch.cat([self.once(tile) for tile in x.chunk(2, -1)], -1)
+
+
+@network
+class UnequalTiles(Runs):
+    must = False
+
+    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
+        return torch.cat([self.once(x), self.once(x[..., :8])], -1)
+
+
+@network
+class Refined(Runs):
+    """Each run reads the result of the one before."""
+
+    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
+        y = torch.zeros_like(x)
+        for _ in range(3):
+            y = y + self.once(x + y)
+        return y
+
+
+@network
+class TiedLevels(Levels):
+    """One set of layers for all levels, by recursion."""
+
+    must = False
+
+    def below(self, i: int, h: Tensor) -> Tensor:
+        if i > self.N:
+            return self.middle(h)
+        h = F.silu(self.mid(h))
+        return F.silu(self.dec[0](self.join(i, self.up[0](self.below(i + 1, self.down[0](h))), h)))
+
+    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
+        return self.head(self.below(1, self.stem(x)))
+
+
+@network
+class Vmapped(Runs):
+    must = False
+
+    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
+        return torch.vmap(lambda one: self.once(one[None])[0])(x)
 
 
 def build(cls: type[Net]) -> Any:

@@ -4,6 +4,7 @@ The counts come from the architectures, not from what was found.
 """
 
 import copy
+import importlib
 import importlib.util
 import warnings
 from collections import Counter
@@ -50,26 +51,25 @@ def tokens(batch: int, factor: int) -> tuple[Any, ...]:
     return torch.randn(batch, 6 * factor, 3), torch.linspace(1, 9, batch)
 
 
-def _diffusers(name: str, **config: Any) -> Callable[[], nn.Module]:
+def _public(package: str, name: str, inputs: Callable[[int, int], Any], count: int, **more: Any) -> Family:
+    """A class of a package that may be absent. What is no field of a family is an argument of the class."""
+    own = {key: more.pop(key) for key in ("needs", "resizable", "picklable") if key in more}
+
     def make() -> nn.Module:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            import diffusers
+            return getattr(importlib.import_module(package), name)(**more)
 
-            return getattr(diffusers, name)(**config)
-
-    return make
+    return Family(make, inputs, count, **{"needs": package.partition(".")[0], **own})
 
 
-def _monai(path: str, *args: Any, **config: Any) -> Callable[[], nn.Module]:
-    def make() -> nn.Module:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            import monai.networks.nets as nets
+def _diffusers(name: str, inputs: Callable[[int, int], Any], count: int, **config: Any) -> Family:
+    return _public("diffusers", name, inputs, count, **config)
 
-            return getattr(nets, path)(*args, **config)
 
-    return make
+def _monai(name: str, inputs: Callable[[int, int], Any], count: int, **config: Any) -> Family:
+    common = {"spatial_dims": 2, "in_channels": 3, "out_channels": 2}
+    return _public("monai.networks.nets", name, inputs, count, **common | config)
 
 
 def _uvit() -> nn.Module:
@@ -78,121 +78,78 @@ def _uvit() -> nn.Module:
     return UViT(image_size=16, patch_size=4, dim=16, depth=6, heads=2, interpolate_positions=True)
 
 
-def _conditioned(channels: int, text: int, **more: Any) -> Callable[[int, int], dict[str, Any]]:
+def _conditioned(text: int, *frames: int, size: int = 8, **more: Any) -> Callable[[int, int], dict[str, Any]]:
+    """Image or video, time, text, and what else a network takes: functions of the batch size."""
+
     def inputs(batch: int, factor: int) -> dict[str, Any]:
         made = {
-            "sample": torch.randn(batch, channels, 8 * factor, 8 * factor),
+            "sample": torch.randn(batch, 4, *frames, size * factor, size * factor),
             "timestep": torch.full((batch,), 3),
             "encoder_hidden_states": torch.randn(batch, 4, text),
         }
-        return {**made, **{name: value(batch, factor) for name, value in more.items()}}
+        return {**made, **{name: value(batch) for name, value in more.items()}}
 
     return inputs
 
 
-def _video(batch: int, factor: int) -> Tensor:
-    return torch.randn(batch, 4, 2, 8 * factor, 8 * factor)
+def _blocks(down: str, up: str) -> dict[str, Any]:
+    return {"down_block_types": tuple(down.split()), "up_block_types": tuple(up.split())}
 
 
-_DDPM = {
-    "sample_size": 16,
-    "block_out_channels": (8, 16),
-    "layers_per_block": 1,
-    "norm_num_groups": 4,
-    "attention_head_dim": 4,
-    "down_block_types": ("DownBlock2D", "AttnDownBlock2D"),
-    "up_block_types": ("AttnUpBlock2D", "UpBlock2D"),
-}
-_SD = {
-    "sample_size": 8,
-    "block_out_channels": (8, 16),
-    "layers_per_block": 1,
-    "norm_num_groups": 4,
-    "cross_attention_dim": 8,
-    "attention_head_dim": 4,
-}
-_SDXL = {
-    "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
-    "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
-    "transformer_layers_per_block": (1, 2),
-    "addition_embed_type": "text_time",
-    "addition_time_embed_dim": 4,
-    "projection_class_embeddings_input_dim": 32,
-    "use_linear_projection": True,
-}
+def _image_and_step(kind: float) -> Callable[[int, int], dict[str, Any]]:
+    return lambda b, f: {"sample": torch.randn(b, 3, 16 * f, 16 * f), "timestep": torch.full((b,), kind)}
 
 
-def _time_ids(batch: int, factor: int) -> dict[str, Tensor]:
-    return {"text_embeds": torch.randn(batch, 8), "time_ids": torch.randn(batch, 6)}
-
+_TINY = {"sample_size": 8, "block_out_channels": (8, 16), "layers_per_block": 1, "norm_num_groups": 4}
+_TEXT = {**_TINY, "cross_attention_dim": 8, "attention_head_dim": 4}
+_DDPM = {**_TINY, "sample_size": 16, "attention_head_dim": 4}
 
 DIFFUSERS = {
-    "UNet2DModel DDPM": Family(
-        _diffusers("UNet2DModel", **_DDPM),
-        lambda b, f: {"sample": torch.randn(b, 3, 16 * f, 16 * f), "timestep": torch.full((b,), 3)},
+    "UNet2DModel DDPM": _diffusers(
+        "UNet2DModel",
+        _image_and_step(3),
         4,
-        "diffusers",
+        **_DDPM,
+        **_blocks("DownBlock2D AttnDownBlock2D", "AttnUpBlock2D UpBlock2D"),
     ),
-    "UNet2DModel NCSN++": Family(
-        _diffusers(
-            "UNet2DModel",
-            **{
-                **_DDPM,
-                "down_block_types": ("SkipDownBlock2D", "AttnSkipDownBlock2D"),
-                "up_block_types": ("AttnSkipUpBlock2D", "SkipUpBlock2D"),
-                "block_out_channels": (32, 32),
-                "norm_num_groups": None,
-                "time_embedding_type": "fourier",
-                "downsample_padding": 1,
-            },
-        ),
-        lambda b, f: {"sample": torch.randn(b, 3, 16 * f, 16 * f), "timestep": torch.full((b,), 3.0)},
+    "UNet2DModel NCSN++": _diffusers(
+        "UNet2DModel",
+        _image_and_step(3.0),
         4,
-        "diffusers",
         picklable=False,
+        **{**_DDPM, "block_out_channels": (32, 32), "norm_num_groups": None},
+        **_blocks("SkipDownBlock2D AttnSkipDownBlock2D", "AttnSkipUpBlock2D SkipUpBlock2D"),
+        time_embedding_type="fourier",
+        downsample_padding=1,
     ),
-    "UNet2DConditionModel SD": Family(
-        _diffusers(
-            "UNet2DConditionModel",
-            **_SD,
-            down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
-            up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
-        ),
-        _conditioned(4, 8),
+    "UNet2DConditionModel SD": _diffusers(
+        "UNet2DConditionModel",
+        _conditioned(8),
         4,
-        "diffusers",
+        **_TEXT,
+        **_blocks("CrossAttnDownBlock2D DownBlock2D", "UpBlock2D CrossAttnUpBlock2D"),
     ),
-    "UNet2DConditionModel SDXL": Family(
-        _diffusers("UNet2DConditionModel", **_SD, **_SDXL),
-        _conditioned(4, 8, added_cond_kwargs=_time_ids),
+    "UNet2DConditionModel SDXL": _diffusers(
+        "UNet2DConditionModel",
+        _conditioned(8, added_cond_kwargs=lambda b: {"text_embeds": torch.randn(b, 8), "time_ids": torch.randn(b, 6)}),
         4,
-        "diffusers",
+        **_TEXT,
+        **_blocks("DownBlock2D CrossAttnDownBlock2D", "CrossAttnUpBlock2D UpBlock2D"),
+        transformer_layers_per_block=(1, 2),
+        addition_embed_type="text_time",
+        addition_time_embed_dim=4,
+        projection_class_embeddings_input_dim=32,
+        use_linear_projection=True,
     ),
-    "UNet3DConditionModel": Family(
-        _diffusers(
-            "UNet3DConditionModel",
-            **_SD,
-            down_block_types=("CrossAttnDownBlock3D", "DownBlock3D"),
-            up_block_types=("UpBlock3D", "CrossAttnUpBlock3D"),
-        ),
-        _conditioned(4, 8, sample=_video),
+    "UNet3DConditionModel": _diffusers(
+        "UNet3DConditionModel",
+        _conditioned(8, 2),
         4,
-        "diffusers",
+        **_TEXT,
+        **_blocks("CrossAttnDownBlock3D DownBlock3D", "UpBlock3D CrossAttnUpBlock3D"),
     ),
-    "UNetSpatioTemporalConditionModel": Family(
-        _diffusers(
-            "UNetSpatioTemporalConditionModel",
-            sample_size=8,
-            in_channels=4,
-            block_out_channels=(32, 64),
-            layers_per_block=1,
-            cross_attention_dim=8,
-            num_attention_heads=(2, 2),
-            addition_time_embed_dim=4,
-            projection_class_embeddings_input_dim=12,
-            down_block_types=("CrossAttnDownBlockSpatioTemporal", "DownBlockSpatioTemporal"),
-            up_block_types=("UpBlockSpatioTemporal", "CrossAttnUpBlockSpatioTemporal"),
-        ),
+    "UNetSpatioTemporalConditionModel": _diffusers(
+        "UNetSpatioTemporalConditionModel",
         lambda b, f: {
             "sample": torch.randn(b, 2, 4, 8 * f, 8 * f),
             "timestep": torch.full((b,), 3),
@@ -200,64 +157,46 @@ DIFFUSERS = {
             "added_time_ids": torch.randn(b, 3),
         },
         4,
-        "diffusers",
-    ),
-    "UNetMotionModel": Family(
-        _diffusers(
-            "UNetMotionModel",
-            sample_size=8,
-            block_out_channels=(8, 16),
-            layers_per_block=1,
-            norm_num_groups=4,
-            cross_attention_dim=8,
-            num_attention_heads=2,
-            motion_num_attention_heads=2,
-            motion_max_seq_length=4,
-            down_block_types=("CrossAttnDownBlockMotion", "DownBlockMotion"),
-            up_block_types=("UpBlockMotion", "CrossAttnUpBlockMotion"),
+        sample_size=8,
+        in_channels=4,
+        block_out_channels=(32, 64),
+        layers_per_block=1,
+        cross_attention_dim=8,
+        num_attention_heads=(2, 2),
+        addition_time_embed_dim=4,
+        **_blocks(
+            "CrossAttnDownBlockSpatioTemporal DownBlockSpatioTemporal",
+            "UpBlockSpatioTemporal CrossAttnUpBlockSpatioTemporal",
         ),
-        _conditioned(4, 8, sample=_video, encoder_hidden_states=lambda b, f: torch.randn(2 * b, 4, 8)),
+        projection_class_embeddings_input_dim=12,
+    ),
+    "UNetMotionModel": _diffusers(
+        "UNetMotionModel",
+        _conditioned(8, 2, encoder_hidden_states=lambda b: torch.randn(2 * b, 4, 8)),
         4,
-        "diffusers",
+        **{**_TINY, "cross_attention_dim": 8, "num_attention_heads": 2},
+        motion_num_attention_heads=2,
+        motion_max_seq_length=4,
+        **_blocks("CrossAttnDownBlockMotion DownBlockMotion", "UpBlockMotion CrossAttnUpBlockMotion"),
     ),
-    "UNet1DModel": Family(
-        _diffusers(
-            "UNet1DModel",
-            sample_size=16,
-            block_out_channels=(32, 32, 64),
-            in_channels=4,
-            out_channels=4,
-            time_embedding_type="fourier",
-            use_timestep_embedding=False,
-            flip_sin_to_cos=True,
-            freq_shift=1.0,
-            down_block_types=("DownBlock1DNoSkip", "DownBlock1D", "AttnDownBlock1D"),
-            mid_block_type="UNetMidBlock1D",
-            up_block_types=("AttnUpBlock1D", "UpBlock1D", "UpBlock1DNoSkip"),
-            extra_in_channels=64,
-        ),
+    "UNet1DModel": _diffusers(
+        "UNet1DModel",
         lambda b, f: {"sample": torch.randn(b, 4, 32 * f), "timestep": torch.tensor([3])},
         3,
-        "diffusers",
+        sample_size=16,
+        block_out_channels=(32, 32, 64),
+        in_channels=4,
+        out_channels=4,
+        time_embedding_type="fourier",
+        use_timestep_embedding=False,
+        flip_sin_to_cos=True,
+        **_blocks("DownBlock1DNoSkip DownBlock1D AttnDownBlock1D", "AttnUpBlock1D UpBlock1D UpBlock1DNoSkip"),
+        mid_block_type="UNetMidBlock1D",
+        freq_shift=1.0,
+        extra_in_channels=64,
     ),
-    "HunyuanDiT2DModel": Family(
-        _diffusers(
-            "HunyuanDiT2DModel",
-            sample_size=16,
-            num_layers=6,
-            patch_size=2,
-            attention_head_dim=8,
-            num_attention_heads=2,
-            in_channels=4,
-            hidden_size=16,
-            mlp_ratio=2.0,
-            cross_attention_dim=8,
-            cross_attention_dim_t5=8,
-            pooled_projection_dim=4,
-            text_len=4,
-            text_len_t5=4,
-            use_style_cond_and_image_meta_size=False,
-        ),
+    "HunyuanDiT2DModel": _diffusers(
+        "HunyuanDiT2DModel",
         lambda b, f: {
             "hidden_states": torch.randn(b, 4, 16, 16),
             "timestep": torch.full((b,), 3.0),
@@ -268,137 +207,99 @@ DIFFUSERS = {
             "image_rotary_emb": (torch.randn(64, 8), torch.randn(64, 8)),
         },
         2,
-        "diffusers",
         resizable=False,
+        sample_size=16,
+        num_layers=6,
+        patch_size=2,
+        in_channels=4,
+        hidden_size=16,
+        attention_head_dim=8,
+        num_attention_heads=2,
+        mlp_ratio=2.0,
+        pooled_projection_dim=4,
+        cross_attention_dim=8,
+        cross_attention_dim_t5=8,
+        text_len=4,
+        text_len_t5=4,
+        use_style_cond_and_image_meta_size=False,
     ),
-    "Kandinsky3UNet": Family(
-        _diffusers(
-            "Kandinsky3UNet",
-            in_channels=4,
-            time_embedding_dim=8,
-            groups=2,
-            attention_head_dim=4,
-            layers_per_block=2,
-            block_out_channels=(8, 8, 8, 8),
-            cross_attention_dim=8,
-            encoder_hid_dim=8,
-        ),
-        _conditioned(4, 8, encoder_attention_mask=lambda b, f: torch.ones(b, 4)),
+    "Kandinsky3UNet": _diffusers(
+        "Kandinsky3UNet",
+        _conditioned(8, encoder_attention_mask=lambda b: torch.ones(b, 4)),
         3,
-        "diffusers",
+        in_channels=4,
+        time_embedding_dim=8,
+        groups=2,
+        attention_head_dim=4,
+        layers_per_block=2,
+        block_out_channels=(8, 8, 8, 8),
+        cross_attention_dim=8,
+        encoder_hid_dim=8,
     ),
-    "StableCascadeUNet": Family(
-        _diffusers(
-            "StableCascadeUNet",
-            in_channels=4,
-            out_channels=4,
-            timestep_ratio_embedding_dim=8,
-            patch_size=1,
-            conditioning_dim=8,
-            block_out_channels=(8, 8, 8),
-            num_attention_heads=(2, 2, 2),
-            down_num_layers_per_block=(1, 1, 1),
-            up_num_layers_per_block=(1, 1, 1),
-            down_blocks_repeat_mappers=(1, 1, 1),
-            up_blocks_repeat_mappers=(1, 1, 1),
-            block_types_per_layer=(("SDCascadeResBlock", "SDCascadeTimestepBlock", "SDCascadeAttnBlock"),) * 3,
-            clip_text_pooled_in_channels=8,
-            clip_seq=2,
-            dropout=(0.1, 0.1, 0.1),
-            self_attn=(True, True, True),
-            switch_level=(True, True),
-        ),
+    "StableCascadeUNet": _diffusers(
+        "StableCascadeUNet",
         lambda b, f: {
             "sample": torch.randn(b, 4, 8 * f, 8 * f),
             "timestep_ratio": torch.linspace(0.1, 0.9, b),
             "clip_text_pooled": torch.randn(b, 1, 8),
         },
         2,
-        "diffusers",
+        in_channels=4,
+        out_channels=4,
+        patch_size=1,
+        conditioning_dim=8,
+        clip_seq=2,
+        timestep_ratio_embedding_dim=8,
+        clip_text_pooled_in_channels=8,
+        switch_level=(True, True),
+        block_out_channels=(8, 8, 8),
+        num_attention_heads=(2, 2, 2),
+        dropout=(0.1,) * 3,
+        **dict.fromkeys(("down_num_layers_per_block", "up_num_layers_per_block"), (1, 1, 1)),
+        **dict.fromkeys(("down_blocks_repeat_mappers", "up_blocks_repeat_mappers"), (1, 1, 1)),
+        block_types_per_layer=(("SDCascadeResBlock", "SDCascadeTimestepBlock", "SDCascadeAttnBlock"),) * 3,
+        self_attn=(True,) * 3,
     ),
 }
 
+_LEVELS = {"channels": (4, 8, 12), "strides": (2, 2)}
 MONAI = {
-    "MONAI UNet": Family(
-        _monai(
-            "UNet", spatial_dims=2, in_channels=3, out_channels=2, channels=(4, 8, 12), strides=(2, 2), num_res_units=1
-        ),
-        image(),
+    "MONAI UNet": _monai("UNet", image(), 2, **_LEVELS, num_res_units=1),
+    "MONAI BasicUNet": _monai("BasicUNet", image(32), 4, features=(4, 4, 8, 8, 8, 4)),
+    "MONAI AttentionUnet": _monai("AttentionUnet", image(), 2, **_LEVELS),
+    "MONAI DynUNet": _monai(
+        "DynUNet",
+        lambda b, f: (torch.randn(b, 3, 8 * f, 8 * f, 8 * f),),
         2,
-        "monai",
+        spatial_dims=3,
+        kernel_size=(3, 3, 3),
+        strides=(1, 2, 2),
+        filters=(4, 8, 12),
+        upsample_kernel_size=(2, 2),
     ),
-    "MONAI BasicUNet": Family(
-        _monai("BasicUNet", spatial_dims=2, in_channels=3, out_channels=2, features=(4, 4, 8, 8, 8, 4)),
-        image(32),
-        4,
-        "monai",
-    ),
-    "MONAI AttentionUnet": Family(
-        _monai("AttentionUnet", spatial_dims=2, in_channels=3, out_channels=2, channels=(4, 8, 12), strides=(2, 2)),
-        image(),
-        2,
-        "monai",
-    ),
-    "MONAI DynUNet": Family(
-        _monai(
-            "DynUNet",
-            spatial_dims=2,
-            in_channels=3,
-            out_channels=2,
-            kernel_size=(3, 3, 3),
-            strides=(1, 2, 2),
-            upsample_kernel_size=(2, 2),
-            filters=(4, 8, 12),
-        ),
-        image(),
-        2,
-        "monai",
-    ),
-    "MONAI SegResNet": Family(
-        _monai(
-            "SegResNet",
-            spatial_dims=2,
-            in_channels=3,
-            out_channels=2,
-            init_filters=8,
-            blocks_down=(1, 1, 1),
-            blocks_up=(1, 1),
-        ),
-        image(),
-        2,
-        "monai",
-    ),
-    "MONAI SwinUNETR": Family(
-        _monai(
-            "SwinUNETR",
-            in_channels=3,
-            out_channels=2,
-            feature_size=12,
-            depths=(1, 1, 1, 1),
-            num_heads=(1, 1, 1, 1),
-            spatial_dims=2,
-            window_size=4,
-        ),
+    "MONAI SegResNet": _monai("SegResNet", image(), 2, init_filters=8, blocks_down=(1, 1, 1), blocks_up=(1, 1)),
+    "MONAI SwinUNETR": _monai(
+        "SwinUNETR",
         image(64),
         5,
-        "einops",
+        needs="einops",
         resizable=False,
+        feature_size=12,
+        depths=(1, 1, 1, 1),
+        num_heads=(1, 1, 1, 1),
+        window_size=4,
     ),
-    "MONAI DiffusionModelUNet": Family(
-        _monai(
-            "DiffusionModelUNet",
-            spatial_dims=2,
-            in_channels=3,
-            out_channels=3,
-            channels=(8, 16),
-            attention_levels=(False, True),
-            num_res_blocks=1,
-            num_head_channels=4,
-            norm_num_groups=4,
-        ),
+    "MONAI DiffusionModelUNet": _monai(
+        "DiffusionModelUNet",
         lambda b, f: {"x": torch.randn(b, 3, 16 * f, 16 * f), "timesteps": torch.linspace(1, 9, b)},
         4,
-        "einops",
+        needs="einops",
+        channels=(8, 16),
+        attention_levels=(False, True),
+        num_res_blocks=1,
+        out_channels=3,
+        num_head_channels=4,
+        norm_num_groups=4,
     ),
 }
 
@@ -409,9 +310,6 @@ WRITTEN = {
     "free function": Family(zoo.FreeFunction, image(), 3),
     "helper method": Family(zoo.HelperMethod, image(), 3),
     "additive": Family(zoo.Additive, image(), 3),
-    "additive in place": Family(zoo.AdditiveInPlace, image(), 3),
-    "additive by function": Family(zoo.AdditiveByFunction, image(), 3),
-    "decorated": Family(zoo.Decorated, image(), 3),
     "pix2pix": Family(zoo.pix2pix, image(), 3),
     "attention gates": Family(zoo.Attention, image(), 2),
     "cropped": Family(zoo.Cropped, image(32), 2),
@@ -420,23 +318,18 @@ WRITTEN = {
     "shared decoder": Family(zoo.SharedDecoder, image(), 3),
     "guided-diffusion": Family(zoo.GuidedDiffusion, image_and_time(), 4),
     "lucidrains": Family(zoo.Lucidrains, image_and_time(), 5),
-    "EDM": Family(zoo.EDM, image_and_time(), 3),
     "HDiT": Family(zoo.ChannelsLast, image(), 2),
     "U-ViT, authors'": Family(zoo.Tokens, tokens, 3),
     "additive tokens": Family(zoo.AdditiveTokens, tokens, 3),
     "1D": Family(zoo.OneDimensional, lambda b, f: (torch.randn(b, 1, 16 * f),), 4),
     "video": Family(zoo.Video, lambda b, f: (torch.randn(b, 3, 3, 8 * f, 8 * f),), 2),
-    "volume": Family(zoo.Volume, lambda b, f: (torch.randn(b, 1, 8 * f, 8 * f, 8 * f),), 2),
-    "nn.Sequential": Family(zoo.Sequential, image(), 2),
+    "nn.Sequential": Family(lambda: nn.Sequential(zoo.conv(3, 3), zoo.ZipLoop(), zoo.conv(3, 3)), image(), 3),
     "hourglass": Family(zoo.HourglassNet, image(), 3),
     "run twice": Family(zoo.Guided, image(), 3),
-    "merge module": Family(zoo.MergeModule, image(), 2),
     "mixed": Family(zoo.Mixed, image(), 3),
-    "inception bottleneck": Family(zoo.BottleneckInception, image(), 2),
     "nested function": Family(zoo.NestedFunction, image(), 2),
     "functional": Family(zoo.Functional, image(), 3),
     "one concat": Family(zoo.OneConcat, image(), 2),
-    "time maps": Family(zoo.TimeMaps, image_and_time(), 2),
     "fastai": Family(zoo.FastAI, image(), 2),
     "pyramid": Family(zoo.Pyramid, image(), 2),
     "one level": Family(zoo.Shallow, image(), 1),

@@ -4,7 +4,6 @@ Each is tiny, runs on CPU, and is deterministic in evaluation mode.
 """
 
 import math
-from collections import OrderedDict
 from collections.abc import Callable
 from functools import reduce
 from itertools import pairwise
@@ -144,54 +143,6 @@ class Additive(nn.Module):
         for up, block in zip(self.up, self.blocks, strict=True):
             x = up(x) + skips.pop()
             x = F.silu(block(x))
-        return self.head(x)
-
-
-class AdditiveInPlace(Additive):
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        skips = {}
-        for level, down in enumerate(self.down):
-            skips[level] = x
-            x = F.silu(down(x))
-        for level, (up, block) in enumerate(zip(self.up, self.blocks, strict=True)):
-            x = up(x)
-            x += skips[len(self.up) - 1 - level]
-            x = F.silu(block(x))
-        return self.head(x)
-
-
-class AdditiveByFunction(Additive):
-    """torch.add, one line for each level."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        s0 = self.stem(x)
-        s1 = F.silu(self.down[0](s0))
-        s2 = F.silu(self.down[1](s1))
-        x = F.silu(self.down[2](s2))
-        x = F.silu(self.blocks[0](torch.add(s2, self.up[0](x))))
-        x = F.silu(self.blocks[1](self.up[1](x).add(s1)))
-        x = F.silu(self.blocks[2](self.up[2](x) + s0))
-        return self.head(x)
-
-
-class Decorated(Additive):
-    """A decorated method with default values and a private attribute."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.__scale = 0.5
-
-    @torch.autocast("cpu", enabled=False)
-    def forward(self, x: Tensor, *, gain: float = 2.0) -> Tensor:
-        """Has a docstring."""
-        x = super().forward(x) if gain is None else self.stem(x)
-        skips = []
-        for down in self.down:
-            skips.append(x)
-            x = F.silu(down(x)) * self.__scale * gain
-        for up, block in zip(self.up, self.blocks, strict=True):
-            x = F.silu(block(skips.pop() + up(x)))
         return self.head(x)
 
 
@@ -504,40 +455,6 @@ class Lucidrains(nn.Module):
         return self.final(self.final_res(torch.cat((x, r), dim=1), t))
 
 
-class EDM(nn.Module):
-    """NVlabs/edm: blocks in ModuleDicts, and a concatenation in front of some."""
-
-    def __init__(self, c: int = 8) -> None:
-        super().__init__()
-        self.emb = nn.Linear(1, 16)
-        self.enc = nn.ModuleDict({"16_conv": conv(3, c), "16_block": ResBlock(c, c, 16), "8_down": conv(c, 2 * c, 2)})
-        self.dec = nn.ModuleDict(
-            {
-                "8_in": ResBlock(2 * c, 2 * c, 16),
-                "8_block": ResBlock(4 * c, 2 * c, 16),
-                "16_up": nn.ConvTranspose2d(2 * c, 2 * c, 2, 2),
-                "16_block0": ResBlock(3 * c, c, 16),
-                "16_block1": ResBlock(2 * c, c, 16),
-            }
-        )
-        self.out = conv(c, 3)
-
-    def forward(self, x: Tensor, sigma: Tensor) -> Tensor:
-        emb = F.silu(self.emb(sigma[:, None]))
-        skips = []
-        for block in self.enc.values():
-            x = block(x, emb) if isinstance(block, ResBlock) else block(x)
-            skips.append(x)
-        for name, block in self.dec.items():
-            if isinstance(block, ResBlock):
-                if "block" in name:
-                    x = torch.cat([x, skips.pop()], dim=1)
-                x = block(x, emb)
-            else:
-                x = block(x)
-        return self.out(x)
-
-
 class Mlp(nn.Module):
     def __init__(self, c: int) -> None:
         super().__init__()
@@ -684,57 +601,6 @@ class Video(nn.Module):
         return frames(self.head(F.relu(self.up(torch.cat([s1, x], dim=2).flatten(0, 1)))))
 
 
-class Volume(nn.Module):
-    """3D, with a dictionary of features and convolutions on the side of the skips."""
-
-    def __init__(self, c: int = 4) -> None:
-        super().__init__()
-        self.layers = nn.ModuleDict(
-            {
-                "e0": conv(1, c, dims=3),
-                "e1": conv(c, 2 * c, 2, dims=3),
-                "e2": conv(2 * c, 2 * c, 2, dims=3),
-                "s0": nn.Conv3d(c, c, 1),
-                "s1": nn.Conv3d(2 * c, 2 * c, 1),
-                "d1": conv(4 * c, 2 * c, dims=3),
-                "d0": conv(3 * c, 2, dims=3),
-            }
-        )
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        features = {}
-        for level in range(3):
-            x = F.relu(self.layers[f"e{level}"](x))
-            features[f"level{level}"] = x
-        for level in (1, 0):
-            side = self.layers[f"s{level}"](features[f"level{level}"])
-            x = self.layers[f"d{level}"](torch.cat([F.interpolate(x, scale_factor=2), side], 1))
-        return {"logits": x}
-
-
-class Sequential(nn.Sequential):
-    """The root is an nn.Sequential that runs its children in order."""
-
-    def __init__(self) -> None:
-        super().__init__(OrderedDict(stem=conv(3, 4), unet=ZipLoop2(), head=conv(4, 3)))
-
-
-class ZipLoop2(nn.Module):
-    def __init__(self, c: int = 4) -> None:
-        super().__init__()
-        self.down = nn.ModuleList([conv(c, 2 * c, 2), conv(2 * c, 2 * c, 2)])
-        self.up = nn.ModuleList([DoubleConv(4 * c, 2 * c), DoubleConv(3 * c, c)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        skips = []
-        for layer in self.down:
-            skips = [x, *skips]
-            x = F.relu(layer(x))
-        for block, skip in zip(self.up, skips, strict=True):
-            x = block(torch.hstack([F.interpolate(x, scale_factor=2), skip]))
-        return x
-
-
 class Hourglass(nn.Module):
     """One hourglass: additions, with a residual block on the side of each skip; recursive."""
 
@@ -779,36 +645,6 @@ class Concat(nn.Module):
         return torch.cat(tensors, 1)
 
 
-class MergeModule(nn.Module):
-    """The merge is a module without weights; encoder and decoder have dense blocks."""
-
-    class Dense(nn.Module):
-        def __init__(self, c: int) -> None:
-            super().__init__()
-            self.a, self.b, self.c = conv(c, 2), conv(c + 2, 2), conv(c + 4, c)
-
-        def forward(self, x: Tensor) -> Tensor:
-            x1 = torch.cat([x, F.relu(self.a(x))], 1)
-            x2 = torch.cat([x1, F.relu(self.b(x1))], 1)
-            return F.relu(self.c(x2))
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.e = nn.ModuleList([nn.Sequential(conv(3, 4), self.Dense(4)), nn.Sequential(conv(4, 8, 2), self.Dense(8))])
-        self.mid = nn.Sequential(conv(8, 8, 2), self.Dense(8))
-        self.concat = nn.ModuleList([Concat(), Concat()])
-        self.d = nn.ModuleList([nn.Sequential(conv(16, 8), self.Dense(8)), nn.Sequential(conv(12, 4), self.Dense(4))])
-        self.head = conv(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        a = self.e[0](x)
-        b = self.e[1](a)
-        x = self.mid(b)
-        x = self.d[0](self.concat[0](F.interpolate(x, scale_factor=2), b))
-        x = self.d[1](self.concat[1](F.interpolate(x, scale_factor=2), a))
-        return self.head(x)
-
-
 class Mixed(nn.Module):
     """Concatenation at the outer and inner level, an addition between them."""
 
@@ -826,31 +662,6 @@ class Mixed(nn.Module):
         x = F.relu(self.d2(F.interpolate(x, scale_factor=2) + s2))
         x = F.relu(self.d1(torch.cat([F.interpolate(x, scale_factor=2), s1], 1)))
         return self.head(x)
-
-
-class BottleneckInception(nn.Module):
-    """A U-Net whose bottleneck is a block of parallel branches: those are no long skip."""
-
-    class Branches(nn.Module):
-        def __init__(self, c: int) -> None:
-            super().__init__()
-            self.a, self.b1, self.b2 = nn.Conv2d(c, c, 1), nn.Conv2d(c, c, 1), conv(c, c)
-            self.out = nn.Conv2d(2 * c, c, 1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.out(torch.cat([self.a(x), self.b2(F.relu(self.b1(x)))], 1))
-
-    def __init__(self, c: int = 4) -> None:
-        super().__init__()
-        self.e1, self.e2, self.down, self.mid = conv(3, c), conv(c, c, 2), conv(c, c, 2), self.Branches(c)
-        self.d2, self.d1 = conv(2 * c, c), conv(2 * c, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        e1 = F.relu(self.e1(x))
-        e2 = F.relu(self.e2(e1))
-        x = self.mid(F.relu(self.down(e2)))
-        x = F.relu(self.d2(torch.cat([F.interpolate(x, scale_factor=2), e2], 1)))
-        return self.d1(torch.cat([F.interpolate(x, scale_factor=2), e1], 1))
 
 
 class NestedFunction(nn.Module):
@@ -908,28 +719,6 @@ class OneConcat(nn.Module):
         x = F.interpolate(self.act(self.down[2](b)), scale_factor=2)
         x = F.interpolate(self.up[0](self.act(self.concat(x, b))), scale_factor=2)
         return self.up[1](self.act(self.concat(x, a)))
-
-
-class TimeMaps(nn.Module):
-    """A map of the time is concatenated everywhere, also behind the merges; the skips are divided by the root of 2."""
-
-    def __init__(self, c: int = 4) -> None:
-        super().__init__()
-        self.time = nn.Linear(1, c)
-        self.down = nn.ModuleList([conv(3, c), conv(2 * c, c, 2), conv(2 * c, c, 2)])
-        self.up = nn.ModuleList([conv(3 * c, c), conv(3 * c, 3)])
-
-    def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        emb = self.time(t[:, None].float())
-
-        def with_time(x: Tensor) -> Tensor:
-            return torch.cat([x, emb[:, :, None, None].expand(-1, -1, *x.shape[2:])], 1)
-
-        a = F.relu(self.down[0](x))
-        b = F.relu(self.down[1](with_time(a)))
-        x = F.interpolate(F.relu(self.down[2](with_time(b))), scale_factor=2)
-        x = F.relu(self.up[0](with_time(torch.cat([x, b / 2**0.5], 1))))
-        return self.up[1](with_time(torch.cat([F.interpolate(x, scale_factor=2), a / 2**0.5], 1)))
 
 
 class Stored:
@@ -1073,109 +862,7 @@ class TwoDecoders(nn.Module):
         return tuple(results)
 
 
-# Without long skips -------------------------------------------------------------------------------------------------
-
-
-class BasicBlock(nn.Module):
-    def __init__(self, inside: int, outside: int, stride: int) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = conv(inside, outside, stride), nn.BatchNorm2d(outside)
-        self.conv2, self.bn2 = conv(outside, outside), nn.BatchNorm2d(outside)
-        self.downsample = nn.Conv2d(inside, outside, 1, stride) if stride > 1 or inside != outside else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        identity = x if self.downsample is None else self.downsample(x)
-        out = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
-        out += identity
-        return F.relu(out)
-
-
-class ResNet(nn.Module):
-    def __init__(self, blocks: int = 2) -> None:
-        super().__init__()
-        widths = [4, 4, 8, 16]
-        self.stem = conv(3, 4)
-        self.layers = nn.Sequential(
-            *(BasicBlock(a if i == 0 else b, b, 2 if i == 0 else 1) for a, b in pairwise(widths) for i in range(blocks))
-        )
-        self.fc = nn.Linear(16, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc(self.layers(self.stem(x)).mean((2, 3)))
-
-
-class DenseNet(nn.Module):
-    """torchvision's style: a growing list of features is concatenated before every layer."""
-
-    def __init__(self, layers: int = 3, blocks: int = 2) -> None:
-        super().__init__()
-        self.stem = conv(3, 4)
-        self.blocks = nn.ModuleList(nn.ModuleList(conv(4 + 2 * i, 2) for i in range(layers)) for _ in range(blocks))
-        self.transitions = nn.ModuleList(nn.Conv2d(4 + 2 * layers, 4, 1) for _ in range(blocks))
-        self.fc = nn.Linear(4, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        for layers, transition in zip(self.blocks, self.transitions, strict=True):
-            features = [x]
-            for layer in layers:  # pyright: ignore
-                features.append(F.relu(layer(torch.cat(features, 1))))
-            x = F.avg_pool2d(transition(torch.cat(features, 1)), 2)
-        return self.fc(x.mean((2, 3)))
-
-
-class DenseByLine(nn.Module):
-    """A dense block that is written out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c, self.out = conv(3, 4), conv(4, 4), conv(8, 4), conv(12, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.a(x))
-        x = torch.cat([x, F.relu(self.b(x))], 1)
-        x = torch.cat([x, F.relu(self.c(x))], 1)
-        return self.out(x)
-
-
-class Transformer(nn.Module):
-    def __init__(self, c: int = 8) -> None:
-        super().__init__()
-        self.embed, self.cls = nn.Linear(3, c), nn.Parameter(torch.zeros(1, 1, c))
-        self.blocks = nn.ModuleList(Tokens.Block(c) for _ in range(4))
-        self.head = nn.Linear(c, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = torch.cat([self.cls.expand(x.shape[0], -1, -1), self.embed(x)], 1)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x[:, 0])
-
-
-class Inception(nn.Module):
-    def __init__(self, c: int = 4) -> None:
-        super().__init__()
-        self.stem, self.blocks = conv(3, c), nn.ModuleList(BottleneckInception.Branches(c) for _ in range(3))
-        self.head = conv(c, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
-
-
-class SuperResolution(nn.Module):
-    """EDSR: residual blocks inside one global residual."""
-
-    def __init__(self, c: int = 4) -> None:
-        super().__init__()
-        self.head, self.body = conv(3, c), nn.Sequential(*(Residual(conv(c, c)) for _ in range(3)), conv(c, c))
-        self.tail = nn.Sequential(conv(c, 4 * c), nn.PixelShuffle(2), conv(c, 3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.head(x)
-        return self.tail(self.body(x) + x)
+# With norms after the merges ----------------------------------------------------------------------------------------
 
 
 class RMSNorm(nn.Module):

@@ -4,8 +4,10 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from scalelong.config import TrainConfig, dump_config, recipe
+from scalelong.stability import RateRange, RateRun
 
 STEPS = 100
 KAPPAS = {"none": (1.0, 1.0, 1.0, 1.0), "cs:0.7": (1.0, 0.7, 0.49, 0.343), "ls": (0.98, 0.71, 0.5, 0.3)}
@@ -41,3 +43,27 @@ def lines(method: str, seed: int, kappas: bool = True) -> list[dict[str, float]]
             line["held_out_loss"] = loss
         found.append(line)
     return found
+
+
+def made_up_range(survivors: dict[str, dict[float, int]], seeds: int = 8, **changes: Any) -> RateRange:
+    """The first n seeds of each cell survive."""
+    runs = [
+        RateRun(
+            method=method,
+            rate=rate,
+            seed=seed,
+            outcome="survived" if seed < count else "collapsed",
+            steps=300,
+            best=0.1,
+            best_step=200,
+            last=0.1 if seed < count else None,
+            curve=[[1, 1.0], [300, 0.1]],
+            left_first=None if seed < count else {"where": "block decoder.3", "step": 200, "factor": 2.5},
+        )
+        for method, cells in survivors.items()
+        for rate, count in cells.items()
+        for seed in range(seeds)
+    ]
+    options = {"steps": 300, "warmup": 50, "reference_loss": 1.0, "rule": "rule", **changes}
+    rates = tuple(sorted({run.rate for run in runs}))
+    return RateRange(methods=tuple(survivors), rates=rates, seeds=tuple(range(seeds)), runs=tuple(runs), **options)

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from report.made_up import make_run
+from report.made_up import made_up_range, make_run
 from scalelong.cli import main
 from scalelong.config import recipe
 from scalelong.errors import ScaleLongError
-from scalelong.report import NoRunsError, collect, write_report
+from scalelong.report import RunFolderError, collect, write_report, write_timelapse
 
 
 @pytest.fixture
@@ -35,15 +35,11 @@ def test_everything_is_inside_and_nothing_outside(comparison):
     assert "http://" not in page.replace("http://www.w3.org/2000/svg", "")
     assert "https://" not in page
     data = embedded(page)
+    assert data["runs"][0]["environment"]["note"] == "</script><b>&"
+    assert "</script><b>" not in page  # a text of a run cannot end the script
     assert data["methods"] == ["none", "cs:0.7", "ls"]
     assert len(data["runs"]) == 6
     assert [sample["step"] for sample in data["runs"][0]["samples"]] == [50, 100]
-
-
-def test_text_of_a_run_cannot_end_the_script(comparison):
-    page = write_report([comparison], comparison / "report.html").read_text()
-    assert embedded(page)["runs"][0]["environment"]["note"] == "</script><b>&"
-    assert "</script><b>" not in page
 
 
 def test_the_table_has_the_known_answers(comparison):
@@ -66,23 +62,20 @@ def test_the_frechet_distance_has_a_column_where_it_was_measured(comparison):
 
 
 def test_a_single_run_and_runs_that_differ_in_more_than_the_method(tmp_path):
-    one = make_run(tmp_path / "a", "none")
-    assert collect([one])["methods"] == ["none"]
-    other = make_run(tmp_path / "b", "none", batch_size=7)
-    size = recipe("digits-tiny").batch_size
-    assert collect([one, other])["methods"] == [f"none, batch_size {size}", "none, batch_size 7"]
-
-
-def test_a_single_run_has_no_empty_columns_and_knows_its_constants(tmp_path):
-    run = make_run(tmp_path / "a", "cs:0.7", kappas=False)
-    data = collect([run])
+    one = make_run(tmp_path / "a", "none", kappas=False)
+    data = collect([one])
+    assert data["methods"] == ["none"]
     (row,) = data["tables"][0]["rows"]
     assert "-" not in row.values()
     assert not any(name.startswith("steps to") for name in row)
-    # digits-tiny has three long skips; nothing was read, and the configuration says it all.
-    assert row["κ_1 ... κ_N"] == "1.00 0.70 0.49"
-    assert data["runs"][0]["curves"]["kappa/3"] == [[100], [0.49]]
     assert data["verdict"][0]["text"][0].startswith("Your run did not collapse and ends with")
+    (one / "diverged.json").write_text(json.dumps({"message": "the loss of step 7 is not finite"}))
+    data = collect([one])
+    assert "step 7" in data["runs"][0]["diverged"]
+    assert data["tables"][0]["rows"][0]["diverged"] == "seed 0"
+    other = make_run(tmp_path / "b", "none", batch_size=7)
+    size = recipe("digits-tiny").batch_size
+    assert collect([one, other])["methods"] == [f"none, batch_size {size}", "none, batch_size 7"]
 
 
 def test_three_variants_are_three_methods(tmp_path):
@@ -117,13 +110,38 @@ def test_scores_and_alarms_are_shown(tmp_path):
         "agreement": None,
     }
     (run / "scores.jsonl").write_text(f'{json.dumps(scores)}\nnot json\n{{"foreign": 1}}\n')
-    with open(run / "metrics.jsonl", "a") as file:
-        file.write(json.dumps({"step": 101, "probe_block_rms/middle": 40.0}) + "\n")
+    (run / "alarms.jsonl").write_text('{"step": 90, "kind": "spike", "message": "m"}\n{"foreign": 1}\n')
+    rollback = {"bad_step": 95, "to_step": 80, "factor": 0.5, "rate": 0.002, "cause": "not finite"}
+    (run / "rollbacks.json").write_text(json.dumps([rollback, {"foreign": 1}]))
     data = collect([run])
     assert [(row["Fréchet distance"], row["sampler"]) for row in data["scores"]] == [
         ("12.5 [12, 13]", "ddim, 10 steps")
     ]
-    assert [(alarm["step"], alarm["kind"]) for alarm in data["alarms"]] == [(101, "spike")]
+    assert [(alarm["step"], alarm["kind"]) for alarm in data["alarms"]] == [(80, "rollback"), (90, "spike")]
+    assert "with the rate 0.001 instead of 0.002" in data["alarms"][0]["message"]
+
+
+def test_samples_over_time_are_one_file(tmp_path):
+    from PIL import Image
+
+    run = make_run(tmp_path / "a", "none")
+    path = write_timelapse(run)
+    assert path is not None
+    assert path == run / "samples.gif"
+    with Image.open(path) as image:
+        assert (getattr(image, "n_frames", 1), image.size) == (2, (512, 512))
+    (run / "samples" / "step-00000050.png").unlink()
+    assert write_timelapse(run) is None
+
+
+def test_a_link_in_place_of_the_report_is_not_followed(tmp_path, capsys):
+    run, mine = make_run(tmp_path / "a", "none"), tmp_path / "mine"
+    mine.write_text("precious")
+    for name in ("report.html", "samples.gif"):
+        (run / name).symlink_to(mine)
+    assert main(["report", str(run)]) == 0
+    assert mine.read_text() == "precious"
+    assert (run / "samples.gif").read_bytes()[:3] == b"GIF"
 
 
 @pytest.mark.parametrize(
@@ -151,51 +169,25 @@ def test_only_pictures_are_embedded(tmp_path, caplog):
     assert "leaves it out" in caplog.text
     # The pictures of a range are named in its file, which is a stranger's as well.
     (tmp_path / "key.png").write_bytes((run / "samples" / "step-00000100.png").read_bytes())
-    found = {"methods": [], "rates": [], "cells": [], "samples": [{"file": "../key.png"}]}
-    (run / "range.json").write_text(json.dumps(found))
+    found = replace(made_up_range({"none": {0.008: 1}}, 1), samples=({"file": "../key.png"},))
+    (run / "range.json").write_text(found.to_json())
     with pytest.raises(ScaleLongError, match=r"does not stay below"):
         collect([run])
 
 
 def test_a_folder_with_a_range_needs_no_runs(tmp_path):
-    cells = [
-        {
-            "method": method,
-            "rate": rate,
-            "survived": alive,
-            "runs": 8,
-            "best_loss": [0.1, 0.2, 0.9, None],
-            "last_loss": [None],
-        }
-        for method, rate, alive in (("none", 0.008, 1), ("none", 0.012, 0), ("cs", 0.008, 7), ("cs", 0.012, 5))
-    ]
-    run = {"method": "none", "rate": 0.008, "seed": 0, "outcome": "collapsed", "curve": [[10, 1.0], [20, 0.5]]}
-    values = {
-        "format": 1,
-        "title": "deep",
-        "verdict": "CS survives.",
-        "methods": ["none", "cs"],
-        "rates": [0.008, 0.012],
-        "cells": cells,
-        "half": [{"method": "cs", "text": "1.1e-2"}],
-        "runs": [run],
-    }
-    (tmp_path / "range.json").write_text(json.dumps(values))
+    made = made_up_range({"none": {0.008: 1, 0.012: 0}, "cs": {0.008: 7, 0.012: 5}}, title="deep")
+    (tmp_path / "range.json").write_text(made.to_json())
     data = collect([tmp_path])
-    assert data["verdict"] == [{"title": "deep", "text": ["CS survives."]}]
+    assert data["verdict"] == [{"title": "deep", "text": [made.verdict]}]
     (found,) = data["ranges"]
     assert [[cell["survived"] for cell in row] for row in found["cells"]] == [[1, 0], [7, 5]]
-    assert [(cell["best"], cell["last"]) for cell in found["cells"][0]] == [(0.2, None)] * 2  # medians
-    assert found["rows"][1]["half of the runs survive"] == "1.1e-2"
+    assert [(cell["best"], cell["last"]) for cell in found["cells"][0]] == [(0.1, 0.1), (0.1, None)]  # medians
+    assert found["rows"][1]["half of the runs survive"] == made.half_rates[1].text
     write_report([tmp_path], tmp_path / "report.html")
     (tmp_path / "range.json").write_text('{"methods": 3}')
-    with pytest.raises(NoRunsError, match="scalelong range"):
+    with pytest.raises(RunFolderError, match="scalelong range"):
         collect([tmp_path])
-
-
-def test_a_report_cannot_replace_a_folder(comparison):
-    with pytest.raises(NoRunsError, match="which is a folder"):
-        write_report([comparison], comparison)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of memory is read from /proc")
@@ -232,14 +224,6 @@ def test_metrics_without_an_end_are_refused(tmp_path, kind, capsys):
     assert "metrics.jsonl" in capsys.readouterr().err
 
 
-def test_a_diverged_run_says_so(tmp_path):
-    run = make_run(tmp_path / "a", "none")
-    (run / "diverged.json").write_text(json.dumps({"message": "the loss of step 7 is not finite"}))
-    data = collect([run])
-    assert "step 7" in data["runs"][0]["diverged"]
-    assert data["tables"][0]["rows"][0]["diverged"] == "seed 0"
-
-
 def test_not_a_number_does_not_break_the_page(tmp_path):
     run = make_run(tmp_path / "a", "none")
     with open(run / "metrics.jsonl", "a") as file:
@@ -249,14 +233,14 @@ def test_not_a_number_does_not_break_the_page(tmp_path):
 
 
 def test_folders_without_runs_are_named(tmp_path, capsys):
-    with pytest.raises(NoRunsError, match="no folder"):
+    with pytest.raises(RunFolderError, match="no folder"):
         collect([tmp_path / "missing"])
-    with pytest.raises(NoRunsError, match="holds none"):
+    with pytest.raises(RunFolderError, match="holds none"):
         collect([tmp_path])
     assert main(["report", str(tmp_path)]) == 1
-    assert "NoRunsError" in capsys.readouterr().err
-
-
-def test_the_command_prints_the_path(comparison, capsys):
-    assert main(["report", str(comparison)]) == 0
-    assert str(comparison / "report.html") in capsys.readouterr().out
+    assert "RunFolderError" in capsys.readouterr().err
+    make_run(tmp_path / "a", "none")
+    with pytest.raises(RunFolderError, match="which is a folder"):
+        write_report([tmp_path / "a"], tmp_path)
+    assert main(["report", str(tmp_path / "a")]) == 0
+    assert str(tmp_path / "a" / "report.html") in capsys.readouterr().out

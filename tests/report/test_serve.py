@@ -7,7 +7,7 @@ import urllib.request
 import pytest
 
 from report.made_up import make_run
-from scalelong.errors import InvalidConfigError, NoRunsError
+from scalelong.errors import InvalidConfigError, RunFolderError
 from scalelong.report import serving
 
 
@@ -42,7 +42,7 @@ def test_other_names_for_this_machine_are_refused(tmp_path):
 def test_a_folder_whose_run_has_not_begun(tmp_path):
     with serving(tmp_path) as address:
         assert "No run has begun" in get(address)[0]
-    with pytest.raises(NoRunsError, match="no folder"), serving(tmp_path / "missing"):
+    with pytest.raises(RunFolderError, match="no folder"), serving(tmp_path / "missing"):
         pass
 
 

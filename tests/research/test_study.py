@@ -9,7 +9,7 @@ import torch
 from research.page import steps_to
 from research.statistics import holm, interval, mcnemar
 from research.study import RUNS, Plan, Results, Run, main
-from research.training import CURES, Setting, cure_of, rate_share
+from research.training import CURES, NETWORKS, Setting, cure_of, rate_share
 
 PLAN = """
 title: Tiny
@@ -54,6 +54,18 @@ def test_a_study_that_was_killed_is_continued_by_the_same_command(tmp_path):
     assert study(path, killed)[-1] == found[-1]
     assert "## Who lasts" in (killed / "README.md").read_text()
     assert (killed / "losses.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("model", NETWORKS)
+def test_a_unet_is_trained_under_the_guard_and_with_its_scaling(tmp_path, model):
+    path = plan_file(tmp_path)
+    text = path.read_text().replace("width: 16, depth: 2", f"model: {model}, width: 16, depth: 2")
+    arms = '{none: , norm: {attach: "merge_norm:everywhere=true", optimizer: muon of all}, guard: {cure: guard}}'
+    path.write_text(text.replace(text[text.index("arms: ") + 6 : text.index("\nbaseline")], arms))
+    lines = [json.loads(line) for line in study(path, tmp_path)]
+    losses = {line["arm"]: line["held_out"] for line in lines if line["seed"] == 1}
+    assert losses["none"] == losses["guard"] != losses["norm"]
+    assert {line["arm"] for line in lines if line.get("rollbacks") == 0} == {"guard"}
 
 
 def test_rates_are_chosen_by_seeds_that_do_not_count(tmp_path):

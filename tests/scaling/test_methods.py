@@ -1,7 +1,7 @@
 """The configurations: curves against closed forms, validation, shorthands, JSON, registration."""
 
 import json
-from dataclasses import FrozenInstanceError, dataclass
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -84,15 +84,11 @@ ALL = [
 
 @pytest.mark.parametrize("config", ALL, ids=lambda c: c.name)
 def test_json_round_trip(config):
-    again = sl.Scaling.from_json(config.to_json())
+    values = json.loads(json.dumps(config.to_dict()))
+    again = sl.as_scaling(values)
     assert again == config
     assert hash(again) == hash(config)
-    assert json.loads(config.to_json())["method"] == config.name
-
-
-def test_every_method_is_in_the_round_trip():
-    ours = {name for name, method in METHODS.items() if method.__module__.startswith("scalelong.")}
-    assert {config.name for config in ALL} <= ours
+    assert values["method"] == config.name
 
 
 @pytest.mark.parametrize(
@@ -114,11 +110,6 @@ def test_every_method_is_in_the_round_trip():
 )
 def test_shorthands(text, config):
     assert sl.as_scaling(text) == config
-
-
-def test_configurations_are_frozen():
-    with pytest.raises(FrozenInstanceError):
-        sl.ConstantScaling().kappa = 0.5  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @pytest.mark.parametrize("spec", ["custom", "custom:", {"method": "custom"}])

@@ -44,8 +44,3 @@ def test_magnitude_is_kept(t, main, skip):
     assert add is not None
     summed = add.main * torch.randn(100_000) + add.skip * torch.randn(100_000)
     assert float(summed.square().mean()) == pytest.approx(1, abs=0.03)
-
-
-def test_equal_widths_and_weights_change_nothing():
-    constants = sl.MagnitudePreserving().build([SkipSite(index=1, channels=8, main_channels=8)]).constants(1)
-    assert constants == pytest.approx((1.0, 1.0))

@@ -5,9 +5,7 @@ import random
 
 import pytest
 
-from scalelong.errors import InvalidConfigError
-from scalelong.stability import AlarmDetector, AlarmRules, oscillation
-from scalelong.stability.alarms import residuals
+from scalelong.stability import AlarmDetector, oscillation
 
 HEALTHY = {
     "loss": 0.2,
@@ -22,7 +20,6 @@ HEALTHY = {
     "headroom": 1e4,
     "activation_max": 6.0,
 }
-ZERO_LOSS = AlarmRules(zero_loss=1.0, loss_spike=100)
 
 
 @pytest.mark.parametrize(
@@ -43,14 +40,14 @@ ZERO_LOSS = AlarmRules(zero_loss=1.0, loss_spike=100)
     ],
 )
 def test_what_is_wrong_at_a_step_is_one_alarm_of_the_worst_kind(changes, kinds):
-    detector = AlarmDetector(ZERO_LOSS if changes.get("loss") == 1.0 else AlarmRules())
+    detector = AlarmDetector(1.0 if changes.get("loss") == 1.0 else None)
     for step in range(10):
         assert detector.check(step, HEALTHY) == []
     assert [alarm.kind for alarm in detector.check(10, {**HEALTHY, **changes})] == kinds
 
 
 def test_one_alarm_names_three_things_and_counts_the_rest():
-    detector = AlarmDetector(AlarmRules())
+    detector = AlarmDetector()
     blocks = {f"block_rms/{number}": 1.0 for number in range(10)}
     for step in range(10):
         detector.check(step, blocks)
@@ -60,15 +57,15 @@ def test_one_alarm_names_three_things_and_counts_the_rest():
 
 
 def test_nothing_is_compared_before_there_is_a_past_or_anything_learned():
-    detector = AlarmDetector(AlarmRules())
+    detector = AlarmDetector()
     detector.check(0, HEALTHY)
     assert detector.check(1, {**HEALTHY, "gradient_norm/all": 100.0}) == []
-    detector = AlarmDetector(AlarmRules(zero_loss=1.0))
+    detector = AlarmDetector(1.0)
     assert all(detector.check(step, {"loss": 1.0, "loss_max": 1.0}) == [] for step in range(30))
 
 
 def test_a_standing_condition_is_reported_once_and_again_after_it_was_gone():
-    detector = AlarmDetector(AlarmRules())
+    detector = AlarmDetector()
     bad = {**HEALTHY, "headroom": 2.0}
     assert [len(detector.check(step, reading)) for step, reading in enumerate([bad, bad, HEALTHY, bad])] == [1, 0, 0, 1]
 
@@ -82,11 +79,10 @@ def test_a_standing_condition_is_reported_once_and_again_after_it_was_gone():
     ],
 )
 def test_an_alarm_names_the_rate_what_left_first_and_one_thing_to_do(bare, lr, words):
-    detector = AlarmDetector(AlarmRules(feature_spike=1e9))
+    detector = AlarmDetector()
     for step, size in enumerate((1.0, 1.1, 50.0)):
         reading = {"kappa/1": 1.0, "block_rms/a": 1.0, "block_rms/b": size, "update_ratio/b": 0.6}
         assert detector.check(step, reading, lr=lr, bare=bare) == []
-    detector.rules = AlarmRules()
     broken = {"kappa/1": math.nan, "block_rms/a": math.nan, "block_rms/b": math.nan}
     shown = str(detector.check(4, broken, lr=lr, bare=bare)[0])
     assert f"The learning rate is {lr:g}, and a step changes weights by 60%" in shown
@@ -105,22 +101,11 @@ def noise(count: int, deviation: float) -> list[float]:
     return [source.gauss(0, deviation) for _ in range(count)]
 
 
-@pytest.mark.parametrize("window", [3, 11, 51])
-def test_residuals_are_those_of_a_local_linear_fit(window):
-    numpy = pytest.importorskip("numpy")
-    y, half, expected = [0.01 * t + value for t, value in enumerate(noise(120, 0.3))], window // 2, []
-    for t in range(half, len(y) - half):
-        slope, offset = numpy.polyfit(range(t - half, t + half + 1), y[t - half : t + half + 1], 1)
-        expected.append(y[t] - (slope * t + offset))
-    assert residuals(y, window) == pytest.approx(expected, abs=1e-9)
-
-
 @pytest.mark.parametrize("series", [[math.exp(0.02 * t) for t in range(200)], [0.7] * 60])
 def test_exponential_growth_and_constants_do_not_oscillate(series):
     score = oscillation(series, loss=0.3)
     assert score.valid
-    assert (score.o1, score.o2, score.o3) == pytest.approx((0, 0, 0), abs=1e-9)
-    assert score.peak == pytest.approx(1)
+    assert score.o1 == pytest.approx(0, abs=1e-9)
 
 
 def test_white_noise_has_its_own_deviation_in_any_unit():
@@ -128,14 +113,7 @@ def test_white_noise_has_its_own_deviation_in_any_unit():
     score = oscillation(series)
     # A mean over 51 readings contains the reading itself: √(1 - 1/51) of the deviation is left.
     assert score.o1 == pytest.approx(0.2 * math.sqrt(1 - 1 / 51), rel=0.03)
-    assert score.o2 == pytest.approx(0.2, rel=0.03)
     assert oscillation([1000 * value for value in series]).o1 == pytest.approx(score.o1)
-
-
-def test_a_single_peak_is_counted_and_measured():
-    score = oscillation([1.0] * 50 + [4.0] + [1.0] * 50)
-    assert score.o3 == pytest.approx(1 / 51)
-    assert score.peak == pytest.approx(math.exp(math.log(4) * 50 / 51))
 
 
 @pytest.mark.parametrize(
@@ -154,8 +132,3 @@ def test_gates(series, options, reason):
     score = oscillation(series, **options)
     assert not score.valid
     assert reason in score.gate
-
-
-def test_a_window_without_a_middle_is_refused():
-    with pytest.raises(InvalidConfigError, match="odd"):
-        residuals([1.0] * 100, 50)

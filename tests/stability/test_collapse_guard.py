@@ -2,14 +2,17 @@
 
 import math
 import random
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from recorded_runs import judged, read_records, truth
 from torch import nn
 
 import scalelong as sl
+from research.alarms import WITHIN, alarms, onset
 from scalelong.errors import CheckpointError, CollapseError, InvalidConfigError
 from scalelong.stability import Collapse, CollapseDetector, Spike, lightning_guard, trainer_guard
 from scalelong.stability.collapse import MARGIN, first_to_leave, last_good
@@ -17,24 +20,36 @@ from scalelong.stability.collapse import MARGIN, first_to_leave, last_good
 # The detector
 
 
-@pytest.fixture(scope="module")
-def records():
-    return read_records()
+LOSSES = Path(__file__).parents[2] / "docs" / "evidence" / "collapse" / "losses.npz"
 
 
-def test_recorded_runs_collapses_are_found_within_30_steps_and_there_is_no_false_alarm(records):
-    verdicts = [judged(run, by_level=by_level)[0] for run in records for by_level in (True, False)]
-    assert len(verdicts) >= 80
-    assert verdicts.count("found") >= 0.95 * (verdicts.count("found") + verdicts.count("missed"))
-    assert not {"false alarm", "early alarm"} & set(verdicts)
+def recorded_runs() -> list[dict[str, Any]]:
+    """41 runs, collapsed and healthy: images, losses and losses of zero by step and noise level, as sums."""
+    runs = []
+    with np.load(LOSSES) as file:
+        for number in [name.partition("-")[0] for name in file.files if name.endswith("-group")]:
+            counts = file[f"{number}-counts"].astype(float)
+            # Losses are stored as codes 1 to 255 on a logarithmic scale from 1e-3 to 1e3.
+            losses, zeros = (1e-3 * 1e6 ** ((file[f"{number}-{name}"] - 1.0) / 254) for name in ("losses", "zeros"))
+            parts = zip(counts, counts * losses, counts * zeros, strict=True)
+            runs += [dict(zip(("counts", "losses", "zeros"), part, strict=True)) for part in parts]
+    return runs
 
 
-def test_the_truth_does_not_come_from_the_detector(records):
-    """Runs that end near zero's loss have collapsed, those that end far below have not or came back."""
-    for run in records:
-        end = run.mean_losses[-40:].mean() / run.mean_zeros[-40:].mean()
-        if end > 0.9:
-            assert truth(run) is not None, run.name
+def test_recorded_runs_collapses_are_found_within_30_steps_and_there_is_no_false_alarm():
+    found, missed = 0, 0
+    for run in recorded_runs():
+        lost = onset(run, 20)  # by the whole curve, not by the detector
+        for by_level in (True, False):
+            steps = [event.step for event in alarms(run, by_level=by_level)]
+            if lost is None:
+                assert steps == []
+            elif lost:
+                assert not steps or steps[0] >= lost - WITHIN
+                found += bool(steps) and steps[0] <= lost + WITHIN
+                missed += not steps or steps[0] > lost + WITHIN
+    assert found >= 30
+    assert found >= 0.95 * (found + missed)
 
 
 def events(losses, **options):
@@ -79,13 +94,6 @@ def test_zero_loss_may_be_left_out_also_where_a_network_starts_far_above_it():
     assert len(events([*[300.0] * 5, *[1.0] * 20, *FALLING, *[1.0] * 40])) == 1
 
 
-@pytest.mark.parametrize("noise", [0.3, 0.8])
-def test_noise_alone_is_no_collapse(noise):
-    source = random.Random(0)
-    losses = [0.3 * math.exp(noise * source.gauss(0, 1) - noise**2 / 2) for _ in range(20_000)]
-    assert not [event for event in events([*[1.0] * 10, *losses], zero_loss=1.0) if isinstance(event, Collapse)]
-
-
 def test_batches_of_other_noise_levels_are_no_collapse():
     """At level 1 the loss is always near that of zero. A run of such batches means nothing."""
     detector, source, event = CollapseDetector(levels=2), random.Random(0), None
@@ -128,11 +136,6 @@ def test_first_to_leave_is_the_first_and_of_several_the_furthest():
     assert first_to_leave(readings[:2], 12) is None
 
 
-def test_a_zero_loss_must_be_above_zero():
-    with pytest.raises(InvalidConfigError, match="zero_loss"):
-        CollapseDetector(zero_loss=0.0)
-
-
 # The guard
 
 
@@ -150,7 +153,7 @@ class Line(nn.Module):
         return y if labels is None else {"loss": (y - labels).square().mean(), "logits": y}
 
 
-def loop(guard_options, steps=160, break_at=(100,), fake=None):
+def loop(guard_options, steps=160, break_at=(105,)):
     """Learn w = 1, which costs 1 at w = 0; at some steps the weights are thrown far away by hand."""
     torch.manual_seed(0)
     model = Line()
@@ -175,13 +178,24 @@ def test_two_lines_in_a_plain_loop_bring_it_back(tmp_path):
     for folder in (None, tmp_path / "good"):
         model, optimizer, guard = loop({"zero_loss": 1.0, "folder": folder, "every": 20})
         (entry,) = guard.rollbacks
-        assert entry["to_step"] == 80
-        assert 100 < entry["bad_step"] <= 130
+        assert entry["to_step"] == 100
+        assert 105 < entry["bad_step"] <= 130
         assert guard.rate_factor == 0.5
         assert optimizer.param_groups[0]["lr"] == 0.05  # what the schedule planned
         assert torch.allclose(model.weight, torch.ones(4), atol=0.2)
         assert [type(event) for event in guard.events] == [Collapse]
-    assert sorted(path.name for path in (tmp_path / "good").iterdir())[-1] == "good-00000160-0.pt"
+    assert [path.name for path in (tmp_path / "good").iterdir()] == ["good-0.pt"]
+
+
+def test_weights_buffers_and_moments_go_back_together_and_a_copy_takes_the_memory_of_the_last():
+    model, optimizer, guard = loop({"zero_loss": 1.0, "every": 20}, steps=115)
+    kept = guard._good
+    assert kept is not None
+    guard._restore()
+    assert guard.good_step == float(model.seen) == float(optimizer.state[model.weight]["step"]) == 100
+    guard._save()
+    assert guard._good is not None
+    assert guard._good["model"]["weight"].data_ptr() == kept["model"]["weight"].data_ptr()
 
 
 def test_a_step_after_a_rollback_is_made_with_the_lower_rate():
@@ -198,28 +212,15 @@ def test_a_step_after_a_rollback_is_made_with_the_lower_rate():
     assert torch.equal(model.weight.detach(), torch.full((4,), -1.25))
 
 
-def test_weights_buffers_and_moments_go_back_together():
-    model, optimizer, guard = loop({"zero_loss": 1.0, "every": 20}, steps=100)
-    saved = guard.snapshots.load(80)
-    guard._restore(80)
-    assert torch.equal(model.state_dict()["weight"], saved["model"]["weight"])
-    assert float(model.seen) == 80
-    assert float(optimizer.state[model.weight]["step"]) == 80
-    assert guard.snapshots.steps == [80]
-
-
-def test_it_goes_further_back_and_gives_up_after_the_given_number():
+def test_it_gives_up_after_the_given_number_and_stop_raises_at_once_and_ignore_reports():
     with pytest.raises(CollapseError, match="2 rollbacks with lower rates did not help"):
-        loop({"zero_loss": 1.0, "every": 20, "max_rollbacks": 2, "keep": 9}, 400, break_at=range(100, 400))
-
-
-def test_stop_raises_and_ignore_reports():
+        loop({"zero_loss": 1.0, "every": 20, "max_rollbacks": 2}, 400, break_at=range(100, 400))
     with pytest.raises(CollapseError, match=r"learning rate was 0\.05"):
         loop({"zero_loss": 1.0, "mode": "stop"})
     heard = []
     _, _, guard = loop({"zero_loss": 1.0, "mode": "ignore", "on_event": heard.append}, steps=130)
     assert [type(event) for event in heard] == [Collapse]
-    assert guard.snapshots.steps == []
+    assert guard.rollbacks == []
 
 
 def test_a_loss_that_is_not_finite_goes_back_as_well():
@@ -250,14 +251,19 @@ def test_a_resumed_guard_keeps_its_rate():
     again = sl.CollapseGuard(model, optimizer, zero_loss=1.0)
     again.load_state_dict(guard.state_dict())
     assert (again.steps, again.rate_factor, again.rollbacks) == (160, 0.5, guard.rollbacks)
-    assert again.snapshots.steps == [160]
+    assert again.good_step == 160
 
 
-def test_processes_decide_together_by_the_mean(monkeypatch):
-    """The other process, made up, collapses at step 60; this one does not."""
+@pytest.mark.parametrize(("processes", "backend"), [(2, "gloo"), (64, "cpu:gloo,cuda:nccl")])
+def test_processes_decide_together_also_where_one_of_many_is_lost(processes, backend, monkeypatch):
+    """Another process, made up, collapses at step 60; the others do not. The mean of 64 hardly shows that."""
 
-    def all_reduce(values):
-        values += 4.0 if 60 <= guard.steps < 65 else 0.1
+    def all_reduce(values, op=None):
+        other = 4.0 if 60 <= guard.steps < 65 else 0.1
+        if op == "max":
+            values.clamp_(min=other)
+        else:
+            values.mul_(processes - 1).add_(other)
 
     model = Line()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -265,19 +271,19 @@ def test_processes_decide_together_by_the_mean(monkeypatch):
     fake = SimpleNamespace(
         is_available=lambda: True,
         is_initialized=lambda: True,
-        get_world_size=lambda: 2,
-        get_backend=lambda: "gloo",
+        get_world_size=lambda: processes,
+        get_backend=lambda: backend,
         all_reduce=all_reduce,
+        ReduceOp=SimpleNamespace(MAX="max"),
     )
     monkeypatch.setattr("scalelong.stability.guard.dist", fake)
     for step in range(80):
         model.weight.grad = torch.zeros(4)
         optimizer.step()
-        guard.step(torch.tensor(1.0 if step < 5 else 0.1))
-    (found,) = guard.events
-    assert isinstance(found, Collapse)
+        guard.step(1.0 if step < 5 else 0.1)
+    (found,) = [event for event in guard.events if isinstance(event, Collapse)]
     assert 60 <= found.step <= 75
-    assert guard.rollbacks[0]["to_step"] == 40
+    assert guard.rollbacks[0]["to_step"] == 50
 
 
 @pytest.mark.parametrize(
@@ -300,9 +306,9 @@ def test_bad_options_are_named(options, message):
 def test_a_snapshot_that_is_gone_is_named(tmp_path):
     model = Line()
     guard = sl.CollapseGuard(model, torch.optim.SGD(model.parameters()), folder=tmp_path)
-    (tmp_path / "good-00000000-0.pt").unlink()
-    with pytest.raises(CheckpointError, match="good-00000000-0"):
-        guard._restore(0)
+    (tmp_path / "good-0.pt").unlink()
+    with pytest.raises(CheckpointError, match="good-0"):
+        guard._restore()
 
 
 # In other people's loops
@@ -330,7 +336,7 @@ def test_accelerate():
             optimizer.zero_grad()
             guard.step(loss)
     assert guard.steps == 90
-    assert guard.rollbacks[0]["to_step"] == 50
+    assert guard.rollbacks[0]["to_step"] == 60
 
 
 def test_lightning():
@@ -346,7 +352,7 @@ def test_lightning():
         optimizer.zero_grad()
         callback.on_train_batch_end(trainer, model, {"loss": loss.detach()}, None, 0)
     callback.on_train_end(trainer, model)
-    assert callback.guard.rollbacks[0]["to_step"] == 50
+    assert callback.guard.rollbacks[0]["to_step"] == 60
     with pytest.raises(InvalidConfigError, match="this module has 2"):
         callback.on_train_start(SimpleNamespace(optimizers=[optimizer, optimizer]), model)
 
@@ -369,8 +375,8 @@ def test_the_trainer_of_transformers(tmp_path):
         train_sampling_strategy="sequential",
     )
     transformers.Trainer(model=Line(), args=arguments, train_dataset=rows, callbacks=[callback]).train()
-    assert callback.guard.steps == 90
-    assert callback.guard.rollbacks[0]["to_step"] == 50
+    assert callback.watcher.steps == 90
+    assert callback.watcher.rollbacks[0]["to_step"] == 60
 
 
 def test_a_model_that_returns_no_loss_is_named():

@@ -48,14 +48,6 @@ def test_one_page_about_a_uvit():
         assert part in text
 
 
-def test_the_jacobian_norm_is_that_of_the_whole_matrix():
-    model, (x, t) = tiny().double(), batch(1)
-    matrix = torch.autograd.functional.jacobian(lambda v: model(v, t), x.double()).reshape(64, 64)
-    assert diagnose(model, (x.double(), t)).jacobian_norm == pytest.approx(
-        float(torch.linalg.matrix_norm(matrix, 2)), rel=0.05
-    )
-
-
 def test_the_model_is_left_as_it_was():
     model, inputs = tiny(scaling="ls"), batch()
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -76,33 +68,17 @@ def test_a_unet_with_norms_after_its_merges_needs_nothing_and_says_which_norms()
     assert "0% + shortcut" in str(found)
 
 
-def test_groups_over_both_operands_keep_kappa():
-    batch = {"sample": torch.randn(2, 1, 8, 8), "timestep": torch.tensor([3, 5])}
-    assert all(skip.not_cancelled == 1 for skip in diagnose(unet(norm_num_groups=1), batch).skips)
-
-
-def test_an_output_that_starts_at_zero_is_said():
+def test_an_output_that_starts_at_zero_and_little_room_for_half_precision_are_said():
     model = tiny()
+    nn.init.constant_(model.position_embedding.weight, 30000.0)
     for parameter in model.to_patches.parameters():
         nn.init.zeros_(parameter)
     found = diagnose(model, batch())
     assert all(skip.sensitivity is None for skip in found.skips)
     assert any("starts at zero" in reason for reason in found.reasons)
     assert found.jacobian_norm == 0
-
-
-def test_little_room_for_half_precision_is_said():
-    model = tiny()
-    nn.init.constant_(model.position_embedding.weight, 30000.0)
-    found = diagnose(model, batch())
     assert found.fp16_headroom < 8
     assert any("bf16" in reason for reason in found.reasons)
-
-
-def test_as_json():
-    page = json.loads(diagnose(tiny(), batch()).to_json())
-    assert page["rows"][1]["i"] == "2"
-    assert page["recommendation"] == "none"
 
 
 def test_clear_errors():
@@ -114,7 +90,7 @@ def test_clear_errors():
 
 def test_advice_and_recommendation_are_one_thing_and_follow_the_evidence():
     few = diagnose(tiny(), batch())
-    assert few.recommendation == "none"
+    assert json.loads(few.to_json())["recommendation"] == few.recommendation == "none"
     assert few.advice.startswith("none at ordinary learning rates")
     deep = diagnose(tiny(depth=24), batch())
     assert deep.recommendation == "merge_norm"
@@ -138,7 +114,6 @@ def test_a_network_without_times_is_not_argued_with_noise():
     assert found.recommendation == "none"
     assert "no diffusion model" in str(found)
     assert "<td" in found._repr_html_()
-    assert len(found.plot().axes) == 2
 
 
 def test_the_command_takes_sizes_from_the_model_and_a_python_file(tmp_path, capsys):

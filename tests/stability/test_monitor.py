@@ -20,9 +20,7 @@ from scalelong.files import read_json_lines
 from scalelong.stability import (
     AccelerateMonitor,
     Alarm,
-    AlarmRules,
     StabilityMonitor,
-    Tracker,
     lightning_callback,
     probe,
 )
@@ -74,36 +72,6 @@ def test_a_reading_names_every_skip_and_block(scaling):
         assert reading["kappa/2"] == 0.5
 
 
-class Concat(nn.Module):
-    """Two long skips that are scaled by hooks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.down = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
-        self.middle = nn.Linear(4, 4)
-        self.up = nn.ModuleList(nn.Linear(8, 4) for _ in range(2))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        skips = []
-        for layer in self.down:
-            x = layer(x).tanh()
-            skips.append(x)
-        x = self.middle(x).tanh()
-        for layer in self.up:
-            x = layer(torch.cat([x, skips.pop()], dim=-1))
-        return x
-
-
-@pytest.mark.parametrize("method", ["cs:0.5", "ls"])
-def test_a_scaling_that_is_verified_at_the_first_forward_may_be_measured_meanwhile(method):
-    model, x = Concat(), batch()[0].reshape(-1, 4)
-    sl.scale_skips_(model, method, plan=sl.find_skips(model, (x,)))
-    with StabilityMonitor(model, every=1, probe_batch=(x,)) as monitor:
-        monitor.step()  # the probe runs without gradients, as the verification does, and is the first forward
-    assert sl.is_scaled(model)
-    assert monitor.history[-1]["probe_skip_rms/2"] > 0
-
-
 def test_the_numbers_are_those_of_a_plain_calculation():
     model, (x, t) = tiny("cs"), batch()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -113,6 +81,7 @@ def test_the_numbers_are_those_of_a_plain_calculation():
         model(x, t).square().mean().backward()
         handle.remove()
         before = copy.deepcopy(model.middle)
+        total = float(nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None]))
         gradients = [p.grad.clone() for p in model.middle.parameters() if p.grad is not None]
         optimizer.step()
         optimizer.zero_grad()
@@ -122,18 +91,8 @@ def test_the_numbers_are_those_of_a_plain_calculation():
     weight = math.sqrt(sum(float(p.detach().square().sum()) for p in before.parameters()))
     assert reading["skip_rms/1"] == pytest.approx(float(kept[0].detach().square().mean().sqrt()), rel=1e-5)
     assert reading["gradient_norm/middle"] == pytest.approx(norm, rel=1e-4)
+    assert reading["gradient_norm/all"] == pytest.approx(total, rel=1e-5)
     assert reading["update_ratio/middle"] == pytest.approx(0.1 * norm / weight, rel=1e-4)
-
-
-def test_gradient_norm_of_all_blocks_is_that_of_all_parameters():
-    model, (x, t) = tiny(), batch()
-    with StabilityMonitor(model, every=1) as monitor:
-        model(x, t).square().mean().backward()
-        total = nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
-        torch.optim.SGD(model.parameters(), lr=0.1).step()
-        reading = monitor.step()
-    assert reading is not None
-    assert reading["gradient_norm/all"] == pytest.approx(float(total), rel=1e-5)
 
 
 @pytest.mark.parametrize("scaling", ["none", "ls"])
@@ -142,16 +101,11 @@ def test_training_does_not_notice(scaling):
     with StabilityMonitor(watched, every=2, probe_batch=batch()) as monitor:
         train(watched, 6, monitor)
     train(alone, 6)
-    for mine, theirs in zip(watched.state_dict().values(), alone.state_dict().values(), strict=True):
-        assert torch.equal(mine, theirs)
-
-
-def test_nothing_is_left_behind():
-    model = tiny()
-    StabilityMonitor(model, probe_batch=batch()).close()
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in watched.modules())
     assert not _global_optimizer_pre_hooks
     assert not _global_optimizer_post_hooks
+    for mine, theirs in zip(watched.state_dict().values(), alone.state_dict().values(), strict=True):
+        assert torch.equal(mine, theirs)
 
 
 class CountReads(TorchDispatchMode):
@@ -218,61 +172,20 @@ def test_the_rate_is_the_one_that_a_guard_has_lowered():
     assert "The learning rate is 0.025" in monitor.alarms[0].message
 
 
-def test_no_learning_no_oscillation():
-    """The control with a rate of zero: on a fixed probe batch everything stays exactly where it is."""
-    model = tiny()
-    with StabilityMonitor(model, every=1, probe_batch=batch()) as monitor:
-        train(model, 55, monitor, lr=0.0)
-    score = monitor.oscillation("probe_block_rms/middle", zero_loss=math.inf)
-    assert score.valid
-    assert (score.o1, score.o2, score.o3) == pytest.approx((0, 0, 0), abs=1e-9)
-    # Live batches differ, so the live features do oscillate: that is the noise floor of the data.
-    assert monitor.oscillation("block_rms/middle", zero_loss=math.inf).o1 > 1e-4
-
-
 def test_silent_on_a_healthy_network():
     model = tiny("cs")
-    with StabilityMonitor(model, every=2, probe_batch=batch(), rules=AlarmRules(zero_loss=0.25)) as monitor:
+    with StabilityMonitor(model, every=2, probe_batch=batch(), zero_loss=0.25) as monitor:
         train(model, 80, monitor, lr=1e-3)
     assert monitor.alarms == []
     assert monitor.history[-1]["loss"] < monitor.history[0]["loss"]
 
 
-def test_alarms_of_a_network_with_too_high_a_rate():
-    model = tiny()
-    with StabilityMonitor(model, every=2, probe_batch=batch(), on_alarm=silent) as monitor:
-        train(model, 14, monitor, lr=1e-4)
-        train(model, 30, monitor, lr=3.0)
-    assert {alarm.kind for alarm in monitor.alarms} & {"spike", "collapse", "non-finite"}
-
-
-def test_an_injected_nan_is_named_at_the_next_reading():
-    model = tiny()
-    with StabilityMonitor(model, every=3, on_alarm=silent) as monitor:
-        train(model, 3, monitor)
-        with torch.no_grad():
-            next(model.middle.parameters())[0] = math.nan
-        train(model, 3, monitor)
-    assert [(alarm.step, alarm.kind) for alarm in monitor.alarms] == [(6, "non-finite")]
-
-
-def test_a_nan_loss_between_two_readings_is_not_forgotten():
-    model = tiny()
-    with StabilityMonitor(model, every=4, on_alarm=silent) as monitor:
+def test_a_nan_loss_between_two_readings_is_not_forgotten(caplog):
+    with StabilityMonitor(tiny(), every=4) as monitor:
         for loss in (0.5, math.nan, 0.5, 0.5):
             monitor.step(torch.tensor(loss))
-    assert [alarm.kind for alarm in monitor.alarms] == ["non-finite"]
-
-
-def test_a_zeroed_skip_is_dead():
-    model = tiny()
-    with StabilityMonitor(model, every=2, probe_batch=batch(), on_alarm=silent) as monitor:
-        train(model, 2, monitor)
-        assert monitor.alarms == []
-        handle = model.encoder[1].register_forward_hook(lambda *parts: torch.zeros_like(parts[2]), prepend=True)
-        train(model, 2, monitor)
-        handle.remove()
-    assert ("dead skip", "skip/2") in {(alarm.kind, alarm.where) for alarm in monitor.alarms}
+    assert [(alarm.step, alarm.kind) for alarm in monitor.alarms] == [(4, "non-finite")]
+    assert "last good checkpoint" in caplog.text
 
 
 def test_overflow_margin_of_half_precision():
@@ -286,12 +199,6 @@ def test_overflow_margin_of_half_precision():
     assert reading is not None
     assert reading["headroom"] < 8
     assert "overflow margin" in {alarm.kind for alarm in monitor.alarms}
-
-
-def test_alarms_are_logged_unless_taken(caplog):
-    with StabilityMonitor(tiny(), every=1) as monitor:
-        monitor.step(math.nan)
-    assert "last good checkpoint" in caplog.text
 
 
 def test_readings_as_json_lines_survive_a_restart(tmp_path):
@@ -310,15 +217,6 @@ def test_readings_as_json_lines_survive_a_restart(tmp_path):
         train(model, 2, monitor)
     assert [line["step"] for line in read_json_lines(path)] == [2, 4, 6]
     json.loads(path.read_text().splitlines()[0])
-
-
-def test_tensorboard(tmp_path):
-    writer = pytest.importorskip("torch.utils.tensorboard").SummaryWriter(str(tmp_path))
-    model = tiny()
-    with StabilityMonitor(model, every=1, writers=[Tracker(writer)]) as monitor:
-        train(model, 1, monitor)
-    writer.close()
-    assert any(tmp_path.iterdir())
 
 
 def test_a_model_that_we_did_not_write():
@@ -350,16 +248,6 @@ def test_a_model_that_we_did_not_write():
     assert reading["probe_skip_rms/1"] == pytest.approx(plain.skip_rms[1], rel=1e-5)
     assert reading["skip_rms/1"] == pytest.approx(plain.skip_rms[1], rel=1e-5)
     assert reading["gradient_norm/mid_block"] > 0
-
-
-def test_a_concatenation_inside_of_a_model_that_we_did_not_write():
-    nets = pytest.importorskip("monai.networks.nets")
-    model, x = nets.UNet(2, 1, 1, (4, 8, 16), (2, 2)), torch.randn(2, 1, 16, 16)
-    kept: list[torch.Tensor] = []
-    handle = model.get_submodule("model.0").register_forward_hook(lambda *parts: kept.append(parts[2]))
-    sizes = probe(model, x)
-    handle.remove()
-    assert sizes.skip_rms[1] == pytest.approx(float(kept[-1].square().mean().sqrt()), rel=1e-5)
 
 
 def test_composes_with_the_compiler():
@@ -405,8 +293,8 @@ def test_accelerate_counts_optimiser_steps():
                 optimizer.step()
                 optimizer.zero_grad()
                 monitor.step(loss)
-    assert [reading["step"] for reading in monitor.monitor.history] == [2, 4]
-    assert monitor.monitor.history[0]["gradient_norm/all"] > 0
+    assert [reading["step"] for reading in monitor.history] == [2, 4]
+    assert monitor.history[0]["gradient_norm/all"] > 0
 
 
 def test_lightning_callback_with_an_accumulated_step():
@@ -436,26 +324,6 @@ def test_clear_errors():
         StabilityMonitor(tiny(), every=0)
     with pytest.raises(ExampleInputsError, match="probe_batch="):
         StabilityMonitor(nn.Sequential(nn.Linear(2, 2)))
-    with StabilityMonitor(tiny(), every=1) as monitor, pytest.raises(InvalidConfigError, match="not recorded"):
-        monitor.oscillation("probe_block_rms/middle")
-
-
-def test_a_monitor_is_printed_and_shown_in_a_notebook():
-    model = tiny("cs:0.5")
-    with StabilityMonitor(model, every=2, probe_batch=batch(), on_alarm=silent) as monitor:
-        assert "no reading yet, one comes every 2 steps" in monitor._repr_html_()
-        train(model, 4, monitor)
-        monitor.alarms += [Alarm(n, "spike", "loss", 9.0, f"<b>{n}</b>") for n in range(7)]
-    html = monitor._repr_html_()
-    assert "the reading at step 4" in html
-    assert "long skip 2" in html
-    assert "κ_i 0.5" in html
-    assert "&lt;b&gt;6&lt;/b&gt;" in html
-    assert "<b>6" not in html
-    assert "7 alarms:" in html
-    assert "and 2 before these" in html
-    for part in ("the reading at step 4", "most alike tokens", "7 alarms:"):
-        assert part in str(monitor)
 
 
 @pytest.mark.parametrize("probed", [True, False])
@@ -468,6 +336,9 @@ def test_readings_are_drawn(probed):
         monitor.alarms.append(Alarm(2, "non-finite", "loss", math.inf, "gone"))
         figure: Any = monitor.plot()
     figure.canvas.draw()
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            assert sum(bool(label.get_text()) for label in axis.get_ticklabels()) >= 2, axes.get_title()
     curves = [[line for line in axes.lines if len(line.get_xdata()) == 3] for axes in figure.axes]
     assert [len(lines) for lines in curves] == [1, 1, 1, 2, 2, 5]
     prefix = "probe_" if probed else ""
@@ -476,14 +347,6 @@ def test_readings_are_drawn(probed):
     assert losses[0] == monitor.history[0]["loss"]
     assert math.isnan(losses[1])
     assert all(any(list(line.get_xdata()) == [2, 2] for line in axes.lines) for axes in figure.axes)
-
-
-def test_nothing_read_is_drawn_as_nothing():
-    pytest.importorskip("matplotlib")
-    with StabilityMonitor(tiny(), every=5) as monitor:
-        figure: Any = monitor.plot()
-    figure.canvas.draw()
-    assert {text.get_text() for axes in figure.axes for text in axes.texts} == {"not recorded"}
 
 
 def test_a_monitor_that_is_dropped_without_close_keeps_nothing_alive():

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 import scalelong as sl
 import zoo
+from report.made_up import made_up_range as made_up
 from scalelong.errors import RunFolderError
 from scalelong.report import collect
-from scalelong.stability import Method, RateRange, RateRun, StepFailedError, rate_range
-from scalelong.stability.survival import rate_text
+from scalelong.stability import Method, RateRange, StepFailedError, rate_range
 
 torch.set_num_threads(1)
 
@@ -61,28 +61,8 @@ def quick(**changes) -> RateRange:
         "warmup": 2,
         "jobs": 1,
     }
-    options |= {"optimizer": sgd, "reference_loss": 4.0, "say": None}
+    options |= {"optimizer": sgd, "reference_loss": 4.0}
     return rate_range(build, step, **{**options, **changes})  # type: ignore[arg-type]
-
-
-class Linear(Plain):
-    """Without activations: nothing but the merges tells the skips apart."""
-
-    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
-        skips = []
-        for layer in self.down:
-            x = layer(x)
-            skips.append(x)
-        x = self.middle(x)
-        for layer in self.up:
-            x = layer(torch.cat([x, skips.pop()], dim=-1))
-        return scale * x
-
-
-def test_a_linear_network_is_scaled_and_verified_at_its_first_step():
-    methods = ("none", "cs", "ls", "start:cs")
-    found = sl.rate_range(lambda _: Linear(), step, methods=methods, rates=[1e-3], seeds=1, steps=3, say=None)
-    assert {run.method for run in found.runs} == set(methods)
 
 
 def test_survivors_are_counted_and_lost_runs_end_early():
@@ -129,16 +109,14 @@ def test_methods_of_one_seed_share_weights_data_and_noise():
 
     seed_global(5, "weights")
     before = float(Plain().up[0].weight[0, 4:].detach().abs().sum()) * 0.99  # pyright: ignore
-    rate_range(
-        build, watched, rates=(0.01,), methods=("none", "start:uniform:0.5"), seeds=[5], steps=4, jobs=1, say=None
-    )
+    rate_range(build, watched, rates=(0.01,), methods=("none", "start:uniform:0.5"), seeds=[5], steps=4, jobs=1)
     assert torch.equal(seen["none"][-1], seen["started"][-1])
 
 
 def test_a_model_is_copied_and_left_alone():
     model = Plain()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    found = rate_range(model, step, rates=(0.01,), methods=("none", "cs", "ls"), seeds=1, steps=3, jobs=1, say=None)
+    found = rate_range(model, step, rates=(0.01,), methods=("none", "cs", "ls"), seeds=1, steps=3, jobs=1)
     assert [run.method for run in found.runs] == ["none", "cs", "ls"]
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert not sl.is_scaled(model)
@@ -149,7 +127,7 @@ def test_inputs_are_seen_in_the_first_step_also_by_keyword():
         x = torch.randn(4, 3, 4, generator=source)
         return (model(x, scale=1.0) - x).square().mean()
 
-    found = rate_range(build, by_keyword, rates=(0.01,), methods=("none", "cs"), seeds=1, steps=3, jobs=1, say=None)
+    found = rate_range(build, by_keyword, rates=(0.01,), methods=("none", "cs"), seeds=1, steps=3, jobs=1)
     assert len(found.runs) == 2
 
 
@@ -166,16 +144,16 @@ def test_functions_and_other_networks_are_methods():
     assert found.cell("wide", 0.05)[0].curve == found.cell("none", 0.05)[0].curve
 
 
-def test_the_same_call_continues_and_other_settings_are_refused_by_name(tmp_path):
-    said: list[str] = []
+def test_the_same_call_continues_and_other_settings_are_refused_by_name(tmp_path, caplog):
+    caplog.set_level("INFO")
     first = quick(out=tmp_path, seeds=1)
     lines = (tmp_path / "runs.jsonl").read_text().splitlines()
     assert len(lines) == 4
     # A crash cut off the last line.
     (tmp_path / "runs.jsonl").write_text("\n".join(lines[:3]) + "\n" + lines[3][:20])
-    again = quick(out=tmp_path, seeds=1, say=said.append)
-    assert said[0] == "3 of 4 runs are finished already"
-    assert len(said) == 2
+    caplog.clear()
+    again = quick(out=tmp_path, seeds=1)
+    assert [message[:3] for message in caplog.messages] == ["4/4"]
     assert [run.curve for run in again.runs] == [run.curve for run in first.runs]
     # Someone edited a line.
     (tmp_path / "runs.jsonl").write_text("\n".join([*lines[:3], lines[3].replace('"rate": ', '"rate": "x')]) + "\n")
@@ -186,7 +164,7 @@ def test_the_same_call_continues_and_other_settings_are_refused_by_name(tmp_path
     assert len(more.runs) == 18
     with pytest.raises(RunFolderError, match="steps was 8 and is 9"):
         quick(out=tmp_path, steps=9)
-    with pytest.raises(RunFolderError, match="the network of none has other initial weights"):
+    with pytest.raises(RunFolderError, match=r"weights\.none was"):
         rate_range(
             lambda _: Plain(6),
             lambda model, _, source: model(torch.randn(2, 3, 6, generator=source)).square().mean(),
@@ -198,13 +176,11 @@ def test_the_same_call_continues_and_other_settings_are_refused_by_name(tmp_path
             reference_loss=first.reference_loss,
             jobs=1,
             out=tmp_path,
-            say=None,
         )
     with pytest.raises(RunFolderError, match=r"about.data was None and is 'x'"):
         quick(out=tmp_path, about={"data": "x"})
     saved = RateRange.from_json((tmp_path / "range.json").read_text())
     assert saved.verdict == more.verdict
-    assert json.loads((tmp_path / "range.json").read_text())["cells"][0]["runs"] == 2
     assert (tmp_path / "range.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -213,10 +189,10 @@ def test_the_same_call_continues_and_other_settings_are_refused_by_name(tmp_path
     [
         ({"rates": ()}, "at least one of rates"),
         ({"rates": (0.1, -1)}, "rates must be above 0, got -1"),
-        ({"rates": (0.1, 0.1)}, "given twice"),
+        ({"rates": (0.1, 0.1)}, "each once"),
         ({"rates": (math.nan,)}, "rates must be above 0"),
         ({"seeds": 0}, "seeds must be a whole number"),
-        ({"seeds": [1, 1]}, "given twice"),
+        ({"seeds": [1, 1]}, "each once"),
         ({"methods": ()}, "at least one of methods"),
         ({"methods": ("none", "nosuch")}, "unknown scaling method 'nosuch'"),
         ({"methods": ("none", "start:none")}, "starts nothing"),
@@ -231,30 +207,28 @@ def test_bad_input_is_named_before_any_work(changes, words, tmp_path):
     def never(model: nn.Module, i: int, source: torch.Generator) -> Tensor:
         raise AssertionError("a step was taken")
 
-    options = {"rates": (0.05,), "methods": ("none",), "seeds": 1, "steps": 8, "jobs": 1, "say": None, **changes}
+    options = {"rates": (0.05,), "methods": ("none",), "seeds": 1, "steps": 8, "jobs": 1, **changes}
     with pytest.raises(sl.InvalidConfigError, match=words):
         rate_range(build, never, out=tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_start_that_cannot_be_folded_is_refused_before_any_work():
+def test_models_without_long_skips_can_be_ranged_but_not_scaled():
+    options = {"rates": (0.05,), "seeds": 1, "steps": 4, "jobs": 1}
+    assert len(rate_range(lambda _: nn.Linear(4, 4), step, methods=("none",), **options).runs) == 1
     with pytest.raises(sl.UnfoldableSkipsError, match="needs constants"):
         quick(methods=("none", "start:ls"))
-
-
-def test_models_without_long_skips_can_be_ranged_but_not_scaled():
-    options = {"rates": (0.05,), "seeds": 1, "steps": 4, "jobs": 1, "say": None}
-    assert len(rate_range(lambda _: nn.Linear(4, 4), step, methods=("none",), **options).runs) == 1
     with pytest.raises(sl.NoLongSkipsError):
         rate_range(lambda _: nn.Linear(4, 4), step, methods=("none", "cs"), **options)
 
 
 @pytest.mark.parametrize(
-    ("loss", "words"), [(lambda x: 1.0, "float"), (lambda x: x, "shape"), (lambda x: x.mean().detach(), "gradient")]
+    ("loss", "words"),
+    [(lambda x: 1.0, "float"), (lambda x: x, "shape"), (lambda x: x.mean().detach(), "a gradient")],
 )
 def test_what_is_not_a_loss_is_refused(loss, words):
     with pytest.raises(sl.InvalidConfigError, match=words):
-        rate_range(build, lambda m, i, g: loss(m(torch.randn(1, 2, 4))), rates=(1.0,), seeds=1, steps=4, say=None)
+        rate_range(build, lambda m, i, g: loss(m(torch.randn(1, 2, 4))), rates=(1.0,), seeds=1, steps=4)
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
@@ -268,39 +242,35 @@ def test_a_step_that_raises_is_named_and_what_was_done_is_kept(jobs, tmp_path):
 
     bad = generator(1, "range", 5).initial_seed()
     with pytest.raises(StepFailedError, match=r"none at 5e-2, seed 1 failed(.|\n)*no such image"):
-        rate_range(build, fails, rates=(0.05,), methods=("none",), seeds=2, steps=8, jobs=jobs, out=tmp_path, say=None)
+        rate_range(build, fails, rates=(0.05,), methods=("none",), seeds=2, steps=8, jobs=jobs, out=tmp_path)
 
 
 def surviving_below(edge: float):
     """Runs that are not trained: those below a rate survive."""
 
-    def carry_out(_, waiting, __):
+    def run_all(_, waiting, __):
         for method, rate, seed in waiting:
             made = made_up({method: {rate: int(rate < edge)}}, seeds=1).runs[0]
             yield replace(made, seed=seed)
 
-    return carry_out
+    return run_all
 
 
 @pytest.mark.parametrize(
-    ("edge", "rates"),
-    [(5e-3, (4e-3, 8e-3, 16e-3)), (1e-3, (5e-4, 1e-3, 2e-3)), (math.inf, (0.512, 1.024, 2.048)), (0.0, None)],
+    ("edge", "lowest"),
+    [(5e-3, 4e-3), (9e-3, 8e-3), (1e-3, 5e-4), (3e-3, 2e-3), (math.inf, 1.024), (0.0, 2e-3 / 4**4)],
 )
-def test_rates_that_are_not_given_are_found(edge, rates):
-    found = quick(rates=None, seeds=1, carry_out=surviving_below(edge))
+def test_rates_that_are_not_given_are_found(edge, lowest):
+    """The highest that the baseline survives, and two and four times that."""
+    found = quick(rates=None, seeds=1, run_all=surviving_below(edge))
+    assert found.rates == pytest.approx([lowest, 2 * lowest, 4 * lowest])
     assert len(found.runs) == 6
-    if rates is None:
-        assert found.rates[0] < 2e-5
-    else:
-        assert found.rates == pytest.approx(rates)
 
 
-def test_the_range_so_far_is_given_after_each_run():
-    seen: list[RateRange] = []
-    whole = quick(carry_out=surviving_below(1.0), seeds=8, progress=seen.append)
-    assert [len(found.runs) for found in seen] == list(range(1, 33))
-    assert seen[-1] == whole
-    assert all(found.verdict for found in seen)
+def test_a_lost_run_says_from_where_on():
+    run = made_up({"none": {8e-3: 0}}, seeds=1).runs[0]
+    assert str(replace(run, onset=41)) == "none at 8e-3, seed 0: collapsed at step 41"
+    assert str(replace(run, outcome="not finite", steps=9)) == "none at 8e-3, seed 0: not finite after 9 steps"
 
 
 def test_a_run_that_loses_the_little_it_had_learned_is_ended_and_says_from_where_on():
@@ -310,49 +280,13 @@ def test_a_run_that_loses_the_little_it_had_learned_is_ended_and_says_from_where
         return losses[i] + 0 * torch.stack([parameter.sum() for parameter in model.parameters()]).sum()
 
     options = {"methods": ("none",), "seeds": 1, "steps": 250, "warmup": 5, "reference_loss": 1.0}
-    (run,) = rate_range(build, replayed, rates=(1e-9,), **options, jobs=1, say=None).runs
+    (run,) = rate_range(build, replayed, rates=(1e-9,), **options, jobs=1).runs
     assert run.outcome == "collapsed"
     assert 50 <= (run.onset or 0) <= 75
     assert run.steps < 150
 
 
-def test_networks_are_trained_on_the_device():
-    seen: set[str] = set()
-
-    def noted(model: nn.Module, i: int, source: torch.Generator) -> Tensor:
-        seen.add(next(model.parameters()).device.type)
-        return (model(torch.zeros(4, 3, 4, device="meta"))).sum() if "meta" in seen else step(model, i, source)
-
-    with pytest.raises((NotImplementedError, RuntimeError)):  # a device without numbers: no loss can be read
-        rate_range(build, noted, rates=(0.05,), methods=("none",), seeds=1, steps=2, device="meta", jobs=1, say=None)
-    assert seen == {"meta"}
-
-
 # Counts and words, on made-up runs
-
-
-def made_up(survivors: dict[str, dict[float, int]], seeds: int = 8, **changes) -> RateRange:
-    """The first n seeds of each cell survive."""
-    runs = [
-        RateRun(
-            method=method,
-            rate=rate,
-            seed=seed,
-            outcome="survived" if seed < count else "collapsed",
-            steps=300,
-            best=0.1,
-            best_step=200,
-            last=0.1,
-            curve=[[1, 1.0], [300, 0.1]],
-            left_first=None if seed < count else {"where": "block decoder.3", "step": 200, "factor": 2.5},
-        )
-        for method, cells in survivors.items()
-        for rate, count in cells.items()
-        for seed in range(seeds)
-    ]
-    options = {"steps": 300, "warmup": 50, "reference_loss": 1.0, "rule": "rule", **changes}
-    rates = tuple(sorted({run.rate for run in runs}))
-    return RateRange(methods=tuple(survivors), rates=rates, seeds=tuple(range(seeds)), runs=tuple(runs), **options)
 
 
 def test_the_rate_that_half_survive_is_interpolated_and_has_an_interval():
@@ -378,30 +312,17 @@ def test_shares_are_made_monotone():
 
 def test_runs_at_rates_too_low_to_learn_are_not_collapses():
     found = made_up({"none": {1e-5: 8, 4e-3: 8, 8e-3: 0}})
-    slow = [run if run.rate > 1e-5 else replaced(run, "not learned") for run in found.runs]
-    slower = RateRange(
-        methods=found.methods,
-        rates=found.rates,
-        seeds=found.seeds,
-        runs=tuple(slow),
-        steps=300,
-        warmup=50,
-        reference_loss=1.0,
-        rule="",
-    )
+    slow = [run if run.rate > 1e-5 else replace(run, outcome="not learned") for run in found.runs]
+    slower = replace(found, runs=tuple(slow))
     assert slower.survivors("none", 1e-5) == (0, 8)
     assert slower.half_rates[0].rate == found.half_rates[0].rate
-
-
-def replaced(run: RateRun, outcome: str) -> RateRun:
-    return replace(run, outcome=outcome)
 
 
 def test_the_verdict_names_a_difference_and_what_to_do():
     found = made_up(
         {
             "none": {4e-3: 8, 8e-3: 1, 12e-3: 0},
-            "start:cs:0.7": {4e-3: 8, 8e-3: 7, 12e-3: 5},
+            "merge_norm": {4e-3: 8, 8e-3: 7, 12e-3: 5},
             "ls": {4e-3: 8, 8e-3: 1, 12e-3: 1},
         },
         your_rate=1e-4,
@@ -409,13 +330,18 @@ def test_the_verdict_names_a_difference_and_what_to_do():
     assert found.differences[0].differs
     assert not found.differences[1].differs
     assert found.verdict == (
-        "Half of the runs survive more than 1.2e-2 with start:cs:0.7 and 5.9e-3 with none. "
-        'Call start_skips_(model, "cs:0.7") before the first step, or stay at 4e-3 or below, where all survive without '
-        "it. No difference that 8 seeds can show with ls. "
-        "Survivors: none 9 of 24; start:cs:0.7 20 of 24; ls 10 of 24. "
+        "Half of the runs survive more than 1.2e-2 with merge_norm and 5.9e-3 with none. "
+        'Call sl.scale_skips_(model, "merge_norm", inputs) before the first step, or stay at 4e-3 or below, where all '
+        "survive without it. No difference that 8 seeds can show with ls. "
+        "Survivors: none 9 of 24; merge_norm 20 of 24; ls 10 of 24. "
         "At your rate of 1e-4 (and at 4e-3) nothing differs: all runs survive."
     )
     assert "block decoder.3 (15 of 15)" in str(found)
+    pytest.importorskip("matplotlib")
+    figure = found.plot()
+    figure.canvas.draw()
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        assert sum(bool(label.get_text()) for label in axis.get_ticklabels()) >= 2
 
 
 def test_the_verdict_says_when_there_is_no_difference_or_nothing_can_be_judged():
@@ -431,19 +357,17 @@ def test_the_verdict_says_when_there_is_no_difference_or_nothing_can_be_judged()
     worse = made_up({"none": {8e-3: 8}, "cs": {8e-3: 0}})
     assert worse.verdict.startswith("Fewer survive with cs than with none.")
     single = made_up({"none": {8e-3: 0}, "start:cs:0.7": {8e-3: 8}}, your_rate=8e-3)
-    assert single.verdict.startswith("At a rate of 8e-3 more runs survive with start:cs:0.7 than with none. Call")
+    start = "At a rate of 8e-3 more runs survive with start:cs:0.7 than with none. That delays a collapse"
+    assert single.verdict.startswith(start)
     assert "Survivors: none 0 of 8; start:cs:0.7 8 of 8." in single.verdict
     assert single.verdict.endswith("At your rate of 8e-3, 0 of 8 with none, 8 of 8 with start:cs:0.7 survive.")
 
 
-def test_a_start_is_advised_unless_another_method_has_more_survivors_than_chance_explains():
-    close = made_up({"none": {8e-3: 0}, "start:cs:0.7": {8e-3: 6}, "unit gain": {8e-3: 8}})
-    assert close.verdict.startswith("At a rate of 8e-3 more runs survive with start:cs:0.7 than with none.")
-    clear = made_up({"none": {8e-3: 0, 9e-3: 0}, "start:cs:0.7": {8e-3: 8, 9e-3: 0}, "norms": {8e-3: 8, 9e-3: 8}})
+def test_what_lasts_is_advised_unless_another_method_has_more_survivors_than_chance_explains():
+    close = made_up({"none": {8e-3: 0}, "merge_norm": {8e-3: 6}, "start:cs": {8e-3: 8}})
+    assert close.verdict.startswith("At a rate of 8e-3 more runs survive with merge_norm than with none. Call")
+    clear = made_up({"none": {8e-3: 0, 9e-3: 0}, "merge_norm": {8e-3: 8, 9e-3: 0}, "norms": {8e-3: 8, 9e-3: 8}})
     assert "with norms and less than 8e-3 with none." in clear.verdict
-
-
-def test_p_values_are_those_of_the_sign_test():
     # Eight pairs of one sign: 2 / 2^8, times two methods for the smaller of two (Holm).
     found = made_up({"none": {8e-3: 0}, "cs": {8e-3: 8}, "ls": {8e-3: 0}})
     assert [entry.p for entry in found.differences] == [2 / 2**8 * 2, 1.0]
@@ -472,7 +396,7 @@ def test_what_left_first_names_all_places_that_are_equally_common(tmp_path):
     assert left("a", "b", "b", "a", "c") == "a and b (2 of 5 each)"
     assert left("a", "b", "c", "d", "e") == "a, b, c and 2 others (1 of 5 each)"
     (shown,) = collect([tmp_path])["ranges"]
-    assert shown["rows"][0]["left first"] == "a (1), b (1), c (1) and 2 others"
+    assert shown["rows"][0]["left first"] == "a, b, c and 2 others (1 of 5 each)"
 
 
 def test_json_round_trip_and_bad_json():
@@ -486,30 +410,21 @@ def test_json_round_trip_and_bad_json():
     run = good["runs"][0]
     for change in (
         {"runs": [{**run, "rate": "fast"}]},
-        {"runs": [{**run, "curve": [["x", 1.0]]}]},
-        {"runs": [{**run, "outcome": None}]},
         {"runs": [{**run, "surplus": 1}]},
-        {"runs": 3},
-        {"methods": [1]},
         {"seeds": None},
-        {"steps": "many"},
     ):
-        with pytest.raises(sl.InvalidConfigError, match="make it anew"):
+        with pytest.raises(sl.InvalidConfigError, match="make it again"):
             RateRange.from_json(json.dumps({**good, **change}))
-    for text in ("[]", "3", "[" * 100_000, "{"):
-        with pytest.raises(sl.InvalidConfigError, match="make it anew"):
+    for text in ("[]", "[" * 100_000):
+        with pytest.raises(sl.InvalidConfigError, match="make it again"):
             RateRange.from_json(text)
-
-
-def test_rates_are_written_as_people_write_them():
-    assert [rate_text(rate) for rate in (0.012, 8e-3, 1e-4, 0.5, 2.0)] == ["1.2e-2", "8e-3", "1e-4", "5e-1", "2e0"]
 
 
 def test_methods_that_a_network_refuses_are_left_out_of_the_usual_ones(caplog):
     def step(model: nn.Module, _: int, draws: torch.Generator) -> Tensor:
         return model(torch.randn(2, 3, 16, 16, generator=draws)).square().mean()
 
-    found = sl.rate_range(lambda _: zoo.Additive(), step, rates=(1e-3,), seeds=1, steps=4, jobs=1, say=None)
+    found = sl.rate_range(lambda _: zoo.Additive(), step, rates=(1e-3,), seeds=1, steps=4, jobs=1)
     assert "merge_norm" not in found.methods
     assert found.methods[0] == "none"
     assert "without merge_norm" in caplog.text

@@ -1,14 +1,12 @@
 """Theorem 3.1 and Theorem 3.3 against networks that are drawn, run and measured."""
 
-import itertools
-
 import pytest
 import torch
 
 from scalelong import theory
 from scalelong.errors import InvalidConfigError
-from scalelong.theory.moments import _gradient_norms
-from scalelong.theory.network import RandomLinear
+from scalelong.theory import RandomLinear
+from scalelong.theory.equation3 import _gradient_norms
 
 SETTINGS = [(1, 64, 1, 1.0), (3, 128, 3, 1.0), (4, 128, 2, 0.7), (6, 96, 1, 0.5)]  # N, width, layers, κ
 
@@ -33,25 +31,6 @@ def test_unit_gain_is_the_papers_form_and_kaiming_is_not() -> None:
     assert kaiming.r_squared < 0.85
 
 
-def test_ensemble_is_many_single_networks() -> None:
-    """Each sign-flipped copy equals a network whose matrices have their columns flipped."""
-    generator = torch.Generator().manual_seed(3)
-    ensemble = theory.Equation3.random(
-        [1.0, 0.5], width=8, layers=2, ensemble=(3, 4), generator=generator, dtype=torch.float64
-    )
-    x = torch.randn(3, 4, 8, dtype=torch.float64)
-    together = ensemble.features(x)
-    matrices = [module for module in ensemble.modules() if isinstance(module, RandomLinear)]
-    for seed, copy in itertools.product(range(3), range(4)):
-        single = theory.Equation3.random([1.0, 0.5], width=8, layers=2, dtype=torch.float64)
-        singles = [module for module in single.modules() if isinstance(module, RandomLinear)]
-        for one, many in zip(singles, matrices, strict=True):
-            assert many.signs is not None
-            one.weight.data = many.weight.data[seed] * many.signs[seed, copy]
-        for h, expected in zip(together, single.features(x[seed, copy : copy + 1]), strict=True):
-            torch.testing.assert_close(h[seed, copy], expected[0])
-
-
 def test_network_is_equation_3() -> None:
     """The definition, written out for N = 2."""
     net = theory.Equation3.random([0.9, 0.4], width=5, layers=2)
@@ -71,8 +50,6 @@ def test_bad_networks_are_refused() -> None:
         theory.Equation3.random([1.0], width=4, initialisation="xavier")
     with pytest.raises(InvalidConfigError, match="at least one"):
         theory.Equation3([], torch.nn.Identity(), [], [])
-    with pytest.raises(InvalidConfigError, match="finite"):
-        theory.Equation3.random([float("nan")], width=4)
 
 
 # Gradients
@@ -96,8 +73,8 @@ def test_at_the_true_loss_it_is_an_order_of_magnitude() -> None:
 
 def test_norms_are_those_of_autograds_gradients() -> None:
     """‖δ‖‖h‖ against the gradient itself, one network and one input at a time."""
-    net = theory.Equation3.random([1.0, 0.5], width=6, layers=2, ensemble=(1, 1), dtype=torch.float64)
-    x, target = torch.randn(2, 1, 1, 6, dtype=torch.float64)
+    net = theory.Equation3.random([1.0, 0.5], width=6, layers=2, dtype=torch.float64)
+    x, target = torch.randn(2, 1, 6, dtype=torch.float64)
     norms = _gradient_norms(net, x, target, true_loss=False)
     output = net(x)
     for kind, blocks in (("a", net.encoder), ("b", net.decoder)):
@@ -106,4 +83,4 @@ def test_norms_are_those_of_autograds_gradients() -> None:
             for p, matrix in enumerate(matrices, start=1):
                 (gradient,) = torch.autograd.grad(output, matrix.weight, target, retain_graph=True)
                 expected = gradient.square().sum() / target.square().sum() / x.square().sum()
-                torch.testing.assert_close(norms[kind, i, p], expected[None])
+                torch.testing.assert_close(norms[kind, i, p], expected)

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import nn
 
-from scalelong import theory
+from scalelong import UnsupportedModelError, theory
 
-ACTIVATIONS = [nn.ReLU(), nn.LeakyReLU(2.0), nn.Tanh(), nn.Sigmoid(), nn.SiLU(), nn.GELU(), nn.GELU("tanh")]
+ACTIVATIONS = [nn.ReLU(), nn.Tanh(), nn.SiLU(), nn.GELU(), nn.GELU("tanh")]
 
 
 def linear_block(width: int, layers: int, activation: nn.Module, bias: bool) -> nn.Module:
@@ -66,13 +66,6 @@ def test_counterexample_to_the_literal_theorem() -> None:
     assert moved > 49 * found.stated * float(x.norm())
 
 
-def test_bound_is_loose_and_the_measurement_says_by_how_much() -> None:
-    network = theory.Equation3.random([1.0] * 3, width=64, layers=1, dtype=torch.float64)
-    x = torch.randn(1, 64, dtype=torch.float64)
-    looseness = theory.robustness_bound(network).product / theory.jacobian_norm(network, x)
-    assert 10 < looseness < 100
-
-
 def test_modules_without_a_proof_are_refused() -> None:
     class Twice(nn.Linear):
         def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
@@ -91,15 +84,22 @@ def test_modules_without_a_proof_are_refused() -> None:
         Twice(2, 2),
         Residual(nn.Linear(2, 2)),
         hooked,
-        theory.random_block(4, 1, "unit", ensemble=(2, 2)),
+        theory.random_block(4, 1, "unit", count=2),
     ]
     for module in refused:
-        with pytest.raises(theory.NoBoundError):
+        with pytest.raises(UnsupportedModelError):
             theory.lipschitz_bound(module)
 
 
 def test_constants_of_a_scaled_network() -> None:
     """Σ κ_i M^i + M^N L, by hand."""
-    bound = theory.bound_from_constants([1.0, 0.5], [2.0, 3.0], 0.25)
+
+    def times(factor: float) -> nn.Module:
+        layer = nn.Linear(1, 1, bias=False)
+        nn.init.constant_(layer.weight, factor)
+        return layer
+
+    network = theory.Equation3([times(2), times(3)], times(0.25), [nn.Identity()] * 2, [1.0, 0.5])
+    bound = theory.robustness_bound(network)
     assert bound.recursion == pytest.approx(2 * (1 + 3 * (0.5 + 0.25)))
     assert bound.product == pytest.approx(1 * 3 + 0.5 * 9 + 9 * 0.25)

@@ -14,12 +14,12 @@ from torch import nn
 from scalelong.attaching import coefficients
 from scalelong.config import DiffusionConfig, HardwareConfig, TrainConfig
 from scalelong.data import load_data
-from scalelong.errors import InvalidConfigError, NoLongSkipsError
+from scalelong.errors import CannotReadError, InvalidConfigError, NoLongSkipsError
 from scalelong.models import Denoiser, UViT
 from scalelong.runs import DataShape, build_model, load_run
 from scalelong.runs.model import uses_channels_last
 from scalelong.training import train
-from scalelong.training.plan import activation_bytes
+from scalelong.training.sizing import memory_needed
 
 # GroupNorm right behind the merges of small UNets divides most of a constant κ out, and a warning says so.
 pytestmark = pytest.mark.filterwarnings("ignore::scalelong.errors.CancelledScalingWarning")
@@ -89,14 +89,14 @@ def test_a_diffusers_config_file(tmp_path):
     assert isinstance(model, UNet2DModel)
     assert output.shape == (2, 1, 8, 8)
     path.write_text("{")
-    with pytest.raises(InvalidConfigError, match="cannot be read as the configuration of a model"):
+    with pytest.raises(CannotReadError):
         build_model(TrainConfig(model=str(path)), SHAPE)
     path.write_text(json.dumps({"format": 1, "skips": []}))  # a plan, not a network
     with pytest.raises(InvalidConfigError, match="no network of diffusers"):
         build_model(TrainConfig(model=str(path)), SHAPE)
     for name, value in {"block_out_channels": None, "norm_num_groups": [1, 2], "layers_per_block": 0.5}.items():
         path.write_text(json.dumps({"_class_name": "UNet2DModel", **SMALL_UNET, name: value}))
-        with pytest.raises(InvalidConfigError, match=r"does not describe a UNet2DModel.*; correct it"):
+        with pytest.raises(InvalidConfigError, match="cannot be built: its code raises"):
             build_model(TrainConfig(model=str(path)), SHAPE)
     path.write_text(json.dumps({"_class_name": "UNet2DModel", **SMALL_UNET, "layers_per_block": 2**40}))
     with pytest.raises(InvalidConfigError, match="layers_per_block may be at most 1000"):
@@ -122,12 +122,6 @@ def test_every_method_begins_with_the_same_weights():
         assert all(torch.equal(value, model.state_dict()[name]) for model in states.values())
     other = build_model(TrainConfig(model_options={"dim": 16, "depth": 4, "heads": 2}, seed=1), SHAPE)
     assert not torch.equal(other.state_dict()["to_patches.weight"], states["none"].state_dict()["to_patches.weight"])
-
-
-def test_building_does_not_touch_global_random_numbers():
-    before = torch.get_rng_state()
-    build_model(TrainConfig(**UNET, scaling="cs"), SHAPE)
-    assert torch.equal(before, torch.get_rng_state())
 
 
 def test_a_network_without_long_skips_cannot_be_scaled():
@@ -158,7 +152,7 @@ def test_patches_of_a_uvit_keep_it_affordable():
 def test_gradient_checkpointing_keeps_less():
     options = {"dim": 32, "depth": 6, "heads": 2}
     kept = [
-        activation_bytes(config, build_model(config, SHAPE), SHAPE)
+        memory_needed(config, build_model(config, SHAPE), SHAPE)[1]
         for config in (
             TrainConfig(model_options=options),
             TrainConfig(model_options=options, hardware=HardwareConfig(gradient_checkpointing=True)),
@@ -185,16 +179,6 @@ def test_an_attached_unet_trains_resumes_and_loads(tiny, crash_at, final_state, 
     run = load_run(tmp_path / "b", trust=True)
     assert len(coefficients(run.model, torch.zeros(1, 1, 8, 8), torch.tensor([5.0]))) >= 3
     assert all(torch.equal(value, run.model.state_dict()[name]) for name, value in first.ema.items())
-
-
-def test_a_unet_with_dropout_resumes(tiny, crash_at, final_state, tmp_path):
-    config = replace(tiny, model="unet/cifar10", model_options={**SMALL_UNET, "dropout": 0.3}, steps=4)
-    train(config, tmp_path / "a")
-    crash_at(config, tmp_path / "b", 3)
-    train(config, tmp_path / "b")
-    first, second = final_state(tmp_path / "a"), final_state(tmp_path / "b")
-    assert all(torch.equal(value, second.model[name]) for name, value in first.model.items())
-    assert torch.equal(first.training["random"][0]["torch"], second.training["random"][0]["torch"])
 
 
 @pytest.mark.parametrize("hardware", [HardwareConfig(precision="bf16"), HardwareConfig(gradient_checkpointing=True)])

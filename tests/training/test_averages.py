@@ -1,16 +1,17 @@
 """Averages of several lengths: against their definition, and made after training from snapshots."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file as load_tensors, save_file
 from torch import nn
 
 from scalelong.cli import main
-from scalelong.config import AverageLength, OptimizerConfig, default_folder, is_snapshot, power, relative_length
+from scalelong.config import AverageLength, OptimizerConfig, is_snapshot, power, relative_length
 from scalelong.errors import CheckpointError, InvalidConfigError
-from scalelong.files import file_digest
 from scalelong.runs import load_run, read_checkpoint, saved_steps
 from scalelong.runs.averages import (
     OLDEST,
@@ -92,21 +93,15 @@ def test_a_combination_is_the_average_of_a_closed_form(length):
         for at in [s for s in range(1, steps) if is_snapshot(s) and s >= OLDEST * steps] + [steps]
         for track in tracks
     ]
-    mix = combine(points, steps, length)
-    assert sum(mix.coefficients) == pytest.approx(1, abs=1e-9)
+    coefficients, _ = combine(points, steps, length)
+    assert sum(coefficients) == pytest.approx(1, abs=1e-9)
     for exponent in (-0.3, 0.5, 1.0, 3.0):
         # ∫ (γ+1) τ^γ / t^(γ+1) (τ/T)^a dτ = (γ+1) / (γ+a+1) (t/T)^a
         def average(at, track, a=exponent):
             return (power(track) + 1) / (power(track) + a + 1) * (at / steps) ** a
 
-        made = sum(c * average(*point) for c, point in zip(mix.coefficients, points, strict=True))
+        made = sum(c * average(*point) for c, point in zip(coefficients, points, strict=True))
         assert made == pytest.approx(average(steps, length), rel=1e-3)
-
-
-def test_a_kept_length_is_itself():
-    mix = combine([(50, 0.05), (50, 0.1), (100, 0.05), (100, 0.1)], 100, 0.1)
-    assert mix.coefficients == pytest.approx([0, 0, 0, 1], abs=1e-6)
-    assert mix.error < 1e-5
 
 
 @pytest.mark.parametrize("length", ["4%", "7%", "13%", "16%", "20%"])
@@ -152,42 +147,19 @@ def test_snapshots_are_few_and_resumed_bit_for_bit(trained, tmp_path, crash_at, 
     assert all(torch.equal(value, second.ema[name]) for name, value in first.ema.items())
 
 
-def load_tensors(path):
-    from safetensors.torch import load_file
-
-    return load_file(path)
-
-
 def test_damage_and_other_runs_are_refused(trained, tmp_path):
-    import shutil
-
     folder = tmp_path / "copy"
     shutil.copytree(trained[1], folder, symlinks=True)
     victim = sorted((folder / "averages").glob("*.safetensors"))[-2]
-    content = victim.read_bytes()
-    victim.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(CheckpointError, match=r"checksum.*manifest"):
-        load_run(folder, weights="ema:7%")
-    victim.unlink()
+    tensors = {name: value.clone() for name, value in load_tensors(victim).items()}  # they are a map of the file
+    victim.write_bytes(bytes(8))
     with pytest.raises(CheckpointError, match="cannot be read"):
         load_run(folder, weights="ema:7%")
-    manifest = folder / "averages" / "manifest.json"
-    entries = json.loads(manifest.read_text())
-    del entries[victim.name]
-    manifest.write_text(json.dumps(entries))
-    load_run(folder, weights="ema:7%")
-    manifest.write_text(json.dumps({name: {**entry, "run": "other"} for name, entry in entries.items()}))
+    save_file(tensors, victim, metadata={"scalelong": json.dumps({"run": "other"})})
     with pytest.raises(CheckpointError, match="another run"):
         load_run(folder, weights="ema:7%")
-    manifest.write_text(json.dumps(entries))
-    # Damaged with its checksum: what the manifest vouches for may still be none.
-    newest = sorted((folder / "checkpoints").glob("step-*"))[-1]
-    (newest / "ema.safetensors").write_bytes(bytes(8))
-    about = json.loads((newest / "manifest.json").read_text())
-    about["files"]["ema.safetensors"] |= {"bytes": 8, "sha256": file_digest(newest / "ema.safetensors")}
-    (newest / "manifest.json").write_text(json.dumps(about))
-    with pytest.raises(CheckpointError, match=r"cannot be read .* restore it from a copy"):
-        load_run(folder, weights="ema:7%")
+    victim.unlink()
+    load_run(folder, weights="ema:7%")
 
 
 def test_the_command_compares_and_writes(trained, tmp_path, capsys):
@@ -195,24 +167,11 @@ def test_the_command_compares_and_writes(trained, tmp_path, capsys):
     assert main(["eval", str(folder), "--ema-lengths", "7%,10%", "--json"]) == 0
     losses = json.loads(capsys.readouterr().out)["held_out_loss"]
     assert list(losses) == ["raw", "ema", "ema:7%", "ema:10%"]
-    assert (
-        main(
-            [
-                "export",
-                str(folder),
-                "--ema",
-                "0.07",
-                "--format",
-                "safetensors",
-                "--out",
-                str(tmp_path / "w.safetensors"),
-            ]
-        )
-        == 0
-    )
+    out = tmp_path / "w.safetensors"
+    assert main(["export", str(folder), "--ema", "0.07", "--format", "safetensors", "--out", str(out)]) == 0
     assert "EMA:7% weights of step 150" in capsys.readouterr().out
     expected = load_run(folder, weights="ema:7%").model.state_dict()
-    written = load_tensors(tmp_path / "w.safetensors")
+    written = load_tensors(out)
     assert all(torch.equal(value, expected[name]) for name, value in written.items() if value.dtype == torch.float32)
     assert main(["sample", str(folder), "-n", "2", "--steps", "2", "--weights", "ema:7%"]) == 0
     assert (folder / "images" / "step150-ema7pct-dpm++2" / "samples.json").exists()
@@ -227,9 +186,3 @@ def test_a_run_without_tracks_says_how_to_get_them(tiny, tmp_path, capsys):
     assert not (tmp_path / "run" / "averages").exists()
     assert saved_steps(tmp_path / "run" / "checkpoints") == [0, 4]
     assert shares(("5%", "100steps")) == []
-
-
-def test_new_fields_at_their_defaults_keep_the_folders_name(tiny):
-    digest = str(default_folder(tiny)).rpartition("-")[2]
-    other = default_folder(replace(tiny, optimizer=replace(tiny.optimizer, ema_lengths=("5%", "10%"))))
-    assert str(other).rpartition("-")[2] != digest

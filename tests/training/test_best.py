@@ -11,14 +11,18 @@ from scalelong.errors import CheckpointError, InvalidConfigError
 from scalelong.runs import load_run, read_metrics, saved_steps
 from scalelong.runs.checkpoint import best_step
 from scalelong.training import train
-from scalelong.training.inspection import Inspector
+from scalelong.training.recording import Inspector
 
 
 @pytest.fixture
 def measured(tiny, monkeypatch):
     """Held-out losses by step, made up: the best is at step 4."""
     values = {2: 0.9, 4: 0.5, 6: 0.7, 8: 0.6, 10: 0.8, 12: 0.55}
-    monkeypatch.setattr(Inspector, "held_out_loss", lambda self: {"held_out_loss": values[self.state.step]})
+    monkeypatch.setattr(
+        Inspector,
+        "held_out_loss",
+        lambda self: dict.fromkeys(("held_out_loss", "trained_on_loss"), values[self.state.step]),
+    )
     return replace(
         tiny,
         images=ImagesConfig(held_out=8),

@@ -10,11 +10,10 @@ import torch
 from safetensors import safe_open
 
 from scalelong.config import CheckpointConfig
-from scalelong.console import silent
 from scalelong.errors import CannotReadError, CheckpointError
 from scalelong.files import file_digest, in_words
 from scalelong.runs import Snapshot, checkpoint as module, read_checkpoint, saved_steps, write_checkpoint
-from scalelong.runs.checkpoint import abandon_after, newest_good, prune, step_folder, verify
+from scalelong.runs.checkpoint import abandon_after, newest_good, prune, verify_checkpoint
 
 
 def snapshot(step):
@@ -36,17 +35,9 @@ def test_round_trip_and_metadata(tmp_path):
         assert about["step"] == 7
 
 
-def test_equal_weights_are_equal_files(tmp_path):
-    for folder in ("a", "b"):
-        write_checkpoint(tmp_path / folder, snapshot(1))
-    for name in ("model.safetensors", "ema.safetensors"):
-        first, second = (tmp_path / folder / "step-00000001" / name for folder in ("a", "b"))
-        assert first.read_bytes() == second.read_bytes()
-
-
 @pytest.mark.parametrize("name", ["model.safetensors", "ema.safetensors", "training.pt", "manifest.json"])
 @pytest.mark.parametrize("harm", ["flip", "cut", "remove", "empty"])
-def test_damage_is_detected_said_and_passed_over(tmp_path, name, harm):
+def test_damage_is_detected_logged_and_passed_over(tmp_path, name, harm, caplog):
     good = write_checkpoint(tmp_path, snapshot(1))
     bad = write_checkpoint(tmp_path, snapshot(2)) / name
     content = bad.read_bytes()
@@ -57,10 +48,9 @@ def test_damage_is_detected_said_and_passed_over(tmp_path, name, harm):
         bad.unlink()
     else:
         bad.write_bytes(content[: len(content) // 2] if harm == "cut" else b"")
-    said = []
-    assert newest_good(tmp_path, said.append) == good
-    assert len(said) == 1
-    assert "step-00000002" in said[0]
+    assert newest_good(tmp_path) == good
+    assert len(caplog.messages) == 1
+    assert "step-00000002" in caplog.messages[0]
     abandon_after(tmp_path, 1)
     assert saved_steps(tmp_path) == [1]
     assert (tmp_path / "abandoned-step-00000002").is_dir()
@@ -100,7 +90,7 @@ def test_killed_at_any_system_call(tmp_path, monkeypatch, again):
                 finished = True
             except Killed:
                 pass
-        newest = newest_good(folder, lambda text: None)
+        newest = newest_good(folder)
         assert newest is not None
         assert read_checkpoint(newest).step in (1, 2)
         abandon_after(folder, read_checkpoint(newest).step)
@@ -126,7 +116,7 @@ def test_full_disk_leaves_the_previous_checkpoint(tmp_path, monkeypatch, failure
         write_checkpoint(tmp_path, snapshot(2))
     assert in_words(failure) in str(caught.value)
     assert "MB are free" in str(caught.value)
-    assert newest_good(tmp_path, print) == good
+    assert newest_good(tmp_path) == good
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000001"]
 
 
@@ -139,52 +129,24 @@ def test_prune_keeps_the_last_and_every_mth(tmp_path):
     assert saved_steps(tmp_path) == [25]
 
 
-def test_a_checkpoint_with_code_in_it_is_not_executed(tmp_path):
-    path = write_checkpoint(tmp_path, snapshot(1))
-
-    class Evil:
-        def __reduce__(self):
-            return os.mkdir, (str(tmp_path / "executed"),)
-
-    torch.save({"step": 1, "evil": Evil()}, path / "training.pt")
-    manifest = json.loads((path / "manifest.json").read_text())
-    manifest["files"]["training.pt"] = {
-        "bytes": (path / "training.pt").stat().st_size,
-        "sha256": file_digest(path / "training.pt"),
-    }
-    (path / "manifest.json").write_text(json.dumps(manifest))
-    verify(path)
-    with pytest.raises(CheckpointError, match="cannot be read"):
-        read_checkpoint(path)
-    assert not (tmp_path / "executed").exists()
+class Evil:
+    def __reduce__(self):
+        return os.mkdir, ("executed",)
 
 
-@pytest.mark.parametrize("training", [{}, {"step": "one"}, [1], None])
-def test_a_checkpoint_that_was_edited_with_its_checksum_is_refused_by_name(training, tmp_path):
+@pytest.mark.parametrize("training", [{"step": 1, "evil": Evil()}, {}, {"step": "one"}, [1], None])
+def test_a_checkpoint_that_was_edited_with_its_checksum_is_refused_and_runs_nothing(training, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     path = write_checkpoint(tmp_path, snapshot(1))
     torch.save(training, path / "training.pt")
     manifest = json.loads((path / "manifest.json").read_text())
     size, sha = (path / "training.pt").stat().st_size, file_digest(path / "training.pt")
     manifest["files"]["training.pt"] = {"bytes": size, "sha256": sha}
     (path / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(CheckpointError, match="restore it from a copy") as caught:
+    verify_checkpoint(path)
+    with pytest.raises(CheckpointError, match="restore it from a copy"):
         read_checkpoint(path)
-    assert "object" not in str(caught.value)
-
-
-def test_a_pipe_in_place_of_the_manifest_does_not_block(tmp_path):
-    path = write_checkpoint(tmp_path, snapshot(1))
-    (path / "manifest.json").unlink()
-    os.mkfifo(path / "manifest.json")
-    with pytest.raises(CheckpointError, match="not a regular file"):
-        verify(path)
-
-
-def test_a_newer_format_is_named(tmp_path):
-    path = write_checkpoint(tmp_path, snapshot(1))
-    (path / "manifest.json").write_text(json.dumps({"format": 99, "files": {}}))
-    with pytest.raises(CheckpointError, match="format 99"):
-        verify(step_folder(tmp_path, 1))
+    assert not (tmp_path / "executed").exists()
 
 
 def test_what_the_machine_lacks_is_no_damage(tmp_path, monkeypatch):
@@ -195,6 +157,6 @@ def test_what_the_machine_lacks_is_no_damage(tmp_path, monkeypatch):
     def fail(path, *_):
         raise OSError(errno.EMFILE, "", str(path))
 
-    monkeypatch.setattr("scalelong.runs.checkpoint.require_regular", fail)
+    monkeypatch.setattr("scalelong.runs.checkpoint.read_json", fail)
     with pytest.raises(CannotReadError, match="Too many open files"):
-        newest_good(tmp_path, silent)
+        newest_good(tmp_path)

@@ -169,7 +169,7 @@ def test_signals_save_and_exit_cleanly(undisturbed, tmp_path, number):
     assert_same_files(undisturbed, finish_here(tmp_path / "run"))
 
 
-# Data workers
+# Images that are read ahead
 
 
 @pytest.fixture(scope="module")
@@ -204,17 +204,3 @@ def test_sigterm_to_all_processes_of_a_group_saves(pictures, tmp_path):
     assert "stopped by SIGTERM after step" in output
     assert "Traceback" not in output
     assert saved_steps(tmp_path / "run" / "checkpoints")[-1] >= 5
-
-
-def test_a_killed_data_worker_is_named_and_nothing_is_lost(pictures, tmp_path):
-    process = start(tmp_path / "run", **streamed(pictures))
-    assert wait_for_steps(process, 5)
-    psutil.Process(process.pid).children()[0].kill()
-    output = finish(process, 1)
-    assert "DataWorkerError: a process that reads images" in output
-    assert "--workers" in output
-    assert "Traceback" not in output
-    stopped = saved_steps(tmp_path / "run" / "checkpoints")[-1]
-    assert stopped >= 5
-    finish_here(tmp_path / "run", **{**streamed(pictures), "--steps": str(stopped + 2)})
-    assert saved_steps(tmp_path / "run" / "checkpoints")[-1] == stopped + 2

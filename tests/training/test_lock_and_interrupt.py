@@ -10,7 +10,8 @@ import pytest
 
 from scalelong.errors import RunLockedError
 from scalelong.files import locked
-from scalelong.training import Interrupt, interrupt as interrupt_module
+from scalelong.runs import saved_steps
+from scalelong.training import Interrupt, hardware as interrupt_module, train
 
 HOLD = """
 import sys, time, pathlib
@@ -40,13 +41,26 @@ def test_another_process_is_refused_until_it_dies(tmp_path):
         assert holder.stdout.readline() == b"held\n"
         with pytest.raises(RunLockedError, match=f"process {holder.pid} on "), locked(tmp_path, wait=False):
             pass
-        (tmp_path / ".lock").unlink()
-        with pytest.raises(RunLockedError, match=f"process {holder.pid} on "), locked(tmp_path, wait=False):
-            pass
     finally:
         holder.kill()
         holder.communicate()
     with locked(tmp_path, wait=False):
+        pass
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="no /proc here")
+def test_a_holder_whose_lock_file_was_deleted_is_noticed(tmp_path):
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE)
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        (tmp_path / ".lock").unlink()
+        with pytest.raises(RunLockedError, match=f"process {holder.pid} on .*deleted"), locked(tmp_path, wait=False):
+            pass
+    finally:
+        holder.kill()
+        holder.communicate()
+    with locked(tmp_path, wait=False):  # a process that is gone holds nothing
         pass
 
 
@@ -78,14 +92,17 @@ def test_a_forked_worker_that_outlives_its_parent_does_not_keep_the_lock(tmp_pat
 
 
 @pytest.mark.parametrize("number", Interrupt.SIGNALS)
-def test_signals_become_a_wish_and_handlers_come_back(number):
+def test_every_signal_saves_and_ends_a_run(number, tiny, tmp_path):
+    def send(state):
+        if state.step == 2:
+            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), number)  # launchers repeat it
+
     before = signal.getsignal(number)
-    with Interrupt() as interrupt:
-        assert interrupt.requested is None
-        os.kill(os.getpid(), number)
-        os.kill(os.getpid(), number)  # launchers repeat it
-        time.sleep(0.01)
-        assert interrupt.requested == number.name
+    result = train(tiny, tmp_path / "run", hooks=[send], quiet=True)
+    assert not result.finished
+    assert saved_steps(tmp_path / "run" / "checkpoints")[-1] == result.step == 2
+    assert Interrupt.latest == number.name
     assert signal.getsignal(number) == before
 
 

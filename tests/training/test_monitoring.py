@@ -2,11 +2,9 @@
 
 from dataclasses import replace
 
-import pytest
 import torch
 from torch import nn
 
-from scalelong.errors import NonFiniteError
 from scalelong.runs import read_metrics
 from scalelong.training import train
 
@@ -37,12 +35,6 @@ def test_readings_change_nothing_and_a_resumed_run_records_the_same(tiny, final_
     assert readings(tmp_path / "resumed") == found
 
 
-def test_it_is_on_by_default_and_a_flag_turns_it_off(tiny):
-    assert tiny.monitor_every == 50
-    assert replace(tiny, steps=500_000).monitor_every == 500
-    assert watched(tiny, 0).monitor_every == 0
-
-
 class NoSkips(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -56,10 +48,3 @@ def test_a_network_without_long_skips_is_trained_all_the_same(tiny, tmp_path, ca
     config = replace(watched(tiny, 2), model=f"{__name__}:NoSkips", model_options={})
     assert train(config, tmp_path / "a").finished
     assert "no stability monitor for this network: NoLongSkipsError" in capsys.readouterr().err
-
-
-def test_a_rate_of_a_thousand_is_named(tiny, tmp_path):
-    config = replace(tiny, steps=200, optimizer=replace(tiny.optimizer, lr=1e3, warmup=0, clip=None))
-    with pytest.raises(NonFiniteError, match="learning rate was 1000") as caught:
-        train(config, tmp_path / "a")
-    assert "hardware" not in str(caught.value)

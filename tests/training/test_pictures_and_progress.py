@@ -2,15 +2,19 @@
 
 import json
 import re
+import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
-from scalelong.console import duration
-from scalelong.runs import image_grid, save_png
-from scalelong.training import train
-from scalelong.training.tracking import StopWatch, TrainingProgress, Window
+from scalelong.diffusion import prompted_grid
+from scalelong.runs import RunFolder, image_grid, save_png
+from scalelong.training import Ema, train
+from scalelong.training.recording import MetricsRecorder, TrainingProgress
 
 
 def test_a_grid_puts_images_row_by_row():
@@ -20,9 +24,18 @@ def test_a_grid_puts_images_row_by_row():
     assert [int(grid[0, y, x]) for y, x in ((10, 10), (10, 76), (76, 10), (76, 76))] == [0, 128, 255, 255]
 
 
-def test_small_images_are_enlarged_by_a_whole_factor():
-    assert image_grid(torch.zeros(1, 3, 8, 8)).shape == (3, 68, 68)
-    assert image_grid(torch.zeros(1, 3, 64, 48)).shape == (3, 132, 100)
+def test_few_prompts_that_take_turns_stand_above_their_columns():
+    images = torch.zeros(36, 3, 8, 8, dtype=torch.uint8)
+    grid = prompted_grid(images, ["horse", "ship"] * 18)
+    head = grid.shape[1] - 6 * 66 - 2
+    assert grid.shape[2] == 6 * 66 + 2, "three columns of each class"
+    assert 10 < head < 20
+    words = (grid[0, :head, 2:] < 128).int()
+    assert torch.equal(words[:, :66], words[:, 132:198])
+    assert int(words[:, :66].sum()) > 20
+    assert not torch.equal(words[:, :66], words[:, 66:132])
+    assert prompted_grid(images, [None] * 36).shape == (3, 6 * 66 + 2, 6 * 66 + 2)
+    assert prompted_grid(images, [str(number) for number in range(36)]).shape[1] == 6 * 66 + 2, "too many for titles"
 
 
 @pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (2, "L"), (3, "RGB"), (4, "RGBA")])
@@ -34,65 +47,53 @@ def test_png_files(tmp_path, channels, mode):
     assert [entry.name for entry in path.parent.iterdir()] == ["a.png"]
 
 
-def test_the_window_averages_and_survives_a_checkpoint():
-    window = Window(torch.device("cpu"))
-    window.add(torch.tensor(1.0), torch.tensor(4.0))
-    copy = Window(torch.device("cpu"))
-    copy.load(window.save())
-    for part in (window, copy):
-        part.add(torch.tensor(3.0), torch.tensor(2.0))
-    assert window.save() == copy.save()
-    assert window.close() == {"loss": 2.0, "gradient_norm": 3.0, "gradient_norm_max": 4.0}
+class OneProcess:
+    """What a recorder asks of accelerate's Accelerator."""
+
+    device, log_with, trackers, is_main_process = torch.device("cpu"), (), (), True
 
 
-def test_the_watch_leaves_out_pauses():
+def test_sums_survive_a_checkpoint_and_the_time_leaves_out_pauses(tiny, tmp_path, monkeypatch):
     now = [0.0]
-    watch = StopWatch(lambda: now[0])
-    watch.start(10)
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    progress = TrainingProgress(1, enabled=False)
+    first, second = (MetricsRecorder(tiny, RunFolder(tmp_path), OneProcess(), progress) for _ in range(2))
+    first.add(torch.tensor(1.0), torch.tensor(4.0))
+    second.sums = second.sums.new_tensor(first.sums.tolist())
     now[0] = 2.0
-    with watch.paused():
+    with second.paused():
         now[0] = 100.0
     now[0] = 101.0
-    assert watch.lap(13) == (3.0, 3)
-
-
-def test_a_line_says_where_the_run_is(capsys):
-    metrics = {"step": 50, "loss": 0.5, "gradient_norm": 0.25, "images_per_second": 640.0, "seconds_per_step": 0.1}
-    clock = iter([0.0, 5.0, 5.0]).__next__
-    TrainingProgress(100, enabled=True, clock=clock).record(metrics)
-    assert capsys.readouterr().err == "step 50/100  loss (ε) 0.5000  gradient 0.25  640 images/s  0:00:05 left\n"
-    TrainingProgress(100, enabled=False).record(metrics)
-    assert capsys.readouterr() == ("", "")
+    second.add(torch.tensor(3.0), torch.tensor(2.0))
+    weights = nn.Linear(1, 1)
+    state: Any = SimpleNamespace(step=3, seconds=1.0, accelerator=SimpleNamespace(scaler=None))
+    state.ema, state.optimizer = Ema(weights, tiny.optimizer), torch.optim.SGD(weights.parameters(), lr=0.5)
+    found = second.record(state, epoch=0.5)
+    assert (found["loss"], found["gradient_norm"], found["gradient_norm_max"]) == (2.0, 3.0, 4.0)
+    assert (found["seconds"], found["seconds_per_step"], found["learning_rate"]) == (4.0, 1.0, 0.5)
 
 
 def test_a_line_shows_the_held_out_loss_of_its_own_step(full_tiny, tmp_path, capsys):
     train(full_tiny, tmp_path / "run")
-    shown = re.findall(r"step (\d+)/12  .*held-out \(ε\) ([\d.]+)", capsys.readouterr().err)
+    shown = re.findall(r"step (\d+)/12  .*in ε: training [\d.]+, held-out ([\d.]+)", capsys.readouterr().err)
     lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
     measured = {line["step"]: f"{line['held_out_loss']:.4f}" for line in lines if "held_out_loss" in line}
     assert list(measured) == [5, 10, 12]
     assert shown == [(str(step), measured[at]) for step, at in ((6, 5), (8, 5), (10, 10), (12, 12))]
 
 
-def test_durations():
-    assert duration(3725) == "1:02:05"
-    assert duration(200_000) == "2 days 7:33:20"
-
-
 def test_training_says_its_lines_in_a_pipe(capsys):
     now = [100.0]
     progress = TrainingProgress(10, enabled=True, clock=lambda: now[0])
-    progress.say("continuing")
-    progress.start(3)
+    progress.begin_at(3)
     now[0] += 4.0  # 2 seconds a step, whatever was done in them
     progress.record({"step": 5, "loss": 1, "gradient_norm": 2, "images_per_second": 3.14, "seconds_per_step": 1})
-    progress.held_out = 0.5
+    progress.errors = {"trained_on_loss": 0.4, "held_out_loss": 0.5}
     progress.record({"step": 5, "loss": 1, "gradient_norm": 2, "images_per_second": 31.4, "seconds_per_step": 1})
     progress.close()
     assert capsys.readouterr().err.splitlines() == [
-        "continuing",
         "step 5/10  loss (ε) 1.0000  gradient 2  3.1 images/s  0:00:10 left",
-        "step 5/10  loss (ε) 1.0000  held-out (ε) 0.5000  gradient 2  31 images/s  0:00:10 left",
+        "step 5/10  loss (ε) 1.0000  in ε: training 0.4000, held-out 0.5000  gradient 2  31 images/s  0:00:10 left",
     ]
 
 

@@ -5,11 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from scalelong.cli import main
-from scalelong.config import RECIPES, HardwareConfig, TrainConfig, load_config, recipe
+from scalelong.config import HardwareConfig, load_config
 from scalelong.data import load_data
 from scalelong.runs import build_model, shape_of
-from scalelong.training import precision, train
+from scalelong.training import hardware as precision, train
 
 AUTO = HardwareConfig(cpu=True)
 
@@ -42,15 +41,6 @@ def test_what_is_faster_is_taken_and_kept(tiny, tmp_path, final_state, gain, mea
     assert all(torch.equal(value, told[name]) for name, value in found.items())
 
 
-def test_a_folder_of_earlier_versions_keeps_its_float32(tiny, tmp_path, gain):
-    train(replace(tiny, steps=4), tmp_path / "run")
-    path = tmp_path / "run" / "config.yaml"
-    path.write_text(path.read_text().replace("precision: fp32", "precision: 'no'"))
-    gain(2.0)
-    assert train(replace(tiny, hardware=AUTO, steps=6), tmp_path / "run").step == 6
-    assert load_config(path).hardware.precision == "fp32"
-
-
 def test_what_the_launcher_was_told_is_recorded(tiny, tmp_path, gain, monkeypatch):
     gain(0.5)
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
@@ -69,19 +59,6 @@ def test_measuring_leaves_the_network_and_random_numbers_alone(tiny, monkeypatch
     assert all(parameter.grad is None for parameter in model.parameters())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), random)
-
-
-def test_only_the_recipes_of_the_paper_have_a_precision_of_their_own():
-    assert TrainConfig().hardware.precision == "auto"
-    assert {name for name in RECIPES if recipe(name).hardware.precision == "auto"} == {
-        name for name in RECIPES if name.endswith("-tiny")
-    }
-
-
-def test_the_dry_run_says_what_is_taken(gain, capsys):
-    gain(2.0)
-    assert main(["train", "--recipe", "digits-tiny", "--cpu", "--dry-run"]) == 0
-    assert "precision    bf16 (auto" in capsys.readouterr().out
 
 
 def test_the_switches_of_nvidia_gpus_hold_while_a_run_trains(tiny, tmp_path):

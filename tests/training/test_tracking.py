@@ -13,7 +13,7 @@ from scalelong.config import LoggingConfig, TrainConfig, load_config
 from scalelong.runs import RunFolder
 from scalelong.runs.folder import COMMAND_VARIABLE, this_command
 from scalelong.training import train
-from scalelong.training.tracking import Recorder, TrainingProgress
+from scalelong.training.recording import MetricsRecorder, TrainingProgress
 
 
 class FakeTracker:
@@ -41,6 +41,7 @@ class FakeAccelerator:
     """Notes with which project each tracker was opened, as accelerate would do."""
 
     is_main_process = True
+    device = torch.device("cpu")
 
     def __init__(self, *names: str) -> None:
         self.log_with: list[str] = list(names)
@@ -57,24 +58,24 @@ class FakeAccelerator:
             self.started.append(tracker.name)
 
 
-def recorder(accelerator: FakeAccelerator, tmp_path) -> Recorder:
+def recorder(accelerator: FakeAccelerator, tmp_path) -> MetricsRecorder:
     (tmp_path / "my-run").mkdir(exist_ok=True)
     config = TrainConfig(logging=LoggingConfig(trackers=tuple(accelerator.log_with)))
-    return Recorder(config, RunFolder(tmp_path / "my-run"), accelerator, TrainingProgress(1, enabled=False))
+    return MetricsRecorder(config, RunFolder(tmp_path / "my-run"), accelerator, TrainingProgress(1, enabled=False))
 
 
 def test_every_tracker_has_its_own_project(tmp_path):
     accelerator = FakeAccelerator("tensorboard", "wandb", "mlflow")
-    recorder(accelerator, tmp_path).start(7)
+    recorder(accelerator, tmp_path).open_trackers(7)
     assert accelerator.opened["tensorboard"] == ("tensorboard", None, {"purge_step": 8})
     project, settings, options = accelerator.opened["wandb"]
     known = (tmp_path / "my-run" / "tracker_id.txt").read_text()
     assert (project, options) == ("scalelong", {"name": "my-run", "id": known, "resume": "allow"})
     again = FakeAccelerator("wandb")
-    recorder(again, tmp_path).start(9)
+    recorder(again, tmp_path).open_trackers(9)
     assert again.opened["wandb"][2]["id"] == known, "a run that continues is the same run there"
     continued = FakeAccelerator("mlflow", "trackio")
-    recorder(continued, tmp_path).start(9)
+    recorder(continued, tmp_path).open_trackers(9)
     # MLflow gives ids, and refuses parameters that differ; trackio knows runs by their names.
     assert continued.opened["mlflow"][1:] == (None, {"run_id": "id-of-mlflow"})
     assert continued.opened["trackio"][2] == {"name": f"my-run-{known[:6]}", "resume": "allow"}
@@ -89,7 +90,7 @@ def test_every_tracker_has_its_own_project(tmp_path):
 def test_grids_go_to_every_tracker_that_shows_images(tmp_path):
     accelerator = FakeAccelerator("tensorboard", "wandb", "clearml", "comet_ml")
     writes = recorder(accelerator, tmp_path)
-    writes.start(0)
+    writes.open_trackers(0)
     grid = torch.randint(0, 256, (3, 6, 4), dtype=torch.uint8)
     writes.images(5, grid)
     tensorboard, wandb, clearml, comet = (tracker.shown for tracker in accelerator.trackers)
@@ -101,26 +102,13 @@ def test_grids_go_to_every_tracker_that_shows_images(tmp_path):
     assert comet == []
 
 
-def test_projects_can_be_chosen_as_users_of_the_trackers_do(tmp_path, monkeypatch):
-    monkeypatch.setenv("WANDB_PROJECT", "mine")
-    accelerator = FakeAccelerator("wandb", "trackio")
-    recorder(accelerator, tmp_path).start(0)
-    assert [accelerator.opened[name][0] for name in ("wandb", "trackio")] == ["mine", "scalelong"]
-
-
 def test_alarms_reach_the_trackers(tmp_path):
     accelerator = FakeAccelerator("tensorboard", "comet_ml")
     writes = recorder(accelerator, tmp_path)
-    writes.start(0)
+    writes.open_trackers(0)
     writes.alert(12, "collapse", "the loss is back at 1")
     assert accelerator.trackers[0].alerts == [("alarms", "the loss is back at 1", 12)]
     assert accelerator.trackers[1].alerts == []
-
-
-def test_no_trackers_at_all(tmp_path):
-    accelerator = FakeAccelerator()
-    recorder(accelerator, tmp_path).start(0)
-    assert accelerator.opened == {}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Start and rates of μP, and κ and branch factors as what they are to Adam: other starts, rates, decays and ε."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from scalelong import InvalidConfigError, UViT, fold_
-from scalelong.errors import NotFreshError
+from scalelong.errors import AlreadyScaledError
 from scalelong.models.uvit import SkipMerge
 from scalelong.mup import parameter_groups, start_
 
@@ -49,26 +48,16 @@ def apart(first: list[Tensor], second: list[Tensor]) -> float:
 
 def test_groups_of_a_wide_network():
     model = uvit(32)
+    model.patch_embedding.requires_grad_(False)
     plain, scaled = parameter_groups(model, base=16, lr=8e-3, weight_decay=0.03)
     assert (plain["lr"], plain["weight_decay"]) == (8e-3, 0.03)
     assert "lr_scale" not in plain
     assert (scaled["lr"], scaled["weight_decay"], scaled["lr_scale"]) == (4e-3, 0.06, 0.5)
     listed = [id(parameter) for group in (plain, scaled) for parameter in group["params"]]
-    assert sorted(listed) == sorted(map(id, model.parameters()))
+    assert sorted(listed) == sorted(id(parameter) for parameter in model.parameters() if parameter.requires_grad)
     assert any(parameter is model.to_patches.weight for parameter in scaled["params"])
     assert any(parameter is model.position_embedding.weight for parameter in plain["params"])
-
-
-def test_frozen_parameters_are_in_no_group():
-    model = uvit(32)
-    model.patch_embedding.requires_grad_(False)
-    frozen = {id(parameter) for parameter in model.patch_embedding.parameters()}
-    groups = parameter_groups(model, base=16, lr=1e-3)
-    assert not frozen & {id(parameter) for group in groups for parameter in group["params"]}
-
-
-def test_schedulers_of_torch_keep_the_factors():
-    optimizer = torch.optim.AdamW(parameter_groups(uvit(32), base=16, lr=8e-3))
+    optimizer = torch.optim.AdamW([plain, scaled])
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
     optimizer.step()
     scheduler.step()
@@ -86,28 +75,6 @@ def test_at_the_base_a_run_is_the_standard_one_to_the_last_bit():
     assert all(torch.equal(a, b) for a, b in zip(standard.parameters(), model.parameters(), strict=True))
 
 
-def test_a_run_is_that_of_mup_with_a_multiplier_in_its_output_layer():
-    mup = pytest.importorskip("mup", reason="the oracle is not installed (pip install --no-deps mup)")
-    ours, theirs = uvit(32).double(), uvit(32).double()
-    start_(ours, base=16)
-    plain, scaled = parameter_groups(ours, base=16, lr=1e-2, weight_decay=0.03)
-    hidden = [parameter for parameter in scaled["params"] if parameter is not ours.to_patches.weight]
-    # Its gradients are m times those of a layer that is followed by a multiplier of 1/m.
-    output = {**scaled, "params": [ours.to_patches.weight], "eps": 2e-8}
-    first = train(ours, torch.optim.AdamW([plain, {**scaled, "params": hidden}, output], **ADAMW), 20)
-
-    def with_readout(model: UViT) -> UViT:
-        layer = model.to_patches
-        model.to_patches = mup.MuReadout(layer.in_features, layer.out_features).to(layer.weight)
-        model.to_patches.load_state_dict(layer.state_dict())
-        return model
-
-    with_readout(theirs)
-    mup.set_base_shapes(theirs, with_readout(uvit(16)), delta=with_readout(uvit(24)))
-    second = train(theirs, mup.MuAdamW(theirs.parameters(), **ADAMW), 20)
-    assert apart(first, second) < 1e-12
-
-
 # The start
 
 
@@ -122,12 +89,7 @@ def test_starts_of_the_output(start, factor):
         assert torch.equal(weight, expected), name
     assert report.factors == ({} if factor == 1 else {"to_patches.weight": factor})
     assert str(start) in str(report)
-
-
-def test_a_second_start_raises():
-    model = uvit(32)
-    start_(model, base=16)
-    with pytest.raises(NotFreshError, match="started for μP before"):
+    with pytest.raises(AlreadyScaledError, match="started for μP before"):
         start_(model, base=16)
 
 
@@ -136,12 +98,8 @@ def test_at_the_base_an_output_multiplier_still_acts():
     assert start_(model, base=16, output_start=0.5).factors == {"to_patches.weight": 0.5}
     with pytest.raises(InvalidConfigError, match="none is known"):
         start_(uvit(16), base=uvit(16), output_start="zero")
-
-
-@pytest.mark.parametrize("start", ["half", -1, math.inf, True, None])
-def test_starts_that_are_none(start):
     with pytest.raises(InvalidConfigError, match="`output_start` must be one of strict, unit, zero or a number"):
-        start_(uvit(32), base=16, output_start=start)
+        start_(uvit(32), base=16, output_start=-1)
 
 
 def test_a_constant_deviation_becomes_that_of_the_base():
@@ -172,11 +130,11 @@ def mlp(width: int, deviation: float | str | None = None) -> nn.Module:
 
 
 def test_how_weights_are_drawn_is_seen_from_them():
-    shapes = {name: tuple(value.shape) for name, value in mlp(64).named_parameters()}
+    shapes = lambda: mlp(64)  # noqa: E731, on the meta device: without values
     assert start_(mlp(256), base=shapes).init == "fan-in"  # torch's own
     assert start_(mlp(256, "fan-in"), base=mlp(64, "fan-in")).init == "fan-in"
     assert start_(mlp(256, 0.02), base=mlp(64, 0.02)).init == "constant"
-    with pytest.raises(InvalidConfigError, match="cannot be told from them: pass init='fan-in'"):
+    with pytest.raises(InvalidConfigError, match="is not clear from them: pass init='fan-in'"):
         start_(mlp(256, 0.02), base=shapes)
     assert start_(mlp(256, 0.02), base=shapes, init="constant").factors["3.weight"] == 0.25
 
@@ -233,10 +191,7 @@ def test_cs_is_another_start_rate_decay_and_epsilon():
     assert runs_with_kappa(ALL) < 1e-14
     assert 1e-10 < runs_with_kappa(("start", "rate", "decay")) < 1e-5
     assert 1e-6 < runs_with_kappa(("start", "rate", "eps")) < 1e-2
-
-
-def test_clipping_by_the_global_norm_ends_the_equality():
-    assert runs_with_kappa(ALL, clip=0.1) > 1e-4
+    assert runs_with_kappa(ALL, clip=0.1) > 1e-4  # a global norm sees κ
 
 
 def test_folding_before_training_is_another_run():
@@ -245,12 +200,3 @@ def test_folding_before_training_is_another_run():
     first, second = (train(model, torch.optim.AdamW(model.parameters(), **ADAMW), 30) for model in (attached, folded))
     assert apart(first[:1], second[:1]) < 1e-14  # the function is the same, the rate of the skip half is not
     assert apart(first, second) > 1e-3
-
-
-def test_scaled_branches_are_another_start_rate_decay_and_epsilon():
-    """`residual_scaling`, the branch factor of depth-μP, in the form of groups."""
-    names = ("attention.out.weight", "attention.out.bias", "mlp.reduce.weight", "mlp.reduce.bias")
-    scaled, plain = uvit(16, residual_scaling=0.25).double(), uvit(16).double()
-    first = train(scaled, torch.optim.AdamW(scaled.parameters(), **ADAMW), 30)
-    groups = scaled_groups(plain, lambda name: 0.25 if name.endswith(names) else 1.0, ALL)
-    assert apart(first, train(plain, torch.optim.AdamW(groups, **ADAMW), 30)) < 1e-14

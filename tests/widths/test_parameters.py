@@ -1,4 +1,4 @@
-"""What parameters are to μP: by module and shape, against the package `mup` where it is installed."""
+"""What parameters are to μP: by module and shape."""
 
 from typing import Any
 
@@ -48,41 +48,12 @@ def test_kinds_of_uvit(family):
     assert found["position_embedding.weight"].kind == found["patch_embedding.weight"].kind == "input"
     assert found["to_patches.weight"] == Kind("output", 2.0)
     assert found["final_conv.weight"].kind == "finite"
-
-
-def test_counts_of_the_derivation_table():
-    assert kinds(uvit(64), base=32).counts() == {"input": 2, "hidden": 22, "output": 1, "vector": 40, "finite": 3}
-
-
-def test_a_class_embedding_is_an_input_although_it_has_the_shape_of_an_output():
-    found = kinds(uvit(64, **ALL), base=32)
-    assert found["class_embedding.weight"].kind == found["context_embedding.weight"].kind == "input"
-    assert found["time_embedding.0.weight"] == Kind("hidden", 2.0)
-
-
-def test_gates_by_channel_are_hidden_and_by_token_finite():
-    channel, token = (kinds(FAMILIES[f"{name} gates"](64), base=32) for name in ("channel", "token"))
-    name = "skip_scaling.networks.0.{}.weight"
-    assert channel[name.format("reduce")] == channel[name.format("expand")] == Kind("hidden", 2.0)
-    assert token[name.format("reduce")].kind == token[name.format("expand")].kind == "finite"
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_kinds_agree_with_mup(family):
-    mup = pytest.importorskip("mup", reason="the oracle is not installed (pip install --no-deps mup)")
-    model = FAMILIES[family](64)
-    found = kinds(model, base=32)
-    with torch.device("meta"):
-        base, delta = FAMILIES[family](32), FAMILIES[family](48)
-    mup.set_base_shapes(model, base, delta=delta, rescale_params=False, do_assert=False)
-    parameter: Any
-    for name, parameter in model.named_parameters():
-        infinite, kind = parameter.infshape.ninf(), found[name].kind
-        expected = {"hidden": 2, "input": 1, "output": 1, "vector": 1, "finite": 0}[kind]
-        assert infinite == expected, name
-        if kind == "hidden":
-            assert parameter.infshape.width_mult() == found[name].m
-    # With classes there are two of these, and shapes do not tell which is an output.
+    if family == "conditions":  # a class embedding has the shape of an output
+        assert found["class_embedding.weight"].kind == found["context_embedding.weight"].kind == "input"
+        assert found["time_embedding.0.weight"] == Kind("hidden", 2.0)
+    if "gates" in family:
+        gates = {kind.kind for name, kind in found.items() if "networks" in name and name.endswith("weight")}
+        assert gates == {"hidden" if family == "channel gates" else "finite"}
 
 
 def test_a_unet_is_rebuilt_from_its_configuration():
@@ -111,12 +82,6 @@ def test_a_conditional_unet_holds_the_size_of_its_heads():
     held = UNet2DConditionModel(block_out_channels=(8, 16), attention_head_dim=4, **values)
     with pytest.raises(InvalidConfigError, match="holds the size of a head"):
         kinds(model, base=held)
-    assert kinds(model, base=held, attention="rescaled").counts() == found.counts()
-
-
-def test_one_head_that_grows_is_refused():
-    with pytest.raises(InvalidConfigError, match=r"heads of .* have a size of 32, and of 16 in the base"):
-        kinds(unet(16, attention_head_dim=None), base=8)
 
 
 def test_a_unet_that_was_scaled_from_outside():
@@ -137,26 +102,22 @@ class Parts(nn.Module):
         super().__init__()
         self.up = nn.ConvTranspose2d(n, 5, 2)
         self.depthwise = nn.Conv2d(n, n, 3, groups=n)
-        self.depthwise_up = nn.ConvTranspose2d(n, n, 2, groups=n)
         self.attention = nn.MultiheadAttention(n, n // 8, kdim=6, vdim=n)
         self.recurrent = nn.GRU(3, n)
-        self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(n, n))
         self.positions = nn.Parameter(torch.zeros(1, 7, n))
         self.scale = nn.Parameter(torch.zeros(1, n, 1, 1))
         self.mix = nn.Parameter(torch.zeros(n, n))
 
 
 def test_kinds_go_by_the_module():
-    for base in (Parts(16), lambda: Parts(16), {name: p.shape for name, p in Parts(16).named_parameters()}):
+    for base in (Parts(16), lambda: Parts(16)):
         found = kinds(Parts(32), base=base)
         assert found["up.weight"] == Kind("output", 2.0)  # (in, out, k, k)
-        assert found["depthwise.weight"].kind == found["depthwise_up.weight"].kind == "input"
+        assert found["depthwise.weight"].kind == "input"
         assert found["attention.q_proj_weight"] == found["attention.v_proj_weight"] == Kind("hidden", 2.0)
         assert found["attention.k_proj_weight"].kind == "input"
         assert found["recurrent.weight_ih_l0"].kind == "input"
         assert found["recurrent.weight_hh_l0"] == Kind("hidden", 2.0)
-        assert found["normed.parametrizations.weight.original0"].kind == "vector"
-        assert found["normed.parametrizations.weight.original1"] == Kind("hidden", 2.0)
         assert found["positions"].kind == "input"
         assert found["scale"].kind == "vector"
         assert found["mix"] == Kind("hidden", 2.0)
@@ -167,6 +128,7 @@ class Unclear(nn.Module):
         super().__init__()
         self.table = nn.Parameter(torch.zeros(9, n))
         self.cube = nn.Parameter(torch.zeros(n, n, n))
+        self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(n, n))
         self.main, self.skip = nn.Linear(3, n), nn.Linear(3, skip)
         self.merge = nn.Linear(n + skip, n)
         self.tokens = nn.Embedding(11, n)
@@ -178,10 +140,11 @@ def test_what_cannot_be_told_raises_by_name_and_can_be_named():
     model, base = Unclear(32, 64), Unclear(16, 16)
     with pytest.raises(UnclearParameterError) as error:
         kinds(model, base=base)
-    for name in ("table", "cube", "merge.weight", "tokens.weight (11, 32): it is tied, input as tokens"):
+    for name in ("table", "cube", "normed.", "merge.weight", "tokens.weight (11, 32): it is tied, input as tokens"):
         assert name in str(error.value)
     assert "skip.weight" not in str(error.value)
     named: Any = {"table": "input", "cube": Kind("hidden", m=4.0), "merge.*": "hidden", "tokens.*": "output"}
+    named |= {"normed.*.original0": "vector", "normed.*.original1": "hidden"}
     found = kinds(model, base=base, kinds=named)
     assert found["merge.weight"] == Kind("hidden", 3.0)
     assert found["cube"].m == 4.0

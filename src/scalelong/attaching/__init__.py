@@ -1,11 +1,12 @@
 """Scale the long skips of a model: attach a scaling by a plan, verify it, save it, fold it, take it off.
 
 actions, attach           what is done at a merge, and one class per kind of place
-invocations, rewriting    scaling inside a function: what the new code calls, and the code exchanged
+rewriting                 scaling inside a function: the code exchanged for one module, and what it calls
 host                      one protocol for models that scale their skips themselves and for all others
+merging                   `merge(x, skip, i)`: merges that the author of a model names himself
 record, saving            the scaling in state dicts and in files
-reruns, verify            forwards compared: is it right?
-fold, start               constants in the weights, after training or before
+verify                    forwards compared: is it right?
+fold                      constants in the weights, after training or before
 api                       scale, unscale, coefficients
 tune                      coefficients after training
 """
@@ -26,18 +27,24 @@ from .attach import (
 )
 from .fold import (
     FoldReport as FoldReport,
+    SkipStart as SkipStart,
+    UnfoldableSkipsError as UnfoldableSkipsError,
     fold_ as fold_,
+    start_skips_ as start_skips_,
 )
 from .host import (
     Host as Host,
     NativeHost as NativeHost,
     host_of as host_of,
-    is_scaled_host as is_scaled_host,
     scaled_host_of as scaled_host_of,
+)
+from .merging import (
+    merge as merge,
 )
 from .record import (
     KEY as KEY,
-    decode as decode,
+    LOAD_WITH as LOAD_WITH,
+    decode_record as decode_record,
     encode as encode,
     spelled as spelled,
     without_records as without_records,
@@ -46,13 +53,6 @@ from .saving import (
     load_scaling_ as load_scaling_,
     save_scaling as save_scaling,
     saved_scalings as saved_scalings,
-)
-from .start import (
-    SkipStart as SkipStart,
-    StartReport as StartReport,
-    UnfoldableSkipsError as UnfoldableSkipsError,
-    start_merges_ as start_merges_,
-    start_skips_ as start_skips_,
 )
 from .tune import (
     BLOCKS as BLOCKS,

@@ -1,17 +1,26 @@
-"""What is done at a merge: an operand is scaled, whole or as a slice. The hooks that do it, and the count of them."""
+"""What is done at a merge, and the count of it.
+
+    Edit             one operand of one merge: multiply it by a constant, or do what the method says
+    Action           all edits of one tensor; hooks and rewritten functions call it
+    ForwardCounter   every edit must act once in each forward of the model, else the forward raises
+    Attached         what a scaled model remembers
+
+Plain objects, so that copies and pickles of a model keep them.
+"""
 
 import copy
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import SkipMismatchError
+from ..finding import Attachment, LongSkip, SkipPlan
 from ..scaling import SkipScaling
 from ..tracing import TreePath
 
@@ -19,18 +28,41 @@ AGAIN = (
     "The plan holds for the path that it was made with: unscale_ the model and scale it with example_inputs like these"
 )
 
+REWRITES = "_scalelong_rewrites"
+"""The attribute of a module that holds its rewritten functions."""
 
-def running_backward() -> int:
-    """The backward that is running, or -1: what is called inside it computes again what a forward has computed."""
-    return torch._C._current_graph_task_id()
+Operand = Literal["skip", "main", "merged"]
+"""What is changed: one operand of the merge, or the concatenation of both."""
+IN_WORDS: dict[Operand, str] = {"skip": "", "main": "the main path of ", "merged": "the concatenation of "}
 
 
-# What the edits of a model do in a thread.
+@dataclass(frozen=True)
+class Edit:
+    """One operand of one merge, and its factor; None: the method computes it."""
+
+    skip: LongSkip
+    attachment: Attachment
+    factor: float | None
+    operand: Operand = "skip"
+    after_norm: bool = False
+
+    @property
+    def label(self) -> str:
+        return f"{IN_WORDS[self.operand]}long skip {self.skip.index} ({self.skip.ends})"
+
+    def scaled(self, tensor: Tensor, scaling: SkipScaling) -> Tensor:
+        """The operand as the method changes it."""
+        if self.factor is not None:
+            return tensor * self.factor
+        index = self.skip.index
+        if self.operand == "merged":
+            return scaling.scale_merged(tensor, index, self.attachment.start)
+        return scaling.scale_main(tensor, index) if self.operand == "main" else scaling.scale(tensor, index)
 
 
 @dataclass(frozen=True)
 class Mode:
-    """The edits scale as their method says (`REAL`), do nothing (`OFF`), or multiply by constants, by slot."""
+    """What edits do: what their method says (`REAL`), nothing (`OFF`), or a multiplication by constants, by slot."""
 
     is_off: bool = False
     constants: dict[int, float] | None = None
@@ -41,11 +73,26 @@ class Mode:
 REAL, OFF, UNSEEN = Mode(), Mode(is_off=True), Mode(unseen=True)
 
 
-class ScalingSwitch:
-    """The mode of a scaled model. Each thread has its own; compiled code always scales."""
+def running_backward() -> int:
+    """The backward that is running, or -1: what is called inside it computes again what a forward has computed."""
+    return torch._C._current_graph_task_id()
 
-    def __init__(self) -> None:
+
+class ForwardCounter:
+    """The mode of a scaled model, and how often each edit has acted in the forward that is running.
+
+    Each thread has its own. Compiled code always scales. Outside of a forward of the model nothing is counted: a block
+    may be called by itself, or activation checkpointing computes it again.
+    """
+
+    def __init__(self, labels: Sequence[str] = (), repeats: int = 1) -> None:
+        self.labels = list(labels)
+        """One for each edit; the position is its slot."""
+        self.repeats = repeats
+        """How often each edit acts in one forward; 0 if the model names its merges, each as often as it likes."""
         self._thread = threading.local()
+        self._traced: list[int] = []
+        self._compiled = False
 
     @property
     def mode(self) -> Mode:
@@ -53,50 +100,31 @@ class ScalingSwitch:
 
     @contextmanager
     def set_to(self, mode: Mode) -> Iterator[None]:
-        before = self.mode
-        self._thread.mode = mode
+        before, self._thread.mode = self.mode, mode
         try:
             yield
         finally:
             self._thread.mode = before
 
-    def __reduce__(self) -> Any:
-        return ScalingSwitch, ()
-
-
-# Every edit must act once in each forward of the model. A skip that is bypassed or scaled twice is an error.
-
-
-class ForwardCounter:
-    """How often each edit has acted in the forward that is running. Each thread has its own, as it has its own forward.
-
-    Outside of a forward of the model nothing is counted: a block may be called by itself, or activation checkpointing
-    computes it again.
-    """
-
-    def __init__(self, labels: Sequence[str], repeats: int, switch: ScalingSwitch) -> None:
-        self.labels = list(labels)
-        self.repeats, self.switch = repeats, switch
-        self.after: dict[int, str | None] = {}
-        """The last of the modules with an `OrderHook` before each edit, by slot, as it was when verified."""
-        self._forwards = threading.local()
-        self._traced: list[int] = []
-        self._compiled = False
+    @property
+    def gates(self) -> SkipScaling | None:
+        """The gates of the replica that this thread runs, if it runs one."""
+        return None if torch.compiler.is_compiling() else getattr(self._thread, "gates", None)
 
     def add(self, label: str) -> int:
         """One more slot."""
         self.labels.append(label)
         return len(self.labels) - 1
 
-    def begin(self) -> None:
+    def begin(self, gates: SkipScaling | None = None) -> None:
         if torch.compiler.is_compiling():
             self._traced = [0] * len(self.labels)
             return
+        self._thread.gates = gates
         running = self._running()
         if len(running) > 32:  # forwards that ended with an exception
             running.clear()
         running.append((running_backward(), [0] * len(self.labels)))
-        self._forwards.last = None
 
     def count(self, slots: Sequence[int]) -> None:
         if torch.compiler.is_compiling():
@@ -110,42 +138,10 @@ class ForwardCounter:
             if not running or running[-1][0] != running_backward():
                 return
             counts = running[-1][1]
-            if self.after:
-                self._require_place(slots)
-            learned = getattr(self._forwards, "learned", None)
-            if learned is not None:
-                learned.update(dict.fromkeys(slots, self._forwards.last))
         for slot in slots:
             counts[slot] += 1
             if counts[slot] > self.repeats == 1:
                 raise SkipMismatchError(f"{self.labels[slot]} is reached a second time in one forward. {AGAIN}")
-
-    def _require_place(self, slots: Sequence[int]) -> None:
-        """An expression in a loop merges a different skip each time: the layer before it tells which."""
-        last = self._forwards.last
-        for slot in slots:
-            if self.after.get(slot, last) != last:
-                raise SkipMismatchError(
-                    f"{self.labels[slot]} is merged after {last or 'no layer'} in this forward, and was after "
-                    f"{self.after[slot] or 'no layer'}: the model takes its skips in another order, or not all. "
-                    f"{AGAIN}"
-                )
-
-    def note(self, module: str) -> None:
-        """A module with an `OrderHook` has run."""
-        self._forwards.last = module
-
-    @contextmanager
-    def learning(self) -> Iterator[None]:
-        """Note what the edits run after."""
-        self.after = {}
-        learned: dict[int, str | None] = {}
-        self._forwards.learned = learned
-        try:
-            yield
-        finally:
-            self._forwards.learned = None
-        self.after = learned
 
     def end(self) -> None:
         if torch.compiler.is_compiling():
@@ -153,225 +149,164 @@ class ForwardCounter:
         else:
             running = self._running()
             counts = running.pop()[1] if running else []
-        if self.switch.mode.is_off:
+        if self.mode.is_off:
             return
         # A network that runs several times may do so as often as it likes, but then with all of its skips.
         wanted = max(counts, default=0) if self.repeats > 1 else 1
         for label, count in zip(self.labels, counts, strict=False):
-            if count != max(wanted, 1) and not self._compiled:
+            fits = count == max(wanted, 1) if self.repeats else count > 0
+            if not fits and not self._compiled:
                 raise SkipMismatchError(
                     f"{label} was reached {count} times in this forward instead of {max(wanted, 1)}: the model took "
                     f"another path, or a layer, its forward or its hooks were replaced. {AGAIN}"
                 )
 
     def _running(self) -> list[tuple[int, list[int]]]:
-        forwards = self._forwards
-        if not hasattr(forwards, "counts"):
-            forwards.counts = []
-        return forwards.counts
+        if not hasattr(self._thread, "counts"):
+            self._thread.counts = []
+        return self._thread.counts
+
+    def __reduce__(self) -> Any:
+        return ForwardCounter, (self.labels, self.repeats)
+
+
+@dataclass
+class Attached:
+    """What a scaled model remembers."""
+
+    plan: SkipPlan
+    scaling: SkipScaling
+    folded: set[int] = field(default_factory=set)
+    """The skips whose constants are in the weights already."""
+    adapted: bool = False
+    """Whether PEFT was seen on the model."""
+    inputs: Any = None
+    """What the inputs looked like that it was verified with (`verify.remembered`). Pickles leave them out."""
+    counter: ForwardCounter = field(default_factory=ForwardCounter)
+    edits: list[Edit] = field(default_factory=list)
+    """What is changed, in the order of the slots of the counter."""
+    registered: nn.Module | None = None
+    """While it is detached: what stood for the gates in the model, which PEFT may have wrapped or copied."""
+    structure: list[tuple[nn.Module, str, nn.Module]] = field(default_factory=list)
+    """The modules that were changed and those around them: (parent, name, child)."""
+
+    @contextmanager
+    def paused(self, host: nn.Module) -> Iterator[None]:
+        """The model without its scaling. Rewritten methods are taken off, so that the source of the model is seen."""
+        rewritten = [(module, module.__dict__[REWRITES]) for module in host.modules() if REWRITES in module.__dict__]
+        for module, rewrites in rewritten:
+            rewrites.take_off(module)
+        try:
+            with self.counter.set_to(OFF):
+                yield
+        finally:
+            for module, rewrites in rewritten:
+                rewrites.put_on(module)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"labels": self.labels, "repeats": self.repeats, "after": self.after, "switch": self.switch}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["labels"], state["repeats"], state["switch"])
-        self.after = dict(state["after"])
-
-
-# What happens to a tensor on its way into a merge. Plain objects, so that copies and pickles of a model keep them.
+        return {**self.__dict__, "inputs": None}
 
 
 class Action:
-    """Checks that the tensor is the planned one: the plan holds for the path that was traced, and for no other."""
+    """All edits of one tensor: the operand itself, or the operands as slices of a concatenation.
 
-    def __init__(self, label: str, axis: int, channels: int) -> None:
-        self.label, self.axis, self.channels = label, axis, channels
-        self.counter: ForwardCounter | None = None
-        self.slots: tuple[int, ...] = ()
+    It checks that the tensor is the planned one: the plan holds for the path that was traced, and for no other.
+    """
+
+    def __init__(self, edits: list[tuple[int, Edit]], state: Attached) -> None:
+        self.slots = tuple(slot for slot, _ in edits)
+        self.edits = [edit for _, edit in edits]
+        self.state = state
+        first = self.edits[0]
+        self.label, self.axis, self.channels = first.label, first.attachment.axis, first.attachment.channels
+        self.is_whole = first.operand == "merged" or not first.attachment.is_slice
+        self.factors = [edit.factor for edit in self.edits if edit.factor is not None]
+        self._vectors: dict[Any, Tensor] = {}
 
     def __call__(self, tensor: Tensor) -> Tensor:
         if not isinstance(tensor, Tensor):
             raise SkipMismatchError(f"{self.label}: expected a tensor, found {type(tensor).__name__}")
-        # While torch.jit traces, sizes are tensors.
-        fits = torch._C._get_tracing_state() is not None or (
-            tensor.dim() > self.axis and tensor.shape[self.axis] == self.channels
-        )
-        if not fits:
+        jit = torch._C._get_tracing_state() is not None  # then sizes are tensors
+        if not jit and (tensor.dim() <= self.axis or tensor.shape[self.axis] != self.channels):
             raise SkipMismatchError(
                 f"{self.label}: expected {self.channels} channels on axis {self.axis}, found the shape "
                 f"{tuple(tensor.shape)}. {AGAIN}"
             )
-        if self.counter is not None:
-            self.counter.count(self.slots)
-            mode = self.counter.switch.mode
-            if mode.constants is not None:
-                return self.stand_in(tensor, [mode.constants.get(slot, 1.0) for slot in self.slots])
-            if mode.unseen:
-                with _disable_current_modes():
-                    return self.apply(tensor)
-        return self.apply(tensor)
+        counter = self.state.counter
+        counter.count(self.slots)
+        mode = counter.mode
+        if mode.constants is not None:
+            return self._times(tensor, [mode.constants.get(slot, 1.0) for slot in self.slots])
+        if self.factors:
+            return self._times(tensor, self.factors)
+        # Gates ask for the scaling each time: PEFT trains a copy of it, and replicas have their own.
+        scaling = counter.gates or self.state.scaling
+        if not mode.unseen:
+            return self._gated(tensor, scaling)
+        with _disable_current_modes():
+            return self._gated(tensor, scaling)
 
-    def apply(self, tensor: Tensor) -> Tensor:
-        raise NotImplementedError
+    def _gated(self, tensor: Tensor, scaling: SkipScaling) -> Tensor:
+        first = self.edits[0]
+        if self.is_whole:
+            return first.scaled(tensor, scaling)
+        if len(self.edits) == 1 and first.operand == "skip":
+            start, length = first.attachment.start, first.attachment.length
+            gate = scaling.gate(tensor.narrow(self.axis, start, length), first.skip.index)
+            if gate is not None:
+                # One multiplication, by gates for some channels and ones for the others: to split and to concatenate
+                # again would copy the whole, and its backward does so for each part.
+                shape = [1] * (tensor.dim() - gate.dim()) + [*gate.shape]
+                shape[self.axis] = length
+                sides = [0, 0] * (tensor.dim() - 1 - self.axis % tensor.dim())
+                ones = [*sides, start, self.channels - start - length]
+                return tensor * nn.functional.pad(gate.to(tensor.dtype).expand(shape), ones, value=1.0)
+        pieces, at = [], 0
+        for edit in sorted(self.edits, key=lambda edit: edit.attachment.start):
+            start, length = edit.attachment.start, edit.attachment.length
+            if start > at:
+                pieces.append(tensor.narrow(self.axis, at, start - at))
+            pieces.append(edit.scaled(tensor.narrow(self.axis, start, length), scaling))
+            at = start + length
+        if at < self.channels:
+            pieces.append(tensor.narrow(self.axis, at, self.channels - at))
+        return torch.cat(pieces, dim=self.axis)
 
-    def stand_in(self, tensor: Tensor, factors: list[float]) -> Tensor:
-        """The same with constants, one for each operand."""
-        return tensor * factors[0]
-
-
-class Pass(Action):
-    """An execution of a merge's expression that is not scaled. It counts: if one is left out, the others move up."""
-
-    def __init__(self, label: str) -> None:
-        super().__init__(label, 0, 0)
-
-    def __call__(self, tensor: Tensor) -> Tensor:
-        if self.counter is not None:
-            self.counter.count(self.slots)
-        return tensor
-
-
-class Multiply(Action):
-    """One operand times a constant."""
-
-    def __init__(self, label: str, axis: int, channels: int, factor: float) -> None:
-        super().__init__(label, axis, channels)
-        self.factor = factor
-
-    def apply(self, tensor: Tensor) -> Tensor:
-        return tensor * self.factor
-
-
-class HasScaling(Protocol):
-    """What a scaled model remembers. Gates ask it for the scaling each time: PEFT trains a copy of it."""
-
-    scaling: SkipScaling
-
-
-class Gate(Action):
-    """One operand as its method scales it."""
-
-    def __init__(self, label: str, axis: int, channels: int, state: HasScaling, index: int, main: bool) -> None:
-        super().__init__(label, axis, channels)
-        self.state, self.index, self.main = state, index, main
-
-    def apply(self, tensor: Tensor) -> Tensor:
-        return _scaled(tensor, self.state.scaling, self.index, self.main)
-
-
-class ScaleMerged(Action):
-    """A concatenation as a whole, as its method changes it."""
-
-    def __init__(self, label: str, axis: int, channels: int, state: HasScaling, index: int, skip_start: int) -> None:
-        super().__init__(label, axis, channels)
-        self.state, self.index, self.skip_start = state, index, skip_start
-
-    def apply(self, tensor: Tensor) -> Tensor:
-        return self.state.scaling.scale_merged(tensor, self.index, self.skip_start)
-
-
-class MultiplySlices(Action):
-    """Slices of a concatenation times constants, in one multiplication by a vector over the channels.
-
-    That is cheaper than to split and concatenate again, and safe with gradients, unlike a change in place.
-    """
-
-    def __init__(self, label: str, axis: int, channels: int, factors: list[tuple[int, int, float]]) -> None:
-        super().__init__(label, axis, channels)
-        self.factors = factors
-        self._vectors: dict[tuple[torch.device, torch.dtype, int], Tensor] = {}
-
-    def apply(self, tensor: Tensor) -> Tensor:
-        return tensor * self._vector(tensor)
-
-    def _vector(self, tensor: Tensor) -> Tensor:
+    def _times(self, tensor: Tensor, factors: list[float]) -> Tensor:
+        """Slices are multiplied by one vector over the channels: cheaper than to split and concatenate again."""
+        if self.is_whole:
+            return tensor * factors[0]
         # A compiled graph has its own constants, and a fake tensor must not be remembered for a real one.
-        if torch.compiler.is_compiling() or type(tensor) not in (Tensor, torch.nn.Parameter):
-            return self._new_vector(tensor)
+        if torch.compiler.is_compiling() or type(tensor) not in (Tensor, nn.Parameter) or factors is not self.factors:
+            return tensor * self._vector(tensor, factors)
         key = (tensor.device, tensor.dtype, tensor.dim())
         if key not in self._vectors:
             with torch.inference_mode(False), torch.no_grad():
-                self._vectors[key] = self._new_vector(tensor)
-        return self._vectors[key]
+                self._vectors[key] = self._vector(tensor, factors)
+        return tensor * self._vectors[key]
 
-    def _new_vector(self, tensor: Tensor) -> Tensor:
+    def _vector(self, tensor: Tensor, factors: list[float]) -> Tensor:
         values = torch.ones(self.channels, dtype=tensor.dtype, device=tensor.device)
-        for start, length, factor in self.factors:
-            values[start : start + length] = factor
+        for edit, factor in zip(self.edits, factors, strict=True):
+            start = edit.attachment.start
+            values[start : start + edit.attachment.length] = factor
         shape = [1] * tensor.dim()
         shape[self.axis] = self.channels
         return values.view(shape)
-
-    def stand_in(self, tensor: Tensor, factors: list[float]) -> Tensor:
-        pairs = zip(self.factors, factors, strict=True)
-        return MultiplySlices(
-            self.label, self.axis, self.channels, [(start, length, factor) for (start, length, _), factor in pairs]
-        ).apply(tensor)
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_vectors": {}}
 
 
-class GateSlices(Action):
-    """The slices of a concatenation that are the operands, as their method scales them: (start, length, is main)."""
+class Pass:
+    """An execution of a merge's expression that is not scaled. It counts: if one is left out, the others move up."""
 
-    def __init__(
-        self,
-        label: str,
-        axis: int,
-        channels: int,
-        slices: list[tuple[int, int, bool]],
-        state: HasScaling,
-        index: int,
-    ) -> None:
-        super().__init__(label, axis, channels)
-        self.slices = slices
-        self.state, self.index = state, index
+    def __init__(self, label: str, counter: ForwardCounter) -> None:
+        self.counter, self.slots = counter, (counter.add(label),)
 
-    def stand_in(self, tensor: Tensor, factors: list[float]) -> Tensor:
-        pairs = zip(self.slices, factors, strict=True)
-        return MultiplySlices(
-            self.label, self.axis, self.channels, [(start, length, factor) for (start, length, _), factor in pairs]
-        ).apply(tensor)
-
-    def apply(self, tensor: Tensor) -> Tensor:
-        scaling, index, parts, at = self.state.scaling, self.index, [], 0
-        for start, length, main in sorted(self.slices):
-            operand = tensor.narrow(self.axis, start, length)
-            if main or torch.is_grad_enabled():
-                scaled = _scaled(operand, scaling, index, main)
-            else:
-                scaled, constants, gate = scaling.prepare(operand, index)
-                if gate is not None and len(self.slices) == 1 and self._is_by_channel(gate, length):
-                    # One multiplication instead of a split and a concatenation. With gradients it would cost more:
-                    # the backward would go through the channels that are not scaled, too.
-                    return tensor * self._factors(tensor, gate)
-                scaled = scaled if gate is None else scaled * gate.to(scaled.dtype)
-                scaled = scaled if constants.skip == 1.0 else scaled * constants.skip
-            if start > at:
-                parts.append(tensor.narrow(self.axis, at, start - at))
-            parts.append(scaled)
-            at = start + length
-        if at < self.channels:
-            parts.append(tensor.narrow(self.axis, at, self.channels - at))
-        return torch.cat(parts, dim=self.axis)
-
-    def _is_by_channel(self, gate: Tensor, length: int) -> bool:
-        """(B, C, 1, 1), or alike: not a number, and not one for every position."""
-        return gate.dim() > self.axis > 0 and gate.shape[self.axis] == length == gate.numel() // gate.shape[0]
-
-    def _factors(self, tensor: Tensor, gate: Tensor) -> Tensor:
-        """The gate, and ones for all other channels."""
-        start, length, _ = self.slices[0]
-        shape = list(gate.shape)
-        shape[self.axis] = self.channels
-        factors = torch.ones(shape, dtype=tensor.dtype, device=tensor.device)
-        factors.narrow(self.axis, start, length).copy_(gate)
-        return factors
-
-
-def _scaled(tensor: Tensor, scaling: SkipScaling, index: int, main: bool) -> Tensor:
-    return scaling.scale_main(tensor, index) if main else scaling.scale(tensor, index)
+    def __call__(self, tensor: Tensor) -> Tensor:
+        self.counter.count(self.slots)
+        return tensor
 
 
 # Hooks that edit one or more tensors among the arguments or in the result of a module.
@@ -380,12 +315,12 @@ def _scaled(tensor: Tensor, scaling: SkipScaling, index: int, main: bool) -> Ten
 class ArgumentHook:
     """A forward pre-hook."""
 
-    def __init__(self, switch: ScalingSwitch) -> None:
-        self.switch = switch
+    def __init__(self, state: Attached) -> None:
+        self.state = state
         self.edits: list[tuple[TreePath, Action]] = []
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
-        if self.switch.mode.is_off:
+        if self.state.counter.mode.is_off:
             return None
         value: Any = (args, kwargs)
         for path, action in self.edits:
@@ -393,30 +328,15 @@ class ArgumentHook:
         return value
 
 
-class OutputHook:
+class OutputHook(ArgumentHook):
     """A forward hook."""
 
-    def __init__(self, switch: ScalingSwitch) -> None:
-        self.switch = switch
-        self.edits: list[tuple[TreePath, Action]] = []
-
     def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:  # noqa: ARG002
-        if self.switch.mode.is_off:
+        if self.state.counter.mode.is_off:
             return None
         for path, action in self.edits:
             output = edited(output, path, action, module)
         return output
-
-
-class OrderHook:
-    """A forward hook that tells the counter that a module has run."""
-
-    def __init__(self, counter: ForwardCounter, name: str) -> None:
-        self.counter, self.name = counter, name
-
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:  # noqa: ARG002
-        if not torch.compiler.is_compiling():
-            self.counter.note(self.name)
 
 
 def edited(value: Any, path: TreePath, action: Callable[[Tensor], Tensor], module: nn.Module) -> Any:

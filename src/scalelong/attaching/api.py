@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..console import html_table
 from ..errors import (
     AlreadyScaledError,
     AmbiguousSkipsError,
@@ -23,14 +22,12 @@ from ..errors import (
 from ..finding import ExampleInputs, Patterns, SkipPlan, example_call, find_skips
 from ..scaling import Scaling, SkipScaling, as_scaling
 from ..tracing import isolated_run
-from .attach import Attached, acts_behind_norm, attached, follow_structure
+from .actions import Attached
+from .attach import acts_after_norm, follow_structure, has_scaling
 from .fold import undo_compensation_
-from .host import Host, has_scaled_part, host_of, is_scaled_host, require_scaled, scaled_host_of
+from .host import Host, host_of, require_scaled, scaled_host_of
 from .record import class_name, spelled
-from .reruns import remembered
-from .verify import verify_attached, with_batch_axes
-
-# Scale the long skips of a model in place, look at the coefficients, and undo it.
+from .verify import call_to_keep, verify_attached, with_batch_axes
 
 
 def scale_skips_(
@@ -56,16 +53,13 @@ def scale_skips_(
     host = host_of(model)
     _require_unscaled(host)
     if host.is_native:
-        native = host.plan() if plan is None else plan
-        assert native is not None
-        host.attach(Attached(native, config.build(native.sites)))
+        plan = host.plan() if plan is None else plan
+        assert plan is not None
+        host.attach(Attached(plan, config.build(plan.sites)))
         return model
-    call = None
-    if plan is None:
-        plan = find_skips(model, example_inputs, include=include, exclude=exclude)
-        call = example_call(host.model, example_inputs)
-    elif example_inputs is not None:
-        call = example_call(host.model, example_inputs)
+    known = plan is None or example_inputs is not None
+    plan = find_skips(model, example_inputs, include=include, exclude=exclude) if plan is None else plan
+    call = example_call(host.model, example_inputs) if known else None
     if config.looks_at_data and call is not None:
         plan = with_batch_axes(host, plan, call)
     scaling = config.build(plan.sites)
@@ -74,14 +68,14 @@ def scale_skips_(
             f"a {type(model).__name__} does not know parameters that are added later: scale the long skips first, then "
             f"wrap the model"
         )
-    state = Attached(plan, scaling, inputs=None if call is None else remembered(call))
+    state = Attached(plan, scaling, inputs=None if call is None else call_to_keep(call))
     host.attach(state)
-    if verify and call is not None:
-        try:
+    try:
+        if verify and call is not None:
             verify_attached(host.model, state, call)
-        except ScaleLongError:
-            host.detach()
-            raise
+    except ScaleLongError:
+        host.detach()
+        raise
     _warn_if_not_optimised(host.model, scaling)
     _warn_if_cancelled(plan, scaling)
     return model
@@ -98,8 +92,12 @@ def unscale_(model: nn.Module) -> nn.Module:
 @contextmanager
 def unscaled(model: nn.Module) -> Iterator[nn.Module]:
     """The model as if it had never been scaled, within a `with` block."""
-    with require_scaled(model).paused():
+    host = require_scaled(model)
+    state = host.detach()
+    try:
         yield model
+    finally:
+        host.attach(state)
 
 
 @torch.no_grad()
@@ -114,9 +112,9 @@ def coefficients(model: nn.Module, *inputs: Any, reduce: bool = True, **keywords
     scaling = scaling_of(model)
     if not inputs and not keywords:
         return _coefficients(scaling, reduce)
-    state = attached(scaled_host_of(model).model)
-    if state is not None:
-        follow_structure(scaled_host_of(model).model, state)  # the isolated run would undo it
+    host = scaled_host_of(model)
+    if host.state is not None:
+        follow_structure(host.model, host.state)  # the isolated run would undo it
         scaling = scaling_of(model)
     flags = [module.training for module in model.modules()]
     with isolated_run(model, scaling):
@@ -128,25 +126,24 @@ def coefficients(model: nn.Module, *inputs: Any, reduce: bool = True, **keywords
 
 def _coefficients(scaling: SkipScaling, reduce: bool) -> list[Any]:
     values = [scaling.coefficient(site.index) for site in scaling.sites]
-    if not reduce:
-        return values
-    return Coefficients(float(value.mean()) if isinstance(value, Tensor) else value for value in values)
+    return Coefficients(map(_mean, values)) if reduce else values
+
+
+def _mean(value: Tensor | float) -> float:
+    return float(value.mean()) if isinstance(value, Tensor) else value
 
 
 class Coefficients(list[float]):
-    """κ_1 ... κ_N: a list that prints four significant digits, and is a table in notebooks."""
+    """κ_1 ... κ_N: a list that prints four significant digits."""
 
     def __repr__(self) -> str:
         return f"[{', '.join(repr(float(f'{value:.4g}')) for value in self)}]"
-
-    def _repr_html_(self) -> str:
-        return html_table([{"i": index, "κ_i": value} for index, value in enumerate(self, start=1)])
 
 
 def is_scaled(model: nn.Module) -> bool:
     """Whether the long skips of the model, or of a network inside it, are scaled."""
     try:
-        return is_scaled_host(scaled_host_of(model))
+        return scaled_host_of(model).is_scaled
     except AmbiguousSkipsError:
         return True  # several of them
 
@@ -204,16 +201,15 @@ def summary(model: nn.Module) -> ScalingSummary:
     """Which method scales the long skips of a model, how many, where, by how much, and what it adds."""
     host = scaled_host_of(model)
     name = class_name(host.model)
-    if not is_scaled_host(host):
+    if not host.is_scaled:
         return ScalingSummary(name, None)
     scaling, plan = scaling_of(model), plan_of(model)
     values: list[float | None] = []
     for site in scaling.sites:
         try:
-            kappa = scaling.coefficient(site.index)
+            values.append(_mean(scaling.coefficient(site.index)))
         except NotScaledError:
-            kappa = None
-        values.append(float(kappa.mean()) if isinstance(kappa, Tensor) else kappa)
+            values.append(None)
     sizes = [(p.numel(), p.requires_grad) for p in scaling.parameters()]
     return ScalingSummary(
         model=name,
@@ -228,13 +224,13 @@ def summary(model: nn.Module) -> ScalingSummary:
 
 
 def _require_unscaled(host: Host) -> None:
-    if is_scaled_host(host):
+    if host.is_scaled:
         assert host.scaling is not None
         raise AlreadyScaledError(
             f"the long skips of this {type(host.model).__name__} are scaled already ({host.scaling.config}); call "
             f"unscale_(model) first"
         )
-    if isinstance(host.model, nn.Module) and has_scaled_part(host):
+    if host.scaling is None and isinstance(host.model, nn.Module) and has_scaling(host.model):
         raise AlreadyScaledError(
             f"a part of this {type(host.model).__name__} is scaled already; call unscale_ on it first"
         )
@@ -260,21 +256,21 @@ def _warn_if_not_optimised(host: nn.Module, scaling: SkipScaling) -> None:
 
 
 def _warn_if_cancelled(plan: SkipPlan, scaling: SkipScaling) -> None:
-    constants = {skip.index: scaling.constants(skip.index) for skip in plan}
+    """A norm right after the merge divides a constant out again."""
     scaled = [
         skip
         for skip in plan
-        if (factors := constants[skip.index]) is not None
+        if (factors := scaling.constants(skip.index)) is not None
         and factors.skip != 1.0
-        and not acts_behind_norm(skip, scaling)
+        and not acts_after_norm(skip, scaling)
     ]
-    cancelled = sum(skip.readers.cancelled for skip in scaled) / len(scaled) if scaled else 0.0
+    cancelled = sum(skip.readers.cancelled for skip in scaled) / max(len(scaled), 1)
     if cancelled > 0.5:
         only = " Only the shortcut convolutions still see it." if all(skip.readers.bypass for skip in scaled) else ""
         warnings.warn(
-            f"{scaled[0].readers.norm} right behind the merges of this {plan.model} cancels a constant scaling of "
+            f"{scaled[0].readers.norm} right after the merges of this {plan.model} cancels a constant scaling of "
             f"{cancelled:.0%} of the skips' channels: groups that hold the skip alone divide it out.{only} See "
-            f'find_skips(model); "cs:behind_norms=true" scales behind it, and a learnable scaling ("ls") is not '
+            f'find_skips(model); "cs:behind_norms=true" scales after it, and a learnable scaling ("ls") is not '
             f"cancelled as a whole",
             CancelledScalingWarning,
             stacklevel=3,

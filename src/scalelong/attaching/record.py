@@ -1,53 +1,64 @@
-"""The scaling in the state dict of its model: one small tensor, `scalelong_scaling`, beside the weights.
+"""The scaling in the state dict of its model: one small tensor, `scalelong_scaling`, next to the weights.
 
     state_dict()             a hook adds the tensor: method, plan, what is folded
     load_state_dict(...)     a hook takes it out again, and compares
 
 So whatever writes weights writes the scaling: torch.save, safetensors, save_pretrained, accelerate, Lightning, FSDP. A
 model that is not scaled answers with "unexpected key scalelong_scaling". A scaled one warns if the tensor is missing,
-and refuses another scaling.
+and refuses a different scaling.
 
 The tensor holds the bytes of a compressed JSON text as floating-point numbers from 0 to 255. They survive casts to half
 precision and averages of weights, and need no type that some file format or optimiser's average does not know.
 """
 
 import json
-import os
 import threading
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import ScalingMismatchError, UnscaledWeightsWarning
 from ..files import in_words
-from ..finding import SkipPlan
+from ..finding import STATE, native_plan
 from ..scaling import SkipScaling
 
 KEY = "scalelong_scaling"
-"""The name of the tensor, behind the prefix of the model in the state dict; also an entry of a diffusers config."""
+"""The name of the tensor, after the prefix of the model in the state dict; also an entry of a diffusers config."""
+REGISTERED = "skip_scaling"
+"""The module of a scaled model that holds the gates."""
+LOAD_WITH = "load_with"
+"""An entry of a diffusers config, next to the options of the scaling: what loads it."""
 FORMAT = 3
 COMPENSATED = "_compensated"
 """The attribute of a scaling that holds the skips whose weights were divided (`fold_(inverse=True)`)."""
 
 
-def describe(scaling: SkipScaling, plan: SkipPlan, folded: set[int]) -> dict[str, Any]:
-    """What is written down about a scaling."""
+def describe(host: nn.Module) -> dict[str, Any]:
+    """What is written down about the scaling of a model."""
+    state, scaling = host.__dict__.get(STATE), _scaling(host)
+    plan: Any = native_plan(host) if state is None else state.plan
     return {
+        "class": class_name(host),
         "format": FORMAT,
         "scaling": scaling.config.to_dict(),
         "plan": plan.to_dict(),
-        "folded": sorted(folded),
+        "folded": [] if state is None else sorted(state.folded),
         "compensated": sorted(vars(scaling).get(COMPENSATED, ())),
     }
 
 
+def _scaling(host: Any) -> SkipScaling:
+    state = host.__dict__.get(STATE)
+    return host.skip_scaling if state is None else state.scaling
+
+
 def class_name(host: nn.Module) -> str:
-    """The name of the model's class, behind the class that FSDP2 puts in front of it."""
+    """The name of the model's class, without the class that FSDP2 puts in front of it."""
     return next(cls for cls in type(host).__mro__ if not cls.__module__.startswith("torch.distributed.")).__name__
 
 
@@ -65,7 +76,7 @@ def _text(description: dict[str, Any]) -> str:
     return json.dumps(description, separators=(",", ":"), default=repr)
 
 
-def decode(tensor: Tensor, name: str = KEY) -> dict[str, Any]:
+def decode_record(tensor: Tensor, name: str = KEY) -> dict[str, Any]:
     """The description, or a ScalingMismatchError that names the tensor."""
     try:
         values = gathered(tensor).detach().cpu().double().round().clamp(0, 255)
@@ -73,12 +84,12 @@ def decode(tensor: Tensor, name: str = KEY) -> dict[str, Any]:
         description = json.loads(zlib.decompressobj().decompress(content))  # which knows where the text ends
     except (ValueError, TypeError, RuntimeError, zlib.error) as error:
         raise ScalingMismatchError(
-            f"{name} does not hold a scaling ({in_words(error)}; was it averaged with that of another "
-            f"model?): save it anew"
+            f"{name} does not hold a scaling ({in_words(error)}; was it averaged with that of a different "
+            f"model?): save it again"
         ) from error
     if not isinstance(description, dict) or description.get("format") != FORMAT:
         found = description.get("format") if isinstance(description, dict) else type(description).__name__
-        raise ScalingMismatchError(f"{name} has format {found}, and this version reads {FORMAT}: save it anew")
+        raise ScalingMismatchError(f"{name} has format {found}, and this version reads {FORMAT}: save it again")
     return description
 
 
@@ -88,27 +99,19 @@ def gathered(tensor: Tensor) -> Tensor:
     return tensor if whole is None else whole()
 
 
-class Describes(Protocol):
-    """What knows how a model is scaled."""
-
-    @property
-    def scaling(self) -> SkipScaling: ...
-
-    def description(self) -> dict[str, Any]: ...
+# On and off. The two hooks go with copies and pickles of the model, and ask the model that they are called with.
 
 
-# On and off. A host has one recorder, which lies beside its hooks and goes with copies and pickles.
-
-
-def write_record_(host: nn.Module, source: Describes) -> None:
+def write_record_(host: nn.Module) -> None:
     """From now on the state dict of the host says how it is scaled."""
     erase_record_(host)
-    host.register_state_dict_post_hook(SaveHook(source))
-    host.register_load_state_dict_pre_hook(LoadHook(source))
+    host.register_state_dict_post_hook(SaveHook())
+    host.register_load_state_dict_pre_hook(LoadHook())
     _reserve(host)
     config = getattr(host, "register_to_config", None)
     if callable(config) and hasattr(host, "_internal_dict"):  # diffusers
-        config(**{KEY: source.description()["scaling"]})
+        # diffusers' own from_pretrained ignores the entry, and logs it with the sentence that says what to call.
+        config(**{KEY: {**describe(host)["scaling"], LOAD_WITH: "scalelong.from_pretrained(folder)"}})
 
 
 def erase_record_(host: nn.Module) -> None:
@@ -124,16 +127,12 @@ def erase_record_(host: nn.Module) -> None:
 
 
 _SILENT = threading.local()
-_NO_RECORDS = os.environ.get("SCALELONG_RECORDS") == "0"
 
 
 @contextmanager
 def without_records() -> Iterator[None]:
-    """State dicts without the tensor, and no warning where it is missing: the scaling is kept elsewhere.
-
-    SCALELONG_RECORDS=0 in the environment does the same for a whole process.
-    """
-    before = getattr(_SILENT, "on", _NO_RECORDS)
+    """State dicts without the tensor, and no warning where it is missing: the scaling is kept elsewhere."""
+    before = getattr(_SILENT, "on", False)
     _SILENT.on = True
     try:
         yield
@@ -144,15 +143,12 @@ def without_records() -> Iterator[None]:
 class SaveHook:
     """Adds the tensor to a state dict."""
 
-    def __init__(self, source: Describes) -> None:
-        self.source = source
-
     def __call__(self, host: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: Any) -> None:  # noqa: ARG002
         # Loaders that fill a model on meta look for a parameter to each entry, and find none to this one.
         first = next(host.parameters(), None)
-        if getattr(_SILENT, "on", _NO_RECORDS) or (first is not None and first.is_meta):
+        if getattr(_SILENT, "on", False) or (first is not None and first.is_meta):
             return
-        description = {"class": class_name(host), **self.source.description()}
+        description = describe(host)
         state_dict[prefix + KEY] = encode(description)
         for layer, part in _adapter_parts(host):
             # PEFT writes what lies inside its layers, and nothing else.
@@ -163,38 +159,38 @@ class SaveHook:
 class LoadHook:
     """Takes the tensor out of a state dict before the weights are read, and compares."""
 
-    def __init__(self, source: Describes) -> None:
-        self.source = source
-
     def __call__(self, host: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
         found = {name: state_dict.pop(name) for name in list(state_dict) if name.startswith(prefix) and KEY in name}
-        ours = json.loads(_text(self.source.description()))
+        ours, scaling = json.loads(_text(describe(host))), _scaling(host)
         for name, tensor in found.items():
-            saved = decode(tensor, name)
-            compare(saved, ours, type(host).__name__)
-            vars(self.source.scaling)[COMPENSATED] = set(saved["compensated"])
-        if not found and _is_missed() and _holds_weights(host, self.source.scaling, state_dict, prefix):
-            gates = self.source.scaling.state_dict()
-            missing = gates and not any(name.startswith(f"{prefix}skip_scaling.") for name in state_dict)
-            end = (
-                "The learned gates are not in these weights either, and keep the values that they had here"
-                if missing
-                else "If they were written by an earlier version of scalelong, all is well"
-            )
-            warnings.warn(
-                f"these weights do not say that they were trained with scaled long skips ({prefix}{KEY} is missing), "
-                f"and this {type(host).__name__} is scaled: {spelled(ours['scaling'])}. If they are those of a plain "
-                f"model, call scalelong.unscale_(model), or go on training with the scaling; "
-                f"scalelong.fold_(model, inverse=True) gives them their function back. {end}",
-                UnscaledWeightsWarning,
-                stacklevel=6,
-            )
+            saved = decode_record(tensor, name)
+            require_same_record(saved, ours, type(host).__name__)
+            vars(scaling)[COMPENSATED] = set(saved["compensated"])
+        gates = f"{prefix}{REGISTERED}."
+        own = [name for name, _ in host.named_parameters(prefix.removesuffix(".")) if not name.startswith(gates)]
+        # Not the weights of an adapter or of a part of the model.
+        are_weights = 2 * sum(name in state_dict for name in own) > len(own)
+        if found or not are_weights or getattr(_SILENT, "on", False) or _gets_weights_from_another_process():
+            return
+        lost = next(scaling.parameters(), None) is not None and not any(name.startswith(gates) for name in state_dict)
+        end = (
+            ". The learned gates are not in these weights either and keep the values that they had here: call "
+            "scalelong.load_scaling_(model, ...) on an unscaled model with the file that has them"
+        )
+        warnings.warn(
+            f"these weights do not say that they were trained with scaled long skips ({prefix}{KEY} is missing), and "
+            f"this {type(host).__name__} is scaled: {spelled(ours['scaling'])}. If they are those of a plain model, "
+            f"call scalelong.unscale_(model), or go on training with the scaling; scalelong.fold_(model, inverse=True) "
+            f"gives them their function back{end if lost else ''}",
+            UnscaledWeightsWarning,
+            stacklevel=6,
+        )
 
 
-def _is_missed() -> bool:
-    """Whether to warn. Where the weights are sent from the first process to the others, they have no tensor to see."""
+def _gets_weights_from_another_process() -> bool:
+    """Where the weights are sent from the first process to the others, these have no tensor to see."""
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return not getattr(_SILENT, "on", _NO_RECORDS) and not (distributed and torch.distributed.get_rank() > 0)
+    return distributed and torch.distributed.get_rank() > 0
 
 
 def _reserve(module: nn.Module) -> None:
@@ -213,17 +209,10 @@ def _adapter_parts(host: nn.Module) -> Iterator[tuple[str, str]]:
                     return
 
 
-def _holds_weights(host: nn.Module, scaling: nn.Module, state_dict: Mapping[str, Any], prefix: str) -> bool:
-    """Whether these are weights of the model, and not those of an adapter or of a part of it."""
-    gates = {id(parameter) for parameter in scaling.parameters()}
-    own = [prefix + name for name, parameter in host.named_parameters() if id(parameter) not in gates]
-    return 2 * sum(name in state_dict for name in own) > len(own)
-
-
 # What must be the same.
 
 
-def compare(saved: dict[str, Any], ours: dict[str, Any], model: str) -> None:
+def require_same_record(saved: dict[str, Any], ours: dict[str, Any], model: str) -> None:
     """Refuse a scaling that is not the model's own."""
     if saved["scaling"] != ours["scaling"]:
         raise ScalingMismatchError(

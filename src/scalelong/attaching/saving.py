@@ -10,11 +10,12 @@
 
 import json
 import os
-import pickle
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from itertools import zip_longest
 from os import PathLike
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -24,10 +25,9 @@ from ..errors import ScaleLongError, ScalingMismatchError
 from ..files import in_words, parse_json, require_regular, write_bytes
 from ..finding import SkipPlan
 from ..scaling import as_scaling
-from .api import plan_of, scale_skips_, scaling_of
-from .attach import REGISTERED
-from .host import host_of, scaled_host_of
-from .record import COMPENSATED, FORMAT, KEY, class_name, decode, describe, gathered
+from .api import scale_skips_, scaling_of
+from .host import host_of, require_scaled
+from .record import COMPENSATED, FORMAT, KEY, REGISTERED, class_name, decode_record, describe, gathered
 
 _SAFE = ".safetensors"
 _TORCH_FILES = (".pt", ".pth", ".ckpt", ".bin")
@@ -40,13 +40,8 @@ def save_scaling(model: nn.Module, path: str | PathLike[str]) -> None:
     """
     from safetensors.torch import save
 
-    plan, scaling = plan_of(model), scaling_of(model)
-    host = scaled_host_of(model)
-    description = {
-        "class": class_name(host.model),
-        **describe(scaling, plan, host.folded),
-        "host": {"class": class_name(host.model), "weights": _weights(host.model)},
-    }
+    host, scaling = require_scaled(model).model, scaling_of(model)
+    description = {**describe(host), "host": {"class": class_name(host)}}
     tensors = {name: gathered(value).detach().cpu().contiguous() for name, value in scaling.state_dict().items()}
     content = save(tensors, metadata={"scalelong": json.dumps(description)})
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
@@ -70,16 +65,26 @@ def load_scaling_(
     host = host_of(model)
     plan = SkipPlan.from_dict(description["plan"])
     own = host.plan() if host.is_native else None
-    if own is not None:
-        _compare_sites(plan, own)
-    _compare_hosts(description, host.model)
+    for theirs, ours in zip_longest(plan.sites, plan.sites if own is None else own.sites):
+        if theirs != ours:
+            raise ScalingMismatchError(
+                f"the file scales {len(plan)} long skips, this model has {len(own or plan)}, and they differ (in the "
+                f"file, in this model): {theirs}, {ours}; build the model as it was when saved"
+            )
+    if description["class"] != class_name(host.model):
+        raise ScalingMismatchError(
+            f"the file scales a {description['class']}, this model is a {class_name(host.model)}: build the model that "
+            f"it was saved from"
+        )
     config = as_scaling(description["scaling"])
     _compare_tensors(saved.gates, config.build(plan.sites).state_dict())
     scale_skips_(model, config, plan=plan)
     scaling = scaling_of(model)
     scaling.load_state_dict(saved.gates)
     if description["folded"]:
-        host.finish_folding(set(description["folded"]), kept=True)
+        state = host.detach()
+        state.folded |= set(description["folded"])
+        host.attach(state)
     vars(scaling)[COMPENSATED] = set(description.get("compensated", ()))
     return whole
 
@@ -114,7 +119,7 @@ def saved_scalings(source: str | PathLike[str] | Mapping[str, Any]) -> list[Save
         raise ScalingMismatchError(
             f"{path} is a folder of torch.distributed.checkpoint, whose index is a pickle, which could run code. Use "
             f"torch.distributed.checkpoint.format_utils.dcp_to_torch_save(folder, file) and give the file, or write "
-            f"the scaling beside it with save_scaling"
+            f"the scaling next to it with save_scaling"
         )
     found = []
     for inside in sorted({file.parent for file in path.rglob("*") if file.suffix in (_SAFE, *_TORCH_FILES)}):
@@ -158,15 +163,15 @@ def _in_mapping(values: Mapping[str, Any]) -> Iterator[Saved]:
 def _in_tensors(names: list[str], read: Callable[[str], Tensor]) -> Iterator[Saved]:
     found: dict[str, dict[str, Any]] = {}
     for name in names:
-        before, key, behind = name.rpartition(KEY)
-        if key and before[-1:] in ("", ".") and not behind:
-            description = decode(read(name), name)
+        before, key, after = name.rpartition(KEY)
+        if key and before[-1:] in ("", ".") and not after:
+            description = decode_record(read(name), name)
             # In the file of an adapter of PEFT it stands inside a layer.
             found.setdefault(
                 before.rpartition(description["layer"])[0] if "layer" in description else before, description
             )
     for prefix, description in found.items():
-        # In a full state dict, PEFT has its copy of the gates behind "modules_to_save".
+        # In a full state dict, PEFT has its copy of the gates under "modules_to_save".
         places = (f"{prefix}{REGISTERED}.modules_to_save.default.", f"{prefix}{REGISTERED}.")
         start = next((place for place in places if any(other.startswith(place) for other in names)), places[-1])
         gates = {other.removeprefix(start): read(other) for other in names if other.startswith(start)}
@@ -186,24 +191,14 @@ def _in_files(paths: list[Path], strict: bool) -> list[Saved]:
         return _in_safetensors(paths)
     except ScaleLongError:
         raise
-    except (
-        SafetensorError,
-        OSError,
-        RuntimeError,
-        ValueError,
-        KeyError,
-        TypeError,
-        EOFError,
-        pickle.UnpicklingError,
-    ) as error:
+    except (SafetensorError, UnpicklingError, OSError, RuntimeError, ValueError, LookupError, TypeError) as error:
         if not strict:
             return []
         torch_file = paths[0].suffix in _TORCH_FILES
         safe = "cannot be read without running code" if torch_file else "was not written by save_scaling"
         raise ScalingMismatchError(
-            f"{paths[0]} {safe}, nor does it hold weights with a scaling ({in_words(error)}): save it anew. "
-            f"Weights that you trust can be given "
-            f"as a state dict"
+            f"{paths[0]} {safe}, nor does it hold weights with a scaling ({in_words(error)}): save it again. Weights "
+            f"that you trust can be given as a state dict"
         ) from error
 
 
@@ -228,43 +223,11 @@ def _in_safetensors(paths: list[Path]) -> list[Saved]:
 
 
 def _checked(description: dict[str, Any], path: Path) -> dict[str, Any]:
-    # Format 2 had no class beside the host, and no word about compensated weights.
-    if description.get("format") not in (2, FORMAT):
+    if description.get("format") != FORMAT:
         raise ScalingMismatchError(
-            f"{path} has format {description.get('format')}, this version reads {FORMAT}: save it anew"
+            f"{path} has format {description.get('format')}, this version reads {FORMAT}: save it again"
         )
-    return {"class": description["host"]["class"], **description}
-
-
-# What must be the same.
-
-
-def _weights(host: nn.Module) -> dict[str, list[int]]:
-    """The structure of a model: its parameters and their shapes."""
-    named = host.named_parameters()
-    return {name: list(p.shape) for name, p in named if not name.startswith(f"{REGISTERED}.")}
-
-
-def _compare_hosts(description: dict[str, Any], host: nn.Module) -> None:
-    if description["class"] != class_name(host):
-        raise ScalingMismatchError(
-            f"the file scales a {description['class']}, this model is a {class_name(host)}: build the model "
-            f"that it was saved from"
-        )
-    if "host" not in description:
-        return  # in a state dict, whose weights speak for themselves
-    theirs, ours = description["host"]["weights"], _weights(host)
-    different = [
-        f"{name} is {theirs.get(name, 'absent')} in the file and {ours.get(name, 'absent')} here"
-        for name in dict.fromkeys((*theirs, *ours))
-        if theirs.get(name) != ours.get(name)
-    ]
-    if different:
-        more = f", and {len(different) - 3} more" if len(different) > 3 else ""
-        raise ScalingMismatchError(
-            f"the file scales a model of another shape: {'; '.join(different[:3])}{more}. Build the model "
-            f"as it was when saved"
-        )
+    return description
 
 
 def _compare_tensors(saved: dict[str, Any], built: dict[str, Any]) -> None:
@@ -277,20 +240,4 @@ def _compare_tensors(saved: dict[str, Any], built: dict[str, Any]) -> None:
             f"the base model"
         )
     if theirs != ours:
-        raise ScalingMismatchError(f"the file's tensors {theirs} are not those of its scaling, {ours}: save it anew")
-
-
-def _compare_sites(saved: SkipPlan, found: SkipPlan) -> None:
-    if len(saved) != len(found):
-        raise ScalingMismatchError(
-            f"the file scales {len(saved)} long skips and this model has {len(found)}: build the model as "
-            f"it was when saved"
-        )
-    for theirs, ours in zip(saved.sites, found.sites, strict=True):
-        old = asdict(theirs)
-        if theirs != ours:
-            different = {key: (old[key], value) for key, value in asdict(ours).items() if old[key] != value}
-            raise ScalingMismatchError(
-                f"long skip {ours.index} differs (in the file, in this model): {different}; build the model "
-                f"as it was when saved"
-            )
+        raise ScalingMismatchError(f"the file's tensors {theirs} are not those of its scaling, {ours}: save it again")

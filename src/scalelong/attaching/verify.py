@@ -10,44 +10,51 @@ its own, so that one which does not act, or acts on something else, shows.
     found       scaled model, every edit multiplies by its f_i
 
 Methods that look at the data are then compared once more as they are, with the gate at the merge. All of this leaves no
-trace: random states, buffers, training flags, attributes and gradients are as before.
+trace: random states, buffers, weights, training flags, attributes and gradients are as before.
 """
 
+import copy
 import logging
-from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import re
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..errors import UnsupportedModelError, VerificationError
-from ..finding import Candidate, ExampleInputs, LongSkip, SkipPlan, candidates, example_call, without_subclass
-from ..scaling import NoScaling, SkipScaling, SkipSite
-from ..tracing import Merge, Trace
-from .actions import OFF, REAL, UNSEEN, Mode, OrderHook
-from .attach import Attached, Edit, attached
-from .host import Host, require_scaled
-from .reruns import (
-    WAY_OUT,
-    Call,
-    Change,
-    Changes,
-    Observer,
-    Reruns,
-    Result,
-    copied,
-    distance,
-    first_difference,
-    rerunning,
-    tensors_in,
-    with_random_gates,
-    without_zeros,
+from ..errors import ScaleLongError, UnsupportedModelError, VerificationError
+from ..finding import ExampleInputs, LongSkip, SkipPlan, candidates, example_call, without_freeu, without_subclass
+from ..scaling import NoScaling, SkipScaling
+from ..tracing import (
+    Merge,
+    StateSnapshot,
+    Trace,
+    counted_as,
+    foreign_hooks_marked,
+    held_tensors,
+    in_foreign_hook,
+    isolated_run,
+    leaves,
+    record_forward,
 )
+from .actions import OFF, REAL, UNSEEN, Attached, Edit, Mode
+from .attach import attached, follow_structure, weights_reading
+from .host import Host, require_scaled
 
 logger = logging.getLogger(__name__)
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+Change = Callable[[Tensor], Tensor]
+# How far two ways to compute the same may be apart, relative to the largest value: roundings grow from layer to layer.
+_TOLERANCES = {torch.float64: 1e-9, torch.float32: 2e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+_LAYERS = re.compile(r"conv|mm|linear|attention|lstm|gru|rnn|(?<!vector)(?<!matrix)_norm")
+WAY_OUT = "Nothing was changed. Leave this skip out (exclude=...), or, if you know better, pass verify=False"
 
 
 def verify(model: nn.Module, example_inputs: ExampleInputs = None) -> None:
@@ -57,294 +64,65 @@ def verify(model: nn.Module, example_inputs: ExampleInputs = None) -> None:
     changed. A difference raises VerificationError. The model is left as it was, random states included.
     """
     host = require_scaled(model)
-    state = attached(host.model)
-    if state is None:
+    if host.state is None:
         return  # the model scales its skips itself
     call = example_call(host.model, example_inputs)
-    reason = _obstacle(host.model, state.plan, call)
+    reason = obstacle_to_reruns(host.model, host.state.plan, call)
     if reason:
         raise UnsupportedModelError(f"this {type(host.model).__name__} cannot be verified: {reason}")
-    verify_attached(host.model, state, call, at_half_size=False)
+    verify_attached(host.model, host.state, call)
 
 
-def verify_attached(host: nn.Module, state: Attached, call: Call, *, at_half_size: bool = True) -> None:
+def verify_attached(host: nn.Module, state: Attached, call: Call) -> None:
     """Verify a scaling in evaluation and in training mode, where the model can run on these inputs."""
-    if not state.edits or _obstacle(host, state.plan, call):
+    if not state.edits or obstacle_to_reruns(host, state.plan, call):
         return
-    call = ([*without_zeros(call[0])], {name: without_zeros(value) for name, value in call[1].items()})  # pyright: ignore
-    after: set[str] = set()
+    call, operands = _without_zeros(call), []
     with rerunning(host, state) as runs:
-        order = None
         for training in (False, True):
-            modes = runs.modes(training)
-            trace = runs.trace(call, modes)
+            runs.train(training)
+            trace = runs.trace(call)
             # Some models cannot be trained on such inputs, as BatchNorm cannot on one value per channel.
             if trace is not None:
-                order = _Comparison(runs, call, modes, trace).verify(order)
-                after |= _layers_before_loops(state, trace)
-        if at_half_size:
-            _verify_half_size(runs, call, order)
-    if after and not state.counter.after:
-        _learn_order(host, state, call, after)
+                before, operands = operands, _operands(trace, state.plan)
+                _require_alike(before, operands, "in training")
+                _compare(runs, call, _places(host, trace, state))
+        runs.train(False)
+        trace = runs.trace(_half_size(call))
+        if trace is not None:
+            _require_alike(operands, _operands(trace, state.plan), "at half the size of these inputs")
 
 
-def _verify_half_size(runs: Reruns, call: Call, order: list[int] | None) -> None:
-    """A second path for small inputs may take the same merges in another way, which no count would notice."""
-    sizes = {tensor.shape[2:] for tensor in pytree.tree_leaves(call) if isinstance(tensor, Tensor) and tensor.dim() > 3}
-    if order is None or len(sizes) != 1 or any(size % 2 or size < 4 for size in next(iter(sizes))):
-        return
-    small = pytree.tree_map_only(
-        Tensor, lambda t: t[(..., *(slice(size // 2) for size in t.shape[2:]))] if t.dim() > 3 else t, call
-    )
-    trace = runs.trace(small, runs.modes(False))
-    if trace is None:
-        return
-    try:
-        _, found = _places(trace, runs.state)
-    except _MissingMergeError:
-        return  # the count of a forward would say so
-    except VerificationError as error:
+def _half_size(call: Call) -> Call:
+    """A second path for small inputs may take the operands in a different order, which no count would notice."""
+
+    def halved(tensor: Tensor) -> Tensor:
+        return tensor[(..., *(slice(size // 2) for size in tensor.shape[2:]))] if tensor.dim() > 3 else tensor
+
+    return pytree.tree_map_only(Tensor, halved, call)
+
+
+def _require_alike(one: list[set[int]], other: list[set[int]], when: str) -> None:
+    swapped = [n for n, (a, b) in enumerate(zip(one, other, strict=False), start=1) if a and b and a != b]
+    if swapped:
         raise VerificationError(
-            f"at half the size of the example inputs the model takes another path: {error}"
-        ) from None
-    _require_same_order(found, order, "at half the size")
-
-
-class _MissingMergeError(VerificationError):
-    """A merge of the plan did not run."""
-
-
-def _layers_before_loops(state: Attached, trace: Trace) -> set[str]:
-    """The layers that run right before the executions of an expression in a loop."""
-    looped = [edit for edit in state.edits if (s := edit.attachment.source) is not None and s.executions > 1]
-    places = {(edit.skip.merge.location, edit.skip.merge.module) for edit in looped}
-    names = set()
-    for merge in trace.merges:
-        if (merge.site.text, merge.call.name) in places:
-            before = [c for c in trace.calls if c.name and c.end <= merge.node and trace.call_count[c.name] == 1]
-            names |= {max(before, key=lambda c: (c.end, c.start)).name} if before else set()
-    return names
-
-
-def _learn_order(host: nn.Module, state: Attached, call: Call, names: set[str]) -> None:
-    """Know the executions of an expression in a loop by the layers that run between them."""
-    for name in names:
-        host.get_submodule(name).register_forward_hook(OrderHook(state.counter, name))
-    with rerunning(host, state) as runs, state.counter.learning():
-        runs.run_scaled(call, runs.modes(False), Mode(constants={}))
-
-
-# One comparison.
-
-
-class _Comparison:
-    """The scaled model against the reference, for one call in one mode."""
-
-    def __init__(self, runs: Reruns, call: Call, modes: list[bool], trace: Trace) -> None:
-        self.runs, self.call, self.modes, self.trace = runs, call, modes, trace
-        self.host, self.state = runs.host, runs.state
-        self.edits = runs.state.edits
-        self.places, self.order = _places(trace, runs.state)
-
-    def verify(self, order: list[int] | None) -> list[int]:
-        """Raise a VerificationError, or return the order in which the skips leave the main path."""
-        if order is not None:
-            _require_same_order(self.order, order, "in training")
-        factors = {slot: 0.4 + 0.5 * (0.618034 * (slot + 1) % 1) for slot in range(len(self.edits))}
-        difference = self._compare_factors(factors)
-        if difference is not None:
-            raise self._blame(factors, difference)
-        learned = [slot for slot, edit in enumerate(self.edits) if edit.factor is None]
-        if learned and all(self.places[slot].axis == self.edits[slot].attachment.axis for slot in learned):
-            self._compare_gates(learned)
-        return self.order
-
-    def _compare_factors(self, factors: dict[int, float]) -> float | None:
-        constants = {slot: _times(factor) for slot, factor in factors.items()}
-        wanted = self.runs.run(self.call, self.modes, OFF, _changes(self.places, constants))
-        found = self.runs.run_scaled(self.call, self.modes, Mode(constants=factors))
-        return _first_difference(found, wanted)
-
-    def _compare_gates(self, learned: list[int]) -> None:
-        changes = {slot: _as_method(self.state, edit) for slot, edit in enumerate(self.edits)}
-        with with_random_gates(self.state.scaling):
-            wanted = self.runs.run(self.call, self.modes, OFF, _changes(self.places, changes))
-            found = self.runs.run_scaled(self.call, self.modes, UNSEEN)
-        for index in dict.fromkeys(self.edits[slot].skip.index for slot in learned):
-            far = distance(found.coefficients[index], wanted.coefficients[index])
-            if far is not None:
-                raise VerificationError(
-                    f"the coefficient of long skip {index} differs by {far:.1e} from that of the tensor that enters "
-                    f"its merge: what lies between ({self.state.plan[index].places.skip}) does not commute with "
-                    f"{type(self.state.scaling.config).__name__}. {WAY_OUT}"
-                )
-        far = _first_difference(found, wanted)
-        if far is not None:
-            raise VerificationError(
-                f"the scaled {type(self.host).__name__} differs by {far:.1e} from one whose skips are scaled at their "
-                f"merges. {WAY_OUT}"
-            )
-
-    def _blame(self, factors: dict[int, float], difference: float) -> VerificationError:
-        """Which skip is at fault: each by itself."""
-        plain, again = (self.runs.run(self.call, self.modes, OFF) for _ in range(2))
-        if first_difference(again.readings, plain.readings) is not None:
-            return VerificationError(
-                f"{type(self.host).__name__} gives different results for the same inputs and random seed, so its "
-                f"scaling cannot be verified. Nothing was changed. Make its randomness follow torch's seed, or pass "
-                f"verify=False"
-            )
-        faults = []
-        for slot, edit in enumerate(self.edits[:64]):
-            if self._compare_factors({slot: factors[slot]}) is None:
-                continue
-            alone = self.runs.run(self.call, self.modes, Mode(constants={slot: factors[slot]}))
-            idle = first_difference(alone.readings, plain.readings) is None
-            what = "has no effect" if idle else "changes something else, or not this alone"
-            faults.append(f"scaling {edit.label} as {edit.attachment} {what} (merged at {edit.skip.merge.location})")
-        mode = "in training mode, " if any(self.modes) else ""
-        listed = "; ".join(faults[:4]) or f"the skips together differ by {difference:.1e}"
-        return VerificationError(f"{mode}{listed}. {WAY_OUT}")
-
-
-def _first_difference(found: Result, wanted: Result) -> float | None:
-    far = first_difference(found.readings, wanted.readings)
-    return far if far is not None else first_difference(found.outputs, wanted.outputs)
-
-
-def _as_method(state: Attached, edit: Edit) -> Change:
-    if edit.factor is not None:
-        return _times(edit.factor)
-    if edit.operand == "merged":
-        return lambda tensor: state.scaling.scale_merged(tensor, edit.skip.index, edit.attachment.start)
-    scale = state.scaling.scale_main if edit.main else state.scaling.scale
-    return lambda tensor: scale(tensor, edit.skip.index)
-
-
-def _times(factor: float) -> Change:
-    return lambda tensor: tensor * factor
-
-
-# Where the merges of a plan are in the forward at hand.
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Operations, by name and number in the forward, with the position of a tensor among their arguments; None stands
-    for their result."""
-
-    operations: tuple[tuple[str, int, int | None], ...] = ()
-    axis: int = -1
-    module: str = ""
-    """After a norm: the layer that reads the skip."""
-    start: int = 0
-    length: int = 0
-    channels: int = 0
-
-
-def _places(trace: Trace, state: Attached) -> tuple[list[_Place], list[int]]:
-    """Where each edit belongs, and the order in which the skips leave the main path."""
-    by_merge: defaultdict[int, list[Candidate]] = defaultdict(list)
-    for candidate in candidates(trace):
-        by_merge[candidate.merge.node].append(candidate)
-    edited = {edit.skip.index for edit in state.edits if not edit.behind_norm}
-    merges = {skip.index: _merges(trace, skip, state.plan.repeats, skip.index in edited) for skip in state.plan}
-    starts = [_start(skip, merges[skip.index], by_merge) for skip in state.plan]
-    ordered = sorted(set(starts))
-    order = [ordered.index(start) for start in starts]
-    return [_place(edit, merges[edit.skip.index]) for edit in state.edits], order
-
-
-def _merges(trace: Trace, skip: LongSkip, repeats: int, needed: bool) -> list[Merge]:
-    """The merge of a skip, in each run of the network."""
-    place = (skip.merge.location, skip.merge.module, skip.merge.kind)
-    here = [merge for merge in trace.merges if (merge.site.text, merge.call.name, merge.kind) == place]
-    per_run = len(here) // repeats
-    numbers = [skip.merge.occurrence + run * per_run for run in range(repeats)]
-    if here and len(here) % repeats == 0 and numbers[-1] < len(here):
-        return [here[number] for number in numbers]
-    if not needed:
-        return []
-    raise _MissingMergeError(
-        f"the merge of long skip {skip.index} is number {skip.merge.occurrence + 1} of those at {skip.merge.location} "
-        f"in the plan, and {len(here)} run there now"
-    )
-
-
-def _start(skip: LongSkip, merges: list[Merge], by_merge: dict[int, list[Candidate]]) -> int:
-    """Where the skip leaves the main path; -1 if that is not known."""
-    starts = []
-    for merge in merges:
-        here = by_merge.get(merge.node, [])
-        same = [candidate for candidate in here if candidate.operand == skip.merge.operand]
-        if here and not same:
-            raise VerificationError(
-                f"the operands of long skip {skip.index} have changed places at {skip.merge.location}: the skip was "
-                f"operand {skip.merge.operand + 1}, and is {here[0].operand + 1} here"
-            )
-        starts += [candidate.start for candidate in same[:1]]
-    return starts[0] if starts else -1
-
-
-def _require_same_order(order: list[int], before: list[int], when: str) -> None:
-    """The skips come from where they did. Names of modules will not do: in training, dropout makes the feature."""
-    moved = [index for index, (a, b) in enumerate(zip(order, before, strict=True), start=1) if a != b]
-    if moved:
-        raise VerificationError(
-            f"long skips {', '.join(map(str, moved))} come from other places of the network {when}: the merges "
-            f"take the features in another order"
+            f"the operands of long skip {swapped[0]} change places {when}: which is the skip depends on the inputs. "
+            f"{WAY_OUT}"
         )
 
 
-def _place(edit: Edit, merges: list[Merge]) -> _Place:
-    place, skip = edit.attachment, edit.skip
-    if edit.behind_norm:
-        return _Place((), place.axis, place.module, place.start, place.length, place.channels)
-    if edit.operand == "merged":
-        axis = merges[0].axis
-        return _Place(tuple((*_operation(merge, 0)[:2], None) for merge in merges), -1 if axis is None else axis)
-    wanted = skip.merge.main_operand if edit.main else skip.merge.operand
-    axis = skip.site.channel_axis if merges[0].axis is None else merges[0].axis
-    shape = merges[0].shapes[wanted]
-    return _Place(tuple(_operation(merge, wanted) for merge in merges), axis % len(shape))
+def _operands(trace: Trace, plan: SkipPlan) -> list[set[int]]:
+    """For each long skip: the operands of its merge that go around a path, as this forward shows it."""
+    found: defaultdict[int, set[int]] = defaultdict(set)
+    for candidate in candidates(trace):
+        found[candidate.end].add(candidate.operand)
+    unnamed = [skip for skip in plan if not skip.is_named]
+    return [{n for merge in _merges(trace, skip, plan.repeats) for n in found[merge.node]} for skip in unnamed]
 
 
-def _operation(merge: Merge, operand: int) -> tuple[str, int, int]:
-    part = merge.parts[operand]
-    return part.name, part.ordinal, part.position
-
-
-def _changes(places: list[_Place], by_slot: dict[int, Change]) -> Changes:
-    changes = Changes()
-    for slot, change in by_slot.items():
-        place = places[slot]
-        if place.module:
-            changes.modules[place.module].append(_on_channels(place, change))
-        for name, number, position in place.operations:
-            changes.operations[name, number].append((position, change))
-    return changes
-
-
-def _on_channels(place: _Place, change: Change) -> Change:
-    def changed(tensor: Tensor) -> Tensor:
-        if tensor.dim() < 2 or tensor.shape[place.axis] != place.channels:
-            return tensor  # an adapter runs layers of its own inside the layer
-        # A copy has the layout in memory of the tensor, which a concatenation may not have: dropout behind the layer
-        # draws its numbers in the order of the memory.
-        result = tensor.clone()
-        where = (place.axis, place.start, place.length)
-        result.narrow(*where).copy_(change(tensor.narrow(*where)))
-        return result
-
-    return changed
-
-
-# When a model cannot be run for comparison.
-
-
-def _obstacle(host: nn.Module, plan: SkipPlan, call: Call) -> str:
+def obstacle_to_reruns(host: nn.Module, plan: SkipPlan, call: Call) -> str:
     """Why the model cannot be run once more on these inputs; empty if it can."""
-    tensors = [*host.parameters(), *host.buffers(), *map(without_subclass, tensors_in(call))]
+    tensors = [*host.parameters(), *host.buffers(), *map(without_subclass, _tensors_in(call))]
     if any(tensor.is_meta for tensor in tensors):
         return "it is on the meta device"
     if any(type(tensor) not in (Tensor, nn.Parameter) for tensor in tensors):
@@ -357,14 +135,403 @@ def _obstacle(host: nn.Module, plan: SkipPlan, call: Call) -> str:
     return ""
 
 
-# Other proofs by running: which axis holds the batch, and that undoing and folding leave the function as it is.
+# One comparison: the scaled model against the reference, for one call in one mode.
+
+
+def _compare(runs: "Reruns", call: Call, places: list["_Place"]) -> None:
+    state, edits = runs.state, runs.state.edits
+    factors = {slot: 0.4 + 0.5 * (0.618034 * (slot + 1) % 1) for slot in range(len(edits)) if places[slot].is_known}
+
+    def difference(factors: dict[int, float]) -> float | None:
+        wanted = runs.run(call, OFF, [(places[slot], _times(factor)) for slot, factor in factors.items()])
+        return runs.run_scaled(call, Mode(constants=factors)).difference(wanted)
+
+    far = difference(factors)
+    if far is not None:
+        raise _blame(runs, call, factors, difference, far)
+    learned = [slot for slot, edit in enumerate(edits) if edit.factor is None]
+    if not learned or any(places[slot].axis != edits[slot].attachment.axis for slot in learned):
+        return
+    with _random_gates(state.scaling):
+        wanted = runs.run(call, OFF, [(place, _as_method(state, place.edit)) for place in places])
+        found = runs.run_scaled(call, UNSEEN)
+    for index in dict.fromkeys(edits[slot].skip.index for slot in learned):
+        far = _distance(found.coefficients[index], wanted.coefficients[index])
+        if far is not None:
+            raise VerificationError(
+                f"the coefficient of long skip {index} differs by {far:.1e} from that of the tensor that enters its "
+                f"merge: what lies between ({state.plan[index].places.skip}) does not commute with "
+                f"{type(state.scaling.config).__name__}. {WAY_OUT}"
+            )
+    far = found.difference(wanted)
+    if far is not None:
+        raise VerificationError(
+            f"the scaled {type(runs.host).__name__} differs by {far:.1e} from one whose skips are scaled at their "
+            f"merges. {WAY_OUT}"
+        )
+
+
+def _blame(
+    runs: "Reruns",
+    call: Call,
+    factors: dict[int, float],
+    difference: Callable[[dict[int, float]], float | None],
+    far: float,
+) -> VerificationError:
+    """Which skip is at fault: each by itself."""
+    plain, again = (runs.run(call, OFF) for _ in range(2))
+    if again.difference(plain) is not None:
+        return VerificationError(
+            f"{type(runs.host).__name__} gives different results for the same inputs and random seed, so its scaling "
+            f"cannot be verified. Nothing was changed. Make its randomness follow torch's seed, or pass verify=False"
+        )
+    wrong = [runs.state.edits[slot] for slot in factors if difference({slot: factors[slot]}) is not None]
+    named = "; ".join(f"{edit.label} as {edit.attachment}, merged at {edit.skip.merge.location}" for edit in wrong[:4])
+    return VerificationError(
+        f"{'in training mode, ' if runs.training else ''}scaling {named or 'the skips together'} does not change its "
+        f"merge, or not that alone: the layers differ by {far:.1e}. {WAY_OUT}"
+    )
+
+
+def _as_method(state: Attached, edit: Edit) -> Change:
+    return lambda tensor: edit.scaled(tensor, state.scaling)
+
+
+def _times(factor: float) -> Change:
+    return lambda tensor: tensor * factor
+
+
+# Where the merges of a plan are in the forward at hand.
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where the reference scales an operand."""
+
+    edit: Edit
+    operations: tuple[tuple[str, int, int | None], ...] = ()
+    """By name and number in the forward, with the position of a tensor among the arguments; None: the result."""
+    axis: int = -1
+    weights: tuple[Tensor, ...] = ()
+    """After a norm: the weights that read the skip, as views."""
+
+    @property
+    def is_known(self) -> bool:
+        return bool(self.operations or self.weights)
+
+
+def _places(host: nn.Module, trace: Trace, state: Attached) -> list[_Place]:
+    """Where each edit belongs."""
+    places = []
+    for edit in state.edits:
+        if edit.after_norm:
+            target = edit.attachment
+            layer = host.get_submodule(target.module)
+            # An adapter, or a weight that is computed: what reads the skip is not one tensor.
+            plain = isinstance(layer._parameters.get("weight"), Tensor)
+            views = weights_reading(layer, target.start, target.length) if plain else ()
+            places.append(_Place(edit, axis=target.axis, weights=tuple(views)))
+            continue
+        merges, merge = _merges(trace, edit.skip, state.plan.repeats), edit.skip.merge
+        if not merges:
+            raise VerificationError(
+                f"the merge of long skip {edit.skip.index} is number {merge.occurrence + 1} of those at "
+                f"{merge.location} in the plan, and did not run there now"
+            )
+        whole = edit.operand == "merged"
+        number = 0 if whole else merge.main_operand if edit.operand == "main" else merge.operand
+        operations = tuple((found.name, found.ordinal, None if whole else found.positions[number]) for found in merges)
+        axis = edit.skip.site.channel_axis if merges[0].axis is None else merges[0].axis
+        places.append(_Place(edit, operations, axis % len(merges[0].shapes[number])))
+    return places
+
+
+def _merges(trace: Trace, skip: LongSkip, repeats: int) -> list[Merge]:
+    """The merge of a skip, in each run of the network."""
+    named = [merge for merge in trace.merges if merge.named is not None and merge.named[0] == skip.index]
+    if named and skip.is_named:
+        return named
+    place = (skip.merge.location, skip.merge.module, skip.merge.kind)
+    here = [merge for merge in trace.merges if (merge.site.text, merge.call.name, merge.kind) == place]
+    per_run = len(here) // repeats
+    numbers = [skip.merge.occurrence + run * per_run for run in range(repeats)]
+    fits = len(here) % repeats == 0 and numbers[-1] < len(here)
+    return [here[number] for number in numbers] if fits else []
+
+
+# Runs.
+
+
+class Observer(TorchDispatchMode):
+    """Counts operations, changes recorded operands, and notes what layers get and give."""
+
+    def __init__(self, changes: list[tuple[_Place, Change]], without: set[int] | None) -> None:
+        super().__init__()
+        self.changes: defaultdict[tuple[str, int], list[tuple[int | None, Change]]] = defaultdict(list)
+        for place, change in changes:
+            for name, number, position in place.operations:
+                self.changes[name, number].append((position, change))
+        self.counts, self.without = Counter[str](), without
+        """`without`, if given: note results alone, and not those of layers with these weights."""
+        self.readings: list[Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func._schema.name.partition("::")[2]
+        counted = counted_as(name)
+        changes = self.changes.get((counted, self.counts[counted]), ())
+        self.counts[counted] += 1
+        for position, change in changes:
+            if position is not None:
+                args, kwargs = _with_changed(args, kwargs, position, change, func._schema.is_mutable)
+        result = func(*args, **kwargs)
+        for position, change in changes:
+            result = change(result) if position is None else result
+        # What a hook measures is not what the network computes; what it changes, the next layers show.
+        if _LAYERS.search(name) is not None and not in_foreign_hook():
+            given, made = ([leaf for leaf in pytree.tree_leaves(v) if isinstance(leaf, Tensor)] for v in (args, result))
+            if self.without is None:
+                made = [*given[:2], *made]  # weights come last
+            elif any(tensor.data_ptr() in self.without for tensor in given):
+                made = []
+            self.readings += _samples(made)
+        return result
+
+
+def _with_changed(args: Any, kwargs: Any, position: int, change: Change, mutable: bool) -> tuple[Any, Any]:
+    values, structure = pytree.tree_flatten((args, kwargs))
+    at = [number for number, leaf in enumerate(values) if isinstance(leaf, Tensor)][position]
+    # An operation in place writes into its first operand: all who hold it see the result.
+    changed = change(values[at])
+    values[at] = values[at].copy_(changed) if mutable and position == 0 else changed
+    return pytree.tree_unflatten(values, structure)
+
+
+@dataclass
+class Result:
+    """What a run made and what its layers got and gave, as samples."""
+
+    outputs: list[Tensor]
+    readings: list[Tensor]
+    coefficients: dict[int, Tensor] = field(default_factory=dict)
+
+    def difference(self, wanted: "Result") -> float | None:
+        """How far the first values are apart that differ; None if all are the same."""
+        for ours, theirs in ((self.readings, wanted.readings), (self.outputs, wanted.outputs)):
+            if len(ours) != len(theirs):
+                return float("inf")
+            loosest = 0.0
+            for one, other in zip(ours, theirs, strict=True):
+                loosest = max(loosest, _TOLERANCES.get(other.dtype, 1e-1))
+                far = _distance(one, other, loosest)
+                if far is not None:
+                    return far
+        return None
+
+
+def _distance(found: Tensor, wanted: Tensor, tolerance: float | None = None) -> float | None:
+    """How far apart they are, relative to the largest value; None if that is within the tolerance."""
+    tolerance = _TOLERANCES.get(wanted.dtype, 1e-1) if tolerance is None else tolerance
+    if found.shape != wanted.shape or found.dtype != wanted.dtype:
+        return float("inf")
+    one, other = (value.cpu().double().nan_to_num() for value in (found, wanted))  # some devices have no float64
+    size = float(other.abs().max())
+    far = float((one - other).abs().max())
+    return far / max(size, 1e-30) if far > tolerance * size else None
+
+
+def _samples(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Up to some hundreds of values of each; a prime number, so that no axis is met at the same place every time."""
+    found = []
+    for tensor in tensors:
+        is_number = tensor.is_floating_point() or tensor.is_complex()
+        if is_number and not tensor.is_meta and tensor.layout == torch.strided and tensor.numel() > 0:
+            real = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
+            flat = real.reshape(-1)
+            found.append(flat[:: max(flat.numel() // 509, 1)][:1024].clone())
+    return found
+
+
+class Reruns:
+    """Forwards of one scaled model. Each starts from the same state, with the same random numbers."""
+
+    def __init__(self, host: nn.Module, state: Attached, snapshot: StateSnapshot) -> None:
+        self.host, self.state, self.snapshot = host, state, snapshot
+        self.train(False)
+
+    def train(self, training: bool) -> None:
+        """The training flags as `host.train(training)` sets them, which some models do in their own way."""
+        self.snapshot.restore()
+        self.host.train(training)
+        self.training, self._flags = training, [module.training for module in self.host.modules()]
+
+    @contextmanager
+    def prepared(self, mode: Mode) -> Iterator[None]:
+        """The state in which a forward starts."""
+        self.snapshot.restore()
+        self.snapshot.seed()
+        for module, training in zip(self.host.modules(), self._flags, strict=True):
+            module.training = training
+        with self.state.counter.set_to(mode):
+            yield
+
+    def trace(self, call: Call) -> Trace | None:
+        """The forward of the unscaled model; None if it cannot run so."""
+        with self.prepared(OFF):
+            try:
+                return record_forward(self.host, *_copied(call))
+            except Exception:
+                return None
+
+    def run(
+        self,
+        call: Call,
+        mode: Mode,
+        changes: Sequence[tuple[_Place, Change]] = (),
+        without: set[int] | None = None,
+    ) -> Result:
+        """One forward, with operands changed on their way into operations and layers."""
+        # A scaled weight is not a scaled input: only what its layer gives can be compared.
+        is_after_norm = any(edit.after_norm for edit in self.state.edits)
+        observer = Observer([*changes], set() if without is None and is_after_norm else without)
+        with self.prepared(mode):
+            for place, change in changes:
+                for weights in place.weights:
+                    weights.copy_(change(weights))  # restored with all weights
+            args, kwargs = _copied(call)
+            with observer:
+                output = self.host(*args, **kwargs)
+            coefficients = {}
+            for edit in self.state.edits if mode.constants is None else ():
+                if edit.factor is None:
+                    try:
+                        value = self.state.scaling.coefficient(edit.skip.index)
+                    except ScaleLongError:  # a run without gates
+                        value = 1.0
+                    coefficients[edit.skip.index] = _samples([torch.as_tensor(value)])[0]
+            return Result(_samples(_tensors_in(output)), observer.readings, coefficients)
+
+    def run_scaled(self, call: Call, mode: Mode) -> Result:
+        """The same, of the scaled model: what it raises is an error of the scaling."""
+        try:
+            return self.run(call, mode)
+        except ScaleLongError as error:
+            raise VerificationError(f"{error}. {WAY_OUT}") from error
+        except Exception as error:
+            raise VerificationError(
+                f"the scaled {type(self.host).__name__} fails where the plain one runs: {type(error).__name__}: "
+                f"{error}. {WAY_OUT}"
+            ) from error
+
+
+@contextmanager
+def rerunning(host: nn.Module, state: Attached) -> Iterator[Reruns]:
+    """Run the model as often as needed. One snapshot serves all runs, and afterwards everything is as it was."""
+    follow_structure(host, state)  # outside of the isolated run, which would undo it
+    with (
+        foreign_hooks_marked(host),
+        without_freeu(host),
+        torch.no_grad(),
+        torch.compiler.set_stance("force_eager"),
+        warnings.catch_warnings(),
+        isolated_run(host, state.scaling) as snapshot,
+    ):
+        warnings.simplefilter("ignore")
+        yield Reruns(host, state, snapshot)
+
+
+def recomputed(host: nn.Module, call: Call, constants: dict[int, float], without: Sequence[nn.Module]) -> Result:
+    """What the model computes with its edits at these constants, the results of these layers apart."""
+    state = attached(host)
+    assert state is not None
+    weights = {layer.weight.data_ptr() for layer in without if isinstance(layer.weight, Tensor)}
+    with rerunning(host, state) as runs:
+        return runs.run(call, Mode(constants=constants), without=weights)
+
+
+@contextmanager
+def _random_gates(scaling: SkipScaling) -> Iterator[None]:
+    """Noise in the weights of the gates: new gates are flat, and one that reads the wrong data shows only so."""
+    saved = [(parameter, parameter.detach().clone()) for parameter in scaling.parameters()]
+    generator = torch.Generator().manual_seed(0)
+    for parameter, _ in saved:
+        parameter.add_(0.5 * torch.randn(parameter.shape, generator=generator).to(parameter))
+    try:
+        yield
+    finally:
+        for parameter, before in saved:
+            parameter.copy_(before)
+
+
+# Inputs.
+
+
+def _copied(call: Call) -> tuple[Any, Any]:
+    """Inputs that a model may change in place, draw from or empty."""
+
+    def copied(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return without_subclass(value).detach().clone()
+        if isinstance(value, torch.Generator):
+            return value.clone_state()
+        try:
+            return value if isinstance(value, nn.Module) else copy.deepcopy(value)
+        except Exception:
+            return value
+
+    args, kwargs = call
+    return pytree.tree_map(copied, tuple(args)), pytree.tree_map(copied, dict(kwargs))
+
+
+def _without_zeros(call: Call) -> Call:
+    """Zeros as example inputs leave networks without biases at zero: noise in their place."""
+    generator = torch.Generator().manual_seed(0)
+
+    def filled(tensor: Tensor) -> Tensor:
+        dead = tensor.is_floating_point() and tensor.dim() > 2 and not bool(tensor.any())
+        return torch.randn(tensor.shape, generator=generator).to(tensor) if dead else tensor
+
+    return pytree.tree_map_only(Tensor, filled, (tuple(call[0]), dict(call[1])))
+
+
+def _tensors_in(value: Any) -> list[Tensor]:
+    """All tensors of a result, whatever they are packed in."""
+    return [*(tensor for _, tensor in leaves(value)), *held_tensors(value)]
+
+
+def call_to_keep(call: Call) -> Any:
+    """What the inputs look like, without keeping the batch alive; None where they hold objects of unknown content."""
+
+    def noted(value: Tensor) -> Tensor:
+        value = without_subclass(value).detach()
+        is_large = value.is_floating_point() and value.numel() > 4096
+        return torch.empty_like(value, device="meta") if is_large or value.is_meta else value.cpu().clone()
+
+    plain = (Tensor, str, int, float, complex, bool, type(None), torch.dtype, torch.device)
+    known = all(isinstance(leaf, plain) for leaf in pytree.tree_leaves(call))
+    return pytree.tree_map_only(Tensor, noted, call) if known else None
+
+
+def recalled(host: Host) -> Call | None:
+    """Inputs like those that the model was scaled with, if these are known."""
+    inputs = None if host.state is None else host.state.inputs
+    generator, weight = torch.Generator().manual_seed(0), next(host.model.parameters(), None)
+
+    def made(value: Tensor) -> Tensor:
+        values = torch.randn(value.shape, generator=generator).to(value.dtype) if value.is_meta else value
+        return values if weight is None else values.to(weight.device)
+
+    return None if inputs is None else pytree.tree_map_only(Tensor, made, inputs)
+
+
+# Which axis holds the batch: measured by changing one image.
 
 
 class _Capture(SkipScaling):
     """Keeps the skips as they come, and changes nothing."""
 
-    def __init__(self, sites: Sequence[SkipSite]) -> None:
-        super().__init__(NoScaling(), sites)
+    def __init__(self, plan: SkipPlan) -> None:
+        super().__init__(NoScaling(), plan.sites)
         self.skips: dict[int, Tensor] = {}
 
     def scale(self, skip: Tensor, index: int) -> Tensor:
@@ -376,21 +543,34 @@ class _Capture(SkipScaling):
 
 
 def with_batch_axes(host: Host, plan: SkipPlan, call: Call) -> SkipPlan:
-    """The plan, with the axis of each skip along which the images of a batch lie: measured by changing one image."""
-    if _obstacle(host.model, plan, call) or any(skip.places.skip is None for skip in plan):
+    """The plan, with the axis of each skip along which the images of a batch lie."""
+    if obstacle_to_reruns(host.model, plan, call) or any(skip.places.skip is None for skip in plan):
         return plan
-    args, kwargs, batch = _as_batch(call)
-    capture = _Capture(plan.sites)
+    sizes = [t.shape[0] for t in pytree.tree_leaves(call) if isinstance(t, Tensor) and t.dim() > 1]
+    batch = max(sizes[0] if sizes else 1, 2)
+    generator = torch.Generator().manual_seed(1)
+
+    def as_batch(value: Tensor) -> Tensor:
+        return torch.cat([value, value]) if sizes[:1] in ([], [1]) and value.dim() and len(value) == 1 else value
+
+    def with_another_image(value: Tensor) -> Tensor:
+        if not value.is_floating_point() or value.dim() < 2 or len(value) != batch:
+            return value
+        other = value.clone()
+        other[0] = torch.randn(value[0].shape, generator=generator).to(value)
+        return other
+
+    several = pytree.tree_map_only(Tensor, as_batch, (tuple(call[0]), dict(call[1])))
+    capture = _Capture(plan)
     state = Attached(plan, capture)
     host.attach(state)
+    seen: list[dict[int, Tensor]] = []
     try:
-        seen = []
         with rerunning(host.model, state) as runs:
-            modes = runs.modes(False)
-            for inputs in ((args, kwargs), _with_another_image((args, kwargs), batch)):
-                with runs.prepared(modes, REAL):
-                    given, named = copied(inputs)
-                    host.model(*given, **named)
+            for inputs in (several, pytree.tree_map_only(Tensor, with_another_image, several)):
+                with runs.prepared(REAL):
+                    args, kwargs = _copied(inputs)
+                    host.model(*args, **kwargs)
                     seen.append(dict(capture.skips))
     except Exception as error:
         # Not every model takes two images where it was shown one.
@@ -400,69 +580,20 @@ def with_batch_axes(host: Host, plan: SkipPlan, call: Call) -> SkipPlan:
         host.detach()
     skips = []
     for skip in plan:
-        before, after = (found.get(skip.index) for found in seen)
-        axis = skip.site.batch_axis if before is None or after is None else _batch_axis(before, after, batch, skip)
+        axis = skip.site.batch_axis
+        if all(skip.index in found for found in seen):
+            axis = _batch_axis(seen[0][skip.index], seen[1][skip.index], batch, skip.site.channel_axis)
         skips.append(skip.replace(site=replace(skip.site, batch_axis=axis)))
     return replace(plan, skips=tuple(skips))
 
 
-def _batch_axis(before: Tensor, after: Tensor, batch: int, skip: LongSkip) -> int | None:
+def _batch_axis(before: Tensor, after: Tensor, batch: int, channel_axis: int) -> int | None:
     """The axis along which only the share of one image has changed."""
     changed = before != after
-    channel = skip.site.channel_axis % before.dim()
     for axis in range(before.dim()):
-        if axis == channel or before.shape[axis] % batch:
+        if axis == channel_axis % before.dim() or before.shape[axis] % batch:
             continue
         touched = changed.movedim(axis, 0).reshape(before.shape[axis], -1).any(1)
         if int(touched.sum()) * batch == before.shape[axis]:
             return axis
     return None if bool(changed.any()) else 0
-
-
-def _as_batch(call: Call) -> tuple[tuple[Any, ...], dict[str, Any], int]:
-    """The inputs with at least two images."""
-    sizes = [t.shape[0] for t in pytree.tree_leaves(call) if isinstance(t, Tensor) and t.dim() > 1]
-    batch = sizes[0] if sizes else 1
-    if batch != 1:
-        return (*call, batch)
-
-    def doubled(value: Any) -> Any:
-        return torch.cat([value, value]) if isinstance(value, Tensor) and value.dim() and len(value) == 1 else value
-
-    args, kwargs = pytree.tree_map(doubled, (tuple(call[0]), dict(call[1])))
-    return args, kwargs, 2
-
-
-def _with_another_image(call: Call, batch: int) -> Call:
-    generator = torch.Generator().manual_seed(1)
-
-    def changed(value: Any) -> Any:
-        if not isinstance(value, Tensor) or not value.is_floating_point() or value.dim() < 2 or len(value) != batch:
-            return value
-        other = value.clone()
-        other[0] = torch.randn(value[0].shape, generator=generator).to(value)
-        return other
-
-    return pytree.tree_map(changed, call)
-
-
-def function_of(
-    host: Host, call: Call, constants: dict[int, float] | None, without: Sequence[nn.Module]
-) -> tuple[list[Tensor], list[Tensor]]:
-    """What the model computes: its outputs, and the results of its layers but these."""
-    state = attached(host.model)
-    assert state is not None
-    weights = {layer.weight.data_ptr() for layer in without if isinstance(layer.weight, Tensor)}
-    observer = Observer(Changes(), results_without=weights)
-    with rerunning(host.model, state) as runs:
-        result = runs.run(call, runs.modes(False), Mode(constants=constants), observer=observer)
-    return result.outputs, result.readings
-
-
-def is_same_function(one: tuple[list[Tensor], list[Tensor]], other: tuple[list[Tensor], list[Tensor]]) -> bool:
-    return all(first_difference(found, wanted) is None for found, wanted in zip(other, one, strict=True))
-
-
-def can_verify(host: Host, call: Call | None) -> bool:
-    state = attached(host.model)
-    return call is not None and state is not None and not _obstacle(host.model, state.plan, call)

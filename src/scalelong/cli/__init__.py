@@ -5,8 +5,8 @@
 
 Exit codes: 0, 1 for an error, 2 for wrong arguments, 130 after Ctrl-C, 143 after SIGTERM, 141 after a closed pipe.
 An error is one line with its name. Library errors name parameters (`warmup`); they are printed as flags (--warmup).
-An error without a name is a bug: the line says where its traceback was written. With --debug, or SCALELONG_DEBUG=1 in
-the environment, the traceback is shown. Of several processes, the first one prints.
+An error without a name is a bug, and shows its traceback; with --debug, or SCALELONG_DEBUG=1 in the environment, every
+error does. Of several processes, the first one prints.
 """
 
 import gc
@@ -23,7 +23,7 @@ from types import FrameType
 from typing import Any
 
 from .._version import __version__
-from ..console import hushed, show_logs
+from ..console import show_logs
 from ..errors import (
     CannotWriteError,
     FileAccessError,
@@ -33,7 +33,7 @@ from ..errors import (
     ScaleLongError,
     lacks_memory,
 )
-from ..files import refusal, writing
+from ..files import refusal, require_file_place, require_folder_place, writing
 from .commands import (
     CLONE,
     COMMANDS as COMMANDS,
@@ -46,6 +46,8 @@ from .commands import (
 DEBUG = "SCALELONG_DEBUG"
 
 INTERRUPTED, TERMINATED, CLOSED_PIPE = 128 + 2, 128 + 15, 128 + 13
+FILES = (".safetensors", ".html", ".json")
+"""What `--out` ends with where it names a file."""
 
 PURPOSE = "Keeps UNets, U-ViTs and other networks with long skip connections training; shows why, and proves it"
 
@@ -73,12 +75,14 @@ def main(arguments: list[str] | None = None) -> int:
     command = _command(arguments)
     flags: dict[str, str] = {}
     before = _handle_sigterm()
-    _open_closed_outputs()
-    _accept_every_letter()
+    for stream in (sys.stdout, sys.stderr):
+        # What a terminal cannot show (κ in ASCII, names of files that are no text) is written as an escape.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = _answer(command, arguments, flags)
         with writing("the standard output"):
-            sys.stdout.flush()
+            print(end="", flush=True)
         _leave_process_group(wait=True)
         return code
     except KeyboardInterrupt:
@@ -89,14 +93,15 @@ def main(arguments: list[str] | None = None) -> int:
         return CLOSED_PIPE
     except Exception as error:
         named = _named(error)
-        if debug and named is None:
-            raise
-        if debug:
+        if debug or named is None:
             traceback.print_exc()
-        # One line, so that logs and scripts can tell where it ends.
-        if _speaks(named):
-            text = _unforeseen(error) if named is None else f"{type(named).__name__}: {_as_flags(_line(named), flags)}"
-            _complain(f"{_name(command)}: {text}")
+        if named is None:
+            alone = os.environ.get("WORLD_SIZE", "1") == "1"
+            what = "a bug in scalelong, please report it with" if alone else "the messages of all processes explain"
+            _complain(f"{_name(command)}: {what} the lines above")
+        elif _speaks(named):
+            # One line, so that logs and scripts can tell where it ends.
+            _complain(f"{_name(command)}: {type(named).__name__}: {_as_flags(_line(named), flags)}")
         if isinstance(error, OSError):  # it may have been the output itself
             _silence_output()
         return 1
@@ -126,8 +131,6 @@ def _answer(command: str, arguments: list[str], flags: dict[str, str]) -> int:
     if arguments[0].partition("=")[0] == "--print-completion":
         print(completion_script(*arguments[0].split("=")[1:], *arguments[1:]))
         return 0
-    if any("\0" in argument for argument in arguments):  # from another program: no shell can write it
-        raise InvalidConfigError("an argument holds a zero byte, which no name of a file can have: remove it")
     if not command or command == "lab":
         return _not_a_command(arguments, COMMANDS if not command else LAB, _name(command))
     return _run(command, arguments[len(command.split()) :], flags)
@@ -155,11 +158,13 @@ def _run(command: str, arguments: list[str], flags: dict[str, str]) -> int:
         flags.update(parser.flags())
         options = parser.parse_args(arguments)
         options.arguments = arguments
-        quiet = getattr(options, "quiet", False)
-        # Of several processes the first one speaks.
-        with hushed(quiet), show_logs("WARNING" if quiet or os.environ.get("RANK", "0") != "0" else "INFO"):
+        if getattr(options, "out", None) is not None:  # before any work
+            is_file = getattr(options, "out_is_file", False) or options.out.suffix in FILES
+            (require_file_place if is_file else require_folder_place)(options.out)
+        with show_logs(quiet=getattr(options, "quiet", False)):
             code = made.run(options) or 0
-    return TERMINATED if code == INTERRUPTED and _latest_signal() == "SIGTERM" else code
+    latest = _latest_signal()
+    return 128 + signal.Signals[latest] if code == INTERRUPTED and latest is not None else code
 
 
 # Errors
@@ -176,31 +181,13 @@ def _named(error: Exception) -> ScaleLongError | None:
             "the memory of the machine does not suffice for this: take smaller images (--size), smaller batches "
             "(--batch-size) or a smaller network"
         )
-    if _is_about_processes(error):
-        return RunFailedError(
-            "another process of this command has ended, and its own message says why: mend that, then start all "
-            "processes with the same command again"
-        )
     return None
 
 
-def _is_about_processes(error: Exception) -> bool:
-    """Whether torch lost the other processes that torchrun started. Each transport has its own words for it, and half a
-    message cannot be read."""
-    if os.environ.get("WORLD_SIZE", "1") == "1":
-        return False
-    known = ("gloo", "NCCL", "TCPStore", "ProcessGroup", "Connection closed by peer", "Connection reset by peer")
-    torchs = isinstance(error, RuntimeError) and any(word in str(error) for word in known)
-    modules = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)]
-    last = max((place for place, module in enumerate(modules) if module.startswith("scalelong.")), default=-1)
-    exchanging = any(module.startswith("torch.distributed.distributed_c10d") for module in modules[last + 1 :])
-    return torchs or exchanging or type(error).__name__.startswith("Dist")
-
-
-def _speaks(error: ScaleLongError | None) -> bool:
+def _speaks(error: ScaleLongError) -> bool:
     """Of several processes the first one prints what is alike in all. What the machine refused one, that one prints."""
     own = isinstance(error, (NotEnoughMemoryError, CannotWriteError)) or type(error) is FileAccessError
-    return os.environ.get("RANK", "0") == "0" or error is None or own
+    return os.environ.get("RANK", "0") == "0" or own
 
 
 def _as_flags(text: str, flags: dict[str, str]) -> str:
@@ -214,33 +201,7 @@ def _line(error: Exception) -> str:
     return text if len(text) <= 4000 else f"{text[:3000]} ... {text[-900:]}"
 
 
-def _unforeseen(error: Exception) -> str:
-    """One line about a bug, with the file that holds its traceback."""
-    try:
-        with tempfile.NamedTemporaryFile("wb", prefix="scalelong-", suffix=".txt", delete=False) as file:
-            text = f"scalelong {__version__}\n" + "".join(traceback.format_exception(error))
-            file.write(text.encode(errors="backslashreplace"))
-        where = f"traceback: {file.name}; --debug shows it here"
-    except OSError:
-        where = "the traceback could not be written; --debug shows it here"
-    return f"a bug in scalelong, please report it: {type(error).__name__}: {_line(error)[:500]} ({where})"
-
-
 # Output
-
-
-def _open_closed_outputs() -> None:
-    """After `>&-` Python has no output at all, and the next file that is opened would take its number."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-
-
-def _accept_every_letter() -> None:
-    """What a terminal cannot show (κ in ASCII, names of files that are no text) is written as an escape."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
 
 
 def _complain(text: str) -> None:
@@ -266,7 +227,11 @@ def _handle_sigterm() -> Any:
     Training has its own handler while it runs, which saves first.
     """
 
+    owner = os.getpid()
+
     def end(_: int, __: FrameType | None) -> None:
+        if os.getpid() != owner:  # a fork, which has nothing to close
+            os._exit(TERMINATED)
         raise SystemExit(TERMINATED)
 
     try:
@@ -277,7 +242,7 @@ def _handle_sigterm() -> Any:
 
 def _latest_signal() -> str | None:
     """The signal that training, if there was any, was interrupted by."""
-    training = sys.modules.get("scalelong.training.interrupt")
+    training = sys.modules.get("scalelong.training.hardware")
     return training.Interrupt.latest if training is not None else None
 
 

@@ -42,7 +42,7 @@ LAB = {
 COMMANDS = {**MAKE, **LOOK, "lab": ", ".join(LAB)}
 GROUPS = {"train and use a model": MAKE, "look at long skips": LOOK, "studies": {"lab": COMMANDS["lab"]}}
 
-ROOMS = {
+MODULES = {
     **dict.fromkeys(("demo", "range"), "range"),
     **dict.fromkeys(("report", "export", "models"), "publish"),
     **dict.fromkeys(("theory", "probe", "tune"), "lab"),
@@ -63,7 +63,7 @@ def find_command(path: str) -> Command:
     if name in CLONE:
         module = _of_clone(path, CLONE[name])
         return Command(module.parser, module.main)
-    module = import_module(f"scalelong.cli.{ROOMS.get(name, name)}")
+    module = import_module(f"scalelong.cli.{MODULES.get(name, name)}")
     return Command(getattr(module, f"{name}_parser"), getattr(module, f"run_{name}"))
 
 

@@ -6,14 +6,13 @@ interrupted comparison, and --status shows how far it is.
 
 import argparse
 import shlex
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from ..config import TrainConfig
+from ..config import TrainConfig, with_values
 from ..errors import InvalidConfigError
 from . import shared
-from .parser import Parser, numbers, split
+from .parser import Parser, floats, integers, split
 
 EXAMPLES = """\
   scalelong compare --methods none,cs:0.7,ls --seeds 5
@@ -21,8 +20,8 @@ EXAMPLES = """\
   scalelong compare --status                            how far the runs are
 """
 
-AXES = {"depth": ("depths", int), "width": ("widths", int), "batch": ("batch_sizes", int), "rate": ("rates", float)}
-"""What a comparison can be repeated over: the axis, its flag, and the kind of its values."""
+AXES = {"depth": "depths", "width": "widths", "batch": "batch_sizes", "rate": "rates"}
+"""What a comparison can be repeated over, and its flag."""
 
 
 def compare_parser() -> Parser:
@@ -38,13 +37,11 @@ def compare_parser() -> Parser:
     text += "the configuration is added, so that the same command finds its runs)"
     shared.add_out_flag(made, text)
     made.flag("--status", "train nothing: show how far the runs of the folder are", False)
-    made.flag("--rates", "compare at several learning rates, and best rate with best rate: 2e-3,4e-3,8e-3")
-    made.flag("--depths", "compare at several depths of the network, for example 4,8,12")
-    made.flag("--widths", "at several widths, for example 64,128; with --rates, every rate at every width")
-    made.flag("--batch-sizes", "compare at several batch sizes, for example 8,64")
-    text = "what attention keeps over --widths: the size of a head (default with a base width, for μP) or the number "
-    text += "of heads (default otherwise)"
-    made.flag("--hold", text, kind=("head-size", "heads"), rare=True)
+    made.flag("--rates", "compare at several learning rates, and best rate with best rate: 2e-3,4e-3,8e-3", kind=floats)
+    made.flag("--depths", "compare at several depths of the network, for example 4,8,12", kind=integers)
+    text = "at several widths, for example 64,128; several axes together give every combination"
+    made.flag("--widths", text, kind=integers)
+    made.flag("--batch-sizes", "compare at several batch sizes, for example 8,64", kind=integers)
     text = "train by μP: the rate was tuned at this width (docs/mup.md); the variant 'standard: base_width=null' "
     text += "is the standard parametrisation next to it"
     made.flag("--base-width", text, kind=int, rare=True)
@@ -57,10 +54,11 @@ def compare_parser() -> Parser:
 
 
 def run_compare(options: argparse.Namespace) -> int:
-    from ..experiments import compare, default_hold, status_text
+    from ..console import show_table
+    from ..experiments import best_rate_rows, status_text, sweep, sweep_rows
     from ..files import require_folder_place
 
-    config = configuration(options)
+    config = compare_config(options)
     methods = [*split(options.methods), *options.variants]
     if not methods:
         raise InvalidConfigError("`methods` must name at least one method, for example none,cs")
@@ -69,82 +67,49 @@ def run_compare(options: argparse.Namespace) -> int:
         print(status_text(out))
         return 0
     require_folder_place(out)
-    engine = shared.engine_of(options)
-    hold = options.hold or default_hold(config, methods)
-    if hold != "head-size" and default_hold(config, methods) == "head-size":
-        raise InvalidConfigError("μP holds the size of attention heads over the widths: leave out `hold` heads")
-    over = {
-        axis: numbers(getattr(options, flag), kind, f"`{flag}`")
-        for axis, (flag, kind) in AXES.items()
-        if getattr(options, flag)
-    }
-    plan: dict[str, Any] = {"config": config, "methods": methods, "seeds": list(range(options.seeds)), "out": out}
-    plan |= {"every": options.every, "engine": engine, "on_start": lambda _: remember(options.arguments, out)}
-    if over:
-        return _sweep(over, plan, hold, options.quiet)
-    with shared.progress_aside(options.quiet):
-        comparison = compare(**plan)
-    if comparison is None:
-        return shared.left_to_do(engine)
-    print(f"\n{comparison}\n")
-    print(f"table, figure and runs: {out}; for a report: scalelong report {out}")
+    over = {axis: getattr(options, flag) for axis, flag in AXES.items() if getattr(options, flag)}
+    found = sweep(
+        config,
+        methods,
+        list(range(options.seeds)),
+        out,
+        over,
+        every=options.every,
+        engine=shared.engine_of(options),
+        on_start=partial(remember, options.arguments, out),
+    )
+    if found is None:
+        return shared.left_to_do()
+    print()
+    if not over:
+        print(found[()])
+    else:
+        show_table(sweep_rows(list(over), found))
+    if "rate" in over:
+        print()
+        show_table(best_rate_rows(list(over), found))
+    print(f"\ntables, figures and runs: {out}; for a report: scalelong report {out}")
     return 0
 
 
-def _sweep(over: dict[str, list[Any]], plan: dict[str, Any], hold: Any, quiet: bool) -> int:
-    """The comparison over depths, widths, batch sizes or rates; widths and rates together are a grid."""
-    from ..experiments import best_rate_rows, rate_grid, sweep, sweep_rows
-
-    engine, unfinished = plan["engine"], False
-    if "width" in over and "rate" in over:
-        widths, rates = over.pop("width"), over.pop("rate")
-        with shared.progress_aside(quiet):
-            grid = rate_grid(**plan, widths=widths, rates=rates, hold=hold)
-        if grid is None and not engine.detach:
-            return shared.left_to_do(engine)
-        if grid is not None:
-            print(f"\n{grid}\n\ntable, figure and runs: {plan['out']}")
-        unfinished = grid is None
-    for axis, values in over.items():
-        with shared.progress_aside(quiet):
-            found = sweep(**plan, axis=axis, values=values, hold=hold)
-        if found is None and not engine.detach:
-            return shared.left_to_do(engine)
-        if found is None:  # the jobs of the other axes are submitted as well
-            unfinished = True
-            continue
-        _show(sweep_rows(axis, found))
-        if axis == "rate":
-            _show(best_rate_rows(found))
-    return shared.left_to_do(engine) if unfinished else 0
-
-
-def _show(rows: list[dict[str, str]]) -> None:
-    from ..console import show_table
-
-    print()
-    show_table(rows)
-    print()
-
-
-def configuration(options: argparse.Namespace) -> TrainConfig:
+def compare_config(options: argparse.Namespace) -> TrainConfig:
     config = shared.run_config(options)
     shared.require_seeds(options.seeds)
-    if options.base_width is not None:
-        config = replace(config, optimizer=replace(config.optimizer, base_width=options.base_width))
-    if options.device is not None:
-        config = replace(config, hardware=replace(config.hardware, cpu=shared.is_cpu(options.device)))
+    steps, logging = options.steps or config.steps, config.logging
     # Curves need more points than a long run's log, and every method is judged at the same steps.
-    steps = options.steps or config.steps
-    logging = replace(
-        config.logging,
-        held_out_every=config.logging.held_out_every or max(1, steps // 30),
-        samples_every=max(1, steps // 4) if config.logging.samples_every is None else config.logging.samples_every,
-        trackers=(),
-    )
+    values = {
+        "steps": steps,
+        "logging.held_out_every": logging.held_out_every or max(1, steps // 30),
+        "logging.samples_every": max(1, steps // 4) if logging.samples_every is None else logging.samples_every,
+        "logging.trackers": (),
+    }
     if options.scores:
-        logging = replace(logging, scores_every=steps, scores_images=options.scores)
-    return replace(config, steps=steps, logging=logging)
+        values |= {"logging.scores_every": steps, "logging.scores_images": options.scores}
+    if options.base_width is not None:
+        values["optimizer.base_width"] = options.base_width
+    if options.device is not None:
+        values["hardware.cpu"] = shared.is_cpu(options.device)
+    return with_values(config, values)
 
 
 def default_out(options: argparse.Namespace, config: TrainConfig) -> Path:
@@ -153,13 +118,10 @@ def default_out(options: argparse.Namespace, config: TrainConfig) -> Path:
     from ..experiments import recorded_values
     from ..files import key_of
 
-    def key(made: TrainConfig) -> str:
-        return key_of(recorded_values(made))[:6]
-
-    name = options.recipe or options.default_recipe
-    plain = configuration(compare_parser().parse_args(["--recipe", name]))
-    folder = f"compare-{'custom' if options.config and not options.recipe else name}"
-    return Path("runs") / (folder if key(config) == key(plain) and not options.config else f"{folder}-{key(config)}")
+    folder = f"compare-{'custom' if options.config and not options.recipe else options.recipe or 'digits-tiny'}"
+    if any((options.config, options.data, options.steps, options.scores, options.base_width)):
+        folder += f"-{key_of(recorded_values(config))[:6]}"
+    return Path("runs") / folder
 
 
 def remember(arguments: list[str], out: Path) -> None:
@@ -168,7 +130,7 @@ def remember(arguments: list[str], out: Path) -> None:
     from ..files import exclusive, make_folder, read_text, write_text
 
     path = make_folder(out) / COMMANDS
-    command = f"scalelong compare {shlex.join(shared.without_out_flag(arguments))}"
+    command = f"scalelong compare {shlex.join(arguments)}"
     with exclusive(out):
         made = read_text(path).splitlines() if path.exists() else []
         if command not in made:

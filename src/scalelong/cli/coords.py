@@ -11,16 +11,17 @@ MODEL is one of
 """
 
 import argparse
+import logging
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from ..config import RECIPES, TrainConfig, recipe
-from ..errors import InvalidConfigError
 from . import shared
-from .find import json_object, module_of
-from .parser import Parser, numbers, split
+from .find import build, json_object, load_factory
+from .parser import Parser, integers, split
+
+logger = logging.getLogger(__name__)
 
 EXAMPLES = """\
   scalelong lab coords digits-tiny --widths 48,96,192 --out runs/coords
@@ -33,19 +34,19 @@ def coords_parser() -> Parser:
     made = Parser("lab coords", __doc__ or "", EXAMPLES, "[MODEL] [OPTIONS]")
     text = "a recipe, file.py[:Name] or module:Class (default: digits-tiny)"
     made.flag("model", text, "digits-tiny", nargs="?")
-    made.flag("--widths", "comma-separated (default: 64,128,256; of a recipe: a half, one and two times its own)")
+    text = "comma-separated (default: 64,128,256; of a recipe: a half, one and two times its own)"
+    made.flag("--widths", text, kind=integers)
     made.flag("--base", "the width where rates were tuned (default: the smallest)", kind=int)
-    made.flag("--parametrisations", "standard, mup, or mup:START with another output start", "standard,mup")
+    made.flag("--parametrisations", "standard, mup, or mup:START with another output start (default: both)", kind=split)
     made.flag("--lr --learning-rate", "the rate at the base", 2e-3)
     made.flag("--optimizer", "adamw, muon, or another Adam", "adamw")
     made.flag("--steps", "training steps", 5)
     made.flag("--seeds", "number of seeds: 0, 1, ...", 3)
     made.flag("--batch-size", "images, of a recipe", 16)
-    made.flag("--rows", "modules to look at, comma-separated (default: all blocks)")
-    made.flag("--config", "a YAML file for a recipe; keyword arguments as JSON or a JSON file for a class")
+    made.flag("--rows", "modules to look at, comma-separated (default: all blocks)", kind=split)
+    made.flag("--config", "keyword arguments of a class or a function, as JSON or a JSON file")
     text = "other fields of a recipe, as in scalelong range"
     made.flag("--set", text, [], kind=str, nargs="+", metavar="FIELD=VALUE")
-    shared.add_trust_flag(made)
     shared.add_out_flag(made, "folder for coords.json, all numbers")
     shared.add_output_flags(made, "all numbers")
     return made
@@ -59,24 +60,20 @@ def run_coords(options: argparse.Namespace) -> int:
     if options.out is not None:
         make_folder(options.out)
     make, task, widths = (_recipe_task if options.model in RECIPES else _model_task)(options)
-    found = coordinates(
-        make,
-        numbers(options.widths, int, "`widths`") if options.widths else widths,
-        parametrisations=split(options.parametrisations),
-        base=options.base,
-        title=options.model,
-        lr=options.lr,
+    found = shared.call(
+        coordinates,
+        options,
+        make=make,
+        widths=options.widths or widths,
+        parametrisations=options.parametrisations or ("standard", "mup"),
         optimizer=_optimizer_maker(options.optimizer, task.pop("betas", (0.9, 0.99))),
-        steps=options.steps,
-        seeds=options.seeds,
-        rows=split(options.rows) if options.rows else None,
+        title=options.model,
         **task,
     )
-    if options.out is not None:
-        found.save(options.out)
     print(found.to_json() if options.json else f"\n{found}")
     if options.out is not None:
-        shared.speaker(options)(f"all numbers: {options.out}")
+        found.save(options.out)
+        logger.info(f"all numbers: {options.out}")
     return 0
 
 
@@ -101,11 +98,8 @@ def _recipe_task(options: argparse.Namespace) -> Task:
     from ..randomness import generator
     from ..runs import build_model, with_width
 
-    options.config = Path(options.config) if options.config else None
-    config = shared.config_file(options, recipe(options.model))
+    config = replace(recipe(options.model), batch_size=options.batch_size)
     config = as_variant(f"given: {' '.join(options.set)}").apply(config) if options.set else config
-    # The parametrisations say how to train by μP.
-    config = replace(config, batch_size=options.batch_size, optimizer=replace(config.optimizer, base_width=None))
     task, dim = RecipeTask(config), config.model_options.get("dim")
 
     def build(width: int) -> Any:
@@ -122,37 +116,15 @@ def _recipe_task(options: argparse.Namespace) -> Task:
 
 def _model_task(options: argparse.Namespace) -> Task:
     from ..mup import width_options
-    from ..optional import load_object
 
-    file, colon, name = options.model.partition(":")
     values = json_object(options.config)
-    if file.endswith(".py"):
-        module = module_of(Path(file))
-        factory = getattr(module, name or "model", None)
-        inputs, loss = getattr(module, "example_inputs", None), getattr(module, "loss", None)
-        task = {"inputs": inputs() if callable(inputs) else inputs, "loss": loss}
-    elif colon:
-        factory, task = load_object(options.model, "model"), {}
-    else:
-        raise InvalidConfigError(
-            f"{options.model!r} is neither a recipe ({', '.join(RECIPES)}), nor a Python file, nor of the form "
-            f"module:Class: give one of these"
-        )
-    if not callable(factory):
-        raise InvalidConfigError(f"{file} has no function {name or 'model'}(width) that builds the network")
+    factory, module = load_factory(options.model, "a recipe")
 
     def make(width: int) -> Any:
-        try:
-            return (
-                factory(width, **values) if file.endswith(".py") else factory(**width_options(factory, values, width))
-            )
-        except InvalidConfigError:
-            raise
-        # The user's own code may fail in any way.
-        except Exception as error:
-            raise InvalidConfigError(
-                f"{options.model} cannot be built with the width {width} ({type(error).__name__}: {error}); a function "
-                f"of a file must take the width as its first argument"
-            ) from error
+        if module is None:
+            return build(factory, options.model, **width_options(factory, values, width))
+        return build(factory, options.model, width, **values)
 
+    inputs = getattr(module, "example_inputs", None)
+    task = {"inputs": inputs() if callable(inputs) else inputs, "loss": getattr(module, "loss", None)}
     return make, task, [64, 128, 256]

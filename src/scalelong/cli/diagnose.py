@@ -9,15 +9,18 @@ On a folder of images it looks at the network that `scalelong train` would train
 from __future__ import annotations
 
 import argparse
+import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from . import shared
 from .parser import Parser
 
 if TYPE_CHECKING:
     from ..stability import Diagnosis
+
+logger = logging.getLogger(__name__)
 
 EXAMPLES = """\
   scalelong diagnose photos/                            the network that train would take
@@ -45,25 +48,22 @@ def diagnose_parser() -> Parser:
 
 def run_diagnose(options: argparse.Namespace) -> int:
     from ..experiments import write_diagnosis
-    from ..files import require_folder_place
 
-    if options.out:
-        require_folder_place(options.out)
     diagnosis, data, schedule = _diagnosis(options)
     print(diagnosis.to_json() if options.json else diagnosis)
     if options.kappa_range and not options.json:
         from ..theory import kappa_range
 
-        images = None if data is None else shared.load_images(data, options.size)
+        images = None if data is None else shared.some_images(data, options.size)
         print(f"\n{kappa_range(len(diagnosis.skips), images, schedule)}\nno measurement shows that it beats 0.7")
     if options.out:
-        shared.speaker(options)(f"written: {write_diagnosis(diagnosis, options.out)}")
+        logger.info(f"written: {write_diagnosis(diagnosis, options.out)}")
     return 0
 
 
 def _diagnosis(options: argparse.Namespace) -> tuple[Diagnosis, str | None, str]:
     """The diagnosis, the data that it is about, and the noise schedule."""
-    from ..config import CONFIG, SCHEDULE
+    from ..config import CONFIG, SCHEDULE, TrainConfig, with_values
     from ..experiments import diagnose_config, diagnose_run
     from ..runs import load_run
 
@@ -83,9 +83,11 @@ def _diagnosis(options: argparse.Namespace) -> tuple[Diagnosis, str | None, str]
             config = replace(config, images=replace(config.images, size=options.size))
     else:
         size = options.size or _size_of_model(options.model)
-        config = shared.sized_config(options.data or "digits", options.model, size)
-    shared.speaker(options)(shared.network_line(config))
-    return diagnose_config(config), config.data, config.diffusion.schedule
+        values = {"data": options.data or "digits", "model": options.model, "images.size": size}
+        values = {name: value for name, value in values.items() if value is not None}
+        config = shared.sized_config(with_values(TrainConfig(), values), values)
+    logger.info(shared.network_line(config))
+    return diagnose_config(config, shared.device_of(options.device)), config.data, config.diffusion.schedule
 
 
 def _size_of_model(model: str | None) -> int | None:
@@ -99,39 +101,26 @@ def _size_of_model(model: str | None) -> int | None:
 def _of_file(options: argparse.Namespace) -> Diagnosis:
     """A Python file, as `scalelong find` takes it: model() and example_inputs(), or file.py:Name.
 
-    Without example_inputs() the model is given noisy images of --data, and times if it takes any.
+    Without example_inputs() the model is given noisy images of --data, and times.
     """
+    import torch
+
     from ..errors import ExampleInputsError
+    from ..models import call_arguments
+    from ..noise import NoiseProcess, even_fractions
     from ..stability import diagnose
     from .find import load_model
 
     model, inputs = load_model(options.model, {})
-    images = None if options.data is None else shared.load_images(options.data, options.size)
-    if inputs is None and images is not None:
-        inputs = _noisy(model, images)
+    if inputs is None and options.data is not None:
+        x0, process = shared.some_images(options.data, options.size)[:16], NoiseProcess()
+        t = process.times(even_fractions(len(x0)))
+        noise = torch.randn(x0.shape, generator=torch.Generator().manual_seed(0))
+        inputs = call_arguments(model, process.add_noise(x0, noise, t), t)
     try:
-        return diagnose(model, inputs)
+        return diagnose(model.to(shared.device_of(options.device)), inputs)
     except ExampleInputsError as error:
         raise ExampleInputsError(
             f"{error}. On the command line: a function example_inputs() in {options.model.partition(':')[0]}, or "
             f"--data with images that the model takes"
         ) from error
-
-
-def _noisy(model: Any, images: Any) -> Any:
-    """Noisy images, and times if the model must be given a second argument; None if it needs others."""
-    import inspect
-
-    import torch
-
-    from ..noise import NoiseProcess, even_fractions
-
-    try:
-        parameters = inspect.signature(model.forward).parameters.values()
-    except (AttributeError, TypeError, ValueError):
-        return None
-    needed = sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
-    x0, process = images[:16], NoiseProcess()
-    t = process.times(even_fractions(len(x0)))
-    x = process.add_noise(x0, torch.randn(x0.shape, generator=torch.Generator().manual_seed(0)), t)
-    return {1: (x,), 2: (x, t)}.get(needed)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from ..config import TrainConfig
     from ..evaluation import Scores
     from ..runs import Run
+
+logger = logging.getLogger(__name__)
 
 LENGTHS = "4%,5%,7%,10%,13%,16%,20%"
 
@@ -107,28 +110,19 @@ def _score(target: Path, options: argparse.Namespace) -> Scores:
     from ..evaluation import export_npz, reference_data, score_folder, score_run, trusted_features
     from ..runs import process_state
 
-    say = shared.speaker(options)
-    features = {"features": options.features, "feature_weights": options.feature_weights, "say": say}
     if _is_run(target):
         trained = shared.trained_run(target, options)
         if options.data or options.size:
             trained = replace(trained, config=_against(trained, options.data, options.size))
         data = reference_data(trained.config) if options.statistics else None
-        scores = score_run(
-            trained,
-            n=1000 if options.n is None else options.n,
-            seed=options.seed,
-            settings=shared.sample_settings(options),
-            batch_size=options.batch_size,
-            device=options.device,
-            **features,
-        )
+        n = 1000 if options.n is None else options.n
+        scores = shared.call(score_run, options, run=trained, n=n, settings=shared.sample_settings(options))
     else:
         data = load_data(options.data, size=options.size, progress=Progress("reading images"))
-        scores = score_folder(target, data, n=options.n, **features)
+        scores = shared.call(score_folder, options, path=target, data=data)
     if process_state().is_main_process:
         if options.statistics and data is not None:
-            _, reference = trusted_features(options.features, data, options.feature_weights, say)
+            _, reference = trusted_features(options.features, data, options.feature_weights)
             export_npz(reference, options.statistics)
         if not options.json:
             print(f"{target}\n{scores}", flush=True)
@@ -148,7 +142,7 @@ def _against(trained: Run, data: str | None, size: int | None) -> TrainConfig:
 def _compare_lengths(options: argparse.Namespace) -> int:
     """The held-out loss of raw and averaged weights, all on the same images, noise and times."""
     from ..config import AverageLength
-    from ..console import Progress, show_table, silent
+    from ..console import Progress, show_table
     from ..diffusion import held_out_loss
     from ..errors import InvalidConfigError
     from ..runs import load_run, load_run_data
@@ -164,11 +158,13 @@ def _compare_lengths(options: argparse.Namespace) -> int:
             f"{folder} held no images out, so lengths cannot be compared by their held-out loss. Compare scores "
             f"(scalelong eval {folder} --weights ema:10%), or train with --held-out"
         )
-    data = load_run_data(first.config, silent, Progress("reading images", enabled=not (options.quiet or options.json)))
+    data = load_run_data(first.config, Progress("reading images", enabled=not options.json))
     assert data.held_out is not None
-    maker, losses = data.inputs(), {}
+    device = shared.device_of(options.device)
+    maker, losses = data.inputs(device), {}
     for weights in wanted:
-        trained = load_run(folder, weights=weights, step=first.step, trust=options.trust, log=silent)
+        trained = load_run(folder, weights=weights, step=first.step, trust=options.trust)
+        trained.model.to(device)
         losses[weights] = held_out_loss(trained.network, maker, first.config.diffusion.prediction, data.held_out)
     best = min(losses, key=lambda weights: losses[weights])
     if options.json:
@@ -177,5 +173,5 @@ def _compare_lengths(options: argparse.Namespace) -> int:
     marks = {best: "best"}
     rows = [{"weights": name, "held-out loss": f"{losses[name]:.5f}", "": marks.get(name, "")} for name in losses]
     show_table(rows, left=True)
-    shared.speaker(options)(f"step {first.step}; to use one: scalelong sample {folder} --weights {best}")
+    logger.info(f"step {first.step}; to use one: scalelong sample {folder} --weights {best}")
     return 0

@@ -12,6 +12,7 @@ import argparse
 import importlib.util
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,6 @@ from ..files import parse_json, read_text
 from ..optional import load_object, needs
 from . import shared
 from .parser import Parser
-
-STDOUT = "-"
 
 EXAMPLES = """\
   scalelong find diffusers:UNet2DModel --config '{"sample_size": 32}'
@@ -38,23 +37,18 @@ def find_parser() -> Parser:
     made.flag("--input", text, action="append", metavar="SHAPE")
     made.flag("--include", "only long skips that match", action="append", metavar="PATTERN")
     made.flag("--exclude", "no long skips that match", action="append", metavar="PATTERN")
-    text = "print the plan as JSON instead of the table; with FILE, the same as --out FILE"
-    made.flag("--json", text, nargs="?", const=STDOUT, metavar="FILE")
-    made.flag("--out", "also write the plan to this file, as JSON", metavar="FILE")
+    made.flag("--out", "also write the plan to this file, as JSON", kind=Path, metavar="FILE")
     made.flag("--real", "build the model with real weights instead of on meta", False)
-    shared.add_quiet_flag(made)
+    shared.add_output_flags(made, "the plan")
+    made.set_defaults(out_is_file=True)
     return made
 
 
 def run_find(options: argparse.Namespace) -> None:
     import torch
 
-    from ..files import require_file_place
     from ..finding import find_skips
 
-    files = [file for file in (options.out, options.json) if file not in (None, STDOUT)]
-    for file in files:
-        require_file_place(file)
     with torch.device("cpu" if options.real else "meta"):
         model, inputs = load_model(options.model, json_object(options.config))
         if options.input:
@@ -66,9 +60,9 @@ def run_find(options: argparse.Namespace) -> None:
             f"{error}. On the command line: --input 1,3,64,64 --input 1:long, once for each input, or a function "
             f"example_inputs() in file.py"
         ) from error
-    print(plan.to_json() if options.json == STDOUT else plan)
-    for file in files:
-        plan.save(file)
+    print(plan.to_json() if options.json else plan)
+    if options.out:
+        plan.save(options.out)
 
 
 # A model that the user names
@@ -76,24 +70,33 @@ def run_find(options: argparse.Namespace) -> None:
 
 def load_model(spec: str, config: dict[str, Any]) -> tuple[Any, Any]:
     """The model, and its example inputs if it has any."""
-    path = Path(spec)
-    if path.is_dir():
-        return _from_folder(path, config), None
-    file, _, name = spec.partition(":")
+    if Path(spec).is_dir():
+        factory, module = _factory_of_folder(Path(spec), config), None
+    else:
+        factory, module = load_factory(spec)
+    inputs = getattr(module, "example_inputs", None)
+    return build(factory, spec, **config), inputs() if callable(inputs) else inputs
+
+
+def load_factory(spec: str, other: str = "a folder") -> tuple[Callable[..., Any], Any]:
+    """The class or function that "module:Class" or "file.py:Name" names, and the module of a file."""
+    file, colon, name = spec.partition(":")
     if file.endswith(".py"):
-        module = module_of(Path(file))
-        model = _build(getattr(module, name or "model", None), f"{file}: {name or 'model'}()", config)
-        inputs = getattr(module, "example_inputs", None)
-        return model, inputs() if callable(inputs) else inputs
-    if ":" not in spec:
+        module = _module_of(Path(file))
+        factory = getattr(module, name or "model", None)
+    elif colon:
+        sys.path.insert(0, "")
+        module, factory = None, load_object(spec, "model")
+    else:
         raise InvalidConfigError(
-            f"{spec!r} is neither a folder, nor a Python file, nor of the form module:Class: give one of these"
+            f"{spec!r} is neither {other}, nor a Python file, nor of the form module:Class: give one of these"
         )
-    sys.path.insert(0, "")
-    return _build(load_object(spec, "model"), spec, config), None
+    if not callable(factory):
+        raise InvalidConfigError(f"{spec} has no class or function {name or 'model'}(...) that builds the model")
+    return factory, module
 
 
-def _from_folder(folder: Path, changes: dict[str, Any]) -> Any:
+def _factory_of_folder(folder: Path, changes: dict[str, Any]) -> Callable[..., Any]:
     """The class that config.json names, from diffusers. Nothing is executed but that class."""
     from ..models import require_buildable
 
@@ -108,10 +111,10 @@ def _from_folder(folder: Path, changes: dict[str, Any]) -> Any:
     if not isinstance(cls, type) or not hasattr(cls, "from_config") or not hasattr(cls, "forward"):
         raise InvalidConfigError(f"diffusers has no network {name!r}, which {file} asks for: correct its '_class_name'")
     require_buildable(config, str(file))
-    return _build(lambda **_: cls.from_config(config), f"the {name} of {file}", changes)
+    return lambda **_: cls.from_config(config)
 
 
-def module_of(path: Path) -> Any:
+def _module_of(path: Path) -> Any:
     """The module of a Python file. Its code is run."""
     if not path.is_file():
         raise InvalidConfigError(f"there is no file {path}: check the path")
@@ -122,28 +125,22 @@ def module_of(path: Path) -> Any:
     # As for `python file.py`: its neighbours can be imported, and its source is found.
     sys.path.insert(0, str(path.parent))
     sys.modules[path.stem] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise InvalidConfigError(f"{path} cannot be run, its code raises {_raised(error)}: correct it") from error
+    build(lambda: spec.loader.exec_module(module), str(path))  # pyright: ignore[reportOptionalMemberAccess]
     return module
 
 
-def _build(factory: Any, spec: str, config: dict[str, Any]) -> Any:
-    if not callable(factory):
-        raise InvalidConfigError(f"{spec} is not a class or function: name one that builds the model")
+def build(factory: Callable[..., Any], name: str, *arguments: Any, **config: Any) -> Any:
+    """Call the user's own code, which may fail in any way."""
     try:
-        return factory(**config)
-    # The user's own code may fail in any way.
+        return factory(*arguments, **config)
+    except InvalidConfigError:
+        raise
     except Exception as error:
+        raised = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        given = ", ".join([*map(str, arguments), *(f"{key}={value!r}" for key, value in config.items())])
         raise InvalidConfigError(
-            f"{spec} cannot be built with {config or 'no arguments'}, its code raises {_raised(error)}: "
-            f"change --config or the code"
+            f"{name} cannot be run with {given or 'no arguments'}, its code raises {raised}: change it or `config`"
         ) from error
-
-
-def _raised(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def json_object(text: str | None) -> dict[str, Any]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ..config import seconds_of
 from . import shared
-from .parser import Parser, numbers, split
+from .parser import Parser, floats, split
+
+logger = logging.getLogger(__name__)
 
 # scalelong lab theory
 
@@ -28,16 +31,16 @@ def theory_parser() -> Parser:
 def run_theory(options: argparse.Namespace) -> int:
     import torch
 
+    from .. import theory
     from ..models import UViT
-    from ..theory import checks, counterexample, noisy_batch
 
     shared.require_seeds(options.seeds, 2, ", so that there is a standard error")
     torch.manual_seed(0)
-    data = {"uniform": torch.rand(2000, 1, 16, 16) * 2 - 1, **{spec: shared.load_images(spec) for spec in options.data}}
+    data = {"uniform": torch.rand(2000, 1, 16, 16) * 2 - 1, **{spec: shared.some_images(spec) for spec in options.data}}
     sizes: Any = {"image_size": 16, "patch_size": 4, "channels": 1, "dim": 128, "depth": 12, "heads": 4}
-    model = UViT(**sizes, init_std=0.02, final_start="authors")
-    batch = noisy_batch(torch.rand(4, 1, 16, 16) * 2 - 1)
-    found = counterexample()
+    model = UViT(**sizes, init_std=0.02, final_start="authors", residual_scaling="none")
+    batch = theory.noisy_batch(torch.rand(4, 1, 16, 16) * 2 - 1)
+    found = theory.counterexample()
     false = "Theorem 3.4 as printed is false: N = 2, a_1 = diag(10, 0.1), b_1 = diag(0.1, 10), a_2 = I, b_2 swaps"
     bounds = {"stated bound": found.stated, "true norm": found.actual, "corrected bound": found.corrected}
 
@@ -45,18 +48,18 @@ def run_theory(options: argparse.Namespace) -> int:
     show = tables.__setitem__ if options.json else _show
     show(
         "Theorem 3.1, hidden features: measured / exact theory is 1, the paper's form fits unit gain only",
-        checks.feature_rows(options.seeds),
+        theory.feature_rows(options.seeds),
     )
-    show("Lemma 3.2 and Figure 3 a, b: the size of x_t, and of ε next to it", checks.input_rows(data))
+    show("Lemma 3.2 and Figure 3 a, b: the size of x_t, and of ε next to it", theory.input_rows(data))
     show(
         "Theorem 3.3, gradients: measured / theory over all matrices is 1 for independent residuals only",
-        checks.gradient_rows(options.seeds),
+        theory.gradient_rows(options.seeds),
     )
     show(f"{false}, f_2 = 0", [bounds])
-    show("Theorem 3.4, corrected: it always holds, and it is loose", checks.robustness_rows())
+    show("Theorem 3.4, corrected: it always holds, and it is loose", theory.robustness_rows())
     show(
         "The same quantities of a U-ViT (width 128, depth 12) at the start",
-        checks.model_rows(model, batch.inputs, batch.steps),
+        theory.model_rows(model, batch.inputs, batch.steps),
     )
     if options.json:
         print(json.dumps(tables, ensure_ascii=False))
@@ -75,17 +78,16 @@ def _show(title: str, rows: Sequence[dict[str, Any]]) -> None:
 PROBE = """\
 Measure what each layer of a trained network knows about classes at each noise level, by linear classifiers.
 
-The result is a table and a heat map of accuracies over layers and times, and the accuracy on test images of the layer
-and time that are best on validation images, with an interval, next to the untrained network and raw pixels. Labels are
-those of the run's data; fitted are images that it was trained on, chosen and tested images that it held out."""
+The result is a table of accuracies over layers and times, and the accuracy on test images of the layer and time that
+are best on validation images, with an interval, next to the untrained network and raw pixels. Labels are those of the
+run's data; fitted are images that it was trained on, chosen and tested images that it held out."""
 
 
 def probe_parser() -> Parser:
     made = Parser("lab probe", PROBE, "  scalelong lab probe runs/mine --times 1,100\n", "RUN [OPTIONS]")
     made.flag("run", "the run folder", kind=Path)
-    made.flag("--times", "noise levels from 0 to 999 (default: 1,25,50,100,250,500)")
-    made.flag("--layers", "modules, comma-separated, * for anything (default: blocks and the last norm)")
-    made.flag("--draws", "draws of the noise, averaged", 1)
+    made.flag("--times", "noise levels from 0 to 999 (default: 1,25,50,100,250,500)", kind=floats)
+    made.flag("--layers", "modules, comma-separated, * for anything (default: the blocks)", kind=split)
     made.flag("--images", "fit at most so many, test at most so many", 10_000)
     made.flag("--data", f"other images for all parts; {shared.DATA}")
     made.flag("--split", "choose and test on this part of the data set, such as test")
@@ -101,33 +103,19 @@ def probe_parser() -> Parser:
 def run_probe(options: argparse.Namespace) -> int:
     from ..console import Progress
     from ..evaluation import TIMES, probe_run
-    from ..files import make_folder, require_folder_place
-    from ..optional import needs
+    from ..files import make_folder
 
-    if options.out:
-        require_folder_place(options.out)
     trained = shared.trained_run(options.run, options)
-    needs("matplotlib.figure", "report", "drawing a probe")  # before the work, not after it
-    with Progress("noise levels", enabled=False if options.quiet or options.json else None) as progress:
-        found = probe_run(
-            trained,
-            data=options.data,
-            split=options.split,
-            layers=None if options.layers is None else split(options.layers),
-            times=TIMES if options.times is None else numbers(options.times, float, "`times`"),
-            draws=options.draws,
-            images=options.images,
-            seed=options.seed,
-            batch_size=options.batch_size,
-            device=shared.device_of(options.device),
-            progress=progress,
-        )
+    trained.model.to(shared.device_of(options.device))
+    names = ("data", "split", "layers", "images", "seed", "batch_size")
+    with Progress("noise levels", enabled=not options.json) as progress:
+        given = {name: getattr(options, name) for name in names}
+        found = probe_run(trained, times=options.times or TIMES, progress=progress, **given)
     out = make_folder(options.out or options.run / "probe")
     name = f"step-{trained.step}-{trained.weights.replace(':', '').replace('%', '')}-ridge"
     found.save(out / f"{name}.json")
-    found.save_plot(out / f"{name}.png")
     print(found.to_json() if options.json else found)
-    shared.speaker(options)(f"written: {out / name}.json, {out / name}.png")
+    logger.info(f"written: {out / name}.json")
     return 0
 
 
@@ -136,7 +124,7 @@ def run_probe(options: argparse.Namespace) -> int:
 TUNE = """\
 Search the coefficients of the long skips with the lowest Fréchet distance, for a sampler and few steps.
 
-This is Skip-Tuning, or FreeU's coefficients with --kind freeu. What is found is tested on other seeds and written to a
+This is Skip-Tuning. What is found is tested on other seeds and written to a
 file for `scalelong sample RUN --tuned FILE`."""
 
 
@@ -146,8 +134,8 @@ def tune_parser() -> Parser:
     made.flag("-n --n --num-images", "of a trial", 512)
     shared.add_sampling_flags(made, steps=10)
     shared.add_feature_flags(made)
-    text = "linear: from 1 at the outermost skip to κ_inner (default); free: each κ_i; freeu: b1, b2, s1, s2"
-    made.flag("--kind", text, "linear", kind=("linear", "free", "freeu"))
+    text = "linear: from 1 at the outermost skip to κ_inner (default); free: each κ_i"
+    made.flag("--kind", text, "linear", kind=("linear", "free"))
     made.flag("--trials", "at most so many", 16)
     made.flag("--budget", "at most so long, such as 10m: the search ends then, and the test follows")
     shared.add_out_flag(made, "folder of the results (default: tune in the run)")
@@ -158,33 +146,18 @@ def tune_parser() -> Parser:
 def run_tune(options: argparse.Namespace) -> int:
     from ..console import Progress
     from ..experiments import tune_run
-    from ..files import make_folder, require_folder_place, write_text
+    from ..files import make_folder, read_text
 
-    if options.out:
-        require_folder_place(options.out)
     trained, settings = shared.trained_run(options.run, options), shared.sample_settings(options)
-    say = shared.speaker(options)
-    with Progress("trials", enabled=False if options.quiet else None) as progress:
-        found = tune_run(
-            trained,
-            kind=options.kind,
-            n=options.n,
-            trials=options.trials,
-            seconds=None if options.budget is None else seconds_of(options.budget),
-            settings=settings,
-            seed=options.seed,
-            features=options.features,
-            feature_weights=options.feature_weights,
-            batch_size=options.batch_size,
-            device=shared.device_of(options.device),
-            progress=progress,
-            say=say,
-        )
+    with Progress("trials") as progress:
+        seconds = None if options.budget is None else seconds_of(options.budget)
+        device = shared.device_of(options.device)
+        more = {"run": trained, "seconds": seconds, "settings": settings, "device": device, "progress": progress}
+        found = shared.call(tune_run, options, **more)
     out = make_folder(options.out or trained.folder / "tune")
     file = out / f"{options.kind}-{settings.sampler}{settings.steps}.json"
-    written = json.dumps(found.to_dict(), indent=1, ensure_ascii=False)
-    write_text(file, written)
-    print(written if options.json else found)
-    say(f"written: {file}")
-    say(f"to use it: scalelong sample {options.run} --steps {settings.steps} --tuned {file}")
+    found.save(file)
+    print(read_text(file) if options.json else found)
+    logger.info(f"written: {file}")
+    logger.info(f"to use it: scalelong sample {options.run} --steps {settings.steps} --tuned {file}")
     return 0

@@ -16,7 +16,6 @@ import types
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
-from ..errors import InvalidConfigError
 from ..files import parse_json
 
 
@@ -151,7 +150,7 @@ def _kind(hint: Any) -> dict[str, Any]:
     if get_origin(hint) is Literal:
         return {"choices": get_args(hint)}
     if get_origin(hint) is dict:
-        return {"nargs": "*", "action": _Options, "metavar": "NAME=VALUE"}
+        return {"nargs": "*", "action": NamedValues, "metavar": "NAME=VALUE"}
     if get_origin(hint) is tuple:
         first, rest = get_args(hint)
         return {"type": first, "metavar": first.__name__.upper(), "nargs": "*" if rest is Ellipsis else 2}
@@ -164,7 +163,7 @@ def _or_none(kind: Any) -> Any:
     return lambda text: None if text.lower() == "none" else kind(text)
 
 
-class _Options(argparse.Action):
+class NamedValues(argparse.Action):
     """`--model-options depth=12 dim=256`: values are JSON, or else text."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
@@ -194,14 +193,23 @@ def whole_number(text: str) -> int:
     return number
 
 
-def numbers(text: str, kind: Any, name: str) -> list[Any]:
-    """The values of a flag such as `--rates 1e-3,2e-3`; `kind` is int or float."""
+def floats(text: str) -> list[float]:
+    """`--rates 1e-3,2e-3`."""
+    return _numbers(text, float)
+
+
+def integers(text: str) -> list[int]:
+    """`--widths 64,128`."""
+    return _numbers(text, int)
+
+
+def _numbers(text: str, kind: Any) -> list[Any]:
     try:
         found = [kind(part) for part in split(text)]
-    except ValueError as error:
-        raise InvalidConfigError(f"{name} must be numbers with commas between them, got {text!r}") from error
+    except ValueError:
+        found = []
     if not found:
-        raise InvalidConfigError(f"{name} must name at least one number, got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be numbers with commas between them, got {text[:60]!r}")
     return found
 
 

@@ -26,21 +26,23 @@ def report_parser() -> Parser:
     made.flag("--serve", "show the page live while a run goes on, on http://127.0.0.1 until Ctrl-C", False)
     made.flag("--port", "of --serve; 0 takes a free one", 8765)
     shared.add_quiet_flag(made)
+    made.set_defaults(out_is_file=True)
     return made
 
 
 def run_report(options: argparse.Namespace) -> None:
-    from ..files import require_file_place
-    from ..report import serve, write_report
+    from ..report import find_runs, serve, write_report, write_timelapse
 
     if options.serve:
         if len(options.folders) > 1 or options.out:
             raise InvalidConfigError("`serve` takes one folder and no `out`: give the folder that holds the runs")
         serve(options.folders[0], options.port)
         return
-    out = options.out or Path(options.folders[0]) / "report.html"
-    require_file_place(out)
-    print(f"report: {write_report(options.folders, out)}")
+    print(f"report: {write_report(options.folders, options.out)}")
+    runs = find_runs(map(Path, options.folders), may_be_empty=True)
+    made = write_timelapse(runs[0], options.out and options.out.with_suffix(".gif")) if len(runs) == 1 else None
+    if made:
+        print(f"its samples over time: {made}")
 
 
 # scalelong export
@@ -72,17 +74,14 @@ def export_parser() -> Parser:
 def run_export(options: argparse.Namespace) -> None:
     from ..config import AverageLength
     from ..export import export_diffusers, export_safetensors, push_to_hub
-    from ..files import require_file_place, require_folder_place
 
-    if options.out:
-        (require_file_place if options.out.suffix == ".safetensors" else require_folder_place)(options.out)
     if (options.run is None) == (options.model is None):
         export_parser().error("give a run folder, or --model NAME for a network that comes with the package")
     if options.ema is not None:
         if options.weights is not None:
             export_parser().error("give --ema or --weights, not both")
         options.weights = f"ema:{AverageLength.parse(options.ema, '`ema`')}"
-    trained = shared.trained_run(shared.model_folder(options.model) if options.model else options.run, options)
+    trained = shared.trained_run(options.run, options)
     place = options.out or trained.folder / f"export-{options.format}"
     (export_diffusers if options.format == "diffusers" else export_safetensors)(trained, place)
     print(f"{trained.weights.replace('ema', 'EMA')} weights of step {trained.step}: {place}")
@@ -103,29 +102,23 @@ def models_parser() -> Parser:
     made.flag("action", "default: list", "list", kind=("list", "make"), nargs="?")
     made.flag("name", "which network to make", kind=shared.SHIPPED, nargs="?", metavar="NAME")
     made.flag("--trained", "list the trained networks alone", False)
-    made.flag("--out", "list: also write it to this file, as JSON; make: folder for NAME", kind=Path, metavar="PLACE")
+    made.flag("--out", "make: folder for NAME", Path("runs/made"), kind=Path)
     shared.add_output_flags(made, "the list")
     return made
 
 
 def run_models(options: argparse.Namespace) -> None:
     from ..console import show_table
-    from ..files import require_file_place, write_text
 
     if options.action == "make":
         _make(options)
         return
-    if options.out is not None:
-        require_file_place(options.out)
     rows = _trained_rows() if options.trained else _paper_rows()
-    written = json.dumps(rows, indent=1, ensure_ascii=False)
-    if options.out is not None:
-        write_text(options.out, written)
     if options.json:
-        print(written)
+        print(json.dumps(rows, indent=1, ensure_ascii=False))
         return
     print("Trained, ready to use (scalelong sample --model NAME PROMPT; eval and export take --model, too):")
-    show_table(_trained_rows(), left=("name", "data", "condition", "try"), rule=False)
+    show_table(_trained_rows(), left=("name", "try"), rule=False)
     if options.trained:
         return
     print("\nThe paper's networks (scalelong train --model NETWORK/PRESET):")
@@ -137,16 +130,16 @@ def run_models(options: argparse.Namespace) -> None:
 
 
 def _trained_rows() -> list[dict[str, Any]]:
-    from ..runs import EXAMPLES, NETWORKS, WEIGHTS, packed_folder, shipped_names
+    from ..runs import NETWORKS, WEIGHTS, packed_folder
 
-    rows = []
-    for name, config in NETWORKS.items():
-        made, there = config(), name in shipped_names()
-        size = (packed_folder(name) / WEIGHTS).stat().st_size if there else None
-        kilobytes = round(size / 1000) if size else "not in this installation: scalelong models make"
-        row = {"name": name, "data": made.data, "condition": made.diffusion.condition, "KB": kilobytes}
-        rows.append({**row, "try": f'scalelong sample --model {name} "{EXAMPLES[name]}"'})
-    return rows
+    return [
+        {
+            "name": name,
+            "KB": round((packed_folder(name) / WEIGHTS).stat().st_size / 1000),
+            "try": f'scalelong sample --model {name} "{prompt}"',
+        }
+        for name, prompt in NETWORKS.items()
+    ]
 
 
 def _paper_rows() -> list[dict[str, Any]]:
@@ -173,17 +166,18 @@ def _paper_rows() -> list[dict[str, Any]]:
 
 def _make(options: argparse.Namespace) -> None:
     """Train, score and pack a network."""
+    from ..config import CONFIG, load_config
     from ..evaluation import score_run
     from ..export import shipped_card
     from ..files import write_text
-    from ..runs import CARD, NETWORKS, SCORES, load_run, pack
+    from ..runs import CARD, NETWORKS, SCORES, load_run, pack, packed_folder
     from ..training import train
 
     if options.name is None:
         models_parser().error(f"say which network to make: {', '.join(NETWORKS)}")
-    out = options.out or Path("runs") / "made"
+    out = options.out
     work = out / f"{options.name}-run"
-    train(NETWORKS[options.name](), work)
+    train(load_config(packed_folder(options.name) / CONFIG), work)
     scores = score_run(load_run(work), n=1000)
     folder = pack(work, out / options.name)
     # Without places on the machine where it was made.

@@ -1,31 +1,35 @@
 """Train a network at several constant learning rates, with and without each cure, and count the runs that survive.
 
-On a folder of images it is the network that `scalelong train` would train there. A first verdict, on one rate and few
-seeds, comes within about a minute; what takes more than ten is asked for first. Finished runs are not repeated: the
-same command continues an interrupted range, and more rates, methods or seeds add to it.
+On a folder of images it is the network that `scalelong train` would train there. Rates that are not given are found:
+the highest that the network survives, and two and four times that. A first verdict, on one rate and few seeds, comes
+within about a minute; what takes more than ten is asked for first. Finished runs are not repeated: the same command
+continues an interrupted range, and more rates, methods or seeds add to it.
 """
 
 import argparse
+import logging
 import os
 import shlex
 import sys
 import time
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from ..config import TrainConfig, dump_config, load_config, recipe
-from ..console import is_terminal, listed, silent
-from ..errors import InvalidConfigError, ScaleLongError
+from ..console import duration, is_terminal
+from ..errors import InvalidConfigError
 from . import shared
-from .parser import Parser, numbers, split
+from .parser import Parser, floats, split
+
+logger = logging.getLogger(__name__)
 
 NETWORK = "network.yaml"
-TIMES = (1, 2, 4, 8, 16)
-"""The rates that are tried: so many times that of the configuration."""
+SEARCH = 5
+"""Runs that it takes to find rates, more or less."""
 FIRST_SEEDS, FIRST_SECONDS, MOST_UNASKED = 4, 60.0, 600.0
 SMALL = 1000
 """Steps of all runs together that need no first verdict and no estimate."""
@@ -44,13 +48,12 @@ def range_parser() -> Parser:
     shared.add_run_flags(made)
     text = "other fields of the configuration, for example model_options.depth=24 batch_size=8"
     made.flag("--set", text, [], kind=str, nargs="+", metavar="FIELD=VALUE")
-    made.flag("--rates", "comma-separated (default: 1, 2, 4, 8 and 16 times the rate of training)")
+    made.flag("--rates", "comma-separated (default: three around the highest that the network survives)", kind=floats)
     text = "comma-separated; the first is the baseline (default: none and the cures, see docs/range.md)"
-    made.flag("--methods", text)
+    made.flag("--methods", text, kind=split)
     text = "besides methods: networks with other options, for example 'unit gain: model_options.init_std=unit'"
     made.flag("--variants", text, [], kind=str, nargs="*", metavar="'NAME: FIELD=VALUE ...'")
     made.flag("--seeds", "runs of each method at each rate", 8)
-    made.flag("--first-seed", "the first of them", 0)
     made.flag("--steps --max-train-steps", "of each run", 100)
     made.flag("--warmup --lr-warmup-steps", "steps (default: a sixth of the steps)", kind=int)
     made.flag("--yes", "do not ask before what takes more than ten minutes", False)
@@ -63,38 +66,46 @@ def range_parser() -> Parser:
 
 def run_range(options: argparse.Namespace) -> int:
     from ..errors import UnfinishedError
-    from ..experiments import LocalEngine, config_range
+    from ..experiments import config_range
     from ..files import make_folder, write_text
+    from ..stability import METHODS, rate_text
 
-    methods = None if options.methods is None else split(options.methods)
-    rates = None if options.rates is None else numbers(options.rates, float, "`rates`")
-    if methods == [] and not options.variants:
-        raise InvalidConfigError("`methods` must name at least one method, for example none,cs")
-    if options.seeds < 1 or options.first_seed < 0:
-        raise InvalidConfigError(f"`seeds` must be at least 1 and `first_seed` at least 0, got {options.seeds}")
+    methods = [*options.methods, *options.variants] if options.methods else options.variants or None
+    shared.require_seeds(options.seeds)
     data = options.images or options.data
     out = options.out or Path("runs") / f"range-{options.recipe or (Path(data).name if data else 'digits-tiny')}"
     make_folder(out)
-    config = configuration(options, out)
+    config = range_config(options, out)
     engine = shared.engine_of(options)
     engine.check()
-    rates = rates or [round(config.optimizer.lr * times, 10) for times in TIMES]
-    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    if (engine.gpus or 0) > 1:
+        raise InvalidConfigError("a run of a range uses one GPU: leave out `gpus`, or give 1")
+    seeds = range(options.seeds)
     title = f"{shared.network_line(config)}; {options.steps} steps at constant rates"
-    run: Any = partial(config_range, config, steps=options.steps, warmup=options.warmup, out=out, title=title)
+    logger.info(title)
+    pace = {"steps": options.steps, "warmup": options.warmup, "out": out, "title": title, "jobs": options.jobs}
+    pace["device"] = None if options.device is None else shared.device_of(options.device)
+    run: Any = partial(config_range, config, **pace)
     # Processes that are forked share the data and start at once, but cannot have a GPU each.
-    forked = isinstance(engine, LocalEngine) and len(engine.devices) < 2
-    with shared.progress_aside(options.quiet):
-        print(title, flush=True)
-        methods = [*(methods_for(config) if methods is None else methods), *options.variants]
-        try:
-            if forked and len(rates) * len(methods) * len(seeds) * options.steps > SMALL:
-                first_verdict(partial(run, jobs=options.jobs), config, options, rates, methods, seeds)
-            engine_given = None if forked else engine
-            found = run(rates=rates, methods=methods, seeds=seeds, jobs=options.jobs, engine=engine_given)
-        except UnfinishedError:
-            return shared.left_to_do(engine)
-    write_text(out / "command.txt", f"scalelong range {shlex.join(shared.without_out_flag(options.arguments))}\n")
+    forked = engine.name == "local" and len(engine.devices) < 2
+    rates, count = options.rates, len(options.rates or range(3))
+    runs = count * len(methods or METHODS) * len(seeds)
+    try:
+        if forked and runs * options.steps > SMALL:
+            seconds = options.steps * seconds_of_a_step(config, options)
+            if rates is None:
+                ask(SEARCH * seconds, f"a run takes about {duration(seconds)}; to find the rates", options.yes)
+                found = run(rates=None, methods=(methods or METHODS)[:1], seeds=seeds[:1])
+                rates = found.rates
+                alive = [rate for rate in rates if found.survivors(found.methods[0], rate)[0]]
+                seen = f"survives {rate_text(alive[-1])}" if alive else f"survives less than {rate_text(rates[0])}"
+                logger.info(f"with one seed it {seen}; `scalelong train` would use {rate_text(config.optimizer.lr)}")
+            first_rate = partial(run, rates=[rates[len(rates) // 2]], methods=methods)
+            methods = first_verdict(first_rate, seconds, options, seeds, runs)
+        found = run(rates=rates, methods=methods, seeds=seeds, engine=None if forked else engine)
+    except UnfinishedError:
+        return shared.left_to_do()
+    write_text(out / "command.txt", f"scalelong range {shlex.join(options.arguments)}\n")
     if options.json:
         print(found.to_json())
         return 0
@@ -103,98 +114,83 @@ def run_range(options: argparse.Namespace) -> int:
     return 0
 
 
-def methods_for(config: TrainConfig) -> list[str]:
-    """The usual methods that this network takes; those that it refuses are named."""
-    from ..attaching import scale_skips_, start_skips_
-    from ..experiments import RecipeTask
-    from ..runs import example_forward
-    from ..stability import METHODS
-
-    task, found = RecipeTask(config), []
-    for method in METHODS:
-        model = task.build(0)
-        change = start_skips_ if method.startswith("start:") else scale_skips_
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the range says them again
-                if method != "none":
-                    change(model, method.removeprefix("start:"), example_forward(model, config, task.shape))
-            found.append(method)
-        except ScaleLongError as error:
-            print(f"without {method}, which this network refuses ({type(error).__name__})")
-    return found
-
-
 def first_verdict(
-    run: Any,
-    config: TrainConfig,
-    options: argparse.Namespace,
-    rates: Sequence[float],
-    methods: Sequence[str],
-    seeds: Sequence[int],
-) -> None:
-    """Say what one rate and few seeds show, and what the rest costs; ask before it takes long."""
-    from ..console import duration
-    from ..stability import rate_text
+    run: Any, seconds: float, options: argparse.Namespace, seeds: Sequence[int], runs: int
+) -> Sequence[str]:
+    """Say what one rate and few seeds show, and what the rest costs; ask before it takes long. The methods."""
+    from ..stability import METHODS, rate_text
 
-    seconds = options.steps * seconds_of_a_step(config, options.jobs)
-    rate, tried = rates[len(rates) // 2], methods[:2]
-    few = seeds[: max(1, min(FIRST_SEEDS, int(FIRST_SECONDS / (len(tried) * seconds))))]
-    runs = len(rates) * len(methods) * len(seeds)
-    rest = (runs - len(few) * len(tried)) * seconds
-    print(
-        f"first at {rate_text(rate)}, {listed(tried)} with {_seeds(len(few))}: about "
-        f"{duration(len(few) * len(tried) * seconds)}; then the rest of {runs} runs: about {duration(rest)}",
-        flush=True,
-    )
-    found = run(rates=[rate], methods=tried, seeds=few)
-    counts = [(method, *found.survivors(method.partition(": ")[0], rate)) for method in tried]
+    (rate,), methods = run.keywords["rates"], run.keywords["methods"] or METHODS
+    few = seeds[: max(1, min(FIRST_SEEDS, int(FIRST_SECONDS / (len(methods) * seconds))))]
+    many = f"{len(few)} seed{'s' * (len(few) > 1)}"
+    ask(len(few) * len(methods) * seconds, f"a first verdict at {rate_text(rate)} with {many}", options.yes)
+    found = run(seeds=few)
+    counts = [(method, *found.survivors(method, rate)) for method in found.methods]
     others = "".join(f"; with {method} {survived} of {count}" for method, survived, count in counts[1:])
-    print(f"at {rate_text(rate)} {counts[0][1]} of {counts[0][2]} survive {options.steps} steps{others}", flush=True)
-    if rest <= MOST_UNASKED or options.yes:
-        return
-    if is_terminal(sys.stdin) and input(f"the rest takes about {duration(rest)}. Go on? [y/N] ").lower()[:1] == "y":
-        return
-    raise InvalidConfigError(
-        f"the rest takes about {duration(rest)} on this machine: give --yes, or fewer `rates`, `methods` or `seeds`. "
-        f"What was trained is kept, and the same command continues"
-    )
+    logger.info(f"at {rate_text(rate)} {counts[0][1]} of {counts[0][2]} survive {options.steps} steps{others}")
+    runs = runs * len(found.methods) // len(methods)
+    ask((runs - len(found.runs)) * seconds, f"the rest of {runs} runs", options.yes)
+    return run.keywords["methods"] or found.methods
 
 
-def _seeds(count: int) -> str:
-    return "one seed" if count == 1 else f"{count} seeds"
+def ask(seconds: float, what: str, yes: bool) -> None:
+    """Say how long something takes, and ask above ten minutes."""
+    words = f"{what}: about {duration(seconds)}"
+    if seconds <= MOST_UNASKED or yes:
+        logger.info(words)
+    elif not is_terminal(sys.stdin) or input(f"{words}. Go on? [y/N] ").lower()[:1] != "y":
+        raise InvalidConfigError(
+            f"{words} on this machine: give --yes, or fewer `rates`, `methods`, `seeds` or `steps`. What was trained "
+            f"is kept, and the same command continues"
+        )
 
 
-def seconds_of_a_step(config: TrainConfig, jobs: int | None) -> float:
-    """Seconds between two steps when runs share the cores: each has one, and they are timed together."""
+def seconds_of_a_step(config: TrainConfig, options: argparse.Namespace) -> float:
+    """Seconds between two steps while runs share the cores, one thread each: the median of a few."""
     import torch
 
-    from ..runs import make_accelerator
-    from ..training import glance, step_seconds
+    from ..experiments import RecipeTask
+    from ..models import fuse_
+    from ..randomness import generator
 
-    pictures, threads = glance(config), torch.get_num_threads()
-    together = step_seconds(config, pictures.shape(config), make_accelerator(config, "."))
-    return together * threads / min(jobs or os.cpu_count() or 1, os.cpu_count() or 1)
+    task, threads = RecipeTask(config), torch.get_num_threads()
+    device = shared.device_of(options.device)
+    model = fuse_(task.build(0).to(device)).train()
+    optimizer, taken = task.optimizer(model, config.optimizer.lr), []
+    torch.set_num_threads(1)
+    try:
+        for i in range(4):
+            began = time.perf_counter()
+            optimizer.zero_grad()
+            task.step(model, i, generator(0, "time", i)).backward()
+            optimizer.step()
+            float(next(model.parameters()).detach().sum())  # waits for the device
+            taken.append(time.perf_counter() - began)
+    finally:
+        torch.set_num_threads(threads)
+    cores = os.cpu_count() or 1
+    return median(taken[1:]) / (min(options.jobs or cores, cores) if device == "cpu" else 1)
 
 
-def configuration(options: argparse.Namespace, out: Path) -> TrainConfig:
+def range_config(options: argparse.Namespace, out: Path) -> TrainConfig:
     """A recipe or a file, or the network that `scalelong train` would take for the images; then --set.
 
     A network that was chosen by timing is written down, so that the same command finds the same one.
     """
-    from ..experiments import as_variant
+    from ..experiments import Variant, as_variant
     from ..files import write_text
 
     data = options.images or options.data
+    given = as_variant(f"given: {' '.join(options.set)}") if options.set else Variant("given", {})
     if options.recipe or options.config or data is None:
         config = shared.config_file(options, recipe(options.recipe or "digits-tiny"))
         config = replace(config, data=data) if data else config
     elif (out / NETWORK).exists():
         config = replace(load_config(out / NETWORK), data=data)
     else:
-        config = shared.sized_config(data)
+        config = shared.sized_config(given.apply(TrainConfig(data=data)), {"data", *given.changes})
         write_text(out / NETWORK, dump_config(config))
-    return as_variant(f"given: {' '.join(options.set)}").apply(config) if options.set else config
+    return given.apply(config)
 
 
 # scalelong demo
@@ -211,35 +207,29 @@ def demo_parser() -> Parser:
     made = Parser("demo", DEMO, "  scalelong demo\n  scalelong demo --seed 3       other seeds\n")
     shared.add_out_flag(made, "folder of the results", Path("demo-output"))
     made.flag("--seed", "base seed; n takes the seeds 100 n, 100 n + 1, ...", 0)
-    made.flag("--seeds", "runs of each method (default: 4)", kind=int)
-    made.flag("--steps", "steps of each run (default: 400)", kind=int)
-    made.flag("--depth", "blocks of the U-ViT (default: 24)", kind=int)
-    made.flag("--rates", "learning rates, with commas (default: 2.4e-2)")
+    made.flag("--seeds", "runs of each method", 4)
+    made.flag("--steps", "steps of each run", 400)
+    made.flag("--depth", "blocks of the U-ViT", 24)
+    made.flag("--rates", "learning rates, with commas (default: 2.4e-2)", [2.4e-2], kind=floats)
     made.flag("--jobs", "runs at a time (default: one per core)", kind=int)
+    shared.add_device_flag(made)
     shared.add_quiet_flag(made)
     return made
 
 
 def run_demo(options: argparse.Namespace) -> int:
     from ..experiments import demo
-    from ..files import require_folder_place
     from ..report import write_report
     from ..stability import rate_text
 
-    require_folder_place(options.out)
     began = time.monotonic()
-    settings: dict[str, Any] = {"seeds": options.seeds or demo.SEEDS, "steps": options.steps or demo.STEPS}
-    settings |= {"depth": options.depth or demo.DEPTH, "seed": options.seed, "jobs": options.jobs}
-    rates = numbers(options.rates, float, "`rates`") if options.rates else [demo.RATE]
-    names = [method.partition(": ")[0] for method in demo.METHODS]
-    say = silent if options.quiet else print
-    say(
-        f"The same U-ViT of depth {settings['depth']}, trained at a rate of {', '.join(map(rate_text, rates))} "
-        f"for {settings['steps']} steps: {settings['seeds']} seeds each of {', '.join(names)}. Runs that collapse are "
+    logger.info(
+        f"The same U-ViT of depth {options.depth}, trained at a rate of {', '.join(map(rate_text, options.rates))} "
+        f"for {options.steps} steps: {options.seeds} seeds each of {', '.join(demo.METHODS)}. Runs that collapse are "
         f"ended."
     )
-    with shared.progress_aside(options.quiet):
-        found = demo.run_demo(options.out, rates=rates, **settings)
+    device = None if options.device is None else shared.device_of(options.device)
+    found = shared.call(demo.run_demo, options, device=device)
     report = write_report([options.out], options.out / "report.html")
     print(f"\n{found}\n")
     print(f"collapsed against alive, in one picture: {options.out / 'demo.png'}")

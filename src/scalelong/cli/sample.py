@@ -39,20 +39,16 @@ def run_sample(options: argparse.Namespace) -> None:
     from ..files import require_folder_place
     from ..runs import fill_folder, folder_name, process_state
 
-    if options.out:
-        require_folder_place(options.out)
     if not options.targets and options.model is None:
         sample_parser().error("give a run folder, or --model NAME for a network that comes with the package")
+    if options.out:
+        require_folder_place(options.out)  # before the model is loaded
     prompts = [*options.targets[0 if options.model else 1 :], *(options.prompts or ())]
-    trained = shared.trained_run(
-        shared.model_folder(options.model) if options.model else Path(options.targets[0]), options
-    )
+    trained = shared.trained_run(None if options.model else Path(options.targets[0]), options)
     trained.conditions.check(prompts)  # before the folder is looked at
     wanted = requests(options.n, options.seed, prompts or trained.default_prompts)
     settings = replace(shared.sample_settings(options), precision=options.precision.replace("fp32", "no"))
     folder = options.out or trained.folder / "images" / folder_name(trained, settings)
-    progress = Progress("images", enabled=False if options.quiet else None)
-    say = shared.speaker(options)
-    fill_folder(trained, folder, wanted, settings, options.batch_size, options.device, log=say, progress=progress)
-    if options.quiet and process_state().is_main_process:
+    fill_folder(trained, folder, wanted, settings, options.batch_size, options.device, Progress("images"))
+    if process_state().is_main_process:
         print(folder)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import os
+import inspect
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ..config import RECIPES, SAMPLERS, TrainConfig, field_paths, load_config, recipe, with_values
-from ..console import silent
+from ..config import RECIPES, SAMPLERS, TrainConfig, load_config, recipe
 from ..errors import InvalidConfigError
-from .parser import Parser, whole_number
+from .parser import NamedValues, Parser, whole_number
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,16 +49,14 @@ def run_config(options: argparse.Namespace) -> TrainConfig:
         return config
     from ..training import fit_held_out
 
-    return fit_held_out(replace(config, data=options.data), log)
+    return fit_held_out(replace(config, data=options.data))
 
 
-def sized_config(data: str, model: str | None = None, size: int | None = None) -> TrainConfig:
-    """What `scalelong train` would train on these images on this machine."""
+def sized_config(config: TrainConfig, given: Iterable[str]) -> TrainConfig:
+    """What `scalelong train` would train on these images on this machine, with the fields that are given."""
     from ..training import size_run
 
-    given = {name: value for name, value in {"data": data, "model": model, "size": size}.items() if value is not None}
-    paths = field_paths()
-    return size_run(with_values(TrainConfig(), {paths[name]: given[name] for name in given}), given, log).config
+    return size_run(config, {path.rpartition(".")[2] for path in given}).config
 
 
 def network_line(config: TrainConfig) -> str:
@@ -75,12 +71,11 @@ def config_file(options: argparse.Namespace, base: TrainConfig) -> TrainConfig:
     """The values of --config over those of a recipe. Code that the file names needs --trust."""
     if options.config is None:
         return base
-    from ..runs import require_trust, require_trusted_training
+    from ..runs import require_trust
 
     config = load_config(options.config, base)
-    if config.model != getattr(options, "model", None):  # --model is the user's own word
-        require_trust(config, options.config, options.trust)
-    require_trusted_training(config, options.config, options.trust)
+    typed = {"model"} if config.model == getattr(options, "model", None) else ()
+    require_trust(config, options.config, options.trust, typed, training=True)
     return config
 
 
@@ -121,8 +116,8 @@ def _step_or_best(text: str) -> int | str:
     return text if text == "best" else whole_number(text)
 
 
-def trained_run(folder: Path, options: argparse.Namespace) -> Run:
-    """The run with the weights and, where --tuned is given, the coefficients that the flags ask for."""
+def trained_run(folder: Path | None, options: argparse.Namespace) -> Run:
+    """The run of the folder, or else of --model, with the weights and the coefficients that the flags ask for."""
     from ..attaching import TunedSkips
     from ..models import keep_freed_memory
     from ..runs import load_run
@@ -130,6 +125,7 @@ def trained_run(folder: Path, options: argparse.Namespace) -> Run:
     scaling = None if options.tuned is None else TunedSkips.load(options.tuned).spelled()
     keep_freed_memory()  # every command that runs a trained network calls it again and again
     weights = options.weights or "ema"
+    folder = model_folder(options.model) if folder is None else folder
     return load_run(folder, weights=weights, step=options.checkpoint, trust=options.trust, scaling=scaling)
 
 
@@ -161,8 +157,7 @@ def sample_settings(options: argparse.Namespace) -> SampleSettings:
 def add_feature_flags(parser: Parser) -> None:
     parser.flag(
         "--features",
-        "auto: the first that tell noise from the data (default); random; classifier, trained on the data; "
-        "pixels; inception; or package.module:factory",
+        "auto: the first that tell noise from the data (default); random; pixels; inception; or package.module:factory",
         "auto",
     )
     parser.flag("--feature-weights", "the weights of Inception, from torch-fidelity", kind=Path)
@@ -201,42 +196,22 @@ def add_engine_flags(parser: Parser) -> None:
     parser.flag("--engine", text, "local", kind=ENGINES)
     parser.flag("--jobs", "runs at a time (default: one per core or per GPU here)", kind=int)
     text = "cores of each run (default: as the sweep began, or 1)"
-    parser.flag("--cpus-per-run", text, kind=int, rare=True)
-    parser.flag("--gpus-per-run", "GPUs of each run", kind=int, rare=True)
-    parser.flag("--partition", "slurm: the partition", rare=True)
-    text = "slurm: the time limit of a job, as 4:00:00; a longer run goes on in the next one"
-    parser.flag("--time", text, rare=True)
-    parser.flag("--address", "ray: the cluster, as HOST:PORT (default: RAY_ADDRESS, or this machine)", rare=True)
-    text = "slurm: options of sbatch, such as account=lab mem=16G; ray: resources, such as memory=8e9"
-    parser.flag("--engine-options", text, [], kind=str, rare=True, nargs="+", metavar="NAME=VALUE")
-    parser.flag("--detach", "slurm: submit and return; --status looks", False, rare=True)
+    parser.flag("--cpus-per-run", text, kind=int, rare=True, dest="cpus")
+    parser.flag("--gpus-per-run", "GPUs of each run", kind=int, rare=True, dest="gpus")
+    text = "slurm: of submitit or sbatch, such as partition=gpu time=240 account=lab; ray: resources, as memory=8e9"
+    values: Any = {"nargs": "+", "action": NamedValues, "metavar": "NAME=VALUE", "dest": "options"}
+    parser.flag("--engine-options", text, kind=str, rare=True, **values)
 
 
 def engine_of(options: argparse.Namespace) -> Engine:
     """The engine that the flags ask for."""
     from ..experiments import make_engine
 
-    for word in options.engine_options:
-        if not word.partition("=")[0] or "=" not in word:
-            raise InvalidConfigError(f"`engine_options` are written NAME=VALUE, got {word!r}")
-    return make_engine(
-        options.engine,
-        jobs=options.jobs,
-        cpus=options.cpus_per_run,
-        gpus=options.gpus_per_run,
-        partition=options.partition,
-        time=options.time,
-        address=options.address,
-        options=dict(word.split("=", 1) for word in options.engine_options),
-        detach=options.detach,
-    )
+    return call(make_engine, options, name=options.engine)
 
 
-def left_to_do(engine: Engine) -> int:
+def left_to_do() -> int:
     """Say that not all runs are finished; the exit code."""
-    if engine.detach:
-        print("submitted. `scalelong compare --status` looks; the same command collects the results")
-        return 0
     print("interrupted; the same command continues", file=sys.stderr)
     return INTERRUPTED
 
@@ -246,18 +221,18 @@ def require_seeds(seeds: int, least: int = 1, reason: str = "") -> None:
         raise InvalidConfigError(f"`seeds` must be at least {least}{reason}, got {seeds}")
 
 
-def without_out_flag(arguments: list[str]) -> list[str]:
-    """The output folder is not part of a command that is written down: it names a place of this machine."""
-    kept = [word for word in arguments if not word.startswith(("--out=", "--output-dir="))]
-    names = [place for place, word in enumerate(kept) if word in ("--out", "--output-dir")]
-    return [word for place, word in enumerate(kept) if place not in names and place - 1 not in names]
-
-
 # Output
 
 
 def add_out_flag(parser: Parser, text: str, default: Path | None = None) -> None:
+    """A place that cannot be written is refused before the command begins."""
     parser.flag("--out --output-dir", text, default, kind=Path)
+
+
+def call(function: Callable[..., Any], options: argparse.Namespace, **more: Any) -> Any:
+    """Call a function with the options that have the names of its parameters, and with `more`."""
+    names = inspect.signature(function).parameters.keys() - more.keys()
+    return function(**{name: value for name, value in vars(options).items() if name in names}, **more)
 
 
 def add_output_flags(parser: Parser, result: str) -> None:
@@ -270,29 +245,7 @@ def add_quiet_flag(parser: Parser, rare: bool = False) -> None:
     parser.flag("--quiet", "print the result alone, no progress", False, rare=rare)
 
 
-def log(text: str) -> None:
-    """Remarks and progress go to the standard error, results to the standard output. The first process speaks."""
-    if os.environ.get("RANK", "0") == "0":
-        print(text, file=sys.stderr, flush=True)
-
-
-@contextmanager
-def progress_aside(quiet: bool) -> Iterator[None]:
-    """Print what is said on the way to the standard error, or nowhere with --quiet: the result has the output."""
-    if not quiet:
-        with redirect_stdout(sys.stderr):
-            yield
-        return
-    with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
-        yield
-
-
-def speaker(options: argparse.Namespace) -> Callable[[str], None]:
-    """Where remarks go: to the standard output, or nowhere with --json or --quiet."""
-    return silent if getattr(options, "json", False) or options.quiet else print
-
-
-def load_images(spec: str, size: int | None = None) -> Tensor:
+def some_images(spec: str, size: int | None = None) -> Tensor:
     """Up to 4,096 images of a data set, evenly chosen, in [-1, 1]."""
     from ..console import Progress
     from ..data import load_data, to_float

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import logging
 import math
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,13 +28,14 @@ from ..config import (
     to_dict,
     with_values,
 )
-from ..console import silent
 from ..errors import InvalidConfigError
 from . import shared
 from .parser import Parser, add_fields
 
 if TYPE_CHECKING:
     from ..training import Plan
+
+logger = logging.getLogger(__name__)
 
 DESCRIPTION = """\
 Train a diffusion model on a folder of images, a file or the name of a data set. Image size, network, batch and steps
@@ -49,7 +51,9 @@ EXAMPLES = """\
 
 COMMON = {"model", "scaling", "start_from", "steps", "batch_size", "budget", "seed", "size", "condition", "lr"}
 """Fields whose flags `--help` shows; `--help-all` shows all."""
-CHOSEN = {"model", "steps", "batch_size", "lr", "size"}
+CHOSEN = {"model", "steps", "batch_size", "lr", "size", "prediction", "held_out", "warmup", "betas", "clip"}
+CHOSEN |= {"samples", "log_every", "save_every"}
+"""Fields that are chosen for the images and the machine where nothing says otherwise."""
 
 ALIASES = {
     "lr": "--learning-rate",
@@ -76,8 +80,11 @@ def train_parser() -> Parser:
     made.flag("images_given", "a folder, a file or the name of a data set", nargs="?", metavar="IMAGES")
     made.flag("--recipe", f"begin with a recipe: {', '.join(RECIPES)}", metavar="NAME")
     made.flag("--config", "then take the values of a YAML file, such as a run's config.yaml", kind=Path)
-    shared.add_out_flag(made, "the run folder (default: runs/NAME-SCALING-seedN)")
+    shared.add_out_flag(made, "the run folder (default: in runs/, by the name of the images or the recipe)")
     made.flag("--dry-run", "print all that would happen and how long it would take", False)
+    text = "with --dry-run: memory, exchange and data rate on so many accelerators, without reading images"
+    made.flag("--for", text, kind=int, rare=True, dest="needs_for", metavar="N")
+    made.flag("--device-memory", "of --for: memory of each of them, in GB", kind=float, rare=True, metavar="GB")
     shared.add_device_flag(made)
     shared.add_quiet_flag(made, rare=True)
     shared.add_trust_flag(made)
@@ -86,7 +93,7 @@ def train_parser() -> Parser:
 
 
 @dataclasses.dataclass
-class Command:
+class TrainCommand:
     """A parsed command line."""
 
     train: TrainConfig
@@ -106,28 +113,29 @@ class Command:
 
 
 def run_train(options: argparse.Namespace) -> int:
-    from ..files import require_folder_place
-    from ..training import train
+    from ..training import describe_needs, train
 
     command = command_of(options)
-    if command.out is not None:
-        require_folder_place(command.out)  # before the sizing, which takes time
-    say = silent if command.quiet else shared.log
-    if command.dry_run:
-        print(dry_run(command, say))
+    if options.needs_for is not None:
+        if not command.by_name and "model" not in command.given:
+            raise InvalidConfigError("`needs_for` counts a network that is known: give `recipe`, `config` or `model`")
+        print(describe_needs(command.train, options.needs_for, options.device_memory))
         return 0
-    config, folder, plan = settle(command, say)
+    if command.dry_run:
+        print(dry_run(command))
+        return 0
+    config, folder, plan = settle(command)
     if plan is not None:
-        say(str(plan))
+        logger.info(str(plan))
     result = train(config, folder, quiet=command.quiet)
     if os.environ.get("RANK", "0") == "0":
         print(result, flush=True)
-        if result.finished and (remark := worth(config)):
+        if result.finished and (remark := worth(config, command.given)):
             print(remark, flush=True)
     return 0 if result.finished else shared.INTERRUPTED
 
 
-def worth(config: TrainConfig) -> str:
+def worth(config: TrainConfig, given: Collection[str]) -> str:
     """A sentence about a run that was too short for samples that show something; "" for others."""
     from ..training import steps_needed
 
@@ -135,23 +143,25 @@ def worth(config: TrainConfig) -> str:
     if needed is None or config.steps >= needed or config.budget is None:
         return ""
     minutes = math.ceil(seconds_of(config.budget) * needed / config.steps / 60)
-    return (
-        f"{config.steps:,} steps; images like these need about {needed:,}: the same command with --budget {minutes}m "
-        f"goes on"
-    )
+    longer = f"--steps {needed}" if "steps" in given else f"--budget {minutes}m"
+    return f"{config.steps:,} steps; images like these need about {needed:,}: the same command with {longer} goes on"
 
 
-def parse(arguments: list[str]) -> Command:
+def parse(arguments: list[str]) -> TrainCommand:
     return command_of(train_parser().parse_args(arguments))
 
 
-def command_of(options: argparse.Namespace) -> Command:
+def command_of(options: argparse.Namespace) -> TrainCommand:
     """Recipe, then file, then flags."""
     paths = field_paths()
     values = {name: value for name, value in vars(options).items() if name in paths}
     if options.images_given is not None:
         values["data"] = options.images_given
-    if "data" not in values and options.recipe is None and options.config is None:
+    if not (
+        {"data", "needs_for"} & {*values, *(["needs_for"] if options.needs_for else [])}
+        or options.recipe
+        or options.config
+    ):
         raise InvalidConfigError(
             "nothing to train on: give a folder of images (scalelong train IMAGES), --recipe NAME or --config FILE; "
             "--help shows more"
@@ -165,41 +175,42 @@ def command_of(options: argparse.Namespace) -> Command:
     inherited = base.model_options if config.model == base.model else {}
     config = dataclasses.replace(config, model_options={**inherited, **values.get("model_options", {})})
     if options.config is not None:
-        require_consent(config, options.config, options.trust, values)
+        _require_trust(config, options.config, options.trust, values)
     by_name = options.recipe is not None or options.config is not None
     given = frozenset(values)
-    return Command(config, options.out, options.dry_run, options.quiet, given, by_name, options.trust)
+    return TrainCommand(config, options.out, options.dry_run, options.quiet, given, by_name, options.trust)
 
 
-def settle(command: Command, say: Callable[[str], None]) -> tuple[TrainConfig, Path, Plan | None]:
+def settle(command: TrainCommand) -> tuple[TrainConfig, Path, Plan | None]:
     """The configuration to train with, its folder, and how it was sized, unless it is that of a run that has begun."""
     from ..console import Progress
+    from ..files import require_folder_place
     from ..runs import RunFolder, load_images
     from ..training import fit_held_out, lengthen_run, size_run
 
     config, given = command.train, command.given
     network_open = command.is_sized and not given & {"model", "model_options"}
     folder = command.out or default_folder(config, network_open)
+    require_folder_place(folder)  # before minutes of measuring
     before = RunFolder(folder).begun_with()
     if before is not None:
         return continued(command, before), folder, None
-    _mention_classes(config, say)
+    _mention_classes(config)
     if config.start_from is not None:
-        plan = started(command, say)
+        plan = started(command)
         return plan.config, folder, plan
     if command.is_sized:
-        progress = Progress("reading images", enabled=False if command.quiet else None)
-        plan = size_run(config, given, say, progress)
+        plan = size_run(config, given, Progress("reading images"))
         return plan.config, folder, plan
     if "held_out" not in given:
-        config = fit_held_out(config, say, " (--held-out says otherwise)")
+        config = fit_held_out(config, " (--held-out says otherwise)")
     if config.budget is None:
         return config, folder, None
-    plan = lengthen_run(config, given, load_images(config, silent)[0])
+    plan = lengthen_run(config, given, load_images(config)[0])
     return plan.config, folder, plan
 
 
-def _mention_classes(config: TrainConfig, say: Callable[[str], None]) -> None:
+def _mention_classes(config: TrainConfig) -> None:
     """A folder of folders is often one of classes, which training uses only if it is asked to."""
     folder = Path(config.data)
     if config.diffusion.condition != "none" or not folder.is_dir():
@@ -207,10 +218,10 @@ def _mention_classes(config: TrainConfig, say: Callable[[str], None]) -> None:
     classes = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     if len(classes) > 1:
         shown = ", ".join(classes[:3]) + (", ..." if len(classes) > 3 else "")
-        say(f"{folder} has {len(classes)} folders ({shown}): --condition class trains on them as classes")
+        logger.info(f"{folder} has {len(classes)} folders ({shown}): --condition class trains on them as classes")
 
 
-def started(command: Command, say: Callable[[str], None]) -> Plan:
+def started(command: TrainCommand) -> Plan:
     """A run that begins with weights has their network; it gets the steps that fit the budget, and held-out images."""
     from ..runs import adopt_weights, load_images
     from ..training import fit_held_out, held_out, lengthen_run
@@ -218,17 +229,17 @@ def started(command: Command, say: Callable[[str], None]) -> Plan:
     config, given = adopt_weights(command.train, command.given, command.trust), command.given
     if "held_out" not in given:
         if not command.by_name:
-            config = with_values(config, {"images.held_out": held_out(len(load_images(config, silent)[0]))})
-        config = fit_held_out(config, say, " (--held-out says otherwise)")
-    return lengthen_run(config, given, load_images(config, silent)[0])
+            config = with_values(config, {"images.held_out": held_out(len(load_images(config)[0]))})
+        config = fit_held_out(config, " (--held-out says otherwise)")
+    return lengthen_run(config, given, load_images(config)[0])
 
 
-def continued(command: Command, before: TrainConfig) -> TrainConfig:
+def continued(command: TrainCommand, before: TrainConfig) -> TrainConfig:
     """A run that has begun is never sized again. Its folder says what was chosen, the flags what is to change."""
     config, given, paths = command.train, command.given, field_paths()
     was, now = flatten(to_dict(before)), flatten(to_dict(config))
     if not command.by_name or before.start_from is not None:
-        require_consent(before, command.out or "the run folder", command.trust, given)
+        _require_trust(before, command.out or "the run folder", command.trust, given)
         settings = config.optimizer
         dictionaries = {"optimizer_options": settings.optimizer_options, "decay_options": settings.decay_options}
         values = {paths[name]: dictionaries.get(name, now.get(paths[name])) for name in given - {"model_options"}}
@@ -245,22 +256,20 @@ def continued(command: Command, before: TrainConfig) -> TrainConfig:
     return dataclasses.replace(config, steps=max(1, round(before.steps * factor)))
 
 
-def dry_run(command: Command, say: Callable[[str], None]) -> str:
+def dry_run(command: TrainCommand) -> str:
     """All that would happen, and how long it would take."""
     from ..runs import load_images
     from ..training import describe_run, lengthen_run
 
-    config, folder, plan = settle(command, say)
-    data, _ = load_images(config, say)  # says which files were not read
+    config, folder, plan = settle(command)
+    data, _ = load_images(config)  # says which files were not read
     timed = plan or lengthen_run(config, field_paths(), data)
     parts = [str(plan)] if plan is not None and not command.by_name else []
     return "\n\n".join([*parts, describe_run(config, data, folder, seconds=timed.seconds)])
 
 
-def require_consent(config: TrainConfig, source: Any, trust: bool, given: Collection[str]) -> None:
+def _require_trust(config: TrainConfig, source: Any, trust: bool, given: Collection[str]) -> None:
     """Code that a file or a run folder names, and not the user, needs consent."""
-    from ..runs import require_trust, require_trusted_training
+    from ..runs import require_trust
 
-    if "model" not in given:
-        require_trust(config, source, trust)
-    require_trusted_training(config, source, trust, given)
+    require_trust(config, source, trust, given, training=True)

@@ -1,4 +1,4 @@
-"""Names that a configuration may hold: schedules, predictions, samplers, optimisers, lengths of averages.
+"""Names that several packages share: schedules, samplers, optimisers, lengths of averages, the files of a run.
 
 Nothing here needs torch. The code that carries a name out stands elsewhere and takes the names from here.
 """
@@ -24,9 +24,7 @@ Weighting = Literal["none", "min-snr"]
 Condition = Literal["none", "class", "text"]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Decay = Literal["constant", "linear", "cosine", "polynomial", "cosine_with_restarts", "piecewise_constant"]
-Optimizer = Literal[
-    "adamw", "muon", "adam", "sgd", "rmsprop", "radam", "nadam", "adamax", "adagrad", "adafactor", "schedule-free"
-]
+Optimizer = Literal["adamw", "muon", "adam", "sgd", "rmsprop", "radam", "nadam", "adamax", "adagrad", "adafactor"]
 ADAMS = ("adamw", "adam", "radam", "nadam", "adamax")
 """The optimisers whose update has the size of the learning rate, whatever the gradient."""
 OnCollapse = Literal["stop", "rollback", "ignore"]
@@ -70,16 +68,12 @@ def require_prediction(prediction: str, schedule: str | None = None) -> None:
         raise InvalidConfigError(f"unknown prediction {prediction!r}; known: {', '.join(get_args(Prediction))}")
     if schedule is None:
         return
-    if schedule in FLOWS or schedule == "edm":
-        wanted = "edm" if schedule == "edm" else "flow"
-        if prediction != wanted:
-            raise InvalidConfigError(
-                f"`schedule` {schedule} goes with `prediction` {wanted}, and {prediction!r} was given; ε, v and x_0 go "
-                f"with the schedules vp, ddpm, cosine and sd"
-            )
-    elif prediction in ("flow", "edm"):
-        wanted = "edm" if prediction == "edm" else "flow (or flow-logit)"
-        raise InvalidConfigError(f"`prediction` {prediction} goes with `schedule` {wanted}, and {schedule!r} was given")
+    fitting = ("edm",) if schedule == "edm" else ("flow",) if schedule in FLOWS else ("epsilon", "v", "x0")
+    if prediction not in fitting:
+        raise InvalidConfigError(
+            f"`schedule` {schedule} goes with `prediction` {' or '.join(fitting)}, and {prediction!r} was given; flow "
+            f"goes with flow and flow-logit, edm with edm, the others with vp, ddpm, cosine and sd"
+        )
 
 
 def require_output_start(start: Any) -> OutputStart:
@@ -183,3 +177,52 @@ _FIRST = 10
 def is_snapshot(step: int) -> bool:
     """Whether the averages are written to disk after this step: about 24 times in each tenfold of the steps."""
     return step >= _FIRST and math.floor(math.log(step, _RATIO)) != math.floor(math.log(step - 1, _RATIO))
+
+
+# What a new U-ViT starts as, and what new runs are trained with. The constants NEW are the switch: the evidence decides
+# them. EARLIER is what a configuration, a preset or a file means that does not name them, so it never changes.
+
+NEW_UVIT: dict[str, Any] = {"init_std": "unit", "residual_scaling": 0.3}
+"""Defaults of `sl.UViT`."""
+NEW_RUN: dict[str, Any] = {"optimizer": "muon", "optimizer_options": {"momentum": 0.9}, "lr": 8e-3, "warmup": 20}
+"""Fields of the optimiser in runs of U-ViTs below a width of 256 that `scalelong train` sizes."""
+EARLIER: dict[str, Any] = {"init_std": "unit", "residual_scaling": "none"}
+
+
+def new_uvit_options() -> dict[str, Any]:
+    """Model options that a new run must name, since its configuration would mean others without them."""
+    return {name: value for name, value in NEW_UVIT.items() if value != EARLIER[name]}
+
+
+# The files of a run folder, and the titles of scores
+
+CONFIG = "config.yaml"
+DATA = "data.json"
+RUN = "run.json"
+ENVIRONMENT = "environment.json"
+README = "README.md"
+METRICS = "metrics.jsonl"
+ALARMS = "alarms.jsonl"
+ROLLBACKS = "rollbacks.json"
+SCORES = "scores.jsonl"
+TRACKER_ID, MLFLOW_ID = "tracker_id.txt", "mlflow_id.txt"
+CHECKPOINTS, SAMPLES, IMAGES, AVERAGES, TENSORBOARD = "checkpoints", "samples", "images", "averages", "tensorboard"
+
+VARIANT, DIVERGED = "variant.json", "diverged.json"
+"""What `compare` adds: which variant a run is, and why it ended early."""
+
+SCORE_TITLES = {
+    "frechet": "Fréchet distance",
+    "kernel": "kernel distance",
+    "precision": "precision",
+    "recall": "recall",
+    "copies": "near-copies",
+    "agreement": "prompt accuracy",
+}
+"""By the name that files and metrics use. The first one decides the order of a comparison: lower is better."""
+
+ANCHOR_TITLES = {
+    "real": "held-out real images",
+    "blurred": "blurred images",
+    "shuffled": "images with shuffled patches",
+}

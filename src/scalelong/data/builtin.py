@@ -11,11 +11,11 @@ from importlib.resources import files
 import torch
 from torch import Tensor
 
-from ..errors import InvalidConfigError, UnknownSplitError
+from ..errors import DataNotFoundError, InvalidConfigError
 from ..optional import needs
 from .dataset import Annotations, ImageData, MemoryData, Options, from_array
 from .decode import convert_channels
-from .files import canonical
+from .folders import canonical
 
 DIGITS = tuple("0123456789")
 GARMENTS = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
@@ -33,7 +33,7 @@ def load_garments(name: str, options: Options) -> ImageData:
 
 def _embedded(name: str, file_name: str, classes: tuple[str, ...], options: Options) -> ImageData:
     if options.split != "train":
-        raise UnknownSplitError(
+        raise DataNotFoundError(
             f"{name!r} has no part {options.split!r}: all of it is 'train'. Use data.split(held_out=...) to keep some "
             "images apart"
         )
@@ -156,9 +156,9 @@ def _paint(mask: Tensor, colour: Tensor) -> Tensor:
 
 def load_shapes(name: str, options: Options) -> ImageData:
     """10,000 pictures, 32×32 unless asked otherwise; with a larger `limit`, that many. Each part has its own seed."""
-    part = canonical(options.split) or options.split
+    part = canonical(options.split)
     if part not in SEEDS:
-        raise UnknownSplitError(
+        raise DataNotFoundError(
             f"{name!r} has no part {options.split!r}; it has {', '.join(SEEDS)}: choose one with `split`"
         )
     if options.channels not in (None, 1, 3, 4):

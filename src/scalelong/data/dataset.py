@@ -2,22 +2,27 @@
 
 `ImageData` is what every source becomes, `MemoryData` the one whose pixels are a tensor. Access is random, so that the
 order of training can be a pure function of seed and step, and a run resumes without reading what it has seen.
-`Options` is what a caller may ask of any source.
+`batches` fetches them in a given order, here or in threads.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from ..errors import BrokenImagesError, InvalidConfigError
+from ..console import counted
+from ..errors import BrokenImagesError, InvalidConfigError, require
 from .decode import check_conversion, convert_channels, resize
 
 logger = logging.getLogger(__name__)
@@ -27,32 +32,29 @@ Progress = Callable[[int, int], None]  # (done, total)
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    size: int | tuple[int, int] | None = None  # side, or (height, width)
+    """What may be asked of any source: the options of `load_data`."""
+
+    size: int | tuple[int, int] | None = None
     channels: int | None = None
     split: str = "train"
     memory_limit: int = 2 * 1024**3
-    skip_broken: bool | int | float = 0.01  # a number, a share if a float, or True for any number
+    skip_broken: bool | int | float = 0.01
     limit: int | None = None
     progress: Progress | None = None
-    image_cache: str = "none"  # "auto", or a folder
-    image_cache_limit: int | None = None  # bytes
+    image_cache: str = "none"
+    image_cache_limit: int | None = None
 
     def __post_init__(self) -> None:
         sides = self.size if isinstance(self.size, tuple | list) else (self.size, self.size)
-        if self.size is not None and (len(sides) != 2 or not all(_whole(side, 1) for side in sides)):
-            raise InvalidConfigError(f"size must be a side or (height, width) in pixels, got {self.size!r}")
-        for name, least in (("channels", 1), ("limit", 1), ("memory_limit", 0), ("image_cache_limit", 0)):
-            value = getattr(self, name)
-            if value is not None and not _whole(value, least):
-                raise InvalidConfigError(f"{name} must be a whole number of at least {least}, got {value!r}")
-        share = isinstance(self.skip_broken, float) and 0 <= self.skip_broken <= 1
-        if not share and not isinstance(self.skip_broken, bool) and not _whole(self.skip_broken, 0):
-            raise InvalidConfigError(
-                f"skip_broken must be a number, a share from 0.0 to 1.0, or True, got {self.skip_broken!r}"
-            )
-        for name in ("split", "image_cache"):
-            if not isinstance(getattr(self, name), str) or not getattr(self, name):
-                raise InvalidConfigError(f"{name} must be a name, got {getattr(self, name)!r}")
+        wanted = [("size", side, 1) for side in sides] + [("channels", self.channels, 1), ("limit", self.limit, 1)]
+        wanted += [("memory_limit", self.memory_limit, 0), ("image_cache_limit", self.image_cache_limit, 0)]
+        for name, value, least in wanted:
+            whole = value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= least)
+            require(whole, f"`{name}` must be a whole number of at least {least}, got {getattr(self, name)!r}")
+        require(len(sides) == 2, f"`size` must be a side or (height, width), got {self.size!r}")
+        most = 1 if isinstance(self.skip_broken, float) else math.inf
+        fine = isinstance(self.skip_broken, int | float) and 0 <= self.skip_broken <= most
+        require(fine, f"`skip_broken` must be a number, a share from 0.0 to 1.0, or True, got {self.skip_broken!r}")
 
     @property
     def shape(self) -> tuple[int, int] | None:
@@ -64,9 +66,8 @@ class Options:
 
     def allowed_broken(self, total: int) -> int:
         """A share is rounded up, so that one damaged file does not stop a small folder."""
-        if isinstance(self.skip_broken, bool):
-            return total if self.skip_broken else 0
-        return math.ceil(self.skip_broken * total) if isinstance(self.skip_broken, float) else self.skip_broken
+        share = isinstance(self.skip_broken, bool | float)
+        return math.ceil(self.skip_broken * total) if share else int(self.skip_broken)
 
     def fits(self, count: int, channels: int, height: int, width: int) -> bool:
         return count * channels * height * width <= self.memory_limit
@@ -76,10 +77,6 @@ class Options:
         if self.limit is None or self.limit >= total:
             return torch.arange(total)
         return torch.arange(self.limit) * total // self.limit
-
-
-def _whole(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 # Broken images
@@ -105,15 +102,15 @@ class BrokenImages:
 
     where: str
     total: int
-    allowed: int
+    allowed: int = 0
     found: dict[str, BrokenImage] = field(default_factory=dict)
 
     def add(self, broken: BrokenImage) -> None:
         self.found.setdefault(broken.name, broken)
 
     def check(self) -> None:
-        """Raise BrokenImagesError if there are more than allowed."""
-        if len(self.found) > self.allowed:
+        """Raise BrokenImagesError if there are more than allowed, or no others."""
+        if len(self.found) > min(self.allowed, self.total - 1):
             raise BrokenImagesError(
                 f"{self.where}: {len(self.found)} of {self.total} images cannot be read, {self.allowed} are allowed: "
                 f"{self.names()}. Repair or remove them, or go on without them with `skip_broken`"
@@ -199,32 +196,24 @@ class ImageData(ABC):
     channels: int
     height: int
     width: int
-    in_memory: bool  # one tensor in memory: fetching is indexing, and workers would only cost time
-    decodes: bool = False  # fetching decodes or converts stored images, which may as well be done once
+    in_memory: bool = False  # one tensor in memory: fetching is indexing, and workers would only cost time
+    whereabouts: str = "streamed"
     annotations: Annotations
     broken_images: BrokenImages
     unread: tuple[str, ...] = ()  # files next to the images that are neither images nor about them
     stored_sizes: tuple[tuple[int, int], ...] = ()  # (height, width) of the stored images, where they differ
-
-    @abstractmethod
-    def __len__(self) -> int: ...
+    rows: Tensor  # int64 (N,): which of the stored images these are; parts made by `split` share the store
 
     @abstractmethod
     def _read(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The images of these rows, uint8 (B, C, H, W), and the rows that they really are of."""
-
-    @abstractmethod
-    def _take(self, rows: Tensor) -> ImageData:
-        """The data set of these rows alone, without copying pixels."""
+        """The images with these numbers, uint8 (B, C, H, W), and the numbers that they really have."""
 
     @abstractmethod
     def _pixel_digest(self) -> str:
         """A hash of all that decides the pixels."""
 
-    @property
-    def whereabouts(self) -> str:
-        """Where the pixels are, in a word."""
-        return "in memory" if self.in_memory else "streamed"
+    def __len__(self) -> int:
+        return len(self.rows)
 
     @property
     def classes(self) -> tuple[str, ...] | None:
@@ -254,26 +243,26 @@ class ImageData(ABC):
         For sets too large for that it is taken over names, stored sizes and settings.
         """
         if not hasattr(self, "_fingerprint"):
-            text = f"{self.channels}x{self.height}x{self.width} {self.pixel_digest()} {self.annotations.digest()}"
+            text = f"{self.channels}x{self.height}x{self.width} {self._pixel_digest()} {self.annotations.digest()}"
             self._fingerprint = hashlib.sha256(text.encode()).hexdigest()
         return self._fingerprint
-
-    def pixel_digest(self) -> str:
-        """The part of the fingerprint that is of the pixels, computed once."""
-        if not hasattr(self, "_pixels"):
-            self._pixels = self._pixel_digest()
-        return self._pixels
 
     def split(self, held_out: int, seed: int = 0) -> tuple[ImageData, ImageData]:
         """(training, held-out): `held_out` images drawn without replacement; the same for the same seed."""
         require_both_sides(held_out, len(self), self.name)
         training, apart = split_rows(len(self), held_out, seed)
-        return self._take(training), self._take(apart)
+        return self.take(training), self.take(apart)
+
+    def take(self, rows: Tensor) -> Self:
+        """The data set of these numbers alone, without copying pixels."""
+        part = copy.copy(self)
+        vars(part).pop("_fingerprint", None)
+        part.rows, part.annotations = self.rows[rows], self.annotations.take(rows)
+        return part
 
     def describe(self) -> str:
         """One line for logs."""
-        count = f"{len(self)} image{'s' * (len(self) != 1)}"
-        parts = [f"{self.name}: {count}, {self.channels}×{self.height}×{self.width}"]
+        parts = [f"{self.name}: {counted(len(self), 'image')}, {self.channels}×{self.height}×{self.width}"]
         if self.stored_sizes:
             parts.append(f"made from {sizes_in_words(self.stored_sizes)}")
         if self.classes is not None:
@@ -282,7 +271,7 @@ class ImageData(ABC):
             parts.append("captions")
         parts.append(self.whereabouts)
         if self.broken:
-            parts.append(f"{len(self.broken)} broken images skipped")
+            parts.append(f"{counted(len(self.broken), 'broken image')} skipped")
         if self.unread:
             were = "file was" if len(self.unread) == 1 else "files were"
             heic = any(name.lower().endswith((".heic", ".heif")) for name in self.unread)
@@ -303,9 +292,9 @@ class ImageData(ABC):
 
 
 class MemoryData(ImageData):
-    """All images as one uint8 tensor (N, C, H, W); parts made by `split` share it."""
+    """All images as one uint8 tensor (N, C, H, W)."""
 
-    in_memory = True
+    in_memory, whereabouts = True, "in memory"
 
     def __init__(
         self,
@@ -313,33 +302,21 @@ class MemoryData(ImageData):
         images: Tensor,
         annotations: Annotations | None = None,
         broken_images: BrokenImages | None = None,
-        rows: Tensor | None = None,
     ) -> None:
         if images.dtype != torch.uint8 or images.dim() != 4:
             raise InvalidConfigError(f"images must be uint8 (N, C, H, W), not {images.dtype} {tuple(images.shape)}")
-        self.name = name
-        self.images = images
+        self.name, self.images, self.rows = name, images, torch.arange(len(images))
         self.channels, self.height, self.width = images.shape[1:]
         self.annotations = annotations or Annotations()
-        self.broken_images = broken_images or BrokenImages(name, len(images), 0)
-        self._rows = rows
-
-    def __len__(self) -> int:
-        return len(self.images) if self._rows is None else len(self._rows)
+        self.broken_images = broken_images or BrokenImages(name, len(images))
 
     def _read(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        return self.images.index_select(0, rows if self._rows is None else self._rows[rows]), rows
-
-    def _take(self, rows: Tensor) -> MemoryData:
-        inner = rows if self._rows is None else self._rows[rows]
-        return MemoryData(self.name, self.images, self.annotations.take(rows), self.broken_images, inner)
+        return self.images.index_select(0, self.rows[rows]), rows
 
     def _pixel_digest(self) -> str:
         sha = hashlib.sha256()
-        for start in range(0, len(self), 4096):
-            rows = slice(start, start + 4096)
-            part = self.images[rows] if self._rows is None else self.images.index_select(0, self._rows[rows])
-            sha.update(part.contiguous().numpy().data)
+        for rows in self.rows.split(CHUNK):
+            sha.update(self.images.index_select(0, rows).numpy().data)
         return sha.hexdigest()
 
 
@@ -355,3 +332,47 @@ def from_array(name: str, images: Tensor, annotations: Annotations, options: Opt
     height, width = options.shape or images.shape[2:]
     parts = [resize(convert_channels(part, channels), height, width) for part in images.split(CHUNK)]
     return MemoryData(name, torch.cat(parts), annotations)
+
+
+# Batches, and from bytes to what a network takes
+
+
+def to_float(images: Tensor, flip: Tensor | None = None) -> Tensor:
+    """uint8 to float32 in [-1, 1]; images whose entry in the bool mask `flip` is True are mirrored left to right."""
+    if flip is not None:
+        images = torch.where(flip.to(images.device)[:, None, None, None], images.flip(-1), images)
+    return images.to(torch.float32).div_(127.5).sub_(1)
+
+
+def batches(
+    data: ImageData,
+    order: Iterable[Tensor | Sequence[int]],
+    workers: int = 0,
+    prefetch: int = 4,
+    *,
+    pin: bool = False,
+) -> Iterator[Batch]:
+    """The batches of `order`, an iterable (also an endless one) of index lists.
+
+    Sets in memory are indexed here and now. Others, also those in a mapped file, are read by `workers` threads, each
+    `prefetch` batches ahead: Pillow, numpy and torch do not hold the interpreter's lock while they decode and copy.
+    `pin` puts batches into pinned memory, from which an accelerator copies them while the program goes on.
+    """
+    here = data.in_memory or workers == 0
+    for batch in map(data.fetch, order) if here else _read_ahead(data, order, workers, prefetch):
+        yield batch.pin_memory() if pin else batch
+
+
+def _read_ahead(
+    data: ImageData, order: Iterable[Tensor | Sequence[int]], workers: int, prefetch: int
+) -> Iterator[Batch]:
+    pool, waiting = ThreadPoolExecutor(workers), deque[Future[Batch]]()
+    try:
+        for indices in order:
+            waiting.append(pool.submit(data.fetch, indices))
+            if len(waiting) > workers * prefetch:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)

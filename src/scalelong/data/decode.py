@@ -74,7 +74,7 @@ def read_header(data: bytes) -> Header:
     """Size and kind without decoding the pixels."""
     image = open_image(data)
     try:
-        return _header(image)
+        return header_of(image)
     except Exception as error:
         raise _undecodable(error) from error
 
@@ -91,7 +91,7 @@ def decode_image(image: Image, channels: int, height: int, width: int) -> tuple[
     """The same for an image of Pillow."""
     np = needs("numpy", "train", "decoding images")
     try:
-        seen = _header(image)
+        seen = header_of(image)
         if min(image.size) >= 4 * max(height, width):
             # JPEG can be decoded at a fraction of its size; twice what is asked for keeps the resizing sharp.
             room = 2 * max(height, width)
@@ -121,7 +121,7 @@ def _undecodable(error: Exception) -> Exception:
     return UndecodableError(in_words(error))
 
 
-def _header(image: Image) -> Header:
+def header_of(image: Image) -> Header:
     width, height = image.size
     # Of a TIFF, Pillow tells the size after turning it.
     if image.format != "TIFF" and _may_be_turned(image) and image.getexif().get(ORIENTATION, 1) >= 5:

@@ -1,27 +1,43 @@
 """`load_data`: one function for every source. A name, a path, "hf:NAME", or a data set object.
 
-MNIST, Fashion-MNIST and CIFAR-10 are known by name: they are searched for where data usually are, and else loaded from
-the Hugging Face hub.
+Names are of sets that come with the package, or of public ones, which are searched for where data usually are, and else
+loaded from the Hugging Face hub. Folders and zips of images are read here; Hugging Face's `datasets` opens parquet
+files, folders of `save_to_disk` and the hub, and the images are decoded here, by the same rules as files.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import DataNotFoundError, InvalidConfigError, UnknownSplitError, UnreadableDataError
-from ..files import at_home, digest
-from .annotations import annotate
+from ..errors import DataNotFoundError, InvalidConfigError, UnreadableDataError
+from ..files import at_home, digest, in_words, read_bytes, read_json
+from ..optional import needs
 from .builtin import GARMENTS, load_captioned, load_digits, load_garments, load_shapes
-from .dataset import Annotations, ImageData, Options, Progress, logger
-from .decode import suffixes
-from .files import FileTree, Folder, TreeSource, ZipTree, by_folder, canonical, split_in, stamp_of_files
-from .mapped import decoded_once
-from .objects import from_dataset
-from .stream import from_source
-from .tables import find_parquet, from_table, is_saved, load_hub, load_parquet, load_saved
+from .dataset import Annotations, ImageData, Options, Progress
+from .decode import UndecodableError, suffixes
+from .folders import (
+    CAPTIONS,
+    IMAGES,
+    LABELS,
+    MAX_MEMBER,
+    FileTree,
+    Folder,
+    TreeSource,
+    ZipTree,
+    canonical,
+    check_captions,
+    choose_part,
+    first_of,
+    number_labels,
+    split_in,
+    stamp_of_files,
+)
+from .objects import ObjectSource
+from .stream import Source, decoded_once, from_source
 
 VARIABLE = "SCALELONG_DATA"  # folders to search first, separated as in PATH
 
@@ -64,18 +80,16 @@ def load_data(
     image_cache: str | os.PathLike[str] = "none",
     image_cache_limit: int | None = None,
 ) -> ImageData:
-    """Opens a data set. The last one is kept: opening it again does not decode it again, unless its files changed.
+    """Open a data set. The last one is kept: opening it again does not decode it again, unless its files changed.
 
-    spec: "digits", "garments" or "shapes", which come with the package, and the first two with captions as
-        "captioned-digits" and "captioned-garments"; "mnist", "fashion-mnist" or "cifar10", searched for on this machine
-        and then on the Hugging Face hub; the path of a folder of images or of parquet files, of a folder written by
-        `save_to_disk`, of a .zip or a .parquet file; "hf:NAME" for a data set of the hub; or an object: a Dataset of
+    spec: a name of DATASETS: sets that come with the package, and "mnist", "fashion-mnist" and "cifar10", searched for
+        on this machine and then on the Hugging Face hub; a folder of images, of parquet files, or of `save_to_disk`; a
+        .zip or a .parquet file; "hf:NAME" or "hf:NAME:CONFIG" for a data set of the hub; or an object: a Dataset of
         torch or `datasets`, with images as described in `scalelong.data.objects`.
     size: a side or (height, width); the shorter side is resized, the middle kept. Needed if the images differ in size.
     channels: 1, 3 or 4. By default 1 if all images are gray, 4 if all are RGBA, and 3 otherwise.
     split: "train", "test" or "validation".
-    memory_limit: bytes of pixels up to which all is decoded into memory; above it images are decoded when fetched, or
-        once into a file (image_cache).
+    memory_limit: bytes of pixels up to which all is decoded into memory.
     skip_broken: how many unreadable images are skipped before it is an error: a number, a share, or True for any.
     limit: at most this many images, evenly spread over the set.
     progress: called with (done, total) while headers are read and while images are decoded.
@@ -97,42 +111,35 @@ def load_data(
     if not isinstance(spec, str | os.PathLike):
         return decoded_once(_from_object(spec, options), "object", options)
     spec = os.fspath(spec)
-    if any("\ud800" <= letter <= "\udfff" or letter == "\0" for letter in spec):
-        raise DataNotFoundError(f"the data {spec!r} have a name that is no text: rename the folder or file")
-    path = at_home(spec, "data")
-    place = str(path.resolve()) if path.exists() else spec
-    key = (place, _stamp(spec, path), replace(options, progress=None, image_cache="none", image_cache_limit=None))
+    path = _find_known(spec) if spec in KNOWN else at_home(spec, "data")
+    stamp = _stamp(path) if path is not None and spec not in EMBEDDED and path.exists() else ""
+    key = (spec, os.getcwd(), stamp, replace(options, progress=None, image_cache="none", image_cache_limit=None))
     if key not in _LAST:
         _LAST.clear()  # before the next one takes its memory
         _LAST[key] = _opened(spec, path, options)
-    return decoded_once(_LAST[key], place, options)
+    return decoded_once(_LAST[key], stamp, options)
 
 
-_LAST: dict[tuple[str, str, Options], ImageData] = {}
+_LAST: dict[tuple[str, str, str, Options], ImageData] = {}
 """The data set that was opened last. A start of training asks for it several times."""
 
 
-def _stamp(spec: str, path: Path) -> str:
-    """Changes when the files of the data do."""
-    found = _find_known(spec) if spec in KNOWN else path
-    if spec in EMBEDDED or spec.startswith("hf:") or found is None or not found.exists():
-        return os.environ.get(VARIABLE, "")
-    if found.is_file():
-        return stamp_of_files([str(found)])
-    tree = Folder(found)
-    return digest(f"{tree.times(tree.names)}".encode())
+def _stamp(path: Path) -> str:
+    """Changes when the place or the files of the data do."""
+    files = [path / name for name in Folder(path).names] if path.is_dir() else [path]
+    return digest(f"{path.resolve()} {stamp_of_files(files)}".encode("utf-8", "surrogateescape"))
 
 
-def _opened(spec: str, path: Path, options: Options) -> ImageData:
+def _opened(spec: str, path: Path | None, options: Options) -> ImageData:
     if spec in EMBEDDED:
         return EMBEDDED[spec](spec, options)
     if spec in KNOWN:
-        return _load_known(spec, options)
+        return _load_known(spec, path, options)
     if spec.startswith("hf:"):
-        return load_hub(spec, options)
-    if path.is_dir():
+        return _load_hub(spec, options)
+    if path is not None and path.is_dir():
         return _load_folder(spec, path, options)
-    if path.is_file():
+    if path is not None and path.is_file():
         return _load_file(spec, path, options)
     raise DataNotFoundError(
         f"no data at {spec!r}: it is neither a folder nor a file, seen from {Path.cwd()}, nor one of the names "
@@ -151,18 +158,12 @@ def _from_object(given: Any, options: Options) -> ImageData:
         return given
     module = type(given).__module__
     if module.startswith("datasets.") and type(given).__name__ in ("Dataset", "DatasetDict"):
-        return from_table(f"{module}.{type(given).__name__}", given, options)
-    return from_dataset(given, options)
+        return _from_table(f"{module}.{type(given).__name__}", given, options)
+    source = ObjectSource(given, options)
+    return from_source(source.where, source, options)
 
 
 # Public data sets by name
-
-
-def _find_known(name: str) -> Path | None:
-    """The folder of a data set that is known by name; None if it is not on this machine."""
-    candidates = [root / folder for root in _roots() for folder in KNOWN[name].folders]
-    candidates += [root for root in _roots() if root.name in KNOWN[name].folders]
-    return next((folder for folder in candidates if folder.is_dir() and any(folder.iterdir())), None)
 
 
 def _roots() -> list[Path]:
@@ -170,23 +171,25 @@ def _roots() -> list[Path]:
     return [*given, Path("data"), at_home("~/data", "HOME")]
 
 
-def _load_known(name: str, options: Options) -> ImageData:
-    known, folder = KNOWN[name], _find_known(name)
-    if folder is not None:
-        data = _load_folder(name, folder, options)
-    else:
-        logger.info("%s is not in %s: loading it from the Hugging Face hub", name, ", ".join(map(str, _roots())))
-        try:
-            data = load_hub(f"hf:{known.hub}", options)
-        except (DataNotFoundError, ImportError) as error:
-            raise DataNotFoundError(
-                f"{name} is not on this machine. Looked for {' or '.join(known.folders)} in "
-                f"{', '.join(map(str, _roots()))}, and on the hub ({error}). Name its parent folder in {VARIABLE}, or "
-                f"give its path instead of {name!r}"
-            ) from error
+def _find_known(name: str) -> Path | None:
+    """The folder of a data set that is known by name; None if it is not on this machine."""
+    candidates = [root / folder for root in _roots() for folder in KNOWN[name].folders]
+    return next((folder for folder in candidates if folder.is_dir() and any(folder.iterdir())), None)
+
+
+def _load_known(name: str, folder: Path | None, options: Options) -> ImageData:
+    known = KNOWN[name]
+    try:
+        data = _load_hub(f"hf:{known.hub}", options) if folder is None else _load_folder(name, folder, options)
+    except (DataNotFoundError, ImportError) as error:
+        raise DataNotFoundError(
+            f"{name} is not on this machine. Looked for {' or '.join(known.folders)} in "
+            f"{', '.join(map(str, _roots()))}, and on the hub ({error}). Name its parent folder in {VARIABLE}, or "
+            f"give its path instead of {name!r}"
+        ) from error
     about = data.annotations
     if about.labels is not None and int(about.labels.max()) < len(known.classes):
-        data.annotations = Annotations(about.labels, known.classes, about.captions)
+        data.annotations = replace(about, classes=known.classes)
     return data
 
 
@@ -194,17 +197,16 @@ def _load_known(name: str, options: Options) -> ImageData:
 
 
 def _load_folder(name: str, path: Path, options: Options) -> ImageData:
-    if is_saved(path):
-        return load_saved(name, path, options)
+    if _is_saved(path):
+        return _load_saved(name, path, options)
     tree = Folder(path)
     endings = {os.path.splitext(file)[1].lower() for file in tree.names}
     if ".parquet" in endings and not endings & suffixes():
-        return load_parquet(name, find_parquet(path, options.split), options)
-    if any(Path(file).name == "data_batch_1" or file.endswith("-ubyte") for file in tree.names):
-        raise UnreadableDataError(
-            f"{path} holds CIFAR-10 as pickles or MNIST as IDX files, which are not read: give 'cifar10', 'mnist' or "
-            "'fashion-mnist', which are loaded from the Hugging Face hub, or torchvision's Dataset in Python"
-        )
+        parts: dict[str, list[str]] = {}
+        for file in tree.names:
+            if file.endswith(".parquet"):
+                parts.setdefault(split_in(file) or "train", []).append(file)
+        return _load_parquet(name, [path / file for file in choose_part(parts, options.split, str(path))], options)
     return _load_tree(name, tree, options)
 
 
@@ -215,15 +217,139 @@ def _load_file(name: str, path: Path, options: Options) -> ImageData:
     if kind not in (".parquet", ".pq"):
         one = f"; for one image give its folder, {path.parent}" if kind in suffixes() else ""
         raise UnreadableDataError(f"{path} is not a data set: it must be a folder, a .zip or a .parquet file{one}")
-    if (canonical(options.split) or options.split) not in ("train", split_in(path.name)):
-        raise UnknownSplitError(
-            f"{path} is one file without parts, so it has no {options.split!r}; give the other file"
-        )
-    return load_parquet(name, [path], options)
+    if canonical(options.split) not in ("train", split_in(path.name)):
+        raise DataNotFoundError(f"{path} is one file, so it has no part {options.split!r}; give the other file")
+    return _load_parquet(name, [path], options)
 
 
 def _load_tree(name: str, tree: FileTree, options: Options) -> ImageData:
-    images = by_folder(tree.images(), options.split, tree.where)
-    data = from_source(name, TreeSource(tree, images, annotate(tree, images)), options)
+    data = from_source(name, TreeSource(tree, options.split), options)
     data.unread = tree.unread()
     return data
+
+
+# Hugging Face's `datasets`: names on the hub, folders of `save_to_disk`, parquet files, and objects
+
+
+def _load_hub(name: str, options: Options) -> ImageData:
+    """`hf:NAME` or `hf:NAME:CONFIG`."""
+    datasets = needs("datasets", "hub", f"loading {name!r}")
+    repository, _, config = name.removeprefix("hf:").partition(":")
+    try:
+        found = datasets.load_dataset(repository, config or None)
+    except Exception as error:  # of the network, the hub, its cache or its files
+        raise DataNotFoundError(
+            f"{name!r} cannot be loaded: {type(error).__name__}: {error}. Without a network, save it elsewhere with "
+            "datasets.load_dataset(...).save_to_disk(folder) and give that folder"
+        ) from error
+    return _from_table(name, found, options)
+
+
+def _is_saved(folder: Path) -> bool:
+    return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
+
+
+def _load_saved(name: str, folder: Path, options: Options) -> ImageData:
+    """A folder written by `save_to_disk`."""
+    datasets = needs("datasets", "hub", "reading a saved data set")
+    try:
+        for state in [*folder.glob("state.json"), *folder.glob("*/state.json")]:
+            names = [entry["filename"] for entry in read_json(state)["_data_files"]]
+            if any(Path(name).name != name for name in names):
+                raise ValueError(f"{state} names files outside of its folder: {names}")
+        found = datasets.load_from_disk(str(folder))
+        for part in found.values() if isinstance(found, dict) else [found]:
+            part.data.validate(full=True)  # Arrow believes what its files say, down to a crash
+    except Exception as error:  # `datasets` reads its JSON without checks
+        raise UnreadableDataError(
+            f"{folder} is damaged: {in_words(error)}; write it again with save_to_disk"
+        ) from error
+    return _from_table(name, found, options, folders=[folder])
+
+
+def _load_parquet(name: str, paths: list[Path], options: Options) -> ImageData:
+    """`datasets` makes a copy in its cache, which is mapped: parquet has no random access."""
+    datasets = needs("datasets", "hub", "reading parquet files")
+    try:
+        found = datasets.load_dataset("parquet", data_files=[str(path.resolve()) for path in paths], split="train")
+    except Exception as error:
+        raise UnreadableDataError(
+            f"{', '.join(path.name for path in paths)} in {paths[0].parent} cannot be read as one parquet table "
+            f"({in_words(error)}): download or write the files again"
+        ) from error
+    version = digest(" ".join(f"{path.name} {path.stat().st_size}" for path in paths).encode())
+    return from_source(name, TableSource(found, name, [paths[0].parent], version), options)
+
+
+def _from_table(name: str, found: Any, options: Options, folders: Sequence[str | Path] | None = None) -> ImageData:
+    """A `Dataset` or `DatasetDict` of `datasets`; `folders` are the places where its rows may name files."""
+    parts = found if isinstance(found, dict) else {"train": found}
+    rows = choose_part({canonical(str(part)): rows for part, rows in parts.items()}, options.split, repr(name))
+    return from_source(name, TableSource(rows, name, folders), options)
+
+
+class TableSource(Source):
+    """The rows of a table. A row holds an image, or names one below `folders`, by default the cache of `datasets`."""
+
+    def __init__(
+        self, dataset: Any, where: str, folders: Sequence[str | Path] | None = None, version: str | None = None
+    ) -> None:
+        datasets = needs("datasets", "hub", f"loading {where}")
+        cache = [datasets.config.HF_DATASETS_CACHE, datasets.config.HF_CACHE_HOME]
+        self.folders = [Path(folder) for folder in (cache if folders is None else folders)]
+        self._version = version or f"{dataset._fingerprint} {len(dataset)}"
+        dataset = dataset.with_format(None)
+        features = dataset.features
+        candidates = [column for column, feature in features.items() if _holds_images(feature)]
+        self.image = first_of(IMAGES, candidates) or (candidates[0] if len(candidates) == 1 else "")
+        if not self.image:
+            raise UnreadableDataError(
+                f"{where}: a column of encoded images is needed, by preference {list(IMAGES)}; the columns are "
+                f"{list(features)}, and those that could be: {candidates}. Rename one"
+            )
+        if isinstance(features[self.image], datasets.Image):  # decoding is ours: one rule for all sources
+            dataset = dataset.cast_column(self.image, datasets.Image(decode=False))
+        self.dataset = dataset.select_columns([self.image])
+        named = [column for column, feature in features.items() if isinstance(feature, datasets.ClassLabel)]
+        label, caption = first_of(LABELS, features) or (named or [None])[0], first_of(CAPTIONS, features)
+        try:
+            labels, captions = ((column and dataset.select_columns([column])[:][column]) for column in (label, caption))
+        except Exception as error:  # whatever Arrow or `datasets` make of a damaged column
+            raise UnreadableDataError(f"{where} cannot be read: {in_words(error)}; write it again") from error
+        numbers = classes = None
+        if labels is not None:
+            classes = getattr(features[label], "names", None)
+            numbers, classes = number_labels(labels, f"{where}, column {label!r}", classes)
+        texts = None if captions is None else check_captions(captions, f"{where}, column {caption!r}")
+        self.annotations = Annotations(numbers, classes, texts)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def name(self, row: int) -> str:
+        return f"row {row}"
+
+    def read(self, row: int) -> bytes:
+        try:
+            value = self.dataset[row][self.image]
+        except Exception as error:
+            raise UndecodableError(in_words(error)) from error
+        content, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
+        if isinstance(content, bytes):
+            return content
+        if not isinstance(path, str) or not path or "\0" in path:
+            raise UndecodableError("no image in this row")
+        for folder in self.folders:  # a data set must not read files that are not its own
+            if (folder / path).resolve().is_relative_to(folder.resolve()) and (folder / path).is_file():
+                return read_bytes(folder / path, MAX_MEMBER)
+        raise UndecodableError(f"neither bytes nor, in the folder of the data, a file {path!r}")
+
+    def version(self) -> str:
+        return self._version
+
+
+def _holds_images(feature: Any) -> bool:
+    datasets = needs("datasets", "hub", "loading a data set")
+    if isinstance(feature, datasets.Value):
+        return feature.dtype in ("binary", "large_binary")
+    return isinstance(feature, datasets.Image) or (isinstance(feature, dict) and "bytes" in feature)

@@ -3,194 +3,135 @@
 An item is an image, a pair (image, label or text), or a dictionary with such columns (`image`, `label`, `text`, ...).
 An image is
 
-- a tensor (C, H, W) or (H, W): uint8, or floats in [0, 1] or [-1, 1]. Some items are looked at first: if one of them
-  has negative values, all floats are taken as [-1, 1];
+- a tensor (C, H, W) or (H, W): uint8, or floats in [0, 1] or [-1, 1]. If one item has negative values, all floats are
+  taken as [-1, 1];
 - a numpy array (H, W) or (H, W, C) of the same types;
 - an image of Pillow.
 
-Each item is read once. If the images fit into memory they are kept, so a random transform is applied once: leave
-mirroring to training (`flip`). If not, items are read again when they are fetched, and must then be the same.
+Each item is read once for its size, label and text, and again for its pixels. If the images fit into memory they are
+kept, so a random transform is applied once: leave mirroring to training (`flip`). If not, items are read again when
+they are fetched, and must then be the same.
 """
 
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..errors import InvalidConfigError, MixedSizesError, NoImagesError, ScaleLongError, UnreadableDataError
-from .annotations import CAPTIONS, IMAGES, LABELS, check_captions, first_of, number_labels
-from .dataset import Annotations, BrokenImages, ImageData, MemoryData, Options, logger
-from .decode import as_bytes, check_conversion, convert_channels, decode_image, resize
+from ..errors import DataNotFoundError, InvalidConfigError, UnreadableDataError
+from .dataset import Annotations, Options, logger
+from .decode import Header, as_bytes, convert_channels, decode_image, header_of, resize
+from .folders import CAPTIONS, IMAGES, LABELS, check_captions, first_of, number_labels
+from .stream import Source
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-LOOKED_AT = 16
-"""Items that are read first, to know size, channels and the range of floats."""
+KINDS = {1: "gray", 4: "rgba"}
 
 
-def from_dataset(dataset: Any, options: Options) -> ImageData:
-    """The images of an object with `__len__` and `__getitem__`."""
-    name = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
-    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        raise InvalidConfigError(
-            f"data of the type {name} cannot be read: needed are a length and items by number (a map-style Dataset). "
-            "An iterable one cannot be resumed at a step; save it to files first"
-        )
-    rows = options.chosen(len(dataset))
-    if len(rows) == 0:
-        raise NoImagesError(f"the data set {name} is empty")
-    reader = _Reader(name, dataset, rows, options)
-    fits = options.fits(len(rows), *reader.shape)
-    images = torch.empty(len(rows), *reader.shape, dtype=torch.uint8) if fits else None
-    labels: list[Any] = []
-    captions: list[Any] = []
-    sha = hashlib.sha256(b"objects")
-    for place in range(len(rows)):
-        item = reader.item(place)
-        pixels = reader.pixels(item)
-        sha.update(pixels.numpy().data)
-        labels.append(item.label)
-        captions.append(item.caption)
-        if images is not None:
-            images[place] = pixels
-        if options.progress is not None:
-            options.progress(place + 1, len(rows))
-    names = getattr(dataset, "classes", None)
-    names = [str(word) for word in names] if isinstance(names, list | tuple) else None
-    numbered = (None, None) if labels[0] is None else number_labels(labels, name, names)
-    texts = None if captions[0] is None else check_captions(captions, name)
-    annotations = Annotations(*numbered, texts)
-    if images is not None:
-        return MemoryData(name, images, annotations)
-    return ObjectData(name, reader, annotations, sha.hexdigest(), torch.arange(len(rows)))
+class ObjectSource(Source):
+    """The items of an object with `__len__` and `__getitem__`."""
 
+    def __init__(self, dataset: Any, options: Options) -> None:
+        self.where = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
+        if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+            raise InvalidConfigError(
+                f"data of the type {self.where} cannot be read: needed are a length and items by number (a map-style "
+                "Dataset). An iterable one cannot be resumed at a step; save it to files first"
+            )
+        if len(dataset) == 0:
+            raise DataNotFoundError(f"the data set {self.where} is empty")
+        self.dataset, self.signed, self._sha = dataset, False, hashlib.sha256(b"objects")
+        self._headers: dict[int, Header] = {}
+        labels, captions = [None] * len(dataset), [None] * len(dataset)
+        chosen = options.chosen(len(dataset)).tolist()
+        floats = False
+        for row in chosen:
+            image, labels[row], captions[row] = _taken_apart(self._item(row), f"{self.name(row)} of {self.where}")
+            if isinstance(image, Tensor):
+                count, height, width = image.shape
+                self._headers[row] = Header(height, width, KINDS.get(count, "colour"))
+                floats |= image.is_floating_point()
+                self.signed |= image.is_floating_point() and bool((image < 0).any())
+                self._sha.update(image.contiguous().view(torch.uint8).numpy().data)
+            else:
+                self._headers[row] = header_of(image)
+                self._sha.update(image.tobytes())
+        if floats:
+            logger.info("%s: floats are taken as %s", self.where, "[-1, 1]" if self.signed else "[0, 1]")
+        self.annotations = self._annotations([labels[row] for row in chosen], [captions[row] for row in chosen], chosen)
 
-class ObjectData(ImageData):
-    """Items that are read when they are fetched."""
-
-    in_memory, decodes = False, True
-
-    def __init__(self, name: str, reader: _Reader, annotations: Annotations, digest: str, rows: Tensor) -> None:
-        self.name, self.annotations = name, annotations
-        self.channels, self.height, self.width = reader.shape
-        self.broken_images = BrokenImages(name, len(rows), 0)
-        self._reader, self._digest, self._rows = reader, digest, rows
+    def _annotations(self, labels: list[Any], captions: list[Any], chosen: list[int]) -> Annotations:
+        names = getattr(self.dataset, "classes", None)
+        names = [str(word) for word in names] if isinstance(names, list | tuple) else None
+        numbers, classes = (None, None) if labels[0] is None else number_labels(labels, self.where, names)
+        texts = None if captions[0] is None else check_captions(captions, self.where)
+        places = torch.zeros(len(self.dataset), dtype=torch.int64)  # rows that are not chosen are never asked for
+        places[torch.tensor(chosen)] = torch.arange(len(chosen))
+        return Annotations(numbers, classes, texts).take(places)
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.dataset)
 
-    def _read(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        reader = self._reader
-        return torch.stack([reader.pixels(reader.item(place)) for place in self._rows[rows].tolist()]), rows
+    def name(self, row: int) -> str:
+        return f"item {row}"
 
-    def _take(self, rows: Tensor) -> ObjectData:
-        return ObjectData(self.name, self._reader, self.annotations.take(rows), self._digest, self._rows[rows])
+    def header(self, row: int) -> Header:
+        return self._headers[row]
 
-    def _pixel_digest(self) -> str:
-        return hashlib.sha256(self._digest.encode() + self._rows.numpy().tobytes()).hexdigest()
+    def pixels(self, row: int, channels: int, height: int, width: int) -> tuple[Any, Header]:
+        image, *_ = _taken_apart(self._item(row), self.name(row))
+        if not isinstance(image, Tensor):
+            return decode_image(image.copy(), channels, height, width)
+        if channels != len(image) and not {len(image), channels} <= {1, 3, 4}:
+            raise InvalidConfigError(f"{self.name(row)} of {self.where} has {len(image)} channels, not {channels}")
+        values = as_bytes(image, f"{self.name(row)} of {self.where}", self.signed)
+        return resize(convert_channels(values[None], channels), height, width)[0].numpy(), self._headers[row]
+
+    def version(self) -> str:
+        return self._sha.hexdigest()
+
+    def _item(self, row: int) -> Any:
+        try:
+            return self.dataset[row]
+        except Exception as error:
+            raise UnreadableDataError(
+                f"{self.name(row)} of {self.where} cannot be read: {type(error).__name__}: {error}"
+            ) from error
 
 
-class _Item:
-    """One item of the data set, taken apart."""
-
-    def __init__(self, value: Any, where: str) -> None:
-        self.where, self.label, self.caption = where, None, None
-        if isinstance(value, dict):
-            columns = [str(key) for key in value]
-            column = first_of(IMAGES, columns)
-            if column is None:
-                raise UnreadableDataError(
-                    f"{where} has the columns {columns}; images were looked for in {list(IMAGES)}"
-                )
-            self.image, label, caption = value[column], first_of(LABELS, columns), first_of(CAPTIONS, columns)
-            self.label = None if label is None else _plain(value[label])
-            self.caption = None if caption is None else value[caption]
-        elif isinstance(value, tuple | list) and value:
-            self.image = value[0]
-            about = _plain(value[1]) if len(value) > 1 else None
-            # A class has a number; a text is a caption.
-            self.label, self.caption = (None, about) if isinstance(about, str) else (about, None)
-        else:
-            self.image = value
+def _taken_apart(item: Any, where: str) -> tuple[Any, Any, Any]:
+    """Image, label and caption. The image is one of Pillow, or a tensor (C, H, W)."""
+    image, label, caption = item, None, None
+    if isinstance(item, dict):
+        columns = [str(key) for key in item]
+        column, label_column, text_column = (first_of(names, columns) for names in (IMAGES, LABELS, CAPTIONS))
+        if column is None:
+            raise UnreadableDataError(f"{where} has the columns {columns}; images were looked for in {list(IMAGES)}")
+        image = item[column]
+        label = None if label_column is None else _plain(item[label_column])
+        caption = None if text_column is None else item[text_column]
+    elif isinstance(item, tuple | list) and item:
+        image, about = item[0], _plain(item[1]) if len(item) > 1 else None
+        # A class has a number; a text is a caption.
+        label, caption = (None, about) if isinstance(about, str) else (about, None)
+    if type(image).__module__.startswith("PIL."):
+        return image, label, caption
+    try:
+        values = torch.as_tensor(image).cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UnreadableDataError(
+            f"{where} holds a {type(image).__name__} as its image; needed is a tensor (C, H, W), an array (H, W, C) or "
+            "an image of Pillow"
+        ) from error
+    values = values[None] if values.dim() == 2 else values
+    if values.dim() != 3:
+        raise UnreadableDataError(f"{where} has the shape {tuple(values.shape)}; images need (C, H, W)")
+    channels_last = not isinstance(image, Tensor) and torch.as_tensor(image).dim() == 3
+    return values.permute(2, 0, 1) if channels_last else values, label, caption
 
 
 def _plain(value: Any) -> Any:
     """A number of torch or numpy as one of Python."""
     return value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
-
-
-class _Reader:
-    """Reads items as images of one size. `rows` are the items that are taken."""
-
-    def __init__(self, name: str, dataset: Any, rows: Tensor, options: Options) -> None:
-        self.name, self.dataset, self.rows = name, dataset, rows
-        self.resizes = options.shape is not None
-        first = [self.item(place) for place in range(0, len(rows), -(-len(rows) // LOOKED_AT))]
-        shapes = [self._own_shape(item) for item in first]
-        floats = [torch.as_tensor(item.image) for item in first if not _is_picture(item.image)]
-        floats = [values for values in floats if values.is_floating_point()]
-        self.signed = any(bool((values < 0).any()) for values in floats)
-        if floats:
-            logger.info("%s: floats are taken as %s", name, "[-1, 1]" if self.signed else "[0, 1]")
-        counts = {shape[0] for shape in shapes}
-        channels = options.channels or (counts.pop() if len(counts) == 1 else 3)
-        self.shape = (channels, *(options.shape or shapes[0][1:]))
-
-    def item(self, place: int) -> _Item:
-        row = int(self.rows[place])
-        try:
-            return _Item(self.dataset[row], f"item {row} of {self.name}")
-        except ScaleLongError:
-            raise
-        except Exception as error:
-            raise UnreadableDataError(
-                f"item {row} of {self.name} cannot be read: {type(error).__name__}: {error}"
-            ) from error
-
-    def pixels(self, item: _Item) -> Tensor:
-        """uint8 (C, H, W)."""
-        shape = self._own_shape(item)
-        if shape[1:] != self.shape[1:] and not self.resizes:
-            error = MixedSizesError(
-                f"{item.where} is {shape[1]}×{shape[2]}, the first one {self.shape[1]}×{self.shape[2]} (height×width): "
-                "give one `size` for all"
-            )
-            error.smallest, error.found = min(*shape[1:], *self.shape[1:]), "different sizes"
-            raise error
-        if _is_picture(item.image):
-            return torch.from_numpy(decode_image(item.image.copy(), *self.shape)[0].copy())
-        check_conversion(shape[0], self.shape[0], self.name)
-        values = as_bytes(_channels_first(item.image), item.where, self.signed)
-        return resize(convert_channels(values[None], self.shape[0]), *self.shape[1:])[0]
-
-    def _own_shape(self, item: _Item) -> tuple[int, int, int]:
-        if _is_picture(item.image):
-            mode = item.image.mode
-            channels = 1 if mode in ("1", "L", "LA", "I", "I;16") else 4 if mode == "RGBA" else 3
-            return channels, item.image.height, item.image.width
-        try:
-            values = _channels_first(item.image)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise UnreadableDataError(
-                f"{item.where} holds a {type(item.image).__name__} as its image; needed is a tensor (C, H, W), an "
-                "array (H, W, C) or an image of Pillow"
-            ) from error
-        if values.dim() != 3:
-            raise UnreadableDataError(f"{item.where} has the shape {tuple(values.shape)}; images need (C, H, W)")
-        return values.shape[0], values.shape[1], values.shape[2]
-
-
-def _is_picture(image: Any) -> TypeGuard[Image]:
-    return type(image).__module__.startswith("PIL.")
-
-
-def _channels_first(image: Any) -> Tensor:
-    """(C, H, W) from a tensor (C, H, W) or (H, W), or from an array (H, W, C) or (H, W)."""
-    values = torch.as_tensor(image).cpu()
-    if values.dim() == 2:
-        return values[None]
-    return values if isinstance(image, Tensor) or values.dim() != 3 else values.permute(2, 0, 1)

@@ -1,24 +1,46 @@
-"""Encoded images by number, wherever they are stored, made into a data set.
+"""Encoded images by number, wherever they are stored, made into a data set; and the image cache.
 
 A `Source` gives the bytes of image files. `from_source` reads their headers, plans one size and number of channels for
-all, and decodes everything into memory if it fits. If not, `StreamData` decodes images when they are fetched.
+all, and decodes everything into memory if it fits. If not, `StreamData` decodes images when they are fetched, and
+`decoded_once` decodes all of them into a file that is mapped.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 import os
+import shutil
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
 
-from ..errors import BrokenImagesError, CannotReadError, InvalidConfigError, MixedSizesError
-from ..files import NOT_THE_FILE, in_words, refusal
+from .._version import __version__
+from ..console import byte_size
+from ..errors import BrokenImagesError, CannotReadError, CannotWriteError, InvalidConfigError, MixedSizesError
+from ..files import (
+    NOT_THE_FILE,
+    allocate,
+    at_home,
+    cache_folder,
+    in_words,
+    key_of,
+    locked,
+    parse_json,
+    refusal,
+    require_folder_place,
+    write_text,
+    writing,
+)
+from ..optional import needs
 from .dataset import (
     Annotations,
     BrokenImage,
@@ -37,11 +59,12 @@ if TYPE_CHECKING:
 
 CHUNK = 64  # images handed to a thread at a time
 SHOWN_SIZES = 8  # sizes in a message
+ENOUGH_HEADERS = 10_000  # that are read in any case, so that sizes and broken images of a small folder are known
 T = TypeVar("T")
 
 
 class Source(ABC):
-    """Files, rows or archive members. Must survive pickling: worker processes get a copy."""
+    """Files, rows or archive members, which several threads may ask for at once."""
 
     annotations: Annotations
 
@@ -51,21 +74,45 @@ class Source(ABC):
     @abstractmethod
     def name(self, row: int) -> str: ...
 
-    @abstractmethod
     def read(self, row: int) -> bytes:
         """The encoded image; OSError or UndecodableError if it cannot be had."""
+        raise NotImplementedError
 
-    def head(self, row: int) -> bytes:
-        """The beginning of the encoded image, where that is cheaper to read than all of it."""
-        return self.read(row)
+    def header(self, row: int) -> Header:
+        return read_header(self.read(row))
+
+    def pixels(self, row: int, channels: int, height: int, width: int) -> tuple[np.ndarray, Header]:
+        """uint8 (channels, height, width), and what the image was."""
+        return decode(self.read(row), channels, height, width)
 
     @abstractmethod
     def version(self) -> str:
         """Changes when the stored images do, as far as names and sizes tell. It is part of a stream's fingerprint."""
 
-    def stamp(self) -> str:
-        """Changes when the stored images do, also when their sizes stay."""
-        return self.version()
+
+def from_source(name: str, source: Source, options: Options) -> ImageData:
+    """Plans size and channels from the headers, then decodes into memory, or opens a stream."""
+    if options.channels not in (None, 1, 3, 4):
+        raise InvalidConfigError(
+            f"`channels` must be 1 (gray), 3 (RGB) or 4 (RGBA) for image files, got {options.channels}"
+        )
+    prepare()
+    rows = options.chosen(len(source))
+    broken = BrokenImages(name, len(rows), options.allowed_broken(len(rows)))
+    survey, readable = _survey(source, rows, options, broken)
+    shape = survey.plan(options, broken)
+    if options.fits(len(rows), *shape):
+        images = torch.empty(len(rows), *shape, dtype=torch.uint8)
+        good, survey = _decode_all(source, rows, images.numpy(), broken, options.progress)
+        broken.check()  # not before: those whose pixels are damaged are named as well
+        images, rows = (images, rows) if bool(good.all()) else (images[good], rows[good])
+        data = MemoryData(name, images, source.annotations.take(rows), broken)
+    else:
+        broken.check()
+        data = StreamData(name, source, readable, shape, broken)
+    data.stored_sizes = tuple(survey.sizes) if len(survey.sizes) > 1 else ()
+    broken.warn()
+    return data
 
 
 class Survey:
@@ -83,53 +130,94 @@ class Survey:
         """Further images could not change the plan: the size is given and the channels are, or are mixed."""
         return bool(options.shape and (options.channels or "colour" in self.kinds or len(self.kinds) > 1))
 
-    def different_sizes(self) -> tuple[tuple[int, int], ...]:
-        return tuple(self.sizes) if len(self.sizes) > 1 else ()
-
     def plan(self, options: Options, broken: BrokenImages) -> tuple[int, int, int]:
         """Channels, height and width for all: gray stays gray, RGBA stays RGBA, and any mixture becomes RGB."""
         if not self.kinds:
-            raise BrokenImagesError(f"{broken.where}: not one of the images can be read: {broken.names()}")
+            broken.check()
         if options.shape is None and len(self.sizes) > 1:
-            raise self._mixed(broken.where)
+            common = self.sizes.most_common(SHOWN_SIZES)
+            sizes = ", ".join(f"{width}×{height} ({count} images)" for (height, width), count in common)
+            more = f" and {len(self.sizes) - SHOWN_SIZES} more" if len(self.sizes) > SHOWN_SIZES else ""
+            smallest = min(min(size) for size in self.sizes)
+            error = MixedSizesError(
+                f"{broken.where}: the images have {len(self.sizes)} different sizes (width×height): {sizes}{more}. "
+                f"Give one, for instance `size` {smallest}: the shorter side is resized to it and the middle is kept"
+            )
+            error.smallest, error.found = smallest, sizes_in_words(self.sizes)
+            raise error
         height, width = options.shape or next(iter(self.sizes))
         found = 1 if self.kinds == {"gray"} else 4 if self.kinds == {"rgba"} else 3
         return options.channels or found, height, width
 
-    def _mixed(self, where: str) -> MixedSizesError:
-        common = self.sizes.most_common(SHOWN_SIZES)
-        sizes = ", ".join(f"{width}×{height} ({count} images)" for (height, width), count in common)
-        more = f" and {len(self.sizes) - SHOWN_SIZES} more" if len(self.sizes) > SHOWN_SIZES else ""
-        smallest = min(min(size) for size in self.sizes)
-        error = MixedSizesError(
-            f"{where}: the images have {len(self.sizes)} different sizes (width×height): {sizes}{more}. Give one for "
-            f"all, for instance `size` {smallest}: the shorter side is resized to it and the middle is kept"
-        )
-        error.smallest, error.found = smallest, sizes_in_words(self.sizes)
-        return error
+
+def _survey(source: Source, rows: Tensor, options: Options, broken: BrokenImages) -> tuple[Survey, Tensor]:
+    """What the headers tell, and the rows without those whose header cannot be read.
+
+    Of many images it ends where further headers could not change the plan, unless too many were broken: the error
+    names all of them.
+    """
+    survey, bad = Survey(), set()
+    for row, seen in _in_threads(lambda row: _look_at(source, row), rows, options.progress):
+        if isinstance(seen, BrokenImage):
+            broken.add(seen)
+            bad.add(row)
+        else:
+            survey.add(seen)
+        enough = sum(survey.sizes.values()) >= ENOUGH_HEADERS and len(bad) <= broken.allowed
+        if enough and survey.settles(options):
+            break
+    return survey, torch.tensor([row for row in rows.tolist() if row not in bad], dtype=torch.int64)
 
 
-def from_source(name: str, source: Source, options: Options) -> ImageData:
-    """Plans size and channels from the headers, then decodes into memory, or opens a stream."""
-    if options.channels not in (None, 1, 3, 4):
-        raise InvalidConfigError(
-            f"channels must be 1 (gray), 3 (RGB) or 4 (RGBA) for image files, got {options.channels}"
-        )
-    prepare()
-    rows = options.chosen(len(source))
-    broken = BrokenImages(name, len(rows), options.allowed_broken(len(rows)))
-    survey, readable = _survey(source, rows, options, broken)
-    plan = survey.plan(options, broken)
-    if options.fits(len(rows), *plan):
-        images, kept, survey = _decode_all(source, rows, plan, broken, options.progress)
-        broken.check()  # not before: those whose pixels are damaged are named as well
-        data = MemoryData(name, images, source.annotations.take(kept), broken)
-    else:
-        broken.check()
-        data = StreamData(name, source, readable, plan, broken)
-    data.stored_sizes = survey.different_sizes()
-    broken.warn()
-    return data
+def _decode_all(
+    source: Source, rows: Tensor, pixels: np.ndarray, broken: BrokenImages, progress: Progress | None
+) -> tuple[Tensor, Survey]:
+    """Decode these rows into an array (N, C, H, W). Which ones could be read, bool (N,), and what the images were."""
+    numbers, good, survey = rows.tolist(), torch.ones(len(rows), dtype=torch.bool), Survey()
+    places = torch.arange(len(rows))
+    for place, seen in _in_threads(lambda at: _decode_into(pixels[at], source, numbers[at]), places, progress):
+        if isinstance(seen, BrokenImage):
+            broken.add(seen)
+            good[place] = False
+        else:
+            survey.add(seen)
+    return good, survey
+
+
+def _look_at(source: Source, row: int) -> Header | BrokenImage:
+    try:
+        return source.header(row)
+    except (UndecodableError, OSError) as error:
+        return _broken(source, row, error)
+
+
+def _decode_into(image: np.ndarray, source: Source, row: int) -> Header | BrokenImage:
+    try:
+        image[...], seen = source.pixels(row, *image.shape)
+    except (UndecodableError, OSError) as error:
+        return _broken(source, row, error)
+    return seen
+
+
+def _broken(source: Source, row: int, error: Exception) -> BrokenImage:
+    if isinstance(error, OSError) and error.errno in NOT_THE_FILE:  # the machine lacks something
+        raise refusal(error, source.name(row), CannotReadError) or error
+    return BrokenImage(source.name(row), in_words(error))
+
+
+def _in_threads(function: Callable[[int], T], rows: Tensor, progress: Progress | None) -> Iterator[tuple[int, T]]:
+    """(row, function(row)) in order. Threads help because Pillow decodes without holding the interpreter's lock."""
+    pool = ThreadPoolExecutor(min(8, os.cpu_count() or 1))
+    try:
+        chunks = [chunk.tolist() for chunk in rows.split(CHUNK)]
+        done = 0
+        for chunk, values in zip(chunks, pool.map(lambda chunk: [function(row) for row in chunk], chunks), strict=True):
+            done += len(chunk)
+            if progress is not None:
+                progress(done, len(rows))
+            yield from zip(chunk, values, strict=True)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 class StreamData(ImageData):
@@ -139,8 +227,6 @@ class StreamData(ImageData):
     index gives the same image always.
     """
 
-    in_memory, decodes = False, True
-
     def __init__(
         self, name: str, source: Source, rows: Tensor, shape: tuple[int, int, int], broken_images: BrokenImages
     ) -> None:
@@ -148,21 +234,16 @@ class StreamData(ImageData):
         self.channels, self.height, self.width = shape
         self.annotations = source.annotations.take(rows)
 
-    def __len__(self) -> int:
-        return len(self.rows)
-
     def _read(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         images = torch.empty(len(rows), self.channels, self.height, self.width, dtype=torch.uint8)
-        actual = torch.empty_like(rows)
-        for place, row in enumerate(rows.tolist()):
-            actual[place] = self._read_into(images[place], row)
-        return images, actual
+        actual = [self._read_into(image.numpy(), row) for image, row in zip(images, rows.tolist(), strict=True)]
+        return images, torch.tensor(actual, dtype=torch.int64)
 
-    def _read_into(self, image: Tensor, row: int) -> int:
+    def _read_into(self, image: np.ndarray, row: int) -> int:
         for step in range(len(self)):
             candidate = (row + step) % len(self)
-            seen = _decode_into(image.numpy(), self.source, int(self.rows[candidate]))
-            if isinstance(seen, Header):
+            seen = self._put(image, int(self.rows[candidate]))
+            if not isinstance(seen, BrokenImage):
                 return candidate
             if seen.name not in self.broken_images.found:
                 logger.warning("%s: broken image, replaced by the next one: %s", self.name, seen)
@@ -170,9 +251,9 @@ class StreamData(ImageData):
             self.broken_images.check()
         raise BrokenImagesError(f"{self.name}: not one image can be read: {self.broken_images.names()}")
 
-    def _take(self, rows: Tensor) -> StreamData:
-        shape = (self.channels, self.height, self.width)
-        return StreamData(self.name, self.source, self.rows[rows], shape, self.broken_images)
+    def _put(self, image: np.ndarray, row: int) -> Header | BrokenImage | None:
+        """Write the pixels of a stored image into an array."""
+        return _decode_into(image, self.source, row)
 
     def _pixel_digest(self) -> str:
         sha = hashlib.sha256(self.source.version().encode())
@@ -180,80 +261,138 @@ class StreamData(ImageData):
         return sha.hexdigest()
 
 
-def _survey(source: Source, rows: Tensor, options: Options, broken: BrokenImages) -> tuple[Survey, Tensor]:
-    """What the headers tell, and the rows without those whose header cannot be read.
+# The image cache: images that do not fit into memory, decoded once into a file that is mapped.
+#
+# Each file lies in a folder of its own. The folder's name is a hash of the images, their stamp (sizes and times of the
+# files), the size that was asked for and the versions of what decodes, so that changed images get a new folder. The
+# cache has a limit, and the folders that were not used for the longest time make room. The note is written last: pixels
+# without it, or of a different length or time than it says, are made again.
 
-    It ends where further headers could not change the plan, unless too many were broken: the error names all of them.
-    """
-    survey = Survey()
-    bad: set[int] = set()
-    for row, seen in in_threads(lambda row: _look_at(source, row), rows, options.progress):
-        if isinstance(seen, BrokenImage):
-            broken.add(seen)
-            bad.add(row)
-        else:
-            survey.add(seen)
-        if survey.settles(options) and len(bad) <= broken.allowed:
+PIXELS, MANIFEST = "pixels", "decoded.json"
+SPARE = 256 * 1024**2  # bytes of the disk that are always left
+
+
+def decoded_once(data: ImageData, stamp: str, options: Options) -> ImageData:
+    """The same images from a mapped file, which is made if it is not there; `data` itself where that cannot be."""
+    if options.image_cache == "none" or type(data) is not StreamData:
+        return data
+    root = cache_folder("decoded") if options.image_cache == "auto" else at_home(options.image_cache, "image_cache")
+    about = [data.fingerprint(), stamp, len(data), data.channels, data.height, data.width]
+    about += [__version__, needs("PIL", "train", "decoding images").__version__]
+    folder = root.absolute() / key_of({"images": about})
+    found = _open(folder, data)
+    if found is not None:
+        return found
+    if options.image_cache != "auto":  # asked for by name: it must be possible to write there
+        require_folder_place(root, "image_cache")
+    try:
+        with locked(folder):
+            if _open(folder, data) is None:  # another process may have made it while this one waited
+                _make_room(root, folder, data, options)
+                _decode_into_file(folder, data, options)
+            return _open(folder, data) or data
+    except CannotWriteError as error:
+        logger.info("image cache: %s. The images are decoded when they are fetched", error)
+        return data
+
+
+class MappedData(StreamData):
+    """A stream whose images are in a mapped file. Batches, labels and fingerprint are the same."""
+
+    whereabouts = "decoded in the image cache"
+
+    def __init__(self, stream: StreamData, pixels: np.ndarray, broken: dict[int, BrokenImage]) -> None:
+        vars(self).update(vars(stream))
+        self._pixels, self._broken = pixels, broken  # broken images by their place in the file
+        self._places = torch.zeros(len(stream.source), dtype=torch.int64)
+        self._places[stream.rows] = torch.arange(len(stream))
+
+    def _read(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        if self._broken:
+            return super()._read(rows)
+        return torch.from_numpy(self._pixels[self._places[self.rows[rows]].numpy()]), rows
+
+    def _put(self, image: np.ndarray, row: int) -> BrokenImage | None:
+        place = int(self._places[row])
+        if place not in self._broken:
+            image[...] = self._pixels[place]
+        return self._broken.get(place)
+
+
+def _size(data: StreamData) -> int:
+    return math.prod(_shape(data))
+
+
+def _make_room(root: Path, folder: Path, data: StreamData, options: Options) -> None:
+    """Delete the folders that were used least recently, until there is room; CannotWriteError if there cannot be."""
+    notes = sorted(root.glob(f"*/{MANIFEST}"), key=lambda note: note.stat().st_mtime)  # set at each use
+    sizes = {note.parent: _length(note.parent / PIXELS) for note in notes if note.parent != folder}
+    held, wanted = sum(sizes.values()), _size(data)
+    free = shutil.disk_usage(folder).free + held - SPARE
+    limit = min(free, options.image_cache_limit if options.image_cache_limit is not None else free // 2)
+    if wanted > limit:
+        raise CannotWriteError(
+            f"{len(data)} decoded images take {byte_size(wanted)}, and {byte_size(max(0, limit))} are allowed in "
+            f"{root} (`image_cache_limit`; by default half of the free disk)"
+        )
+    for other, size in sizes.items():
+        if held + wanted <= limit:
             break
-    return survey, torch.tensor([row for row in rows.tolist() if row not in bad], dtype=torch.int64)
+        logger.info("image cache: %s makes room, %s", other, byte_size(size))
+        shutil.rmtree(other, ignore_errors=True)
+        held -= size
 
 
-def _decode_all(
-    source: Source, rows: Tensor, plan: tuple[int, int, int], broken: BrokenImages, progress: Progress | None
-) -> tuple[Tensor, Tensor, Survey]:
-    """All images as one tensor, the rows that are in it, and what the images were."""
-    images = torch.empty(len(rows), *plan, dtype=torch.uint8)
-    pixels, numbers = images.numpy(), rows.tolist()
-    good, survey = torch.ones(len(rows), dtype=torch.bool), Survey()
-    decoded = in_threads(
-        lambda place: _decode_into(pixels[place], source, numbers[place]), torch.arange(len(rows)), progress
-    )
-    for place, seen in decoded:
-        if isinstance(seen, BrokenImage):
-            broken.add(seen)
-            good[place] = False
-        else:
-            survey.add(seen)
-    if not survey.kinds:
-        raise BrokenImagesError(f"{broken.where}: not one of the images can be read: {broken.names()}")
-    return (images, rows, survey) if bool(good.all()) else (images[good], rows[good], survey)
+def _decode_into_file(folder: Path, data: StreamData, options: Options) -> None:
+    """Needs the lock of the folder."""
+    import numpy as np
+
+    logger.info("image cache: decoding %d images once into %s, %s", len(data), folder, byte_size(_size(data)))
+    prepare()
+    with writing(folder):
+        for name in (MANIFEST, PIXELS):
+            (folder / name).unlink(missing_ok=True)
+        with (folder / PIXELS).open("wb") as file:
+            allocate(file, _size(data))  # a full disk is noticed now
+        pixels = np.memmap(folder / PIXELS, np.uint8, "r+", shape=_shape(data))
+        good, _ = _decode_all(data.source, data.rows, pixels, data.broken_images, options.progress)
+        data.broken_images.check()
+        pixels.flush()
+        found = data.broken_images.found
+        bad = {int(place): data.source.name(int(data.rows[place])) for place in (~good).nonzero()[:, 0]}
+        broken = [[place, name, found[name].reason] for place, name in bad.items()]
+        write_text(folder / MANIFEST, json.dumps({"file": _identity(folder / PIXELS), "broken": broken}))
 
 
-def _look_at(source: Source, row: int) -> Header | BrokenImage:
+def _open(folder: Path, data: StreamData) -> MappedData | None:
+    """None if it is not there, or not as it was written."""
+    import numpy as np
+
     try:
-        try:
-            return read_header(source.head(row))
-        except UndecodableError:  # some formats keep their header at the end
-            return read_header(source.read(row))
-    except (UndecodableError, OSError) as error:
-        return _broken(source, row, error)
+        note = parse_json((folder / MANIFEST).read_bytes())
+        if note["file"] != _identity(folder / PIXELS):
+            return None
+        broken = {int(place): BrokenImage(name, reason) for place, name, reason in note["broken"]}
+        pixels = np.memmap(folder / PIXELS, np.uint8, "r", shape=_shape(data))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    for image in broken.values():
+        data.broken_images.add(image)
+    with suppress(OSError):
+        os.utime(folder / MANIFEST)  # used now: others make room first
+    data.broken_images.warn()
+    return MappedData(data, pixels, broken)
 
 
-def _decode_into(image: np.ndarray, source: Source, row: int) -> Header | BrokenImage:
-    try:
-        image[...], seen = decode(source.read(row), *image.shape)
-    except (UndecodableError, OSError) as error:
-        return _broken(source, row, error)
-    return seen
+def _shape(data: StreamData) -> tuple[int, int, int, int]:
+    return len(data), data.channels, data.height, data.width
 
 
-def _broken(source: Source, row: int, error: Exception) -> BrokenImage:
-    if isinstance(error, OSError) and error.errno in NOT_THE_FILE:
-        raise refusal(error, source.name(row), CannotReadError) or error
-    return BrokenImage(source.name(row), in_words(error))
+def _length(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
-def in_threads(function: Callable[[int], T], rows: Tensor, progress: Progress | None) -> Iterator[tuple[int, T]]:
-    """(row, function(row)) in order. Threads help because Pillow decodes without holding the interpreter's lock."""
-    pool = ThreadPoolExecutor(min(8, os.cpu_count() or 1))
-    try:
-        chunks = [chunk.tolist() for chunk in rows.split(CHUNK)]
-        results = pool.map(lambda chunk: [function(row) for row in chunk], chunks)
-        done = 0
-        for chunk, values in zip(chunks, results, strict=True):
-            done += len(chunk)
-            if progress is not None:
-                progress(done, len(rows))
-            yield from zip(chunk, values, strict=True)
-    finally:
-        pool.shutdown(cancel_futures=True)
+def _identity(path: Path) -> list[int]:
+    """Changes when the file is cut or written to."""
+    found = path.stat()
+    return [found.st_size, found.st_mtime_ns]

@@ -3,8 +3,7 @@
 conditions   nothing, a class or a text: tensors with one row per image
 latents      an autoencoder, and a data set seen through it
 inputs       from a batch of any data set to (x_t, t, condition); which images make up a step
-solvers      classifier-free guidance and diffusers' samplers
-images       from seeds and prompts to images
+sampling     guidance, diffusers' samplers, and images from seeds and prompts
 """
 
 from ..noise import (
@@ -28,13 +27,6 @@ from .conditions import (
     cache_captions as cache_captions,
     words_of as words_of,
 )
-from .images import (
-    ImageMaker as ImageMaker,
-    Request as Request,
-    as_picture as as_picture,
-    image_grid as image_grid,
-    requests as requests,
-)
 from .inputs import (
     DataOrder as DataOrder,
     Examples as Examples,
@@ -51,10 +43,16 @@ from .latents import (
     encode_data as encode_data,
     sample_latents as sample_latents,
 )
-from .solvers import (
+from .sampling import (
+    ImageMaker as ImageMaker,
+    Request as Request,
     SampleSettings as SampleSettings,
+    as_picture as as_picture,
     diffusers as diffusers,
     guided as guided,
+    image_grid as image_grid,
+    prompted_grid as prompted_grid,
+    requests as requests,
     sample as sample,
     scheduler as scheduler,
 )

@@ -1,4 +1,4 @@
-"""Conditions: what a network knows about an image besides x_t and t. Nothing, a class, or a text.
+"""Conditions: what a network knows about an image apart from x_t and t. Nothing, a class, or a text.
 
 `Conditions` is the one view that training and sampling have of them: tensors with one row per image. Below it stand
 classes, texts, and the encoders that turn texts into tokens.
@@ -7,7 +7,6 @@ classes, texts, and the encoders that turn texts into tokens.
 from __future__ import annotations
 
 import hashlib
-import logging
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,8 +24,6 @@ from ..optional import needs
 
 if TYPE_CHECKING:
     import numpy as np
-
-logger = logging.getLogger(__name__)
 
 
 class Conditions(ABC):
@@ -54,14 +51,6 @@ class Conditions(ABC):
         if values is None or null is None:
             return values
         return torch.where(dropped.view(-1, *[1] * (values.dim() - 1)), null, values)
-
-    # Earlier names of from_batch and from_prompts, which still work.
-
-    def of(self, batch: Batch) -> Tensor | None:
-        return self.from_batch(batch)
-
-    def ask(self, requests: Sequence[str]) -> Tensor | None:
-        return self.from_prompts(requests)
 
 
 class Unconditional(Conditions):
@@ -103,7 +92,7 @@ class ClassCondition(Conditions):
     def _number(self, prompt: str) -> int:
         if prompt in self.classes:
             return self.classes.index(prompt)
-        if prompt.isdecimal() and int(prompt) < len(self.classes):
+        if prompt.isdecimal() and len(prompt) < 19 and int(prompt) < len(self.classes):
             return int(prompt)
         shown = ", ".join(self.classes[:20]) + (", ..." if len(self.classes) > 20 else "")
         raise ConditionError(
@@ -112,13 +101,13 @@ class ClassCondition(Conditions):
         )
 
 
-# A text encoder without weights: each word is a token with a fixed vector of ±1 that comes from its hash.
-#
-# Different words are nearly orthogonal, so the network's first linear layer learns what they mean. It needs no
-# vocabulary and no download, and is enough for captions like "a red circle at the top left".
-
-
 class HashedWords:
+    """A text encoder without weights: each word is a token with a fixed vector of ±1 that comes from its hash.
+
+    Different words are nearly orthogonal, so the network's first linear layer learns what they mean. It needs no
+    vocabulary and no download, and is enough for captions like "a red circle at the top left".
+    """
+
     def __init__(self, length: int, dim: int, vocabulary: Iterable[str] | None = None) -> None:
         """`vocabulary`: the words that the network has seen; None if that is not known."""
         self.length, self.dim = length, dim
@@ -231,10 +220,8 @@ class CachedCaptions:
 def cache_captions(encoder: TextEncoder, captions: Sequence[str]) -> CachedCaptions:
     """Encode every different caption once, and the empty one, in half precision: N x length x dim x 2 bytes."""
     texts = sorted({*captions, ""})
-    about = {
-        "encoder": encoder.fingerprint(),
-        "captions": hashlib.sha256("\0".join(texts).encode()).hexdigest(),
-    }
+    captions_digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()
+    about = {"encoder": encoder.fingerprint(), "captions": captions_digest}
 
     def compute() -> Iterator[np.ndarray]:
         for start in range(0, len(texts), CHUNK):

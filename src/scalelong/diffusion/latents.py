@@ -1,29 +1,24 @@
-"""diffusers' AutoencoderKL from a local folder."""
+"""Latents: diffusers' AutoencoderKL from a local folder, and a data set seen through it."""
 
 from __future__ import annotations
 
 import hashlib
-import logging
-import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
 
 from ..data import ImageData, to_float
-from ..errors import AutoencoderError
+from ..errors import InvalidConfigError
 from ..files import at_home, cached_array, file_digest, in_words, read_json
-from ..models import foreign_failure, require_buildable
+from ..models import require_buildable
 from ..optional import needs
 
 if TYPE_CHECKING:
     import numpy as np
-
-logger = logging.getLogger(__name__)
 
 
 class Autoencoder:
@@ -33,7 +28,7 @@ class Autoencoder:
         self.folder = at_home(folder, "--autoencoder")
         self._model_folder = self.folder / "vae" if (self.folder / "vae").is_dir() else self.folder
         if not (self._model_folder / "config.json").is_file():
-            raise AutoencoderError(
+            raise InvalidConfigError(
                 f"no autoencoder in {self.folder}: {self._model_folder / 'config.json'} is not there. Put an "
                 f"AutoencoderKL of diffusers into this folder, for example stabilityai/sd-vae-ft-ema"
             )
@@ -55,25 +50,16 @@ class Autoencoder:
                 self._model_folder, local_files_only=True, use_safetensors=True
             )
         except Exception as error:  # its configuration may say anything
-            raise AutoencoderError(
+            raise InvalidConfigError(
                 f"the autoencoder in {self.folder} cannot be loaded ({in_words(error)}): check "
                 f"--autoencoder, or download it again"
             ) from error
         missing = [name for name, value in model.state_dict(keep_vars=True).items() if value.is_meta]
         if missing:  # diffusers leaves what its file lacks without memory
-            raise AutoencoderError(
+            raise InvalidConfigError(
                 f"the weights in {self.folder} lack {len(missing)} tensors of its autoencoder, such as {missing[0]}: "
                 f"check --autoencoder, or download it again"
             )
-        for name, least in (("scaling_factor", 0.0), ("shift_factor", -math.inf)):
-            value = getattr(model.config, name, None)
-            optional = value is None and name == "shift_factor"
-            if not optional and (not isinstance(value, int | float) or not least < value < math.inf):
-                above = " above 0" if least == 0 else ""
-                raise AutoencoderError(
-                    f"{name} in {self._model_folder / 'config.json'} must be a finite number{above}, "
-                    f"got {str(value)[:60]!r}: correct it, or download the autoencoder again"
-                )
         return model.eval()
 
     @property
@@ -91,8 +77,7 @@ class Autoencoder:
 
         The scale of the configuration brings the latents near unit variance, which the noise process is made for.
         """
-        with self._running(images):
-            distribution = self.model.encode(images).latent_dist
+        distribution = self.model.encode(images).latent_dist
         mean, scale = (distribution.mean - self._shift) * self._scale, distribution.std * self._scale
         return torch.cat([mean, scale], dim=1)
 
@@ -100,21 +85,7 @@ class Autoencoder:
     def decode(self, latents: Tensor) -> Tensor:
         """Images, about [-1, 1]."""
         self.model.to(latents.device)
-        with self._running(latents):
-            return self.model.decode(latents / self._scale + self._shift).sample
-
-    @contextmanager
-    def _running(self, given: Tensor) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            failure = foreign_failure(error)
-            if failure is None:
-                raise
-            raise AutoencoderError(
-                f"the autoencoder in {self.folder} cannot run on a batch of {tuple(given.shape)}: {failure}. Was its "
-                f"config.json edited? Check --autoencoder, or download it again"
-            ) from error
+        return self.model.decode(latents / self._scale + self._shift).sample
 
     @property
     def _scale(self) -> float:
@@ -133,26 +104,24 @@ CHUNK = 16
 class LatentData(ImageData):
     """`fetch` gives the moments of the latents: float32 (B, 2 channels, height, width), means first."""
 
-    in_memory = False  # mapped from disk, so that workers pay
+    whereabouts = "as latents in the cache"
 
-    def __init__(self, source: ImageData, autoencoder: str, moments: np.ndarray, rows: Tensor | None = None) -> None:
+    def __init__(self, source: ImageData, autoencoder: str, moments: np.ndarray) -> None:
         self.name, self.annotations, self.broken_images = source.name, source.annotations, source.broken_images
-        self.source, self.autoencoder = source, autoencoder
+        self.source, self.autoencoder, self._moments = source, autoencoder, moments
         self.channels, self.height, self.width = moments.shape[1] // 2, moments.shape[2], moments.shape[3]
-        self._moments = moments
-        self._rows = torch.arange(len(moments)) if rows is None else rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
+        self.rows = torch.arange(len(moments))
 
     def _read(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.from_numpy(self._moments[self._rows[rows].numpy()]), rows
+        return torch.from_numpy(self._moments[self.rows[rows].numpy()]), rows
 
-    def _take(self, rows: Tensor) -> LatentData:
-        return LatentData(self.source._take(rows), self.autoencoder, self._moments, self._rows[rows])
+    def take(self, rows: Tensor) -> Self:
+        part = super().take(rows)
+        part.source = self.source.take(rows)
+        return part
 
     def _pixel_digest(self) -> str:
-        text = f"{self.source.fingerprint()} {self.autoencoder} {self._rows.tolist()}"
+        text = f"{self.source.fingerprint()} {self.autoencoder} {self.rows.tolist()}"
         return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -160,13 +129,13 @@ def encode_data(data: ImageData, autoencoder: Autoencoder) -> LatentData:
     """The latents of all images of a data set."""
     factor = autoencoder.factor
     if data.height % factor or data.width % factor:
-        raise AutoencoderError(
+        raise InvalidConfigError(
             f"images of {data.height}x{data.width} cannot be encoded: both sides must be multiples of {factor}; "
             f"give a size"
         )
     wanted = autoencoder.model.config.in_channels
     if data.channels != wanted:
-        raise AutoencoderError(
+        raise InvalidConfigError(
             f"{autoencoder.folder} encodes {wanted} channels and the images have {data.channels}: set "
             f"--channels {wanted}"
         )

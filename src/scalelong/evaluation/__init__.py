@@ -1,18 +1,13 @@
 """Scores with intervals, anchors and their protocol: Fréchet and kernel distance, precision, recall, prompt accuracy.
 
 scores       what a score is (SCORES), how it is computed, and when two may be compared
-features     random convolutions, a classifier, Inception, your own extractor; statistics of the real images
+features     random convolutions, pixels, Inception, your own extractor; statistics of the real images; a classifier
 anchors      what real images and noise score with the same features, and which features can be trusted
 judge        from a run, a folder or a model in training to scores
 probe        linear probes over layers and noise levels, with their controls
 """
 
-from ..errors import (
-    EvaluationError as EvaluationError,
-    FeatureError as FeatureError,
-    InvalidSamplesError as InvalidSamplesError,
-    ProtocolMismatchError as ProtocolMismatchError,
-)
+from ..errors import EvaluationError as EvaluationError, ProtocolMismatchError as ProtocolMismatchError
 from .anchors import anchors_of as anchors_of, bad_images as bad_images, trusted_features as trusted_features
 from .features import (
     FEATURES as FEATURES,
@@ -67,5 +62,4 @@ from .scores import (
     precision_recall as precision_recall,
     require_comparable as require_comparable,
     share_score as share_score,
-    validate_samples as validate_samples,
 )

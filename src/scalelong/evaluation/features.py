@@ -1,19 +1,18 @@
 """Features, from which scores are computed, and their statistics over the real images.
 
 random         an untrained convolution network: no download, any images, and it tells noise from photographs
-classifier     trained on the data set itself, with labels on the classes, without them on quarter turns
 pixels         the images themselves
 inception      for FIDs that can be compared with published ones
 
 Which of them can be trusted for a data set is measured, not believed: `anchors.py`. A hash of the weights goes into
-every score, because training may round differently on another machine.
+every score. A classifier of the data's classes tells whether a conditional model draws what its prompts ask for.
 """
 
 from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
+import logging
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -24,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..data import ImageData, to_float
-from ..errors import FeatureError
+from ..errors import EvaluationError
 from ..files import (
     at_home,
     cached_bytes,
@@ -35,136 +34,14 @@ from ..files import (
 from ..optional import load_object, needs
 from .scores import Moments, MomentsSum
 
-VERSION = 1
-DIM = 64
-STEPS, TRAINING_BATCH, RATE = 1000, 64, 2e-3
-MOST_HELD_OUT = 2000
-
-
-class Network(nn.Module):
-    """Convolutions that halve the image down to about 4 pixels, then the mean over what is left."""
-
-    def __init__(self, channels: int, side: int, classes: int) -> None:
-        super().__init__()
-        widths = [16, 32, 64, 64, 64, 64]
-        halvings = max(1, min(len(widths), (side // 4).bit_length() - 1))
-        layers: list[nn.Module] = []
-        for width in widths[:halvings]:
-            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.GroupNorm(4, width), nn.ReLU()]
-            layers += [nn.Conv2d(width, width, 3, padding=1, stride=2), nn.GroupNorm(4, width), nn.ReLU()]
-            channels = width
-        self.trunk = nn.Sequential(*layers)
-        # Means over quarters of the image keep some of where things are.
-        self.features = nn.Linear(4 * channels, DIM)
-        self.head = nn.Linear(DIM, classes)
-
-    def embed(self, images: Tensor) -> Tensor:
-        x = F.adaptive_avg_pool2d(self.trunk(to_float(images)), 2)
-        return F.relu(self.features(x.flatten(1)))
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.head(self.embed(images))
-
-
-@dataclass(frozen=True)
-class Classifier:
-    name: str
-    digest: str
-    accuracy: float
-    """On images that it was not trained on."""
-    network: Network
-
-    @property
-    def device(self) -> torch.device:
-        return self.network.head.weight.device
-
-    def to(self, device: torch.device | str) -> Classifier:
-        self.network.to(device)
-        return self
-
-    def __call__(self, images: Tensor) -> Tensor:
-        with torch.no_grad():
-            return self.network.embed(images)
-
-    @torch.no_grad()
-    def classify(self, images: Tensor) -> Tensor:
-        """The number of the likeliest class of each image."""
-        return torch.cat([self.network(part.to(self.device)).argmax(dim=1).cpu() for part in images.split(256)])
-
-
-def train_classifier(data: ImageData, *, seed: int = 0, say: Callable[[str], None] = print) -> Classifier:
-    """The classifier of this data set, from the cache if it is there. The global random state is not touched."""
-    from safetensors.torch import load, save
-
-    rotations = data.classes is None or len(data.classes) < 2
-    classes = 4 if rotations or data.classes is None else len(data.classes)
-    settings = [VERSION, DIM, STEPS, TRAINING_BATCH, RATE]
-    about = {"data": data.fingerprint(), "seed": seed, "settings": settings, "turns": rotations}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        network = Network(data.channels, min(data.height, data.width), classes)
-
-    def compute() -> bytes:
-        say(f"training a classifier on {data.name}, once: {STEPS} steps")
-        note = {"accuracy": _train(network, data, rotations, seed)}
-        return save(network.state_dict(), metadata={"scalelong": json.dumps(note)})
-
-    content, _ = cached_bytes("classifiers", about, "classifier.safetensors", compute)
-    weights, accuracy = load(content), float(_note_in(content)["accuracy"])
-    network.load_state_dict(weights)
-    found = Classifier("classifier", digest(save(weights)), accuracy, network.eval())
-    task = "four rotations of an image" if rotations else f"{classes} classes"
-    say(f"features: classifier of {task}, accuracy {accuracy:.1%} on held-out images, {found.digest[:12]}")
-    return found
-
-
-def _train(network: Network, data: ImageData, rotations: bool, seed: int) -> float:
-    training, held_out = data.split(max(1, min(len(data) // 5, MOST_HELD_OUT)), seed)
-    generator = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.AdamW(network.parameters(), lr=RATE, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=STEPS)
-    network.train()
-    for _ in range(STEPS):
-        rows = torch.randint(len(training), (TRAINING_BATCH,), generator=generator)
-        images, labels = _examples(training, rows, rotations, generator)
-        loss = F.cross_entropy(network(images), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-    network.eval()
-    right = 0
-    with torch.no_grad():
-        for rows in torch.arange(len(held_out)).split(TRAINING_BATCH):
-            images, labels = _examples(held_out, rows, rotations, generator)
-            right += int((network(images).argmax(dim=1) == labels).sum())
-    return right / len(held_out)
-
-
-def _examples(data: ImageData, rows: Tensor, rotations: bool, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    batch = data.fetch(rows)
-    if not rotations:
-        assert batch.labels is not None
-        return batch.images, batch.labels
-    labels = torch.randint(4, (len(rows),), generator=generator)
-    return _rotated(batch.images, labels), labels
-
-
-def _rotated(images: Tensor, times: Tensor) -> Tensor:
-    """Each image rotated by its number of quarter turns. Of images that are not square, a square part is taken."""
-    if images.shape[2] != images.shape[3]:
-        images = images[:, :, : min(images.shape[2:]), : min(images.shape[2:])]
-    return torch.stack([torch.rot90(image, int(count), (1, 2)) for image, count in zip(images, times, strict=True)])
-
-
-# Features that need no training
+logger = logging.getLogger(__name__)
 
 
 class RandomFeatures:
     """Three convolutions with random weights, each followed by |x|; the root of its mean over the image.
 
-    Random filters answer to edges, colours and textures at three scales. A trained classifier has learned to ignore
-    whatever does not tell its classes apart, and that noise is no image is among it.
+    Random filters answer to edges, colours and textures at three scales. Classifiers do worse: they have learned to
+    ignore whatever does not tell their classes apart, and that noise is no image is among it.
     """
 
     name = "random"
@@ -184,7 +61,7 @@ class RandomFeatures:
     def device(self) -> torch.device:
         return self._filters[0].device
 
-    def to(self, device: torch.device | str) -> RandomFeatures:
+    def to(self, device: torch.device | str) -> Self:
         self._filters = [filters.to(device) for filters in self._filters]
         return self
 
@@ -226,13 +103,15 @@ class InceptionFeatures:
     def __init__(self, weights: str | Path, sha256: str = SHA256) -> None:
         path = at_home(weights, "--feature-weights")
         if not path.is_file():
-            raise FeatureError(
+            raise EvaluationError(
                 f"there are no Inception weights at {path}; they are weights-inception-2015-12-05-6726825d.pth of "
                 f"torch-fidelity's release v0.2.0; give their place with --feature-weights"
             )
         found = file_digest(path)
         if not found.startswith(sha256):
-            raise FeatureError(f"{path} is refused: its sha256 begins with {found[:12]} and must begin with {sha256}")
+            raise EvaluationError(
+                f"{path} is refused: its sha256 begins with {found[:12]} and must begin with {sha256}"
+            )
         self.digest = found
         inception = needs("torch_fidelity.feature_extractor_inceptionv3", "eval", "Inception FID")
         # In training mode its normalisation would use the statistics of each batch.
@@ -253,7 +132,7 @@ class InceptionFeatures:
         if images.shape[1] == 1:
             images = images.expand(-1, 3, -1, -1)
         if images.shape[1] != 3:
-            raise FeatureError(
+            raise EvaluationError(
                 f"Inception takes images of 1 or 3 channels, not {images.shape[1]}: choose other --features"
             )
         (features,) = self._model(images)
@@ -263,7 +142,7 @@ class InceptionFeatures:
 # The view that scores have of features, and the way from a name to an extractor.
 
 BATCH = 256
-FEATURES = ("random", "classifier", "pixels", "inception")
+FEATURES = ("random", "pixels", "inception")
 
 
 @runtime_checkable
@@ -285,7 +164,6 @@ def load_extractor(
     spec: str,
     data: ImageData,
     weights: str | Path | None = None,
-    say: Callable[[str], None] = print,
     device: torch.device | str | None = None,
 ) -> FeatureExtractor:
     """A name of FEATURES, or "package.module:factory" for your own. Inception needs the path of its weights.
@@ -293,8 +171,22 @@ def load_extractor(
     A factory is called with the data set, and returns an object with `name`, `digest` and a call like that above.
     device: where the features are computed (default: the accelerator, if there is one). Yours decide by themselves.
     """
-    made = _load_extractor(spec, data, weights, say)
-    return made.to(device or default_device()) if isinstance(made, _MOVABLE) else made
+    if spec == "random":
+        return RandomFeatures(data.channels).to(device or default_device())
+    if spec == "pixels":
+        return PixelFeatures()
+    if spec == "inception":
+        if weights is None:
+            raise EvaluationError("Inception needs the path of its weights: --feature-weights weights-inception-….pth")
+        return InceptionFeatures(weights).to(device or default_device())
+    if ":" not in spec:
+        raise EvaluationError(
+            f"unknown features {spec!r}; known: auto, {', '.join(FEATURES)}, or package.module:factory"
+        )
+    made = load_object(spec, "feature extractor", EvaluationError)(data)
+    if not isinstance(made, FeatureExtractor) or not callable(made):
+        raise EvaluationError(f"{spec} must return an object with name, digest and a call, got {type(made).__name__}")
+    return made
 
 
 def default_device() -> torch.device:
@@ -303,48 +195,19 @@ def default_device() -> torch.device:
     return found or torch.device("cpu")
 
 
-_MOVABLE = (Classifier, RandomFeatures, InceptionFeatures)
-
-
-def _load_extractor(
-    spec: str, data: ImageData, weights: str | Path | None, say: Callable[[str], None]
-) -> FeatureExtractor:
-    if spec == "random":
-        return RandomFeatures(data.channels)
-    if spec == "classifier":
-        return train_classifier(data, say=say)
-    if spec == "pixels":
-        return PixelFeatures()
-    if spec == "inception":
-        if weights is None:
-            raise FeatureError("Inception needs the path of its weights: --feature-weights weights-inception-….pth")
-        return InceptionFeatures(weights)
-    if ":" not in spec:
-        raise FeatureError(f"unknown features {spec!r}; known: auto, {', '.join(FEATURES)}, or package.module:factory")
-    factory = load_object(spec, "feature extractor", FeatureError)
-    try:
-        made = factory(data)
-    # The user's own code may fail in any way.
-    except Exception as error:
-        raise FeatureError(
-            f"{spec} fails when it is called with the data, its code raises {type(error).__name__}: {error}. Correct it"
-        ) from error
-    if not isinstance(made, FeatureExtractor) or not callable(made):
-        raise FeatureError(f"{spec} must return an object with name, digest and a call, got {type(made).__name__}")
-    return made
-
-
 @torch.no_grad()
 def features_of(extractor: FeatureExtractor, images: Tensor) -> Tensor:
     """Features of many images, batch by batch, on the extractor's device."""
-    device = getattr(extractor, "device", "cpu")
-    features = torch.cat([extractor(part.to(device)).detach().cpu().double() for part in images.split(BATCH)])
+    device = torch.device(getattr(extractor, "device", "cpu"))
+    pinned = device.type == "cuda"  # copied from there while the host goes on
+    parts = ((part.pin_memory() if pinned else part).to(device, non_blocking=pinned) for part in images.split(BATCH))
+    features = torch.cat([extractor(part).detach().cpu().double() for part in parts])
     if features.dim() != 2 or len(features) != len(images):
-        raise FeatureError(
+        raise EvaluationError(
             f"{extractor.name} must give (B, D) and gave {tuple(features.shape)} for {len(images)} images"
         )
     if not bool(torch.isfinite(features).all()):
-        raise FeatureError(f"{extractor.name} gave features that are not finite: choose others with --features")
+        raise EvaluationError(f"{extractor.name} gave features that are not finite: choose others with --features")
     return features
 
 
@@ -375,11 +238,11 @@ def _stride(images: int) -> int:
     return max(1, -(-images // MOST_FEATURES))
 
 
-def reference_of(data: ImageData, extractor: FeatureExtractor, say: Callable[[str], None] = print) -> Reference:
+def reference_of(data: ImageData, extractor: FeatureExtractor) -> Reference:
     about = {"data": data.fingerprint(), "features": extractor.digest, "format": FORMAT}
 
     def compute() -> bytes:
-        say(f"computing the {extractor.name} features of {len(data)} images of {data.name}, once")
+        logger.info(f"computing the {extractor.name} features of {len(data)} images of {data.name}, once")
         return _compute(data, extractor, about)
 
     content, file = cached_bytes("statistics", about, "statistics.safetensors", compute)
@@ -420,3 +283,81 @@ def _note_in(content: bytes) -> dict[str, Any]:
     """What `save` was given as metadata: the header is JSON, after its length in eight bytes."""
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     return json.loads(header["__metadata__"]["scalelong"])
+
+
+# The classifier of a data set: does a conditional model draw what it was asked for?
+
+VERSION, DIM = 1, 64
+STEPS, TRAINING_BATCH, RATE = 1000, 64, 2e-3
+MOST_HELD_OUT = 2000
+
+
+class Classifier(nn.Module):
+    """Convolutions that halve the image down to about 4 pixels, then the mean over what is left."""
+
+    accuracy: float
+    """On images that it was not trained on."""
+
+    def __init__(self, channels: int, side: int, classes: int) -> None:
+        super().__init__()
+        widths = [16, 32, 64, 64, 64, 64]
+        halvings = max(1, min(len(widths), (side // 4).bit_length() - 1))
+        layers: list[nn.Module] = []
+        for width in widths[:halvings]:
+            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.GroupNorm(4, width), nn.ReLU()]
+            layers += [nn.Conv2d(width, width, 3, padding=1, stride=2), nn.GroupNorm(4, width), nn.ReLU()]
+            channels = width
+        self.trunk = nn.Sequential(*layers)
+        # Means over quarters of the image keep some of where things are.
+        self.features = nn.Linear(4 * channels, DIM)
+        self.head = nn.Linear(DIM, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = F.adaptive_avg_pool2d(self.trunk(to_float(images)), 2)
+        return self.head(F.relu(self.features(x.flatten(1))))
+
+    @torch.no_grad()
+    def classify(self, images: Tensor) -> Tensor:
+        """The number of the likeliest class of each image."""
+        return torch.cat([self(part).argmax(dim=1) for part in images.split(BATCH)])
+
+
+def train_classifier(data: ImageData, *, seed: int = 0) -> Classifier:
+    """The classifier of this data set, from the cache if it is there. The global random state is not touched."""
+    from safetensors.torch import load, save
+
+    classes = len(data.classes or ())
+    settings = [VERSION, DIM, STEPS, TRAINING_BATCH, RATE]
+    about = {"data": data.fingerprint(), "seed": seed, "settings": settings, "turns": False}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = Classifier(data.channels, min(data.height, data.width), classes)
+
+    def compute() -> bytes:
+        logger.info(f"training a classifier on {data.name}, once: {STEPS} steps")
+        note = {"accuracy": _train(network, data, seed)}
+        return save(network.state_dict(), metadata={"scalelong": json.dumps(note)})
+
+    content, _ = cached_bytes("classifiers", about, "classifier.safetensors", compute)
+    network.load_state_dict(load(content))
+    network.accuracy = float(_note_in(content)["accuracy"])
+    logger.info(f"classifier of {classes} classes, accuracy {network.accuracy:.1%} on held-out images")
+    return network.eval()
+
+
+def _train(network: Classifier, data: ImageData, seed: int) -> float:
+    training, held_out = data.split(max(1, min(len(data) // 5, MOST_HELD_OUT)), seed)
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=RATE, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=STEPS)
+    network.train()
+    for _ in range(STEPS):
+        batch = training.fetch(torch.randint(len(training), (TRAINING_BATCH,), generator=generator))
+        assert batch.labels is not None
+        loss = F.cross_entropy(network(batch.images), batch.labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    apart = held_out.fetch(range(len(held_out)))
+    return float((network.eval().classify(apart.images) == apart.labels).double().mean())

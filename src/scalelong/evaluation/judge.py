@@ -5,7 +5,7 @@ Whether a conditional model draws what its prompts ask for is part of it: a clas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -14,33 +14,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..console import Progress, silent
+from ..console import Progress
 from ..data import ImageData, load_data, split_rows, to_float
 from ..diffusion import ImageMaker, SampleSettings, requests
-from ..errors import InvalidSamplesError
+from ..errors import EvaluationError
 from ..files import append_json_line, read_json_lines, sync
-from ..runs import (
-    NOTE,
-    SampleFolder,
-    fill_folder,
-    folder_name,
-    image_grid,
-    process_state,
-    save_png,
-    stack_images,
-)
+from ..runs import NOTE, SampleFolder, fill_folder, folder_name, image_grid, process_state, save_png, stack_images
 from .anchors import anchors_of, resemblance, trusted_features
 from .features import FeatureExtractor, Reference, features_of, train_classifier
-from .scores import (
-    NEIGHBOURS,
-    RADIUS_QUANTILE,
-    Evidence,
-    Protocol,
-    Scores,
-    near_copies,
-    nearest,
-    validate_samples,
-)
+from .scores import NEIGHBOURS, RADIUS_QUANTILE, Evidence, Protocol, Scores, near_copies, nearest
 
 if TYPE_CHECKING:
     from ..config import TrainConfig
@@ -50,22 +32,19 @@ if TYPE_CHECKING:
 # Does a conditional model draw what it was asked for?
 
 
-def shows_prompts(
-    images: Tensor, prompts: Sequence[str | None], data: ImageData, condition: str, say: Callable[[str], None] = print
-) -> Tensor | None:
+def shows_prompts(images: Tensor, prompts: Sequence[str | None], data: ImageData, condition: str) -> Tensor | None:
     """Whether each image shows its prompt, bool (n,); None where nothing here can tell.
 
     Classes, and captions that are wordings of classes, are recognised by a classifier that was trained on real images
     alone.
     """
-    if condition == "class" and data.classes is not None and len(data.classes) > 1:
-        asked = torch.tensor([data.classes.index(str(prompt)) for prompt in prompts])
-        return train_classifier(data, say=say).classify(images) == asked
     classes = _classes_by_caption(data) if condition == "text" else {}
-    if classes and all(prompt in classes for prompt in prompts):
-        asked = torch.tensor([classes[str(prompt)] for prompt in prompts])
-        return train_classifier(data, say=say).classify(images) == asked
-    return None
+    if condition == "class" and data.classes is not None and len(data.classes) > 1:
+        classes = {name: number for number, name in enumerate(data.classes)}
+    if not classes or not all(prompt in classes for prompt in prompts):
+        return None
+    asked = torch.tensor([classes[str(prompt)] for prompt in prompts])
+    return train_classifier(data).classify(images) == asked
 
 
 def _classes_by_caption(data: ImageData) -> dict[str, int]:
@@ -91,9 +70,13 @@ def score_images(
     **made_by: Any,
 ) -> Scores:
     """`made_by` is what is known of how the images were made: the fields of Protocol from `sampler` on."""
-    images = validate_samples(images, (data.channels, data.height, data.width))
+    shape = (data.channels, data.height, data.width)
+    if images.dtype != torch.uint8 or tuple(images.shape[1:]) != shape:
+        raise EvaluationError(
+            f"samples must be uint8 (N, {', '.join(map(str, shape))}), got {images.dtype} {tuple(images.shape)}"
+        )
     if len(images) <= NEIGHBOURS:
-        raise InvalidSamplesError(f"at least {NEIGHBOURS + 1} images are needed, got {len(images)}")
+        raise EvaluationError(f"at least {NEIGHBOURS + 1} images are needed, got {len(images)}")
     features = features_of(extractor, images)
     count = min(len(features), len(reference.features))
     real = reference.features[:: max(1, len(reference.features) // count)][:count]
@@ -198,21 +181,19 @@ def score_run(
     feature_weights: str | Path | None = None,
     batch_size: int = 64,
     device: str | None = None,
-    say: Callable[[str], None] = print,
 ) -> Scores:
     """Samples go into a folder of the run, so that an interrupted evaluation continues; scores into scores.jsonl."""
     settings = settings or SampleSettings()
     data = reference_data(run.config)
-    say = say if process_state().is_main_process else silent
-    extractor, reference = trusted_features(features, data, feature_weights, say, device)
+    extractor, reference = trusted_features(features, data, feature_weights, device)
     prompts, conditions = evaluation_prompts(run.config, data, n)
     wanted = requests(n, seed, prompts)
-    progress = Progress("images", enabled=False if say is silent else None)
+    progress = Progress("images")
     path = run.folder / "images" / f"eval-{folder_name(run, settings)}-n{n}-seed{seed}"
-    folder = fill_folder(run, path, wanted, settings, batch_size, device, say, progress)
+    folder = fill_folder(run, path, wanted, settings, batch_size, device, progress)
     images = folder.stack(wanted)
     condition = run.config.diffusion.condition
-    shown = shows_prompts(images, [request.prompt for request in wanted], data, condition, say)
+    shown = shows_prompts(images, [request.prompt for request in wanted], data, condition)
     subject: dict[str, Any] = {"run": str(run.folder), "step": run.step, "seed": seed, "images": str(path)}
     if process_state().is_main_process:
         picture = path.with_name(f"nearest-{path.name}.png")
@@ -244,7 +225,6 @@ def score_folder(
     n: int | None = None,
     features: str = "auto",
     feature_weights: str | Path | None = None,
-    say: Callable[[str], None] = print,
 ) -> Scores:
     """Any folder of images, of samples of ours or from elsewhere; with `n`, exactly that many must be there."""
     path = Path(path)
@@ -260,8 +240,8 @@ def score_folder(
         }
     images = _folder_images(path, data)
     if n is not None and len(images) < n:
-        raise InvalidSamplesError(f"{n} images are needed and {path} holds {len(images)}: give a smaller -n")
-    extractor, reference = trusted_features(features, data, feature_weights, say)
+        raise EvaluationError(f"{n} images are needed and {path} holds {len(images)}: give a smaller -n")
+    extractor, reference = trusted_features(features, data, feature_weights)
     scores = score_images(
         images if n is None else images[:n],
         data,
@@ -275,7 +255,7 @@ def score_folder(
 
 
 def _way_of_sampling(sampler: str, precision: str) -> str:
-    """A network that multiplies in another precision is another way of sampling."""
+    """A network that multiplies in a different precision is a different way of sampling."""
     return sampler if precision == "no" else f"{sampler}, {precision}"
 
 
@@ -283,7 +263,7 @@ def _folder_images(path: Path, data: ImageData) -> torch.Tensor:
     found = sorted(file for file in path.glob("*.png") if file.name != "grid.png") if (path / NOTE).exists() else None
     if found is not None:
         return stack_images(found) if found else torch.empty(0, 0, 0, 0)
-    # No resizing: images of another size are another set of images.
+    # No resizing: images of a different size are a different set of images.
     images = load_data(str(path), channels=data.channels, skip_broken=0)
     return images.fetch(range(len(images))).images
 
@@ -318,14 +298,7 @@ class Scorer:
         prompts, conditions = evaluation_prompts(self.config, self._data, options.scores_images)
         wanted = requests(options.scores_images, 0, prompts)
         images = maker.all(wanted, SampleSettings(sampler=options.sampler, steps=options.sampler_steps), device=device)
-        made_by: dict[str, Any] = {
-            "sampler": options.sampler,
-            "sampler_steps": options.sampler_steps,
-            "guidance": 1.0,
-            "weights": "ema",
-            "conditions": conditions,
-        }
-        shown = shows_prompts(images, [request.prompt for request in wanted], self._data, condition, silent)
+        shown = shows_prompts(images, [request.prompt for request in wanted], self._data, condition)
         if self._features is None:
             self._features = trusted_features("auto", self._data, device=device)
         return score_images(
@@ -334,7 +307,11 @@ class Scorer:
             *self._features,
             subject={"step": step},
             shows_prompt=shown,
-            **made_by,
+            sampler=options.sampler,
+            sampler_steps=options.sampler_steps,
+            guidance=1.0,
+            weights="ema",
+            conditions=conditions,
         )
 
     @cached_property

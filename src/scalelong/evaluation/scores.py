@@ -10,15 +10,15 @@ through the entries, so a new score is a function and one entry here:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..console import html_lines, html_table, text_table
-from ..errors import EvaluationError, InvalidSamplesError, ProtocolMismatchError
+from ..console import text_table
+from ..errors import EvaluationError, ProtocolMismatchError
 
 # The Fréchet distance between two sets of features, seen as Gaussians (Heusel et al., 2017)
 
@@ -33,11 +33,9 @@ class Moments:
 
     @classmethod
     def of(cls, features: Tensor) -> Moments:
-        x = features.double()
-        if x.dim() != 2 or len(x) < 2:
-            raise EvaluationError(f"at least two features of one dimension are needed, got {tuple(x.shape)}")
-        mean = x.mean(dim=0)
-        return cls(mean, (x - mean).T @ (x - mean) / (len(x) - 1), len(x))
+        total = MomentsSum()
+        total.add(features)
+        return total.moments()
 
     @cached_property
     def root(self) -> Tensor:
@@ -50,9 +48,7 @@ class MomentsSum:
     """Moments of features that come in batches: no more than one batch is kept."""
 
     def __init__(self) -> None:
-        self.n = 0
-        self.mean = torch.zeros(())
-        self.scatter = torch.zeros(())
+        self.n, self.mean, self.scatter = 0, torch.zeros(()), torch.zeros(())
 
     def add(self, features: Tensor) -> None:
         """Chan's update, which does not subtract large numbers from each other."""
@@ -264,38 +260,6 @@ def share_score(hits: Tensor) -> Score:
     return Score(p, min(max(centre - half, 0.0), p), max(min(centre + half, 1.0), p))
 
 
-# Samples are looked at before they are scored: a score of broken images is a number that means nothing.
-
-TOLERANCE = 1e-3
-
-
-def validate_samples(images: Tensor, shape: tuple[int, int, int], count: int | None = None) -> Tensor:
-    """uint8 images (N, C, H, W), from uint8 or from floats in [-1, 1]."""
-    if images.dim() != 4 or tuple(images.shape[1:]) != shape:
-        raise InvalidSamplesError(f"samples must be (N, {', '.join(map(str, shape))}), got {tuple(images.shape)}")
-    if count is not None and len(images) != count:
-        raise InvalidSamplesError(
-            f"{count} samples are needed and {len(images)} are there: make more, or give a smaller -n"
-        )
-    if images.dtype == torch.uint8:
-        return images
-    if not images.is_floating_point():
-        raise InvalidSamplesError(f"samples must be uint8, or floats in [-1, 1], got {images.dtype}")
-    finite = torch.isfinite(images).flatten(1).all(dim=1)
-    if not bool(finite.all()):
-        broken = (~finite).nonzero().flatten().tolist()
-        raise InvalidSamplesError(
-            f"{len(broken)} of {len(images)} samples are not finite, the first is number {broken[0]}; the model or the "
-            f"sampler is broken: look at the run's losses, or take another --checkpoint"
-        )
-    low, high = float(images.min()), float(images.max())
-    if low < -1 - TOLERANCE or high > 1 + TOLERANCE:
-        raise InvalidSamplesError(
-            f"samples must lie in [-1, 1] and reach from {low:.3g} to {high:.3g}; clip or rescale them"
-        )
-    return ((images.float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
-
-
 # How a score was made. Scores that were made in different ways are not compared.
 
 
@@ -356,7 +320,7 @@ class Anchors:
 
     @property
     def remark(self) -> str:
-        """Which bad images precision alone does not tell from real ones, although noise is told."""
+        """Which bad images precision alone does not tell from real ones, although it tells noise."""
         if self.fault:
             return ""
         real = self.values[REAL]["precision"]
@@ -366,7 +330,7 @@ class Anchors:
 
 REAL, NOISE = "real", "noise"
 BAD = (NOISE, "blurred", "shuffled")
-"""Uniform noise; blurred by a box of a quarter of the side; the sixteen patches of an image in another order."""
+"""Uniform noise; blurred by a box of a quarter of the side; the sixteen patches of an image in a random order."""
 LEAST_REAL, MOST_NOISE = 0.7, 0.1
 LEAST_DETAIL, NEAR = 0.7, 1.5
 """Less fine detail than this share is blurry; within this many times the distance of real images is near."""
@@ -411,37 +375,23 @@ class Entry:
     optional: bool = False
 
 
-def _precision(evidence: Evidence) -> Score | None:
-    return None if evidence.neighbours is None else share_score(evidence.neighbours[0])
-
-
-def _recall(evidence: Evidence) -> Score | None:
-    return None if evidence.neighbours is None else share_score(evidence.neighbours[1])
-
-
-def _prompt_accuracy(evidence: Evidence) -> Score | None:
-    return None if evidence.shows_prompt is None else share_score(evidence.shows_prompt)
-
-
-def _copies(evidence: Evidence) -> Score | None:
-    return share_score(near_copies(evidence.reference, evidence.features, evidence.same))
-
-
 NEIGHBOURS = 3
 RADIUS_QUANTILE = 0.95
-"""One odd image may have a neighbourhood into which noise fits. `git show
-47c1161:research/radii.py` counts how often, and what
-the cut costs real images."""
+"""One odd image may have a neighbourhood into which noise fits."""
 
 SCORES = {
-    "frechet": Entry("Fréchet distance", lambda evidence: frechet_score(evidence.moments, evidence.features)),
-    "kernel": Entry(
-        "kernel distance", lambda evidence: kernel_score(evidence.reference, evidence.features), optional=True
+    "frechet": Entry("Fréchet distance", lambda seen: frechet_score(seen.moments, seen.features)),
+    "kernel": Entry("kernel distance", lambda seen: kernel_score(seen.reference, seen.features), optional=True),
+    "precision": Entry("precision", lambda seen: seen.neighbours and share_score(seen.neighbours[0]), optional=True),
+    "recall": Entry("recall", lambda seen: seen.neighbours and share_score(seen.neighbours[1]), optional=True),
+    "copies": Entry(
+        "near-copies", lambda seen: share_score(near_copies(seen.reference, seen.features, seen.same)), optional=True
     ),
-    "precision": Entry("precision", _precision, optional=True),
-    "recall": Entry("recall", _recall, optional=True),
-    "copies": Entry("near-copies", _copies, optional=True),
-    "agreement": Entry("prompt accuracy", _prompt_accuracy, optional=True),
+    "agreement": Entry(
+        "prompt accuracy",
+        lambda seen: None if seen.shows_prompt is None else share_score(seen.shows_prompt),
+        optional=True,
+    ),
 }
 """By the name that files and metrics use. The first one decides the order of a comparison: lower is better."""
 
@@ -468,10 +418,6 @@ class Scores:
         if name in SCORES:
             return self.values.get(name)
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-
-    def titled(self) -> dict[str, Score]:
-        """For tables and cards."""
-        return {SCORES[name].title: score for name, score in self.values.items()}
 
     def rows(self) -> list[dict[str, str]]:
         """One row for each score, with the anchors' values next to it."""
@@ -505,24 +451,24 @@ class Scores:
         distance, detail = self.values["frechet"].value, self.subject.get("detail")
         precision, recall = self.values.get("precision"), self.values.get("recall")
         as_bad = [kind for kind in BAD if distance >= values[kind]["frechet"]]
-        said = []
+        words = []
         if detail is not None and not LEAST_DETAIL <= detail <= 1 / LEAST_DETAIL:
-            said.append(
+            words.append(
                 f"{'blurry' if detail < 1 else 'noisy'}, with {detail:.2g} times the fine detail of real images"
             )
         if as_bad:
-            said.append(f"no nearer to the data than {' or '.join(as_bad)} images are")
+            words.append(f"no nearer to the data than {' or '.join(as_bad)} images are")
         elif distance > NEAR * real["frechet"]:
             times = distance / max(real["frechet"], 1e-12)
-            said.append(f"{times:.1f} times as far from the data as real images are")
+            words.append(f"{times:.1f} times as far from the data as real images are")
         if precision is not None and "precision" in real and precision.low > real["precision"]:
-            said.append(
+            words.append(
                 f"too plain: a precision of {precision.value:.2f} is above that of real images, "
                 f"{real['precision']:.2f}, as of blurred or averaged ones"
             )
         if recall is not None and "recall" in real and recall.high < real["recall"] / 2:
-            said.append(f"of little variety: recall {recall.value:.2f}, real images {real['recall']:.2f}")
-        return f"verdict: {'; '.join(said) or 'near the real ones'}"
+            words.append(f"of little variety: recall {recall.value:.2f}, real images {real['recall']:.2f}")
+        return f"verdict: {'; '.join(words) or 'near the real ones'}"
 
     def to_dict(self) -> dict[str, Any]:
         scores = {name: asdict(self.values[name]) if name in self.values else None for name in SCORES}
@@ -547,37 +493,27 @@ class Scores:
         shown = [f"samples next to their nearest training images: {picture}"] if picture else []
         return "\n".join([text_table(self.rows(), left=("", "value"), rule=False), *self.remarks(), *shown])
 
-    def _repr_html_(self) -> str:
-        return html_table(self.rows()) + html_lines(self.remarks())
-
-
-# A path may differ where the fingerprint is equal.
-_NAMES_ONLY = ("data",)
-
 
 def copies_text(copies: Mapping[str, Any]) -> str:
     """Does it copy its training images? The baseline are images that it was not trained on."""
-    said = f"near-copies of training images: {copies['samples']:.1%} of the samples"
+    text = f"near-copies of training images: {copies['samples']:.1%} of the samples"
     if copies.get("held_out") is not None:
-        said += f", {copies['held_out']:.1%} of {copies['held_out_images']} held-out images"
-    return said
+        text += f", {copies['held_out']:.1%} of {copies['held_out_images']} held-out images"
+    return text
 
 
 def require_comparable(scores: Sequence[Scores]) -> None:
     """Raises ProtocolMismatchError, which shows every difference."""
     for other in scores[1:]:
-        differences = protocol_differences(scores[0].protocol, other.protocol)
-        if differences:
-            shown = "\n".join(f"  {name}: {a!r} and {b!r}" for name, (a, b) in differences.items())
+        pairs = {name: (value, getattr(other.protocol, name)) for name, value in asdict(scores[0].protocol).items()}
+        pairs.pop("data")  # a path may differ where the fingerprint is equal
+        different = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+        if different:
+            shown = "\n".join(f"  {name}: {a!r} and {b!r}" for name, (a, b) in different.items())
             raise ProtocolMismatchError(
                 f"{_title(scores[0])} and {_title(other)} were scored in different ways and cannot be compared:\n"
                 f"{shown}\nScore both with the same options"
             )
-
-
-def protocol_differences(a: Protocol, b: Protocol) -> dict[str, tuple[Any, Any]]:
-    names = [field.name for field in fields(Protocol) if field.name not in _NAMES_ONLY]
-    return {name: (getattr(a, name), getattr(b, name)) for name in names if getattr(a, name) != getattr(b, name)}
 
 
 def comparison(scores: Sequence[Scores]) -> str:

@@ -1,13 +1,12 @@
 """Many runs: planned together, trained anywhere, compared.
 
 plan              variants, plans, one run from its first step to its last, diagnosis of a recipe
-comparison        methods with equal seeds; sweeps along depth, width, batch size or rate
-grid              rates × widths: which rate is best at each width
-rates, demo       the range of learning rates of a recipe; the demonstration
 sweeps, worker    jobs of a sweep, how far it is, and the process that does a job
-engines, submitit_engine, ray_engine   where jobs run: this machine, SLURM, Ray
+engines           where jobs run: this machine, SLURM, Ray
 records, results  one run as a record; many as tables and verdicts (no torch)
-figures, tuning   pictures; κ after training
+comparison        methods with equal seeds, along depth, width, batch size or rate
+rates, demo       the range of learning rates of a recipe; the demonstration
+tuning            κ after training
 
 Names load at first use: a report needs no torch.
 """

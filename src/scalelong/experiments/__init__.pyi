@@ -1,12 +1,9 @@
 from .comparison import (
     COMMANDS as COMMANDS,
     Comparison as Comparison,
-    RateGrid as RateGrid,
     at as at,
     best_rate_rows as best_rate_rows,
     compare as compare,
-    default_hold as default_hold,
-    rate_grid as rate_grid,
     summarise as summarise,
     sweep as sweep,
     sweep_rows as sweep_rows,
@@ -16,15 +13,7 @@ from .demo import (
     demo_config as demo_config,
     run_demo as run_demo,
 )
-from .engines import Engine as Engine, LocalEngine as LocalEngine
-from .figures import (
-    colour_of as colour_of,
-    draw_seeds as draw_seeds,
-    legend as legend,
-    log_scale as log_scale,
-    pyplot as pyplot,
-    save as save,
-)
+from .engines import ENGINES as ENGINES, Engine as Engine, LocalEngine as LocalEngine, make_engine as make_engine
 from .plan import (
     PlannedRun as PlannedRun,
     Variant as Variant,
@@ -35,7 +24,6 @@ from .plan import (
     recorded_values as recorded_values,
     run_one as run_one,
     slug as slug,
-    wait_until_free as wait_until_free,
     write_diagnosis as write_diagnosis,
 )
 from .rates import RecipeTask as RecipeTask, config_range as config_range
@@ -48,7 +36,7 @@ from .records import (
     last_line as last_line,
     own_file as own_file,
     read_curves as read_curves,
-    read_json as read_json,
+    read_own_json as read_own_json,
     read_run as read_run,
     steps_ratio as steps_ratio,
     steps_to as steps_to,
@@ -66,10 +54,7 @@ from .results import (
     verdict as verdict,
 )
 from .sweeps import (
-    ENGINES as ENGINES,
-    make_engine as make_engine,
     run_all as run_all,
-    status_rows as status_rows,
     status_text as status_text,
 )
 from .tuning import tune_run as tune_run

@@ -5,7 +5,7 @@ nothing say (`python -m research.demo`).
 """
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,10 +19,10 @@ from ..errors import InvalidConfigError
 from ..files import make_folder, write_bytes
 from ..models import Denoiser
 from ..noise import as_epsilon
+from ..optional import needs
 from ..randomness import generator
 from ..runs import image_grid, read_png, save_png
 from ..stability import RateRange, RateRun
-from .figures import colour_of, pyplot
 from .rates import RecipeTask, config_range
 
 METHODS = ("none", "cs:0.7", "merge_norm")
@@ -35,6 +35,8 @@ WARMUP = 50
 SHOWN = 10
 NOISE_TIME = 200.0
 """The network's time at which it is shown noisy images: ᾱ = 0.66."""
+COLOURS = ("#555555", "#0072b2", "#d55e00")
+"""Distinguishable with the common forms of colour blindness (Okabe and Ito)."""
 CAPTION = "Images; the same with noise; what the network makes of those after its last step."
 
 
@@ -86,7 +88,7 @@ def run_demo(
     depth: int = DEPTH,
     rates: Sequence[float] = (RATE,),
     jobs: int | None = None,
-    say: Callable[[str], None] | None = print,
+    device: str | None = None,
 ) -> Demo:
     """Base seed n takes the seeds 100 n, 100 n + 1, ...: no two base seeds share a run."""
     if seed < 0:
@@ -107,10 +109,10 @@ def run_demo(
         steps=steps,
         warmup=min(WARMUP, steps // 2),
         jobs=jobs,
+        device=device,
         out=out,
         title=f"A U-ViT of depth {depth} on 16×16 garments, {steps} steps at constant rates",
         after=draw,
-        say=say,
     )
     shown = [run for run in found.runs if run.seed == first and (samples / _file(run)).exists()]
     named = {each.name: getattr(found, each.name) for each in fields(found) if each.init}
@@ -123,6 +125,7 @@ def run_demo(
         for run in shown
     )
     demo = Demo(**named)
+    demo = replace(demo, summary=demo.verdict)
     demo.save(out)
     draw_demo(demo, [(run, samples / _file(run)) for run in shown], out / "demo.png")
     return demo
@@ -138,7 +141,7 @@ def _denoised(task: RecipeTask, model: nn.Module) -> Tensor:
     t = torch.full((len(x0),), NOISE_TIME)
     noise = torch.randn(x0.shape, generator=generator(0, "demo"))
     noisy = task.process.add_noise(x0, noise, t)
-    network = Denoiser(model.eval())
+    network = Denoiser(model.eval().cpu())  # it has been trained, and is drawn here
     epsilon = as_epsilon(task.process, task.config.diffusion.prediction, network(noisy, t), noisy, t)
     signal, sigma = (value.view(-1, 1, 1, 1) for value in task.process.signal_and_noise(t))
     # A broken network may answer with anything: its pixels are drawn gray.
@@ -153,16 +156,18 @@ def _file(run: RateRun) -> str:
 
 def draw_demo(demo: Demo, pictures: Sequence[tuple[RateRun, Path]], path: Path) -> None:
     """The loss of every run, and what the networks of one seed make of noisy images: collapsed against alive."""
-    figure = pyplot().figure(figsize=(11, 4.2), layout="constrained", dpi=130)
+    needs("matplotlib", "report", "drawing the demo").use("Agg")
+    plt = needs("matplotlib.pyplot", "report", "drawing the demo")
+    figure = plt.figure(figsize=(11, 4.2), layout="constrained", dpi=130)
     left, right = figure.subfigures(1, 2, width_ratios=(1, 1.25))
     axes = left.subplots()
-    for position, method in enumerate(demo.methods):
+    for method, color in zip(demo.methods, COLOURS, strict=False):
         for number, run in enumerate(run for run in demo.runs if run.method == method):
             steps, losses = [step for step, _ in run.curve], [loss for _, loss in run.curve]
             label = IN_WORDS.get(method, method) if number == 0 else None
-            axes.plot(steps, losses, color=colour_of(position), linewidth=1.2, label=label)
+            axes.plot(steps, losses, color=color, linewidth=1.2, label=label)
             if not run.survived and steps:
-                axes.plot(steps[-1:], losses[-1:], "x", color=colour_of(position), markersize=8, markeredgewidth=2)
+                axes.plot(steps[-1:], losses[-1:], "x", color=color, markersize=8, markeredgewidth=2)
     axes.axhline(demo.reference_loss, color="#999999", linewidth=0.8, linestyle=":")
     axes.annotate("a network that has learned nothing", (0, demo.reference_loss), fontsize=7, va="bottom")
     axes.set(xlabel="training step", ylabel="training loss", ylim=(0, 1.3 * demo.reference_loss))
@@ -175,11 +180,10 @@ def draw_demo(demo: Demo, pictures: Sequence[tuple[RateRun, Path]], path: Path) 
         thirds += [(text, grid[:, 2 * height :]) for text, grid in rows]
         for place, (text, strip) in zip(right.subplots(len(thirds), 1, squeeze=False)[:, 0], thirds, strict=True):
             place.imshow(strip[0], cmap="gray", vmin=0, vmax=255, interpolation="nearest", aspect="equal")
-            place.set_xticks([])
-            place.set_yticks([])
+            place.set(xticks=[], yticks=[])
             place.set_ylabel(text, rotation=0, ha="right", va="center", fontsize=8)
         right.suptitle("Noise removed by the trained networks", fontsize=9)
     content = io.BytesIO()
     figure.savefig(content, format="png")
-    pyplot().close(figure)
+    plt.close(figure)
     write_bytes(path, content.getvalue())

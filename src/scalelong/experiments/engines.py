@@ -1,28 +1,37 @@
-"""Where jobs run. This file has the interface and the engine of this machine.
+"""Where the runs of a sweep are trained: on this machine, on SLURM through submitit, or on a Ray cluster.
 
-A job is a file, `OUT/jobs/NAME.json`, and a command, `python -m scalelong.experiments.worker OUT/jobs/NAME.json`. The
-command may be given again at any time: what is finished costs nothing, and a run that was killed goes on after its
-last checkpoint. So an engine only starts commands and says which have ended, and a sweep that was begun on one engine
-goes on with another one. Every machine must see the folder under the same path.
+A job is a file, `OUT/jobs/NAME.json`, and a command, `python -m scalelong.experiments OUT/jobs/NAME.json`. The command
+may be given again at any time: what is finished costs nothing, and a run that was killed continues after its last
+checkpoint. So an engine only starts commands, and a sweep that was begun on one engine continues on another one. Every
+machine must see the folder under the same path.
+
+`start` returns an object with two methods of a process: `poll` (None while it runs, then its exit code) and
+`terminate` (it saves and ends).
 """
 
 import os
+import shutil
+import signal
 import subprocess
 import sys
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import EngineError, InvalidConfigError
-from ..files import make_folder, writing
+from ..errors import InvalidConfigError, RunFailedError
+from ..files import in_words, make_folder, writing
+from ..optional import needs
 
 INTERRUPTED = 130
 """Exit code of a worker that was asked to stop and has saved: 128 + SIGINT, as shells count."""
+LOST = -1
+"""Stands for an exit code that is not known: the job was cancelled, or its node was lost."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Job:
     """One command of a worker."""
 
@@ -32,63 +41,32 @@ class Job:
     environment: Mapping[str, str] = field(default_factory=dict)
     processes: int = 1
     """With more than one, torchrun starts them, one per GPU."""
+    cwd: str = field(default_factory=os.getcwd)
 
     @property
     def arguments(self) -> list[str]:
         """The command line after `python`."""
         parallel = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={self.processes}"]
-        worker = ["-m", "scalelong.experiments.worker", str(self.file)]
-        return [*(parallel if self.processes > 1 else []), *worker]
+        return [*(parallel if self.processes > 1 else []), "-m", "scalelong.experiments", str(self.file)]
 
 
-class Engine(ABC):
-    """The interface: `check`, then `submit` once and `ended` in turns; `stop` ends early.
-
-    `jobs` is the number of runs at a time; `cpus` and `gpus` belong to each run, which has as many threads as cores.
-    """
-
-    name: str = ""
-    detach: bool = False
-    """Submit the jobs, and do not wait for them."""
-
-    def __init__(self, *, jobs: int | None = None, cpus: int | None = None, gpus: int | None = None) -> None:
-        for name, value, low in (("jobs", jobs, 1), ("cpus_per_run", cpus, 1), ("gpus_per_run", gpus, 0)):
-            if value is not None and value < low:
-                raise InvalidConfigError(f"`{name}` must be at least {low}, got {value}")
-        self.jobs, self.cpus, self.gpus = jobs, cpus, gpus
-
-    def threads(self, runs: int) -> int:  # noqa: ARG002
-        """Threads of each run."""
-        return self.cpus or 1
-
-    @abstractmethod
-    def check(self) -> None:
-        """Refuse what is missing or cannot be reached, before anything is written."""
-
-    @abstractmethod
-    def submit(self, jobs: Sequence[Job], folder: Path) -> None:
-        """Take the jobs of a sweep in this folder, and return at once."""
-
-    @abstractmethod
-    def ended(self) -> dict[str, int | None]:
-        """The jobs that have ended since the last call, with their exit codes; None where the code is unknown."""
-
-    @abstractmethod
-    def stop(self) -> None:
-        """End all jobs, each of which saves first. Returns when they have ended."""
-
-
-def start_worker(job: Job, more: Mapping[str, str] | None = None) -> "subprocess.Popen[bytes]":
+class Worker(subprocess.Popen[bytes]):
     """A worker that saves and ends when its standard input closes, so that it does not outlive this process."""
-    make_folder(job.log.parent)
-    with writing(job.log), open(job.log, "ab") as log:
-        return subprocess.Popen(
-            [sys.executable, *job.arguments, "--tied"],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **job.environment, **(more or {})},
-        )
+
+    def __init__(self, job: Job, more: Mapping[str, str] | None = None) -> None:
+        make_folder(job.log.parent)
+        environment = {**os.environ, **job.environment, **(more or {})}
+        command = [sys.executable, *job.arguments, "--tied"]
+        with writing(job.log), open(job.log, "ab") as log:
+            super().__init__(
+                command, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, cwd=job.cwd, env=environment
+            )
+
+    def poll(self) -> int | None:
+        code = super().poll()
+        if code is not None and self.stdin is not None:
+            self.stdin.close()
+        return code
 
 
 # This machine
@@ -107,64 +85,244 @@ def devices() -> list[str]:
     return named[:count] if len(named) >= count else [str(number) for number in range(count)]
 
 
-class LocalEngine(Engine):
-    """A pool of processes of this machine: one per core, each with its share of the threads, or one per GPU.
-
-    They end with this process. Small networks do not use several cores well, and a GPU is not shared.
-    """
+class LocalEngine:
+    """Processes of this machine: one per core, each with its share of the threads, or one per GPU."""
 
     name = "local"
 
-    def __init__(self, **share: Any) -> None:
-        super().__init__(**share)
-        self.devices = [] if self.gpus == 0 else devices()
-        self._queue: list[Job] = []
-        self._active: dict[subprocess.Popen[bytes], tuple[Job, int]] = {}
+    def __init__(
+        self,
+        jobs: int | None = None,
+        cpus: int | None = None,
+        gpus: int | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        for name, value, low in (("jobs", jobs, 1), ("cpus", cpus, 1), ("gpus", gpus, 0)):
+            if value is not None and value < low:
+                raise InvalidConfigError(f"`{name}` must be at least {low}, got {value}")
+        self.jobs, self.cpus, self.gpus, self.options = jobs, cpus, gpus, dict(options or {})
+        self.devices = devices() if self.name == "local" and gpus != 0 else []
+        self._slots: dict[Worker, int] = {}
 
     def at_once(self, runs: int) -> int:
+        """Jobs that are started before one has ended."""
+        if self.name != "local":
+            return self.jobs or runs
         most = len(self.devices) // max(1, self.gpus or 1) if self.devices else cores() // (self.cpus or 1)
         return max(1, min(runs, self.jobs or most))
 
     def threads(self, runs: int) -> int:
-        return self.cpus or max(1, cores() // (self.jobs or self.at_once(runs)))
+        """Threads of each run."""
+        return self.cpus or (max(1, cores() // (self.jobs or self.at_once(runs))) if self.name == "local" else 1)
 
     def check(self) -> None:
+        """Refuse what is missing or cannot be reached, before anything is written."""
+        if self.options:
+            raise InvalidConfigError("the engine local has no `options`: leave them out")
         if (self.gpus or 0) > len(self.devices):
-            raise EngineError(
-                f"`gpus_per_run` {self.gpus} asks for more GPUs than this machine has: found {len(self.devices)}"
+            raise RunFailedError(
+                f"`gpus` {self.gpus} asks for more GPUs than this machine has: found {len(self.devices)}"
             )
 
-    def submit(self, jobs: Sequence[Job], folder: Path) -> None:  # noqa: ARG002
-        self._queue += jobs
-        self._start()
-
-    def ended(self) -> dict[str, int | None]:
-        found: dict[str, int | None] = {}
-        for process in [process for process in self._active if process.poll() is not None]:
-            found[self._active.pop(process)[0].name] = process.returncode
-            process.communicate()  # closes the pipe
-        self._start()
-        return found
-
-    def stop(self) -> None:
-        self._queue.clear()
-        for process in self._active:
-            process.terminate()
-        for process in self._active:
-            process.communicate()
-        self._active.clear()
-
-    def _start(self) -> None:
-        while self._queue and len(self._active) < self.at_once(len(self._active) + len(self._queue)):
-            taken = {slot for _, slot in self._active.values()}
-            slot = next(number for number in range(len(taken) + 1) if number not in taken)
-            job = self._queue.pop(0)
-            self._active[start_worker(job, self._visible(slot))] = job, slot
-
-    def _visible(self, slot: int) -> dict[str, str]:
-        """Each run sees its own GPUs. With more jobs than GPUs, they are shared in turn."""
-        if not self.devices:
-            return {}
+    def start(self, job: Job) -> Any:
+        """Start a job, and return at once. It sees its own GPUs; with more jobs than GPUs, they are shared in turn."""
+        taken = {slot for worker, slot in self._slots.items() if worker.poll() is None}
+        slot = next(number for number in range(len(taken) + 1) if number not in taken)
         count = max(1, self.gpus or 1)
-        own = [self.devices[(slot * count + number) % len(self.devices)] for number in range(count)]
-        return {"CUDA_VISIBLE_DEVICES": ",".join(own)}
+        own = [self.devices[(slot * count + i) % len(self.devices)] for i in range(count)] if self.devices else []
+        worker = Worker(job, {"CUDA_VISIBLE_DEVICES": ",".join(own)} if own else {})
+        self._slots[worker] = slot
+        return worker
+
+
+Engine = LocalEngine
+"""What other engines look like as well."""
+
+
+# Other machines
+
+
+class OnNode:
+    """The function that submitit and Ray call on a node: it starts a worker and waits for it."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self._process: Worker | None = None
+
+    def __call__(self) -> int:
+        self._process = Worker(self.job)
+        try:
+            # Not `wait`: it holds a lock, and `checkpoint` is called in a signal handler, in the middle of this. Ray's
+            # interrupt does not wake a process that waits in the system.
+            while (code := self._process.poll()) is None:
+                time.sleep(0.2)
+            return code
+        except BaseException:
+            self._end()
+            self._process.poll()
+            raise
+
+    def checkpoint(self) -> Any:
+        """Called by submitit before a time limit or a preemption: save, and queue the job again."""
+        self._end()
+        return needs("submitit", "slurm", "a job of submitit").helpers.DelayedSubmission(OnNode(self.job))
+
+    def _end(self) -> None:
+        """Let the worker save and end, by system calls, which take no locks of Python's."""
+        if self._process is None:
+            return
+        with suppress(ProcessLookupError):
+            os.kill(self._process.pid, signal.SIGTERM)
+        with suppress(ChildProcessError):
+            os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+
+
+MINUTES = 24 * 60
+"""Time limit of a SLURM job, where none is given. A run that takes longer continues in its next job."""
+TIMEOUTS = 1000
+"""How often a job may be queued again. The run advances each time, so there is no reason to give up."""
+
+
+@dataclass
+class _Submitted:
+    job: Any
+
+    def poll(self) -> int | None:
+        if not self.job.done():
+            return None
+        try:
+            outcome, result = self.job._get_outcome_and_result()
+        except Exception:  # submitit's UncompletedJobError, or a result that cannot be read
+            return LOST
+        return result if outcome == "success" and isinstance(result, int) else 1
+
+    def terminate(self) -> None:
+        self.job.cancel()
+
+
+class SubmititEngine(LocalEngine):
+    """submitit's local executor: what `SlurmEngine` does, without a cluster, to try it."""
+
+    name, cluster = "submitit", "local"
+
+    def check(self) -> None:
+        needs("submitit", "slurm", f"the engine {self.name}")
+        if not isinstance(self.options.get("time", 1), int):
+            raise InvalidConfigError("the time limit among `options` is in minutes, such as time=240")
+        if self.cluster == "slurm" and shutil.which("sbatch") is None:
+            raise RunFailedError(
+                "the engine slurm needs SLURM's `sbatch`, which is not in PATH: give the command on a login node of "
+                "the cluster; the engine submitit tries the same without a cluster"
+            )
+
+    def start(self, job: Job) -> _Submitted:
+        submitit = needs("submitit", "slurm", f"the engine {self.name}")
+        place = job.file.parents[job.name.count("/")] / "submitit"
+        executor = submitit.AutoExecutor(folder=place, cluster=self.cluster, slurm_max_num_timeout=TIMEOUTS)
+        known = submitit.SlurmExecutor._valid_parameters()
+        given = {n: [v] if n in ("setup", "teardown", "srun_args") else v for n, v in self.options.items()}
+        others = {name: value for name, value in given.items() if name not in known}
+        try:
+            executor.update_parameters(
+                name=f"scalelong-{job.name}"[:60],
+                cpus_per_task=self.cpus or 1,
+                gpus_per_node=self.gpus,
+                timeout_min=365 * 24 * 60,
+                slurm_additional_parameters=others,
+                **{"slurm_time": MINUTES} | {f"slurm_{name}": value for name, value in given.items() if name in known},
+            )
+            return _Submitted(executor.submit(OnNode(job)))
+        except (submitit.core.utils.FailedJobError, subprocess.CalledProcessError, ValueError, TypeError) as error:
+            raise RunFailedError(
+                f"SLURM or submitit refuses the job: {in_words(error)}. Check `gpus`, `cpus` and `options` "
+                f"(such as partition=NAME account=NAME)"
+            ) from error
+
+
+class SlurmEngine(SubmititEngine):
+    """SLURM, through submitit. `options` are those of submitit (partition, time in minutes) or else of sbatch."""
+
+    name = cluster = "slurm"
+
+
+RETRIES = 3
+"""How often a task of Ray is begun again when its node is lost. Its run continues after its last checkpoint."""
+
+
+@dataclass
+class _RayTask:
+    ray: Any
+    reference: Any
+
+    def poll(self) -> int | None:
+        if not self.ray.wait([self.reference], timeout=0)[0]:
+            return None
+        try:
+            return self.ray.get(self.reference)
+        except self.ray.exceptions.RayError:  # cancelled, or its node was lost too often
+            return LOST
+
+    def terminate(self) -> None:
+        self.ray.cancel(self.reference, force=False)
+
+
+class RayEngine(LocalEngine):
+    """Tasks of the Ray cluster at RAY_ADDRESS, or of this machine. `options` are resources, such as memory=8e9."""
+
+    name = "ray"
+
+    def check(self) -> None:
+        ray = needs("ray", "ray", "the engine ray")
+        address = os.environ.get("RAY_ADDRESS") or "auto"
+        if ray.is_initialized():
+            return
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level="error")
+        except Exception as error:  # Ray has errors of many kinds: no cluster, another version, a wrong password
+            raise RunFailedError(
+                f"no Ray cluster can be used at the address {address}: {in_words(error)}. Start one with `ray start "
+                f"--head`, and set RAY_ADDRESS to the address HOST:PORT that it prints"
+            ) from error
+
+    def start(self, job: Job) -> _RayTask:
+        ray = needs("ray", "ray", "the engine ray")
+        try:
+            resources = {name: float(amount) for name, amount in self.options.items()}
+        except ValueError as error:
+            raise InvalidConfigError("`options` of Ray are amounts of resources, such as memory=8e9") from error
+        memory = resources.pop("memory", None)
+        path = {"PYTHONPATH": os.environ["PYTHONPATH"]} if os.environ.get("PYTHONPATH") else {}
+        task = ray.remote(_call).options(
+            num_cpus=self.cpus or 1,
+            num_gpus=self.gpus or 0,
+            max_retries=RETRIES,
+            memory=memory,
+            resources=resources or None,
+            runtime_env={"env_vars": path},  # the node imports scalelong from where this process does
+        )
+        return _RayTask(ray, task.remote(OnNode(job)))
+
+
+def _call(function: OnNode) -> int:
+    return function()
+
+
+ENGINES = {"local": LocalEngine, "submitit": SubmititEngine, "slurm": SlurmEngine, "ray": RayEngine}
+
+
+def make_engine(
+    name: str = "local",
+    jobs: int | None = None,
+    cpus: int | None = None,
+    gpus: int | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Engine:
+    """An engine by name: `make_engine("slurm", gpus=1, options={"partition": "gpu"})`.
+
+    jobs: runs at a time (default: one per core or GPU here; as many as the cluster gives elsewhere).
+    cpus, gpus: of each run, which has as many threads as cores.
+    options: of the engine itself: for SLURM those of submitit and sbatch, for Ray resources.
+    """
+    if name not in ENGINES:
+        raise InvalidConfigError(f"unknown engine {name!r}; known: {', '.join(ENGINES)}")
+    return ENGINES[name](jobs, cpus, gpus, options)

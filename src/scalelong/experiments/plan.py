@@ -1,47 +1,41 @@
-"""The runs of a comparison: variants, plans, the probe batch, one run from its first step to its last."""
+"""The runs of a comparison: variants, plans, one run from its first step to its last, the diagnosis of a recipe.
+
+There is one run per method and seed, each in a run folder of its own. Runs of one seed differ in what the method says
+alone, mostly the scaling: they share initial weights, order of data, noise and times, because the trainer draws all of
+them as functions of (seed, step).
+"""
 
 import json
 import logging
+import os
 import re
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
-from ..config import CONFIG, TrainConfig, flatten, from_dict, load_config, result_values, to_dict
-from ..errors import (
-    CollapseError,
-    InvalidConfigError,
-    NonFiniteError,
-    RunFolderError,
-    RunLockedError,
-    ScaleLongError,
-)
-from ..files import digest, locked, parse_json, write_text
+from ..config import CONFIG, TrainConfig, field_paths, flatten, load_config, result_values, to_dict, with_values
+from ..errors import CollapseError, InvalidConfigError, NonFiniteError, RunFolderError, RunLockedError
+from ..files import digest, locked, make_folder, parse_json, write_text
 from ..runs import (
     Run,
-    RunData,
     build_model,
     fingerprints,
     load_run_data,
     require_same_data,
     require_whole_curve,
-    saved_steps,
 )
 from ..scaling import as_scaling
 from ..stability import Diagnosis, diagnose
 from ..training import train
-from .records import DIAGNOSIS, DIVERGED, STOPPED, VARIANT, RunRecord, read_json, read_run, write_variant
+from .records import DIAGNOSIS, DIVERGED, STOPPED, VARIANT, RunRecord, is_finished, read_run
 
 logger = logging.getLogger(__name__)
 
-# Variants of a comparison that differ in more than the scaling: "fast: scaling=cs:0.7 lr=2e-3".
-
 OPTIONS = "model_options"
+POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -52,76 +46,62 @@ class Variant:
     changes: dict[str, Any]
 
     def apply(self, config: TrainConfig) -> TrainConfig:
-        values = to_dict(config)
-        for path, value in self.changes.items():
-            group = values
-            *parents, name = path.split(".")
-            for parent in parents:
-                group = group[parent]
-            group[name] = value
-        if values["hardware"]["precision"] == "auto":  # all runs of a comparison have the same
-            values["hardware"]["precision"] = "fp32"
-        return from_dict(values)
+        given = {
+            name.partition(".")[2]: value for name, value in self.changes.items() if name.startswith(f"{OPTIONS}.")
+        }
+        values = {name: value for name, value in self.changes.items() if not name.startswith(f"{OPTIONS}.")}
+        if config.hardware.precision == "auto":  # all runs of a comparison have the same
+            values = {"hardware.precision": "fp32", **values}
+        changed = with_values(config, values)
+        return replace(changed, model_options={**changed.model_options, **given}) if given else changed
 
 
 def as_variant(given: Variant | str) -> Variant:
-    """A variant from itself, from a method of scaling, or from a text such as "fast: scaling=cs lr=2e-3"."""
+    """A variant from itself, from a method of scaling, or from a text such as "fast: scaling=cs:0.7 lr=2e-3"."""
     if isinstance(given, Variant):
         return given
     name, colon, changes = given.partition(": ")
-    found = Variant(name.strip(), dict(_change(part, given) for part in changes.split()))
-    found = found if colon else Variant(given, {"scaling": given})
+    found = Variant(given, {"scaling": given})
+    if colon:
+        found = Variant(name.strip(), dict(_change(part, given) for part in changes.split()))
     as_scaling(found.changes.get("scaling", "none"))
     return found
 
 
 def _change(text: str, variant: str) -> tuple[str, Any]:
+    """The field and its value. Fields have names of their own in all groups, so that the group may be left out."""
     name, equals, value = text.partition("=")
     if not equals:
         raise InvalidConfigError(
             f"a variant looks like 'fast: scaling=cs:0.7 lr=2e-3'; correct {text!r} in {variant!r}"
         )
-    path = _path(name)
-    if path == "scaling":
-        return path, value
-    try:
-        return path, parse_json(value)
-    except ValueError:
-        return path, value
-
-
-def _path(name: str) -> str:
-    """Fields have names of their own in all groups, so that the group may be left out."""
-    base = TrainConfig()
-    known = {each.name: each.name for each in fields(base)}
-    for group in [each.name for each in fields(base) if is_dataclass(getattr(base, each.name))]:
-        known |= {each.name: f"{group}.{each.name}" for each in fields(getattr(base, group))}
-    if name in known.values() or name.startswith(f"{OPTIONS}."):
-        return name
-    if name not in known:
+    known = field_paths()
+    path = name if name in known.values() or name.startswith(f"{OPTIONS}.") else known.get(name)
+    if path is None:
         raise InvalidConfigError(
             f"a variant cannot change {name!r}: it is not a field of the configuration. Options of the model are "
             f"written {OPTIONS}.{name}; fields are {', '.join(known)}"
         )
-    return known[name]
+    if path == "scaling":
+        return path, value
+    with suppress(ValueError):
+        return path, parse_json(value)
+    return path, value
 
 
-# The diagnosis of a recipe: its model as it starts, on its own data.
-
-BATCH = 16
-IMAGES = 512
-"""Images from which κ is chosen."""
+# The diagnosis of a recipe: its model as it starts, on its own data
 
 
-def diagnose_config(config: TrainConfig) -> Diagnosis:
+def diagnose_config(config: TrainConfig, device: str = "cpu") -> Diagnosis:
     """Before training: the initial weights of this configuration, without scaling."""
     data = load_run_data(config)
-    return _diagnose(build_model(replace(config, scaling="none"), data.shape), data)
+    model = build_model(replace(config, scaling="none"), data.shape).to(device)
+    return diagnose(model, data.probe(16).arguments(model))
 
 
 def diagnose_run(run: Run) -> Diagnosis:
     """During or after training: the weights of a run."""
-    return _diagnose(run.model, load_run_data(run.config))
+    return diagnose(run.model, load_run_data(run.config).probe(16).arguments(run.model))
 
 
 def write_diagnosis(diagnosis: Diagnosis, folder: Path) -> Path:
@@ -130,15 +110,7 @@ def write_diagnosis(diagnosis: Diagnosis, folder: Path) -> Path:
     return folder / DIAGNOSIS
 
 
-def _diagnose(model: nn.Module, data: RunData) -> Diagnosis:
-    batch = data.probe(BATCH).arguments(model)
-    return diagnose(model, batch)
-
-
-# The runs of a comparison: one per method and seed, each in a run folder of its own.
-#
-# Runs of one seed differ in what the method says alone, mostly the scaling: they share initial weights, order of data,
-# noise and times, because the trainer draws all of them as functions of (seed, step).
+# Runs
 
 
 @dataclass(frozen=True)
@@ -158,17 +130,14 @@ class PlannedRun:
         return self.folder.name
 
     @property
+    def diverged(self) -> bool:
+        """Whether its numbers stopped being finite, or it collapsed after each rollback."""
+        return (self.folder / DIVERGED).exists()
+
+    @property
     def finished(self) -> bool:
-        """All steps are done, patience ran out, or the run diverged or collapsed: there is nothing left to do."""
-        if (self.folder / DIVERGED).exists():
-            return True
-        steps = saved_steps(self.folder / "checkpoints")
-        if not steps:
-            return False
-        stopped = read_json(self.folder / STOPPED)
-        # With more patience than it had, a run that stopped early goes on.
-        early = stopped.get("step") == steps[-1] and stopped["patience"] >= self.config.checkpoints.patience > 0
-        return early or steps[-1] >= self.config.steps
+        """There is nothing left to do. With more patience than it had, a run that stopped early continues."""
+        return is_finished(self.folder, self.config.steps, self.config.checkpoints.patience)
 
     @property
     def at_work(self) -> bool:
@@ -181,19 +150,10 @@ class PlannedRun:
         except RunLockedError:
             return True
 
-    @property
-    def diverged(self) -> bool:
-        return (self.folder / DIVERGED).exists()
-
     def read(self, setting: str = "") -> RunRecord:
         """What became of it."""
-        return read_run(
-            self.folder,
-            method=self.method,
-            setting=setting,
-            seed=self.seed,
-            config=flatten(to_dict(self.config)),
-        )
+        config = flatten(to_dict(self.config))
+        return read_run(self.folder, method=self.method, setting=setting, seed=self.seed, config=config)
 
 
 def plan_runs(
@@ -207,31 +167,58 @@ def plan_runs(
         twice = sorted({str(entry) for entry in given if list(given).count(entry) > 1})
         if twice:
             raise InvalidConfigError(f"{kind} {', '.join(twice)} is given twice: leave one out")
-    configs = {variant.name: (variant.apply(config), variant.changes) for variant in variants}
-    folders = _folder_names(list(configs))
+    folders = _folder_names(variants)
+    configs = [(variant.name, variant.apply(config), variant.changes) for variant in variants]
     return [
         PlannedRun(name, seed, out / f"{prefix}{folders[name]}-seed{seed}", replace(changed, seed=seed), changes)
         for seed in seeds
-        for name, (changed, changes) in configs.items()
+        for name, changed, changes in configs
     ]
 
 
-def run_one(run: PlannedRun, every: int) -> bool:
-    """Train, or continue to train, with a reading every `every` steps. False if it was interrupted.
+def slug(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-.") or "x"
 
-    A run that diverges, collapses or stops early is a result, not a failure.
+
+def _folder_names(variants: Sequence[Variant]) -> dict[str, str]:
+    """Scalings keep their short names, such as cs-0.7. Other names that are not folders have a hash added, and those
+    that a file system may not tell apart."""
+    found: dict[str, str] = {}
+    for name in (variant.name for variant in variants):
+        short = slug(name)
+        is_scaling = Variant(name, {"scaling": name}) in variants
+        taken = short.lower() in map(str.lower, found.values())
+        plain = not taken and len(short) <= 100 and (short == name or is_scaling)
+        found[name] = short if plain else f"{short[:100]}-{digest(name.encode())[:6]}"
+    return found
+
+
+def run_one(run: PlannedRun) -> bool:
+    """Train it, or continue to train it, when no other process does. False if it was interrupted.
+
+    A run that diverges, collapses or stops early is a result, not a failure. One that collapses continues to its last
+    step, so that all curves have the same length.
     """
-    config = replace(run.config, logging=replace(run.config.logging, monitor_every=every))
-    write_variant(run.folder, run.method, run.changes)
+    logger.info("%s", run.name)
+    while os.environ.get("WORLD_SIZE", "1") == "1" and run.at_work:  # by a process whose comparison was killed
+        time.sleep(POLL_SECONDS)
+    if run.finished:
+        return True
+    config = run.config
+    if config.guard.on_collapse == "stop":
+        config = replace(config, guard=replace(config.guard, on_collapse="ignore"))
+    # Reports name a run by its variant.
+    variant = make_folder(run.folder) / VARIANT
+    write_text(variant, json.dumps({"name": run.method, "changes": run.changes}, ensure_ascii=False))
     try:
-        result = train(_to_the_end(config), run.folder)
+        result = train(config, run.folder)
     except (NonFiniteError, CollapseError) as error:
         collapsed = isinstance(error, CollapseError)
         write_text(run.folder / DIVERGED, json.dumps({"message": str(error), "collapsed": collapsed}))
         return True
     finally:
         if not (run.folder / CONFIG).exists():  # it was refused: nothing is left
-            (run.folder / VARIANT).unlink(missing_ok=True)
+            variant.unlink(missing_ok=True)
             with suppress(OSError):
                 run.folder.rmdir()
     if result.finished and result.step < config.steps:
@@ -240,59 +227,29 @@ def run_one(run: PlannedRun, every: int) -> bool:
     return result.finished
 
 
-def _to_the_end(config: TrainConfig) -> TrainConfig:
-    """A run that collapses is a result as well: it goes on, so that all curves have the same length."""
-    stops = config.guard.on_collapse == "stop"
-    return replace(config, guard=replace(config.guard, on_collapse="ignore")) if stops else config
-
-
-def slug(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-.") or "x"
-
-
-def _folder_names(names: Sequence[str]) -> dict[str, str]:
-    """A folder of its own for every name, also where two differ in a space, or in what a file system does not tell
-    apart. Scalings keep their short names, such as cs-0.7."""
-    found: dict[str, str] = {}
-    for name in names:
-        short = slug(name)
-        taken = short.lower() in map(str.lower, found.values())
-        whole = not taken and len(short) <= 200 and _is_whole(name, short)
-        found[name] = short if whole else f"{short[:100]}-{digest(name.encode())[:6]}"
-    return found
-
-
-def _is_whole(name: str, short: str) -> bool:
-    """Whether the short form says all that the name says."""
-    if short == name:
-        return True
-    try:
-        as_scaling(name)
-    except ScaleLongError:
-        return False
-    return len(short) <= 100
-
-
 # A finished run stands for what is asked for only if it was asked for in the same way.
 
 
 def require_same(runs: Sequence[PlannedRun]) -> None:
-    """RunFolderError if a finished run had other settings or other data. Those that go on are checked by `train`."""
+    """RunFolderError if a finished run had other settings or other data. Those that continue are checked by `train`."""
     known: dict[str, dict[str, str]] = {}
     for run in runs:
-        if run.finished:
-            _require_same_settings(run)
-            _require_same_data(run, known)
-            require_whole_curve(run.folder)
+        if not run.finished:
+            continue
+        _require_same_settings(run)
+        config = run.config
+        # Images may have been changed in place. Which are held out depends on the seed.
+        key = json.dumps([config.data, to_dict(config.images), config.diffusion.condition, config.seed])
+        if key not in known:
+            known[key] = fingerprints(load_run_data(config))
+        require_same_data(run.folder, config, known[key])
+        require_whole_curve(run.folder)
 
 
 def recorded_values(config: TrainConfig) -> dict[str, Any]:
     """The fields that decide the weights of a run and what is recorded of it: a run without scores has none to show."""
-    values = flatten(to_dict(config))
-    recorded = {name: value for name, value in values.items() if name.startswith("logging.")}
-    for name in ("logging.trackers", "logging.monitor_every"):
-        recorded.pop(name, None)
-    return recorded | result_values(config)
+    values = flatten(to_dict(config)) | {"logging.trackers": None, "logging.monitor_every": None}
+    return {name: value for name, value in values.items() if name.startswith("logging.")} | result_values(config)
 
 
 def _require_same_settings(run: PlannedRun) -> None:
@@ -307,31 +264,3 @@ def _require_same_settings(run: PlannedRun) -> None:
             f"{run.folder} holds a finished run with a different configuration: {'; '.join(shown)}. Give the same "
             f"values to see its results, or another folder with `out`"
         )
-
-
-def _require_same_data(run: PlannedRun, known: dict[str, dict[str, str]]) -> None:
-    """Images may have been changed in place. Which are held out depends on the seed."""
-    config = run.config
-    key = json.dumps([config.data, to_dict(config.images), config.diffusion.condition, config.seed])
-    if key not in known:
-        known[key] = fingerprints(load_run_data(config))
-    require_same_data(run.folder, config, known[key])
-
-
-# One process at a time
-
-POLL_SECONDS = 0.5
-
-
-def wait_until_free(folder: Path) -> None:
-    """Wait until no other process trains the run of this folder: one whose comparison was killed, for example."""
-    waiting = False
-    while (folder / ".lock").exists():
-        try:
-            with locked(folder, wait=False):
-                return
-        except RunLockedError as error:
-            if not waiting:
-                logger.info("%s; waiting for it", error)
-            waiting = True
-            time.sleep(POLL_SECONDS)

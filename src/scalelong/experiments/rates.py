@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from ..config import TrainConfig, from_dict, result_values, to_dict
 from ..diffusion import NoisyInputs
-from ..errors import InvalidConfigError, UnfinishedError
+from ..errors import InvalidConfigError
 from ..files import fitting, read_json_lines
 from ..models import Denoiser
-from ..noise import mean_square, target
+from ..noise import flat_losses, mean_square, target
 from ..randomness import generator
 from ..runs import build_model, example_forward, load_run_data
 from ..stability import METHODS, RUNS, Method, RateRange, RateRun, rate_range
@@ -61,24 +61,24 @@ class RecipeTask:
 
     def step(self, model: nn.Module, _: int, source: torch.Generator) -> Tensor:
         """The loss of a network on the batch of a step. The generator knows the step."""
-        (x, t, condition), loss = self.prepare(source)
+        (x, t, condition), wanted = self.prepare(source)
         device = next(model.parameters()).device
-        return loss(Denoiser(model)(x.to(device), t.to(device), None if condition is None else condition.to(device)))
+        output = Denoiser(model)(x.to(device), t.to(device), None if condition is None else condition.to(device))
+        return mean_square(wanted.to(device) - output).mean()
 
-    def prepare(self, source: torch.Generator) -> tuple[NoisyInputs, Callable[[Tensor], Tensor]]:
-        """A batch and the loss of an output. All is drawn from the seed of the generator."""
+    def prepare(self, source: torch.Generator) -> tuple[NoisyInputs, Tensor]:
+        """A batch, and what the network should answer. All is drawn from the seed of the generator."""
         size = self.config.batch_size
         batch = self.data.fetch(torch.randint(len(self.data), (size,), generator=source))
         maker = replace(self.inputs, seed=source.initial_seed())
         x0, noise, t, condition = maker.for_step(0, range(size), batch)
         wanted = target(self.process, self.config.diffusion.prediction, x0, noise, t)
-        inputs = NoisyInputs(self.process.add_noise(x0, noise, t), t, condition)
-        return inputs, lambda output: mean_square(wanted.to(output.device) - output).mean()
+        return NoisyInputs(self.process.add_noise(x0, noise, t), t, condition), wanted
 
     def zero_loss(self) -> float:
-        """The loss of a network that always answers zero, over some batches."""
+        """The loss of a network that knows nothing, over some batches."""
         batches = [self.prepare(generator(0, "zero", i)) for i in range(ZERO_BATCHES)]
-        return fmean(float(loss(torch.zeros_like(inputs.x))) for inputs, loss in batches)
+        return fmean(float(flat_losses(wanted).mean()) for _, wanted in batches)
 
     def optimizer(self, model: nn.Module, rate: float) -> torch.optim.Optimizer:
         return make_optimizer(model, replace(self.config.optimizer, lr=rate))
@@ -87,59 +87,21 @@ class RecipeTask:
 def config_range(
     config: TrainConfig,
     *,
-    rates: Sequence[float] | None = None,
-    methods: Sequence[str | Variant | Method] = METHODS,
-    seeds: int | Sequence[int] = 8,
+    methods: Sequence[str | Variant | Method] | None = None,
     steps: int = 300,
     warmup: int | None = None,
     device: torch.device | str | None = None,
-    jobs: int | None = None,
     out: str | PathLike[str] | None = None,
-    title: str = "",
     after: Callable[[RecipeTask, nn.Module, RateRun], object] | None = None,
-    say: Callable[[str], None] | None = print,
-    progress: Callable[[RateRange], object] | None = None,
     engine: Engine | None = None,
+    **more: Any,
 ) -> RateRange:
-    """`rate_range` of a configuration. Its own learning rate is "your rate".
+    """`rate_range` of a configuration, with the arguments of that (`rates`, `seeds`, `jobs`, `title`, ...). Its own
+    learning rate is "your rate".
 
-    With an engine, the runs are jobs of a sweep in the folder `out`. UnfinishedError if they are submitted only, or
-    interrupted; the same call goes on.
+    With an engine, the runs are jobs of a sweep in the folder `out`. UnfinishedError if they were interrupted; the
+    same call goes on.
     """
-    task, arguments = _recipe_task(config, methods)
-    if engine is not None:
-        if out is None or after is not None:
-            raise InvalidConfigError("a range on an engine needs a folder, `out`, and nothing to be called after runs")
-        engine.check()
-        shared = {"config": to_dict(config), "steps": steps, "warmup": warmup}
-        arguments["carry_out"] = _in_jobs(engine, Path(out), methods, shared)
-    return rate_range(
-        task.build,
-        task.step,
-        rates=rates,
-        seeds=seeds,
-        steps=steps,
-        warmup=warmup,
-        your_rate=config.optimizer.lr or None,
-        device=device,
-        jobs=jobs,
-        out=out,
-        title=title,
-        about=_settings(config),
-        after=None if after is None else lambda model, run: after(task, model, run),
-        say=say,
-        progress=progress,
-        **arguments,
-    )
-
-
-def _settings(config: TrainConfig) -> dict[str, Any]:
-    """The fields of the configuration that a range depends on."""
-    return {name: value for name, value in result_values(config).items() if not name.startswith(_SET_BY_RANGE)}
-
-
-def _recipe_task(config: TrainConfig, methods: Sequence[str | Variant | Method]) -> tuple[RecipeTask, dict[str, Any]]:
-    """The task of a configuration, and the arguments of `rate_range` that follow from it."""
     if config.hardware.precision not in ("auto", "fp32") or config.images.autoencoder is not None:
         raise InvalidConfigError(
             "a range is measured in float32 and on images: give precision 'fp32' and no autoencoder, or call "
@@ -149,15 +111,31 @@ def _recipe_task(config: TrainConfig, methods: Sequence[str | Variant | Method])
         raise InvalidConfigError(
             "a range is counted with one rate for all parameters, and μP has several: leave base_width out"
         )
-    listed = [_method(method, config) for method in methods]
+    listed = None if methods is None else [_method(method, config) for method in methods]
     task = RecipeTask(config)
-    return task, {
-        "methods": listed,
-        "optimizer": task.optimizer,
-        "clip": config.optimizer.clip,
-        "reference_loss": task.zero_loss(),
-        "example_inputs": example_forward(task.build(0), config, task.shape),
-    }
+    if engine is not None:
+        if out is None or after is not None:
+            raise InvalidConfigError("a range on an engine needs a folder, `out`, and nothing to be called after runs")
+        engine.check()
+        shared = {"config": to_dict(config), "steps": steps, "warmup": warmup, "device": device and str(device)}
+        more["run_all"] = _in_jobs(engine, Path(out), METHODS if methods is None else methods, shared)
+    return rate_range(
+        task.build,
+        task.step,
+        methods=listed,
+        steps=steps,
+        warmup=warmup,
+        device=device,
+        out=out,
+        your_rate=config.optimizer.lr or None,
+        optimizer=task.optimizer,
+        clip=config.optimizer.clip,
+        reference_loss=task.zero_loss(),
+        example_inputs=example_forward(task.build(0), config, task.shape),
+        about={name: value for name, value in result_values(config).items() if not name.startswith(_SET_BY_RANGE)},
+        after=None if after is None else lambda model, run: after(task, model, run),
+        **more,
+    )
 
 
 # On an engine: a job is the range of one rate and one seed, with all methods, in a folder of its own
@@ -193,16 +171,9 @@ def _in_jobs(
             given = {"methods": [texts[method] for method, _, _ in jobs[name]], "rate": rate, "seed": seed, **shared}
             write_job(out, name, {"kind": "range", "out": f"../{PARTS}/{name}", **given})
         if left:
-            run_jobs(
-                [job_of(out, name, 1) for name in left],
-                out,
-                engine,
-                lambda job: len(done(job.name)) == len(jobs[job.name]),
-            )
-        found = [run for name in jobs for run in done(name)]
-        yield from found
-        if len(found) < len(waiting):
-            raise UnfinishedError(f"{len(waiting) - len(found)} runs are not finished; the same command goes on")
+            made = [job_of(out, name, 1) for name in left]
+            run_jobs(made, engine, lambda job: len(done(job.name)) == len(jobs[job.name]))
+        yield from (run for name in jobs for run in done(name))
 
     return carry_out
 
@@ -216,6 +187,7 @@ def run_part(file: Path, job: Mapping[str, Any]) -> bool:
         seeds=[job["seed"]],
         steps=job["steps"],
         warmup=job["warmup"],
+        device=job.get("device"),
         jobs=1,
         out=Path(os.path.normpath(file.parent / job["out"])),
     )

@@ -1,9 +1,10 @@
 """One run as a record: its curves, read from metrics.jsonl, and its outcome."""
 
-import json
 import math
 import os
-from collections.abc import Mapping
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from os import PathLike
@@ -11,17 +12,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from ..config import CONFIG, DIVERGED, METRICS, VARIANT, flatten
+from ..config import CHECKPOINTS, CONFIG, DIVERGED, METRICS, VARIANT, flatten
 from ..errors import CannotReadError, InvalidConfigError
-from ..files import (
-    below,
-    make_folder,
-    parse_json,
-    read_fields,
-    read_json as read_json_file,
-    read_json_lines,
-    write_text,
-)
+from ..files import below, read_fields, read_json, read_json_lines
 from ..stability import Oscillation, has_collapsed, oscillation
 
 BASELINE = "none"
@@ -47,13 +40,12 @@ class Curve:
         """The value at a step, interpolated; None outside what was recorded."""
         if not self.steps or not self.steps[0] <= step <= self.steps[-1]:
             return None
-        for (left, low), (right, high) in zip(self.points, self.points[1:], strict=False):
-            if step == right:
-                # Interpolated, it may come out below by a rounding error, and then the curve itself never reaches it.
-                return high
-            if left <= step < right:
-                return low + (high - low) * (step - left) / (right - left)
-        return self.values[0]
+        after = bisect_left(self.steps, step)
+        if self.steps[after] == step:
+            # Interpolated, it may come out below by a rounding error, and then the curve itself never reaches it.
+            return self.values[after]
+        (left, low), (right, high) = self.points[after - 1], self.points[after]
+        return low + (high - low) * (step - left) / (right - left)
 
     @property
     def last(self) -> float | None:
@@ -128,27 +120,15 @@ def _curve(values: Mapping[int, float]) -> Curve:
 
 
 def last_line(folder: Path, name: str) -> dict[str, Any] | None:
-    """The newest line of the metrics that has this quantity, looked for from the end of the file."""
+    """The newest line of the metrics that has this quantity."""
     path = own_file(Path(folder), METRICS)
-    if not path.exists():
-        return None
-    with open(path, "rb") as file:
-        file.seek(max(0, path.stat().st_size - 200_000))
-        lines = file.read().splitlines()
-    for line in reversed(lines):
-        if f'"{name}":'.encode() in line:
-            try:
-                found = parse_json(line)
-            except ValueError:
-                continue
-            if isinstance(found, dict):
-                return found
-    return None
+    lines = read_json_lines(path) if path.exists() else []
+    return next((line for line in reversed(list(lines)) if name in line), None)
 
 
 # One run
 
-NOT_RECORDED = Oscillation(math.nan, math.nan, math.nan, math.nan, 0, "nothing was recorded")
+NOT_RECORDED = Oscillation(math.nan, "nothing was recorded")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +149,7 @@ class RunRecord:
     kappas: tuple[float, ...] = ()
     """Coefficients of the last step."""
     oscillation: Oscillation = NOT_RECORDED
-    """Of the features on the probe batch, over all blocks: mean O1, O2, O3 and the highest peak."""
+    """Of the features on the probe batch, the mean over all blocks."""
     o1_gradient: float | None = None
     frechet: float | None = None
     """Fréchet distance of the last samples, where it was measured."""
@@ -209,11 +189,15 @@ def read_run(
 ) -> RunRecord:
     """One run, read once. What is not given comes from the folder: the variant's name, or else its scaling."""
     folder = Path(folder)
-    values = dict(config) if config is not None else _config(folder)
-    named = read_json(folder / VARIANT)
+    # As it stands there: `load_config` would check it, and needs torch for that.
+    values = flatten(_read(folder / CONFIG, read_fields)) if config is None else dict(config)
+    named = read_own_json(folder / VARIANT)
     curves = read_curves(folder)
-    ending = read_json(folder / DIVERGED)
+    ending = read_own_json(folder / DIVERGED)
     gradient = curves.get("gradient_norm/all")
+    # The file may have been edited.
+    given = [values.get(name) for name in ("steps", "checkpoints.patience")]
+    steps = [value if isinstance(value, int) else 0 for value in given]
     return RunRecord(
         method=method or named.get("name") or str(values.get("scaling", BASELINE)),
         seed=int(values.get("seed", 0)) if seed is None else seed,
@@ -233,15 +217,8 @@ def read_run(
         curves=curves,
         config=values,
         folder=folder,
-        finished=_finished(folder, values),
+        finished=is_finished(folder, *steps),
     )
-
-
-def write_variant(folder: Path, name: str, changes: Mapping[str, Any]) -> None:
-    """Write the name under which a comparison knows the run into its folder, for reports."""
-    make_folder(folder)
-    if not (folder / VARIANT).exists():
-        write_text(folder / VARIANT, json.dumps({"name": name, "changes": dict(changes)}, ensure_ascii=False))
 
 
 def own_file(folder: Path, name: str) -> Path:
@@ -251,40 +228,34 @@ def own_file(folder: Path, name: str) -> Path:
     return folder / name
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_own_json(path: Path) -> dict[str, Any]:
     """A JSON object of a run folder; empty if there is no such file."""
+    return _read(path, read_json)
+
+
+def _read(path: Path, reader: Callable[[Path], Any]) -> dict[str, Any]:
     if not own_file(path.parent, path.name).exists():
         return {}
     try:
-        values = read_json_file(path)
+        values = reader(path)
     except CannotReadError as error:
         raise InvalidConfigError(f"{error}; or remove it from the run folder") from error
     return values if isinstance(values, dict) else {}
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    """config.yaml by dotted names, as it stands there. `load_config` would check it, and needs torch for that."""
-    path = own_file(folder, CONFIG)
-    if not path.exists():
-        return {}
-    try:
-        return flatten(read_fields(path))
-    except CannotReadError as error:
-        raise InvalidConfigError(str(error)) from error
-
-
-def _finished(folder: Path, config: Mapping[str, Any]) -> bool:
+def is_finished(folder: Path, steps: int, patience: int = 0) -> bool:
     """All steps are done, patience ran out, or the run diverged or collapsed: there is nothing left to do."""
-    if (folder / DIVERGED).exists() or (folder / STOPPED).exists():
-        return True
-    saved = [path.name.removeprefix("step-") for path in (folder / "checkpoints").glob("step-*")]
-    steps = [int(step) for step in saved if step.isdigit()]
-    return bool(steps) and max(steps) >= int(config.get("steps", 0))
+    names = [path.name.removeprefix("step-") for path in (folder / CHECKPOINTS).glob("step-*")]
+    saved = max((int(name) for name in names if name.isdigit()), default=0)
+    stopped = read_own_json(folder / STOPPED)
+    early = stopped.get("step") == saved and stopped.get("patience", 0) >= patience > 0
+    return (folder / DIVERGED).exists() or early or 0 < steps <= saved
 
 
 def _kappas(curves: Mapping[str, Curve]) -> tuple[float, ...]:
-    names = sorted((name for name in curves if name.startswith("kappa/")), key=lambda name: int(name.split("/")[1]))
-    return tuple(curves[name].values[-1] for name in names)
+    found = [re.fullmatch(r"kappa/(\d{1,9})", name) for name in curves]
+    numbers = sorted(int(match[1]) for match in found if match)
+    return tuple(curves[f"kappa/{number}"].values[-1] for number in numbers if f"kappa/{number}" in curves)
 
 
 def block_oscillation(curves: Mapping[str, Curve]) -> Oscillation:
@@ -295,11 +266,5 @@ def block_oscillation(curves: Mapping[str, Curve]) -> Oscillation:
     scores = [oscillation(values, loss=loss) for values in series]
     if not scores:
         return NOT_RECORDED
-    return Oscillation(
-        o1=fmean(score.o1 for score in scores),
-        o2=fmean(score.o2 for score in scores),
-        o3=fmean(score.o3 for score in scores),
-        peak=max(score.peak for score in scores),
-        readings=scores[0].readings,
-        gate=next((score.gate for score in scores if score.gate), ""),
-    )
+    gate = next((score.gate for score in scores if score.gate), "")
+    return Oscillation(fmean(score.o1 for score in scores), gate)

@@ -1,13 +1,10 @@
-"""The results of runs as rows, read once from their folders: compare, the report and all of `research/` use them.
+"""The results of runs as rows, sentences and intervals: compare, the report and `research/` use them.
 
-    record = read_run("runs/compare-digits-tiny/cs-0.7-seed0")
-    record.method, record.held_out.values[-1], record.kappas, record.collapsed
     results = Results([read_run(folder) for folder in folders])
     print(text_table(table_rows(results.summaries())))
 
-A `RunRecord` is one run: its name, seed, what differs, held-out curve, κ, oscillation, scores, and whether it diverged
-or collapsed. `Results` selects records, pairs them by seed and summarises them by method. Nothing here needs torch: a
-report of a long run should be there in a second.
+`Results` selects records, pairs them by seed and summarises them by method. Nothing here needs torch: a report of a
+long run should be there in a second.
 """
 
 import math
@@ -108,6 +105,7 @@ class Results:
 
 def table_rows(summaries: Sequence[MethodSummary]) -> list[dict[str, str]]:
     scored = any(score is not None for entry in summaries for score in entry.frechet)
+    lost = [kind for kind in ("diverged", "collapsed") if any(getattr(entry, kind) for entry in summaries)]
     base = baseline_of([entry.method for entry in summaries])
     return [
         {
@@ -117,8 +115,8 @@ def table_rows(summaries: Sequence[MethodSummary]) -> list[dict[str, str]]:
             f"steps to {base}'s loss": "1 (baseline)" if entry.method == base else ratio_text(entry.steps_ratio),
             "ms/step": "-" if entry.seconds_per_step is None else f"{1000 * entry.seconds_per_step:.0f}",
             "κ_1 ... κ_N": " ".join(f"{value:.2f}" for value in entry.coefficients) or "-",
-            **_oscillation_cells(entry.oscillation),
-            **_lost(entry, summaries),
+            "O1": spread([score.o1 for score in entry.oscillation if score.valid], "{:.2g}"),
+            **{kind: ", ".join(f"seed {seed}" for seed in getattr(entry, kind)) or "-" for kind in lost},
         }
         for entry in summaries
     ]
@@ -134,34 +132,11 @@ def level_rows(results: Results) -> list[dict[str, str]]:
     for method in results.methods():
         runs = results.of(method)
         names = dict.fromkeys(name for run in runs for name in run.curves if name.startswith(LEVEL))
-        ends = {name: [run.curves[name].last for run in runs if name in run.curves] for name in sorted(names, key=_low)}
+        bounds = sorted(names, key=lambda name: float(name.removeprefix(LEVEL).partition("..")[0]))
+        ends = {name: [run.curves[name].last for run in runs if name in run.curves] for name in bounds}
         cells = {f"log-SNR {name.removeprefix(LEVEL)}": spread(values, "{:.4f}") for name, values in ends.items()}
         rows += [{"method": method, **cells}] if cells else []
     return rows
-
-
-def _low(name: str) -> float:
-    """The lower bound of a noise level."""
-    try:
-        return float(name.removeprefix(LEVEL).partition("..")[0])
-    except ValueError:
-        return math.inf
-
-
-def _lost(entry: MethodSummary, summaries: Sequence[MethodSummary]) -> dict[str, str]:
-    """Seeds that diverged or collapsed, if there are any."""
-    kinds = [kind for kind in ("diverged", "collapsed") if any(getattr(other, kind) for other in summaries)]
-    return {kind: ", ".join(f"seed {seed}" for seed in getattr(entry, kind)) or "-" for kind in kinds}
-
-
-def _oscillation_cells(scores: Sequence[Oscillation]) -> dict[str, str]:
-    valid = [score for score in scores if score.valid]
-    return {
-        "O1": spread([score.o1 for score in valid], "{:.2g}"),
-        "O2": spread([score.o2 for score in valid], "{:.2g}"),
-        "O3": spread([score.o3 for score in valid], "{:.2g}"),
-        "peak": spread([score.peak for score in valid], "{:.2f}"),
-    }
 
 
 def spread(values: Sequence[float | None], form: str) -> str:
@@ -238,49 +213,51 @@ def verdict(results: Results) -> list[str]:
     if not methods:
         return []
     sentences = [_survivors(results, methods)]
-    base = results.baseline
     for method in methods:
-        if method != base:
-            sentences += _against(results, method, base)
+        if method != results.baseline:
+            sentences += _against(results, method, results.baseline)
     running = sum(not run.finished for run in results.runs)
     if running:
-        sentences.append(f"{_count(running, 'run')} of {len(results.runs)} not finished: this is what is there so far.")
+        many = f"{running} run{'s' * (running > 1)}"
+        sentences.append(f"{many} of {len(results.runs)} not finished: this is what is there so far.")
     return sentences
 
 
 def _survivors(results: Results, methods: Sequence[str]) -> str:
     runs = list(results.runs)
-    if all(run.survived for run in runs):
-        losses = [run.held_out.last for run in runs if run.held_out.last is not None]
-        if len(runs) == 1:
-            loss = f" and ends with a held-out loss of {losses[0]:.4g}" if losses else ""
-            return f"Your run did not collapse{loss}."
-        return f"All {len(runs)} runs survived: none diverged and none collapsed."
-    counts = [(method, sum(run.survived for run in results.of(method)), len(results.of(method))) for method in methods]
     if len(runs) == 1:
-        how = "diverged: its numbers stopped being finite" if runs[0].diverged is not None else "collapsed"
+        (run,) = runs
+        if run.survived:
+            last = run.held_out.last
+            return (
+                f"Your run did not collapse{'' if last is None else f' and ends with a held-out loss of {last:.4g}'}."
+            )
+        how = "collapsed" if run.diverged is None else "diverged: its numbers stopped being finite"
         return f"Your run {how}."
+    if all(run.survived for run in runs):
+        return f"All {len(runs)} runs survived: none diverged and none collapsed."
+    counts = [(method, _alive(results.of(method)), len(results.of(method))) for method in methods]
     return "Survivors: " + ", ".join(f"{method} {alive} of {count}" for method, alive, count in counts) + "."
+
+
+def _alive(runs: Sequence[RunRecord]) -> int:
+    return sum(run.survived for run in runs)
 
 
 def _against(results: Results, method: str, base: str) -> list[str]:
     mine, theirs = results.of(method), results.of(base)
     sentences: list[str] = []
-    alive, other = sum(run.survived for run in mine), sum(run.survived for run in theirs)
+    alive, other = _alive(mine), _alive(theirs)
     lost = alive < len(mine) or other < len(theirs)
     if lost and min(len(mine), len(theirs)) > 1:
         p = fisher_p(alive, len(mine), other, len(theirs))
         counts = f"{alive} of {len(mine)} against {other} of {len(theirs)}"
+        more = "more" if alive / len(mine) > other / len(theirs) else "less"
         if p < CHANCE:
-            more = "more" if alive / len(mine) > other / len(theirs) else "less"
-            sentences.append(
-                f"{method} survives {more} often than {base}: {counts} (Fisher's exact test, p = {p:.2g})."
-            )
+            said = f"{method} survives {more} often than {base}: {counts}"
         else:
-            sentences.append(
-                f"Whether {method} survives more often than {base} cannot be decided from {counts} "
-                f"(Fisher's exact test, p = {p:.2g})."
-            )
+            said = f"Whether {method} survives more often than {base} cannot be decided from {counts}"
+        sentences.append(f"{said} (Fisher's exact test, p = {p:.2g}).")
     pairs = [
         (one.held_out.at(results.last_common_step), two.held_out.at(results.last_common_step))
         for one, two in results.pairs(method, base)
@@ -296,18 +273,10 @@ def _against(results: Results, method: str, base: str) -> list[str]:
 
 def _difference(method: str, base: str, logs: Sequence[float]) -> str:
     middle, (low, high) = fmean(logs), interval(logs)
-    ends = f"{method} ends {_percent(middle)} {base} in held-out loss"
+    ends = f"{method} ends {100 * abs(math.expm1(middle)):.1f} % {'below' if middle < 0 else 'above'} {base}"
     if len(logs) < 2:
-        return f"One seed cannot be judged: there {ends}."
+        return f"One seed cannot be judged: there {ends} in held-out loss."
     span = f"90 % interval {100 * math.expm1(low):+.1f} % to {100 * math.expm1(high):+.1f} %, {len(logs)} seeds"
     if low <= 0 <= high:
         return f"No difference can be seen between {method} and {base} in held-out loss ({span})."
-    return f"{ends} ({span})."
-
-
-def _percent(log: float) -> str:
-    return f"{100 * abs(math.expm1(log)):.1f} % {'below' if log < 0 else 'above'}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    return f"{ends} in held-out loss ({span})."

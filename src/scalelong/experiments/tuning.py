@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from ..attaching import BLOCKS, TunedSkips, host_of, tune_skips
-from ..console import silent
 from ..diffusion import SampleSettings, requests
 from ..errors import InvalidConfigError
 from ..evaluation import (
@@ -43,7 +42,6 @@ def tune_run(
     feature_weights: str | Path | None = None,
     batch_size: int = 64,
     device: torch.device | str | None = None,
-    say: Callable[[str], None] = silent,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> TunedSkips:
     """Search on the seeds from `seed` to `seed + n`, test on eight blocks of n/2 after them.
@@ -54,7 +52,7 @@ def tune_run(
     if n < 16:
         raise InvalidConfigError(f"a Fréchet distance needs images: -n must be at least 16, got {n}")
     data = reference_data(run.config)
-    extractor, reference = trusted_features(features, data, feature_weights, say, device)
+    extractor, reference = trusted_features(features, data, feature_weights, device)
     halves = [Moments.of(reference.features[part::2]) for part in (0, 1)]
     wanted = requests(n + BLOCKS * (n // 2), seed, evaluation_prompts(run.config, data, n)[0])
     maker, device = run.maker, device or default_device()

@@ -8,10 +8,8 @@ from .card import (
     push_to_hub as push_to_hub,
     shipped_card as shipped_card,
 )
-from .diffusers_folder import (
+from .exporter import (
     export_diffusers as export_diffusers,
-    export_safetensors as export_safetensors,
-)
-from .model import (
     export_model as export_model,
+    export_safetensors as export_safetensors,
 )

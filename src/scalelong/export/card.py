@@ -1,4 +1,4 @@
-"""Everything that is known about a run, as plain data."""
+"""What is known about an exported model: as plain data, and as a model card for readers."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from .._version import __version__
-from ..attaching import coefficients
+from ..attaching import coefficients, summary
 from ..config import to_dict
 from ..errors import ExportError, ScaleLongError
 from ..evaluation import NOISE, REAL, Scores, stored_scores
+from ..models import UViT, count_parameters
 from ..optional import needs
 from ..runs import Run, RunFolder
 from ..scaling import as_scaling
@@ -26,17 +28,42 @@ def weights_of(run: Run) -> str:
     return f"moving average of the length {length}" if length else WEIGHTS[run.weights]
 
 
-def describe_run(run: Run) -> dict[str, Any]:
+def run_facts(run: Run) -> dict[str, Any]:
+    config, data = to_dict(run.config), RunFolder(run.folder).about()
+    config["data"], data["name"] = public_name(config["data"]), public_name(data["name"])
     return {
         "scalelong": __version__,
         "weights": weights_of(run),
         "step": run.step,
         "scaling": as_scaling(run.config.scaling).to_dict(),
         "coefficients": skip_coefficients(run),
-        "data": RunFolder(run.folder).about(),
-        "config": to_dict(run.config),
-        "scores": [score.to_dict() for score in scores_of(run)],
+        "data": data,
+        "config": config,
+        "scores": [_public_score(score) for score in scores_of(run)],
     }
+
+
+def public_name(data: str) -> str:
+    """The last part of a path: where a folder lies on this machine is not to be published."""
+    return data if data.startswith("hf:") else Path(data).name or data
+
+
+def _public_score(scores: Scores) -> dict[str, Any]:
+    """A score without the places of its images."""
+    found = scores.to_dict()
+    found["protocol"]["data"] = public_name(found["protocol"]["data"])
+    found["subject"] = {name: found["subject"][name] for name in ("step", "seed") if name in found["subject"]}
+    return found
+
+
+def picture_of(run: Run) -> Path | None:
+    """The newest grid of samples that is not newer than the weights."""
+    grids = {int(file.stem.rpartition("-")[2]): file for file in RunFolder(run.folder).samples.glob("step-*.png")}
+    known = [step for step in grids if step <= run.step]
+    return grids[max(known)] if known else None
+
+
+PICTURE = "samples.png"
 
 
 def scores_of(run: Run) -> list[Scores]:
@@ -76,46 +103,88 @@ images = pipeline({arguments}num_inference_steps=50, generator=torch.Generator()
     "safetensors": """\
 `model.safetensors` holds the weights; the entry `scalelong` of its header is JSON with the configuration to build the
 model from.""",
+    "plain": """\
+```python
+from diffusers import {kind}
+
+model = {kind}.from_pretrained("THIS FOLDER")
+```""",
+    "scaled": """\
+```python
+import scalelong
+
+model = scalelong.from_pretrained("THIS FOLDER")  # a {kind} of diffusers with its scaling; pip install scalelong
+```""",
+    "file": """\
+```python
+import scalelong
+from safetensors.torch import load_file
+
+model = ...  # built by its own class; of a U-ViT, the header of the file has the arguments
+scalelong.load_scaling_(model, "model.safetensors")  # if the table names a scaling, and the model has none yet
+model.load_state_dict(load_file("model.safetensors"))
+```""",
 }
 
 
+def describe_model(network: nn.Module, written: nn.Module) -> dict[str, Any]:
+    """What the file or folder of a bare model says about itself. `written` may have its scaling in the weights."""
+    was, now = summary(network), summary(written)
+    about: dict[str, Any] = {
+        "scalelong": __version__,
+        "class": f"{type(network).__module__}.{type(network).__qualname__}",
+        "parameters": count_parameters(written),
+        "scaling": now.method,
+        "in_the_weights": was.method if now.method is None else None,
+        "coefficients": list(was.coefficients),
+    }
+    return about | ({"arguments": written.arguments()} if type(written) is UViT else {})
+
+
+def bare_card(about: dict[str, Any], use: str) -> str:
+    """The card of a bare model: what it is and how it is loaded. Nothing is known about its training."""
+    values = ["depends on the data" if value is None else f"{value:.4g}" for value in about["coefficients"]]
+    rows = {
+        "model": f"{escaped(about['class'])}, {about['parameters'] / 1e6:.2f}M parameters",
+        "scaling of the long skips": escaped(about["scaling"] or "none"),
+        "scaling that is in the weights": escaped(about["in_the_weights"] or "none"),
+        "κ, outermost to innermost": ", ".join(values) or "none",
+    }
+    library = "diffusers" if about["class"].startswith("diffusers.") else "scalelong"
+    intro = f"Written by scalelong {about['scalelong']}. How and on what it was trained is not recorded here."
+    return _card(library, escaped(about["class"].rpartition(".")[2]), intro, use, rows)
+
+
+def _card(library: str, title: str, intro: str, use: str, rows: dict[str, str]) -> str:
+    lines = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
+    head = f"---\nlibrary_name: {library}\ntags: [diffusion, image-generation, scalelong]\n---\n# {title}\n\n{intro}"
+    return f"{head}\n\n{use}\n\n| | |\n|---|---|\n{lines}\n"
+
+
 def model_card(run: Run, kind: str) -> str:
-    config, about = run.config, describe_run(run)
-    data = about["data"]
-    values = skip_coefficients(run)
-    listed = ", ".join(f"{value:.4g}" for value in values) if values else "none"
-    arguments = _example_condition(run)
+    """The card of a run: how to use it, how it was trained, and what its scores mean."""
+    config, about = run.config, run_facts(run)
+    data, optimizer, values = about["data"], config.optimizer, about["coefficients"]
     name, model = escaped(data["name"]), escaped(config.model)
-    optimizer = config.optimizer
-    return f"""\
----
-library_name: {"diffusers" if kind == "diffusers" else "scalelong"}
-tags: [diffusion, image-generation, scalelong]
----
-# {model} on {name}
-
-A diffusion model trained with scalelong {about["scalelong"]}. The table says how its long skip connections are scaled.
-
-{USE[kind].format(arguments=arguments)}
-
-| | |
-|---|---|
-| weights | {weights_of(run)}, after step {run.step} |
-| data | {name}: {data["images"]} images to train on, {data["channels"]}x{data["height"]}x{data["width"]}, \
-fingerprint {escaped(data["fingerprint"][:16])} |
-| model | {model}, {sum(p.numel() for p in run.model.parameters()) / 1e6:.2f}M parameters |
-| scaling | {escaped(str(as_scaling(config.scaling)))} |
-| κ, outermost to innermost | {listed} |
-| objective | predicts {config.diffusion.prediction}, {config.diffusion.schedule} noise schedule |
-| condition | {config.diffusion.condition} |
-| training | {config.batch_size} images a step, \
-{escaped("AdamW" if optimizer.optimizer == "adamw" else optimizer.optimizer)}, rate {optimizer.lr:g}, \
-weight decay {optimizer.weight_decay:g}, EMA {optimizer.ema_length or f"{optimizer.ema_rate:g}"}, seed {config.seed} |
-
-## Scores
-
-{_scores(run)}
-"""
+    method = escaped("AdamW" if optimizer.optimizer == "adamw" else optimizer.optimizer)
+    rows = {
+        "weights": f"{weights_of(run)}, after step {run.step}",
+        "data": f"{name}: {data['images']} images to train on, {data['channels']}x{data['height']}x{data['width']}, "
+        f"fingerprint {escaped(data['fingerprint'][:16])}",
+        "model": f"{model}, {count_parameters(run.model) / 1e6:.2f}M parameters",
+        "scaling": escaped(str(as_scaling(config.scaling))),
+        "κ, outermost to innermost": ", ".join(f"{value:.4g}" for value in values) if values else "none",
+        "objective": f"predicts {config.diffusion.prediction}, {config.diffusion.schedule} noise schedule",
+        "condition": config.diffusion.condition,
+        "training": f"{config.batch_size} images a step, {method}, rate {optimizer.lr:g}, weight decay "
+        f"{optimizer.weight_decay:g}, EMA {optimizer.ema_length or f'{optimizer.ema_rate:g}'}, seed {config.seed}",
+    }
+    intro = f"A diffusion model trained with scalelong {about['scalelong']}."
+    intro += " The table says how its long skip connections are scaled."
+    intro += f"\n\n![samples]({PICTURE})" if picture_of(run) is not None else ""
+    use = USE[kind].format(arguments=_example_condition(run)) if kind == "diffusers" else USE[kind]
+    library = "diffusers" if kind == "diffusers" else "scalelong"
+    return _card(library, f"{model} on {name}", intro, use, rows) + f"\n## Scores\n\n{_scores(run)}\n"
 
 
 def _example_condition(run: Run) -> str:

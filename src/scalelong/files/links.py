@@ -5,55 +5,55 @@ folder are never followed: not when a file is read, written or deleted, and not 
 is what the user typed, and links in that path are followed.
 
     run = below("runs/cats")
-    run.write_text("notes/README.md", "...")
-    run.read_bytes("config.yaml")
-    run.remove_matching("checkpoints", ".step-*.part")
+    run.write_text("README.md", "...")
+    run.read_bytes("checkpoints/step-00000100/manifest.json")
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
-import shutil
+import re
+import socket
 import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import IO, Literal
 
 from ..errors import CannotReadError, CannotWriteError, LinkRefusedError
-from .access import StrPath, reading, writing
+from .access import StrPath, decoded, reading, writing
 
-_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
-_DIRECTORY = getattr(os, "O_DIRECTORY", 0)
-_HAS_DIR_FD = {os.open, os.mkdir, os.unlink, os.rename, os.stat} <= os.supports_dir_fd and os.listdir in os.supports_fd
 _FLAGS = {"rb": os.O_RDONLY, "r+b": os.O_RDWR, "ab": os.O_WRONLY | os.O_APPEND | os.O_CREAT}
 
+PART = re.compile(r"\..*\.([0-9a-f]{8})-(\d+)-[0-9a-f]{8}\.part")
+"""A temporary name: of which machine, and which process."""
 
-def below(folder: StrPath) -> FolderBelow:
-    """The files below a folder, with links refused."""
-    return FolderBelow(folder)
+
+def temporary_name(path: Path) -> Path:
+    """A name in the same folder that no other process or thread uses. It says who makes it."""
+    return path.with_name(f".{path.name[:100]}.{machine()}-{os.getpid()}-{uuid.uuid4().hex[:8]}.part")
+
+
+def machine() -> str:
+    """Eight letters for this machine: on a shared file system another one may have a process of the same number."""
+    return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
 
 
 class FolderBelow:
-    """Opens, lists, writes and deletes names below one folder. Names use "/" and may not be absolute or hold ".."."""
+    """Opens, lists, writes and deletes files below one folder. Names use "/" and may not be absolute or hold ".."."""
 
     def __init__(self, folder: StrPath) -> None:
         self.folder = Path(folder)
 
     def open(self, name: str, mode: Literal["rb", "r+b", "ab"] = "rb") -> IO[bytes]:
         """A regular file: to read, to read and change in place, or to append to (made if it is not there)."""
-        with (
-            (reading if mode == "rb" else writing)(self.folder / name),
-            self._place(name) as (last, parent),
-        ):
-            if parent is None:
-                refuse_link(last)
+        named = reading if mode == "rb" else writing
+        with named(self.folder / name), self._place(name) as (last, parent):
             # Without O_NONBLOCK, opening a named pipe would wait for ever.
-            flags = _FLAGS[mode] | _NO_FOLLOW | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-            descriptor = os.open(last, flags, 0o666, dir_fd=parent)
+            descriptor = os.open(last, _FLAGS[mode] | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666, dir_fd=parent)
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 os.close(descriptor)
                 raise CannotReadError(f"{self.folder / name} is not a regular file: remove it, or give another folder")
@@ -68,100 +68,56 @@ class FolderBelow:
         return content
 
     def read_text(self, name: str, most: int | None = None) -> str:
-        content = self.read_bytes(name, most)
-        try:
-            return content.decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise CannotReadError(f"{self.folder / name} is not text in UTF-8 (byte {error.start})") from error
+        return decoded(self.read_bytes(name, most), self.folder / name)
 
     def write_bytes(self, name: str, content: bytes | memoryview, *, sync: bool = True) -> None:
-        """Replace a file, whole or not at all. Folders above it are made. A link of this name is replaced."""
-        path = PurePosixPath(name)
-        self.make_folder(str(path.parent))
-        with writing(self.folder / name), self._place(name) as (last, parent):
-            temporary = f"{last[: -len(path.name)]}.{path.name[:100]}.{uuid.uuid4().hex[:8]}.part"
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW | getattr(os, "O_BINARY", 0)
-            try:
-                with open(os.open(temporary, flags, 0o666, dir_fd=parent), "wb") as file:
-                    file.write(content)
-                    file.flush()
-                    if sync:
-                        os.fsync(file.fileno())
-                os.replace(temporary, last, src_dir_fd=parent, dst_dir_fd=parent)
-            except BaseException:
-                with suppress(OSError):
-                    os.unlink(temporary, dir_fd=parent)
-                raise
-            if sync and parent is not None:
-                with suppress(OSError):  # some network file systems cannot sync a folder
-                    os.fsync(parent)
+        """Replace a file, whole or not at all. The folder is made. A link of this name is replaced."""
+        with writing(self.folder / name):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with self._place(name) as (last, parent):
+                temporary = str(temporary_name(Path(last)))
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+                try:
+                    with open(os.open(temporary, flags, 0o666, dir_fd=parent), "wb") as file:
+                        file.write(content)
+                        file.flush()
+                        if sync:
+                            os.fsync(file.fileno())
+                    os.replace(temporary, last, src_dir_fd=parent, dst_dir_fd=parent)
+                except BaseException:
+                    with suppress(OSError):
+                        os.unlink(temporary, dir_fd=parent)
+                    raise
+                if sync:
+                    with suppress(OSError):  # some network file systems cannot sync a folder
+                        os.fsync(parent)
 
     def write_text(self, name: str, text: str, *, sync: bool = True) -> None:
         self.write_bytes(name, text.encode(errors="backslashreplace"), sync=sync)
 
-    def make_folder(self, name: str = ".") -> None:
-        """The folder and those above it, where they are not there yet."""
-        with writing(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-        parts = PurePosixPath(name).parts
-        for end in range(1, len(parts) + 1):
-            part = "/".join(parts[:end])
-            with writing(self.folder / part), self._place(part) as (last, parent), suppress(FileExistsError):
-                os.mkdir(last, dir_fd=parent)
-
-    def exists(self, name: str) -> bool:
-        """Whether there is a file or a folder of this name; a link counts as absent."""
-        try:
-            return not stat.S_ISLNK(self._status(name).st_mode)
-        except (OSError, LinkRefusedError):
-            return False
-
     def names(self, name: str = ".") -> list[str]:
         """The sorted names in a folder. A folder that is not there has none."""
-        with (
-            reading(self.folder / name),
-            suppress(FileNotFoundError),
-            self._place(f"{name}/_") as (last, parent),
-        ):
-            return sorted(os.listdir(os.path.dirname(last) if parent is None else parent))
+        with reading(self.folder / name), suppress(FileNotFoundError), self._place(f"{name}/_") as (_, folder):
+            return sorted(os.listdir(folder))
         return []
 
     def remove(self, name: str) -> None:
-        """Delete a file, or a folder with all that is in it. Of a link, the link itself. Absent names are fine."""
+        """Delete a file; of a link, the link itself. An absent name is fine."""
         with writing(self.folder / name), self._place(name) as (last, parent), suppress(FileNotFoundError):
-            if stat.S_ISDIR(os.stat(last, dir_fd=parent, follow_symlinks=False).st_mode):
-                shutil.rmtree(last, dir_fd=parent)
-            else:
-                os.unlink(last, dir_fd=parent)
-
-    def remove_matching(self, name: str, *patterns: str) -> None:
-        """Delete the names in a folder that match one of the patterns: those that we write, and no others."""
-        for found in self.names(name):
-            if any(fnmatchcase(found, pattern) for pattern in patterns):
-                self.remove(f"{name}/{found}")
-
-    def _status(self, name: str) -> os.stat_result:
-        with self._place(name) as (last, parent):
-            return os.stat(last, dir_fd=parent, follow_symlinks=False)
+            os.unlink(last, dir_fd=parent)
 
     @contextmanager
-    def _place(self, name: str) -> Iterator[tuple[str, int | None]]:
-        """The last part of a name and a descriptor of the folder that holds it; where the system has no such
-        descriptors (Windows), the whole path and None."""
+    def _place(self, name: str) -> Iterator[tuple[str, int]]:
+        """The last part of a name, and a descriptor of the folder that holds it."""
         path = PurePosixPath(name)
-        if path.is_absolute() or ".." in path.parts or "\0" in name or (os.name == "nt" and ":" in name):
+        if path.is_absolute() or ".." in path.parts or "\0" in name:
             raise CannotWriteError(f"{name!r} does not stay below {self.folder}: give a relative name without '..'")
         *above, last = path.parts or (".",)
         try:
-            if not _HAS_DIR_FD:
-                for end in range(1, len(above) + 1):
-                    refuse_link(os.path.join(self.folder, *above[:end]))
-                yield os.path.join(self.folder, *path.parts), None
-                return
-            parent = os.open(self.folder, os.O_RDONLY | _DIRECTORY)
+            parent = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 for part in above:
-                    inner = os.open(part, os.O_RDONLY | _DIRECTORY | _NO_FOLLOW, dir_fd=parent)
+                    inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
                     os.close(parent)
                     parent = inner
                 yield last, parent
@@ -175,11 +131,12 @@ class FolderBelow:
             raise
 
 
+below = FolderBelow
+
+
 def refuse_link(path: StrPath) -> None:
     """Raise LinkRefusedError if there is a symbolic link at this path."""
-    # Junctions are links of Windows; Python knows them from 3.12 on.
-    is_junction = getattr(os.path, "isjunction", lambda _: False)
-    if os.path.islink(path) or is_junction(path):
+    if os.path.islink(path):
         raise LinkRefusedError(
             f"{path} is a symbolic link, and links inside a run folder are not followed: replace it by what it points "
             f"to, or remove it"

@@ -1,29 +1,28 @@
-"""Files and folders that are either whole or not there, and JSON lines.
+"""Files and folders that are either whole or not there, locks, and JSON lines.
 
-A file is written under a temporary name beside its place, synced to the disk, and renamed. So a reader never sees half
+A file is written under a temporary name next to its place, synced to the disk, and renamed. So a reader never sees half
 of it, a full disk or a kill leaves the previous version, and two writers do not mix.
 """
 
 from __future__ import annotations
 
 import errno
-import hashlib
+import fcntl
 import json
 import os
 import re
 import shutil
 import socket
+import threading
 import time
-import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ..errors import CannotReadError, FolderInUseError
-from .access import StrPath, reading, require_regular, writing
-from .locks import exclusive
-from .readers import parse_json
+from ..errors import CannotReadError, FolderInUseError, RunLockedError
+from .access import StrPath, make_folder, parse_json, reading, require_regular, writing
+from .links import PART, below, machine, refuse_link, temporary_name
 
 
 def write_text(path: StrPath, text: str) -> None:
@@ -39,29 +38,11 @@ def write_bytes(path: StrPath, content: bytes | memoryview, *, synced: bool = Tr
     again, such as sampled images.
     """
     path = Path(path)
-    with writing(path):
-        if str(path) == "/dev/stdout":
-            path.write_bytes(content)
-            return
-        path = Path(os.path.realpath(path)) if path.is_symlink() else path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.parent not in _TIDIED:  # what a kill left here, once per process: a folder may hold many files
-            _TIDIED.add(path.parent)
-            remove_leftovers(path.parent)
-        temporary = temporary_name(path)
-        try:
-            with open(temporary, "xb") as file:
-                file.write(content)
-                if synced:
-                    file.flush()
-                    os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise
-        if synced:
-            sync(path.parent)
+    path = Path(os.path.realpath(path)) if path.is_symlink() else path
+    if path.parent not in _TIDIED:  # what a kill left here, once per process: a folder may hold many files
+        _TIDIED.add(path.parent)
+        remove_leftovers(path.parent)
+    below(path.parent).write_bytes(path.name, content, sync=synced)
 
 
 _TIDIED: set[Path] = set()
@@ -75,10 +56,7 @@ def new_folder(target: StrPath) -> Iterator[Path]:
     """
     target = Path(target).absolute()  # "." has no name
     with writing(target):
-        if target.exists() and (not target.is_dir() or any(target.iterdir())):
-            raise FolderInUseError(
-                f"{target} exists already and is not an empty folder: choose another place, or move it away"
-            )
+        _require_empty(target)
         temporary = temporary_name(target)
         target.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(target.parent)
@@ -90,23 +68,24 @@ def new_folder(target: StrPath) -> Iterator[Path]:
                 for name in names:
                     sync(Path(folder) / name)
                 sync(Path(folder))
-            if os.name == "nt" and target.exists():
+            _require_empty(target)  # another process may have filled it meanwhile
+            if target.exists():
                 target.rmdir()
-            try:
-                os.rename(temporary, target)  # an empty folder is replaced
-            except OSError as error:
-                if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-                    raise FolderInUseError(f"{target} was made by another process meanwhile: choose another") from error
-                raise
+            os.rename(temporary, target)
             sync(target.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def _require_empty(target: Path) -> None:
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise FolderInUseError(
+            f"{target} exists already and is not an empty folder: choose another place, or move it away"
+        )
+
+
 def sync(path: StrPath) -> None:
     """Wait until a file, or the list of names of a folder, is on the disk."""
-    if os.name == "nt" and os.path.isdir(path):  # Windows cannot open folders
-        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -129,51 +108,115 @@ def allocate(file: BinaryIO, size: int) -> None:
                 raise
 
 
-def temporary_name(path: Path) -> Path:
-    """A name in the same folder that no other process and no other thread uses. It says who makes it."""
-    return path.with_name(f".{path.name[:100]}.{_machine()}-{os.getpid()}-{uuid.uuid4().hex[:8]}.part")
-
-
-def _machine() -> str:
-    """Eight letters for this machine: on a shared file system another one may have a process of the same number."""
-    return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
-
-
-_PART = re.compile(r"\..*\.([0-9a-f]{8})-(\d+)-[0-9a-f]{8}\.part")
 ABANDONED_AFTER = 24 * 3600
 """Seconds after which a temporary file of another machine counts as abandoned."""
 
 
 def remove_leftovers(folder: StrPath) -> None:
     """Remove the temporary files of killed processes in a folder; those of living ones stay."""
-    try:
-        entries = [entry for entry in os.scandir(folder) if entry.name.endswith(".part")]
-    except OSError:
-        return
-    for entry in entries:
-        match = _PART.fullmatch(entry.name)
-        if match is None or not _is_abandoned(Path(entry.path), match[1], int(match[2])):
-            continue
-        if entry.is_dir(follow_symlinks=False):
-            shutil.rmtree(entry.path, ignore_errors=True)
-        else:
-            with suppress(OSError):
+    with suppress(OSError):
+        for entry in list(os.scandir(folder)):
+            match = PART.fullmatch(entry.name)
+            if match is None or not _is_abandoned(Path(entry.path), match[1], int(match[2])):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path, ignore_errors=True)
+            else:
                 os.unlink(entry.path)
 
 
-def _is_abandoned(path: Path, machine: str, process: int) -> bool:
-    # On Windows os.kill(process, 0) sends Ctrl-C.
-    if machine != _machine() or os.name == "nt":
-        with suppress(OSError):
-            return time.time() - path.stat().st_mtime > ABANDONED_AFTER
-        return False
+def _is_abandoned(path: Path, made_on: str, process: int) -> bool:
+    if made_on != machine():
+        return time.time() - path.stat().st_mtime > ABANDONED_AFTER
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
         return True
     except OSError:  # a process of another user
-        return False
+        pass
     return False
+
+
+# Locks. filelock takes the kernel's locks, which end with their holder: none goes stale.
+
+_TURN = threading.RLock()
+_HOLDER = ".lock-holder"
+
+GRACE = 1.0
+"""Seconds. A worker that was forked a moment ago gives the lock of its dead parent back when it first runs."""
+
+
+@contextmanager
+def exclusive(folder: StrPath) -> Iterator[None]:
+    """Changes of a folder's files that take moments, one process after the other. No lock file remains.
+
+    The kernel locks the folder itself. Where it cannot (some network file systems) only the threads of this process
+    take turns.
+    """
+    with _TURN, ExitStack() as stack:
+        with suppress(OSError):
+            descriptor = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
+    """The lock of a folder. A second process waits (for a cache: it then finds what the first one computed), or is
+    refused with RunLockedError (for a run folder)."""
+    from filelock import FileLock, Timeout
+
+    make_folder(folder)
+    lock = FileLock(folder.resolve() / ".lock", timeout=-1 if wait else GRACE)
+    # Links are not followed: the folder may be a stranger's.
+    inside, this = below(folder), f"process {os.getpid()} on {socket.gethostname()}"
+    refuse_link(folder / ".lock")
+    try:
+        with writing(folder):
+            lock.acquire()
+    except Timeout as error:
+        name = "another process"
+        with suppress(CannotReadError):
+            name = inside.read_text(_HOLDER, 1000).partition("\n")[0]
+        name = "this process" if name == this else name
+        raise RunLockedError(f"{folder} is in use by {name}; wait for it, stop it, or choose another folder") from error
+    try:
+        if not wait:
+            _refuse_living_holder(folder)
+            inside.write_text(_HOLDER, f"{this}\n{_started(os.getpid())}", sync=False)
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                inside.remove(_HOLDER)
+    finally:
+        lock.release()
+
+
+def _refuse_living_holder(folder: Path) -> None:
+    """The lock is free, but its file may have been deleted while the holder works on. A process number alone does not
+    tell: in a container the next process has the same one."""
+    with suppress(CannotReadError):
+        name, _, started = below(folder).read_text(_HOLDER, 1000).partition("\n")
+        found = re.fullmatch(rf"process (\d+) on {re.escape(socket.gethostname())}", name)
+        if found and started and _started(int(found[1])) == started and int(found[1]) != os.getpid():
+            raise RunLockedError(f"{folder} is in use by {name}, whose .lock was deleted; wait for it, or stop it")
+
+
+def _started(process: int) -> str:
+    """When a process began, in ticks of the system; "" where there is no such process, or no /proc."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def forget_lock(folder: Path) -> None:
+    """Remove the files of a lock, by its holder: the folder turned out not to be ours."""
+    for name in (".lock", _HOLDER):
+        with suppress(OSError):
+            (folder / name).unlink()
 
 
 # JSON lines: one object per line
@@ -187,13 +230,11 @@ def append_json_line(path: StrPath, value: Mapping[str, Any]) -> None:
     line = (json.dumps(value, ensure_ascii=False) + "\n").encode(errors="backslashreplace")
     with writing(path), exclusive(Path(path).parent), open(path, "ab+", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
-        if size:
-            file.seek(size - 1)
-            line = line if file.read(1) == b"\n" else b"\n" + line
+        file.seek(max(size - 1, 0))
+        line = line if file.read(1) in (b"", b"\n") else b"\n" + line
         try:
-            written = file.write(line)
-            if written < len(line):  # the disk is full: the rest would say so
-                file.write(line[written:])
+            while line:  # a short write is a full disk: the next one says so
+                line = line[file.write(line) :]
         except OSError:
             file.truncate(size)
             raise

@@ -1,9 +1,9 @@
 """Find the long skips of any U-shaped model."""
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal
@@ -14,6 +14,7 @@ from torch import nn
 from ..errors import (
     AmbiguousSkipsError,
     ExampleInputsError,
+    InvalidConfigError,
     NoLongSkipsError,
     ScaleLongError,
     UnreachableSkipError,
@@ -21,13 +22,12 @@ from ..errors import (
 )
 from ..scaling import SkipSite
 from ..tracing import Merge, Trace, record
-from .candidates import Candidate, around_nothing, candidates, remembered
-from .examples import ExampleInputs, example_call, without_freeu
-from .known import KNOWN
-from .native import native_plan, paused, unwrap
-from .nest import Selection, innermost_around_nothing, proposal, select, select_all
-from .plan import Attachment, LeftOut, LongSkip, Places, PlannedMerge, SkipPlan
-from .reach import is_direct, merge_axis, obstacle, reach, reach_merged
+from .axes import merge_axis
+from .candidates import Candidate, around_nothing, candidates, longest_chain, remembered
+from .known import CHOICES, STATE, ExampleInputs, example_call, native_plan, unwrap, without_freeu
+from .nest import Selection, innermost_around_nothing, select, select_all
+from .plan import LeftOut, LongSkip, PlannedMerge, Readers, SkipPlan
+from .reach import places_of
 from .readers import readers_of
 
 Patterns = str | Sequence[str] | None
@@ -41,7 +41,7 @@ def find_skips(
     exclude: Patterns = None,
     innermost: Literal["count", "leave out"] = "count",
 ) -> SkipPlan:
-    """Where the long skips of the model are, and how each can be scaled. The model is left as it was.
+    """Find the long skips of the model, and how each can be scaled. The model is left as it was.
 
     The model runs once on `example_inputs`, a tuple of positional or a dictionary of keyword arguments; for diffusers'
     UNets and U-ViT they can be left out. Meta and fake tensors will do. `include` and `exclude` are patterns
@@ -49,7 +49,7 @@ def find_skips(
 
     In networks without a middle block the innermost decoder block gets one tensor twice, as its input and as its skip
     (`cat([x, x])`; MDTv2, Skip-DiT). Their code pops it from the list like all others, so it has a κ of its own: it
-    counts as skip N, unless `innermost="leave out"`. What is left out is said below the table of the plan.
+    counts as skip N, unless `innermost="leave out"`. The plan names what it leaves out below its table.
 
     Raises NoLongSkipsError if there are none and AmbiguousSkipsError if it is not certain which they are.
     """
@@ -57,19 +57,18 @@ def find_skips(
     if not isinstance(host, nn.Module) or isinstance(host, torch.jit.ScriptModule):
         raise UnsupportedModelError(f"long skips are found in nn.Modules, not in a {type(host).__name__}")
     if any(base.__module__.startswith("torch.export") for base in type(host).__mro__):
-        raise UnsupportedModelError(
-            "long skips are found in nn.Modules, not in a program of torch.export: scale the model, then export it"
-        )
+        raise UnsupportedModelError("a program of torch.export is not searched: scale the model, then export it")
     plan = native_plan(host)
     if plan is not None:
         return plan
     args, kwargs = example_call(host, example_inputs)
-    with paused(host):
+    state = host.__dict__.get(STATE)
+    with nullcontext() if state is None else state.paused(host):
         wanted = _Wanted(include, exclude, innermost == "count")
-        known = KNOWN.get(type(host).__name__) if include is None and exclude is None else None
+        known = CHOICES.get(type(host).__name__) if include is None and exclude is None else None
         if known is not None:
             with suppress(NoLongSkipsError):  # a class of the same name that is a different one
-                return _find(host, args, kwargs, replace(wanted, include=known.include, exclude=known.exclude))
+                return _find(host, args, kwargs, replace(wanted, include=known[0], exclude=known[1]))
         return _find(host, args, kwargs, wanted)
 
 
@@ -83,7 +82,7 @@ def _find(host: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], wanted
 
 @dataclass(frozen=True)
 class _Wanted:
-    """What the caller said about which merges are meant."""
+    """The merges that the caller means."""
 
     include: Patterns
     exclude: Patterns
@@ -105,12 +104,14 @@ def _matches(names: list[str], patterns: Patterns) -> bool:
 
 
 def _plan_of(trace: Trace, wanted: _Wanted) -> SkipPlan:
+    if any(merge.named for merge in trace.merges):
+        return _named_plan(trace)
     if trace.later is not None:
         _refuse_memory(trace.later, wanted)
     selection = _select_skips(trace, wanted)
     chosen, left_out = selection.chosen, selection.left_out
     itself = [c for c in around_nothing(trace) if wanted.accepts(trace, c)]
-    innermost = innermost_around_nothing(trace, chosen, itself) if wanted.innermost else None
+    innermost = innermost_around_nothing(chosen, itself) if wanted.innermost else None
     if innermost is not None:
         chosen = [*chosen, innermost]
     reason = "a tensor that is merged with itself"
@@ -118,13 +119,33 @@ def _plan_of(trace: Trace, wanted: _Wanted) -> SkipPlan:
     return replace(_plan(trace, chosen, selection.repeats), left_out=_places_left_out(left_out))
 
 
+def _named_plan(trace: Trace) -> SkipPlan:
+    """The plan of a model that names its merges itself, by `scalelong.merge(x, skip, i)`."""
+    merges: defaultdict[int, list[Merge]] = defaultdict(list)
+    for merge in trace.merges:
+        if merge.named is not None:
+            merges[merge.named[0]].append(merge)
+    if sorted(merges) != list(range(1, len(merges) + 1)):
+        raise InvalidConfigError(
+            f"scalelong.merge numbers the long skips from 1, the outermost, to N; this {type(trace.model).__name__} "
+            f"has {', '.join(map(str, sorted(merges)))}"
+        )
+    found = {c.end: c for rank in (2, 3) for c in candidates(trace, rank) if c.operand == 1}
+    skips = []
+    for index, (first, *others) in sorted(merges.items()):
+        if None in first.operands:
+            raise UnsupportedModelError(f"an operand of scalelong.merge {index} does not depend on the inputs")
+        candidate = found.get(first.node) or Candidate(trace, first, 1, 0, first.operands[1] or 0, 0, 0)
+        skip = _describe(trace, candidate, index, 1)
+        several = Readers(unfoldable="it is merged several times in a forward")
+        skips.append(skip.replace(readers=several) if others else skip)
+    return SkipPlan(type(trace.model).__name__, tuple(skips), max(map(len, merges.values())))
+
+
 def _places_left_out(found: list[tuple[Candidate, str]]) -> tuple[LeftOut, ...]:
-    merges = {(c.end, c.merge.kind, c.merge.site.text, reason) for c, reason in found}
-    counts = Counter(place for _, *place in sorted(merges) for place in [tuple(place)])
-    return tuple(
-        LeftOut(kind=kind, location=location, count=count, reason=reason)
-        for (kind, location, reason), count in counts.items()
-    )
+    merges = sorted({(c.end, c.merge.kind, c.merge.site.text, reason) for c, reason in found})
+    counts = Counter((kind, location, reason) for _, kind, location, reason in merges)
+    return tuple(LeftOut(kind=k, location=at, count=n, reason=reason) for (k, at, reason), n in counts.items())
 
 
 def _select_skips(trace: Trace, wanted: _Wanted) -> Selection:
@@ -135,7 +156,7 @@ def _select_skips(trace: Trace, wanted: _Wanted) -> Selection:
         found = [c for c in candidates(trace, rank) if wanted.accepts(trace, c)]
         selection = select(trace, found)
         if wanted.include is not None and not selection.chosen:
-            selection = select_all(trace, found)
+            selection = select_all(found)
         if selection.chosen or selection.doubtful:
             break
     if selection.doubtful:
@@ -169,10 +190,10 @@ def _record_forward(
     except ScaleLongError:
         raise
     except Exception as error:
-        said = " ".join(str(error).split())[:500]
+        words = " ".join(str(error).split())[:500]
         raise ExampleInputsError(
             f"{type(host).__name__} could not run on the example inputs, its code raises {type(error).__name__}: "
-            f"{said}. Check the inputs, or how the model was built"
+            f"{words}. Check the inputs, or how the model was built"
         ) from error
 
 
@@ -182,104 +203,62 @@ def _plan(trace: Trace, chosen: Sequence[Candidate], repeats: int) -> SkipPlan:
 
 
 def _describe(trace: Trace, candidate: Candidate, index: int, repeats: int) -> LongSkip:
-    merge = candidate.merge
-    attachment = reach(trace, merge, candidate.operand, repeats)
+    merge, places = candidate.merge, places_of(trace, candidate, repeats)
+    place, shape = places.skip, merge.shapes[candidate.operand]
+    source, last = trace.producer(candidate.start), trace.producer(candidate.skip_node)
+    here = [
+        m.node
+        for m in trace.merges
+        if (m.site.text, m.call.name, m.form) == (merge.site.text, merge.call.name, merge.form)
+    ]
+    own_axis = merge_axis(trace, merge, candidate.skip_node)
+    axis = own_axis if place is None else place.axis
+    is_last = axis == len(shape) - 1 and axis > 1
+    are_tokens = len(shape) == 3 and is_last
     return LongSkip(
         index=index,
-        producer=producer_of(trace, candidate),
-        consumer=attachment.module
-        if attachment is not None and attachment.kind == "concat argument"
-        else merge.call.name,
-        shape=merge.shapes[candidate.operand],
-        site=_site(trace, candidate, index, attachment),
+        producer=source if source == last else f"{source} via {last}",
+        consumer=place.module if place is not None and place.kind == "concat argument" else merge.call.name,
+        shape=shape,
+        site=SkipSite(
+            index=index,
+            channels=shape[own_axis],
+            channel_axis=-1 if is_last else axis,
+            main_channels=merge.shapes[candidate.main][merge.axis] if merge.axis is not None else None,
+            tokens=shape[1] if are_tokens else None,
+            fixed_tokens=are_tokens and _has_positions(trace, shape[1:]),
+        ),
         merge=PlannedMerge(
             kind=merge.kind,
             location=merge.site.text,
             module=merge.call.name,
-            occurrence=occurrence(trace, merge),
+            occurrence=here.index(merge.node),
             operand=candidate.operand,
             main_operand=candidate.main,
         ),
-        places=Places(
-            skip=attachment,
-            main=_main(trace, candidate, attachment, repeats),
-            exact=_exact(trace, candidate, attachment, repeats),
-            merged=reach_merged(trace, merge, candidate.operand, repeats),
-            obstacle="" if attachment is not None else obstacle(trace, merge),
-        ),
+        places=places,
         readers=readers_of(trace, candidate, repeats),
     )
 
 
-def occurrence(trace: Trace, merge: Merge) -> int:
-    """Of the merges at one place of the source in one module: which it is."""
-    same = [
-        m.node
-        for m in trace.merges
-        if m.site.text == merge.site.text and m.call.name == merge.call.name and m.form is merge.form
-    ]
-    return same.index(merge.node)
-
-
-def producer_of(trace: Trace, candidate: Candidate) -> str:
-    source, last = trace.producer(candidate.start), trace.producer(candidate.skip_node)
-    return source if source == last else f"{source} via {last}"
-
-
-def _main(trace: Trace, candidate: Candidate, attachment: Attachment | None, repeats: int) -> Attachment | None:
-    """Where the main path can be scaled: with the skip in one multiplication, if that is a slice of a concatenation."""
-    merge = candidate.merge
-    if attachment is None or attachment.length == attachment.channels or merge.axis is None:
-        exact = reach(trace, merge, candidate.main, repeats, directly=True)
-        return exact or reach(trace, merge, candidate.main, repeats)
-    width = merge.shapes[candidate.main][merge.axis]
-    return replace(attachment, start=merge.starts[candidate.main], length=width)
-
-
-def _exact(trace: Trace, candidate: Candidate, attachment: Attachment | None, repeats: int) -> Attachment | None:
-    merge, operand = candidate.merge, candidate.operand
-    if attachment is None or is_direct(trace, merge, operand):
-        return None
-    exact = reach(trace, merge, operand, repeats, directly=True)
-    return None if exact == attachment else exact
-
-
-def _site(trace: Trace, candidate: Candidate, index: int, attachment: Attachment | None) -> SkipSite:
-    merge = candidate.merge
-    shape = merge.shapes[candidate.operand]
-    axis = attachment.axis if attachment is not None else merge_axis(trace, merge, candidate.skip_node)
-    is_last = axis == len(shape) - 1 and axis > 1
-    return SkipSite(
-        index=index,
-        channels=shape[merge_axis(trace, merge, candidate.skip_node)],
-        channel_axis=-1 if is_last else axis,
-        main_channels=merge.shapes[candidate.main][merge.axis] if merge.axis is not None else None,
-        tokens=shape[1] if len(shape) == 3 and is_last else None,
-        fixed_tokens=len(shape) == 3 and is_last and _has_positions(trace, shape[1:]),
-    )
-
-
 def _has_positions(trace: Trace, shape: tuple[int, ...]) -> bool:
-    """Whether the model has a vector for each position, so that the number of tokens can never change."""
+    """True if the model has a vector for each position, so that the number of tokens can never change."""
     return any(p.shape[-2:] == shape and p.numel() == math.prod(shape) for p in trace.model.parameters())
 
 
 def _ambiguous(trace: Trace, selection: Selection) -> AmbiguousSkipsError:
     everything = sorted([*selection.chosen, *selection.doubtful], key=lambda c: (c.start, -c.end))
     plan = _plan(trace, everything, 1)
-    proposed = proposal(trace, selection)
-    numbers = [everything.index(candidate) + 1 for candidate in proposed]
-    if any(plan[number].places.skip is None for number in numbers):
-        numbers = []  # advice that could not be followed
-    advice = (
-        f"plan=error.plan.select({numbers}) takes the longest nest of one decoder"
-        if numbers
-        else ("plan=error.plan.select([...]) takes them by number")
-    )
+    if len(longest_chain(everything)) == len(everything):
+        doubtful = sorted(n for n, c in enumerate(everything, 1) if c in selection.doubtful)
+        reason = f"; whether {', '.join(map(str, doubtful))} is one of them or belongs to a block, nothing says"
+    else:
+        reason = " that do not form one nest, as in UNet++, UNet3+ or stacked hourglasses"
     return AmbiguousSkipsError(
-        f"{type(trace.model).__name__} has {len(everything)} candidates for long skips that do not form one nest, as "
-        f"in UNet++, UNet3+ or stacked hourglasses:\n\n{plan}\n\nSay which are meant: with include= or exclude= "
-        f"(patterns for the names above); {advice}",
+        f"{type(trace.model).__name__} has {len(everything)} candidates for long skips{reason}:\n\n{plan}\n\nSay "
+        f"which are meant: with include= or exclude= (patterns for the names above), by number with "
+        f"plan=error.plan.select([...]), or in the code of the model with scalelong.merge(x, skip, i), also where one "
+        f"U runs several times in a forward",
         plan,
     )
 
@@ -287,10 +266,10 @@ def _ambiguous(trace: Trace, selection: Selection) -> AmbiguousSkipsError:
 def _hidden(trace: Trace, selection: Selection) -> UnreachableSkipError:
     merges = [c.merge for c in selection.hidden]
     first = merges[0]
-    places = ", ".join(dict.fromkeys(f"{m.parts[0].name.rstrip('_')} at {m.site.text}" for m in merges))
+    places = ", ".join(dict.fromkeys(f"{m.name.rstrip('_')} at {m.site.text}" for m in merges))
     return UnreachableSkipError(
         f"{type(trace.model).__name__} has {len(selection.chosen)} long skips that can be scaled, and among them "
-        f"features that are merged in another way: {places}. Whether these are long skips is not known, and the "
+        f"features that are merged in a different way: {places}. Whether these are long skips is not known, and the "
         f"numbers of the others depend on it. Merge by torch.cat or an addition there, or leave these merges out by "
         f"exclude={first.site.text!r} if they are no long skips"
     )
@@ -300,11 +279,11 @@ def _nothing(trace: Trace, found: list[Candidate], wanted: _Wanted) -> NoLongSki
     counts = Counter(merge.kind for merge in trace.merges)
     given = (wanted.include, wanted.exclude)
     patterns = "" if given == (None, None) else f" (include={wanted.include!r}, exclude={wanted.exclude!r})"
-    shortcuts = sum(candidate.merge.form.is_scalable for candidate in found)
+    shortcuts = sum(candidate.merge.is_scalable for candidate in found)
     return NoLongSkipsError(
         f"no long skip in {type(trace.model).__name__}{patterns}: looked at {len(trace.nodes)} operations in "
-        f"{len(trace.calls)} module calls, with {counts['cat'] + counts['slice']} concatenations, "
-        f"{counts['add'] + counts['stack']} additions and {counts['lerp']} interpolations of tensors. {shortcuts} of "
-        f"them join a path with a shortcut around it, but these follow each other (residual and dense blocks) instead "
-        f"of lying one inside the other, as in a U. Merges by a maximum, a product or attention are no long skips"
+        f"{len(trace.calls)} module calls, with {counts['cat']} concatenations, {counts['add']} additions and "
+        f"{counts['lerp']} interpolations of tensors. {shortcuts} of them join a path with a shortcut around it, but "
+        f"these follow each other (residual and dense blocks) instead of lying one inside the other, as in a U. Long "
+        f"skips that are merged in other ways (slice assignments, stacks) can be named by scalelong.merge(x, skip, i)"
     )

@@ -14,18 +14,17 @@ from ..scaling import SkipSite
 from ..tracing import Argument
 
 FORMAT = 1
-
-
-_SIDES = {"argument": "argument", "concat argument": "argument", "output": "output", "concat output": "output"}
+_AGAIN = "make it again with find_skips or `scalelong find`"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attachment:
-    """Where one operand of a merge can be scaled."""
+    """A place where one operand of a merge can be scaled."""
 
     kind: str
     """"argument" or "output" of a module, that is the operand itself; "concat argument" or "concat output", that is
-    the concatenation, of which the operand is a slice; "rewrite": an expression in a method; "native"."""
+    the concatenation, of which the operand is a slice; "rewrite": an expression in a method; "merge": the model calls
+    `scalelong.merge`; "native"."""
     module: str
     path: tuple[int | str, ...] = ()
     """The way to the tensor in the arguments (positional, keywords) or in the output."""
@@ -36,29 +35,33 @@ class Attachment:
     """The channels of the operand in that tensor."""
     channels: int = 0
     """All channels of that tensor."""
-    source: "Source | None" = None
+    source: "SourcePlace | None" = None
 
     @property
     def side(self) -> str:
         """The side of the module on which the tensor is: "argument", "output", or "" for the other kinds."""
-        return _SIDES.get(self.kind, "")
+        side = self.kind.removeprefix("concat ")
+        return side if side in ("argument", "output") else ""
 
     @property
     def is_slice(self) -> bool:
-        """Whether the operand is a part of that tensor, a concatenation."""
+        """True if the operand is a part of that tensor, a concatenation."""
         return self.length < self.channels
 
     def __str__(self) -> str:
         if self.kind == "native":
             return "by the model itself"
+        if self.kind == "merge":
+            return f"sl.merge in {self.module or 'the model'}"
         if self.source is not None:
             return f"rewrite of {self.module or 'the model'}.{self.source.method}, line {self.source.line}"
         path = self.path[1:] if self.side == "argument" else self.path
-        return f"{self.kind} {_path_text(path)} of {self.module or 'the model'}"
+        steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+        return f"{self.kind} {steps or 'itself'} of {self.module or 'the model'}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class SourcePlace:
     """One execution of an expression in the source of a method."""
 
     method: str
@@ -94,7 +97,7 @@ class PlannedMerge:
     """The operation in which the skip and the main path become one tensor."""
 
     kind: str
-    """"cat", "slice", "add", "stack" or "lerp"."""
+    """"cat", "add" or "lerp"."""
     location: str
     """File and line."""
     module: str = ""
@@ -108,7 +111,7 @@ class PlannedMerge:
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """Where the operands of a merge can be scaled."""
+    """The places where the operands of a merge can be scaled."""
 
     skip: Attachment | None
     main: Attachment | None = None
@@ -141,7 +144,7 @@ class Readers:
     cancelled: float = 0.0
     """The share of the skip's channels for which that normalisation cancels a constant κ."""
     bypass: bool = False
-    """Whether another layer sees the merge without the normalisation (the shortcut of a residual block)."""
+    """True if another layer sees the merge without the normalisation (the shortcut of a residual block)."""
 
     @property
     def where(self) -> str:
@@ -149,7 +152,7 @@ class Readers:
         if not self.norm:
             return ""
         shortcut = ", but not in the shortcut" if self.bypass else ""
-        return f"{self.norm} in {self.norm_module}{shortcut}" if self.norm_module else f"{self.norm}{shortcut}"
+        return f"{self.norm}{f' in {self.norm_module}' if self.norm_module else ''}{shortcut}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,15 +170,13 @@ class LongSkip:
 
     @property
     def ends(self) -> str:
-        """Where the skip comes from and goes to."""
+        """The two ends of the skip, in words."""
         return f"{self.producer or 'the model'} to {self.consumer or 'the model'}"
 
     @property
-    def positions(self) -> int | None:
-        """The number of rows times columns of the features; None for tokens and vectors."""
-        if len(self.shape) < 4 or self.site.channel_axis != 1:
-            return None
-        return math.prod(self.shape[2:])
+    def is_named(self) -> bool:
+        """True if the model merges it by `scalelong.merge`."""
+        return self.places.skip is not None and self.places.skip.kind == "merge"
 
     def replace(self, **changes: Any) -> "LongSkip":
         return replace(self, **changes)
@@ -219,21 +220,19 @@ class SkipPlan:
 
     @property
     def sites(self) -> tuple[SkipSite, ...]:
-        """What a scaling method may know."""
-        known = sorted({skip.positions for skip in self.skips if skip.positions is not None})
+        """The part of the plan that scaling methods see."""
+        # Rows times columns of the features; tokens and vectors have none.
+        are_maps = [len(skip.shape) > 3 and skip.site.channel_axis == 1 for skip in self.skips]
+        sizes = [math.prod(s.shape[2:]) if is_map else None for s, is_map in zip(self.skips, are_maps, strict=True)]
+        levels = [*sorted({size for size in sizes if size is not None}), None]
         return tuple(
-            replace(
-                skip.site,
-                norm=skip.readers.where or skip.site.norm,
-                level=None if skip.positions is None else known.index(skip.positions),
-            )
-            for skip in self.skips
+            replace(s.site, norm=s.readers.where or s.site.norm, level=None if size is None else levels.index(size))
+            for s, size in zip(self.skips, sizes, strict=True)
         )
 
     def select(self, indices: Sequence[int]) -> "SkipPlan":
-        """A plan of these long skips alone, numbered anew in this order, outermost first."""
-        unknown = sorted(set(indices) - set(range(1, len(self.skips) + 1)))
-        if unknown or not indices or len(set(indices)) != len(indices):
+        """A plan of these long skips alone, numbered again in this order, outermost first."""
+        if not indices or len(set(indices)) != len(indices) or not {*indices} <= {*range(1, len(self) + 1)}:
             raise InvalidConfigError(
                 f"select takes numbers from 1 to {len(self.skips)}, each once, got {list(indices)}"
             )
@@ -243,8 +242,24 @@ class SkipPlan:
 
     def rows(self) -> list[dict[str, str]]:
         """The table of `print(plan)`: a row per long skip."""
-        head = ("i", "producer", "merged in", "kind", "shape", "axis", "scaled as", "norm cancels", "foldable")
-        return [dict(zip(head, _row(skip), strict=True)) for skip in self.skips]
+        rows = []
+        for skip in self.skips:
+            readers, place = skip.readers, skip.places.skip
+            shortcut = ", but not in the shortcut" if readers.bypass else ""
+            folds = f"yes: {', '.join(t.module for t in readers.fold)}" if readers.fold else f"no: {readers.unfoldable}"
+            row = {
+                "i": str(skip.index),
+                "producer": skip.producer or "the model",
+                "merged in": skip.consumer or "the model",
+                "kind": skip.merge.kind,
+                "shape": "x".join(map(str, skip.shape)),
+                "axis": str(skip.site.channel_axis),
+                "scaled as": str(place) if place is not None else f"impossible: {skip.places.obstacle}",
+                "norm cancels": f"{readers.cancelled:.0%} ({readers.norm}{shortcut})" if readers.norm else "-",
+                "foldable": "yes" if place is not None and place.kind == "native" else folds,
+            }
+            rows.append(row)
+        return rows
 
     def counted(self) -> str:
         """How many long skips there are, in words."""
@@ -273,30 +288,23 @@ class SkipPlan:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "SkipPlan":
-        if not isinstance(values, dict) or values.get("format") != FORMAT or "skips" not in values:
-            raise InvalidConfigError(
-                f"this is not a plan of long skips in format {FORMAT}: make it anew with find_skips or `scalelong find`"
-            )
         try:
+            if values["format"] != FORMAT:
+                raise ValueError(f"its format is {values['format']!r}, not {FORMAT}")
             skips = tuple(_skip(entry) for entry in values["skips"])
             left_out = tuple(fitting(LeftOut, merge) for merge in values.get("left_out", ()))
             known = {"model": values["model"], "skips": skips, "repeats": values["repeats"], "left_out": left_out}
             return fitting(cls, known)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise InvalidConfigError(
-                f"the plan is damaged ({in_words(error)}): make it anew with find_skips or `scalelong find`"
-            ) from error
+            raise InvalidConfigError(f"this is no plan of long skips ({in_words(error)}); {_AGAIN}") from error
 
     @classmethod
     def from_json(cls, text: str) -> "SkipPlan":
         try:
-            return cls.from_dict(parse_json(text))
-        except InvalidConfigError:
-            raise
+            values = parse_json(text)
         except ValueError as error:
-            raise InvalidConfigError(
-                f"the plan is not JSON ({error}): make it anew with find_skips or `scalelong find`"
-            ) from error
+            raise InvalidConfigError(f"the plan is not JSON ({error}); {_AGAIN}") from error
+        return cls.from_dict(values)
 
     def save(self, path: str | PathLike[str]) -> None:
         write_text(path, self.to_json())
@@ -310,56 +318,24 @@ class SkipPlan:
         return cls.from_json(text)
 
 
-def _row(skip: LongSkip) -> tuple[str, ...]:
-    readers, place = skip.readers, skip.places.skip
-    cancels = f"{readers.cancelled:.0%} ({readers.norm}{', but not in the shortcut' if readers.bypass else ''})"
-    foldable = f"yes: {', '.join(t.module for t in readers.fold)}" if readers.fold else f"no: {readers.unfoldable}"
-    return (
-        str(skip.index),
-        skip.producer or "the model",
-        skip.consumer or "the model",
-        skip.merge.kind,
-        "x".join(map(str, skip.shape)),
-        str(skip.site.channel_axis),
-        str(place) if place is not None else f"impossible: {skip.places.obstacle}",
-        cancels if readers.norm else "-",
-        "yes" if place is not None and place.kind == "native" else foldable,
-    )
+# Files. An entry of a skip is flat and has the names of version 0.2, `name` or `name=field`.
 
-
-def _path_text(path: tuple[int | str, ...]) -> str:
-    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path) or "itself"
-
-
-# Files. An entry of a skip is flat, in the order and with the names of version 0.2.
-
-_NAMES: dict[str, tuple[str, str]] = {
-    "merge": ("merge", "kind"),
-    "location": ("merge", "location"),
-    "attachment": ("places", "skip"),
-    "main": ("places", "main"),
-    "obstacle": ("places", "obstacle"),
-    "norm": ("readers", "norm"),
-    "cancelled": ("readers", "cancelled"),
-    "bypass": ("readers", "bypass"),
-    "fold": ("readers", "fold"),
-    "unfoldable": ("readers", "unfoldable"),
-    "readers": ("readers", "direct"),
-    "beyond": ("readers", "behind_norm"),
-    "operand": ("merge", "operand"),
-    "main_operand": ("merge", "main_operand"),
-    "merged_in": ("merge", "module"),
-    "occurrence": ("merge", "occurrence"),
-    "direct": ("places", "exact"),
-    "merged": ("places", "merged"),
-    "norm_module": ("readers", "norm_module"),
+_PARTS = {
+    "merge": "merge=kind location merged_in=module occurrence operand main_operand",
+    "places": "attachment=skip main direct=exact merged obstacle",
+    "readers": "norm norm_module cancelled bypass fold unfoldable readers=direct beyond=behind_norm",
 }
-_ORDER = ("index", "producer", "consumer", "merge", "shape", "site", *list(_NAMES)[1:])
+_NAMES = {
+    name: (part, inner or name)
+    for part, names in _PARTS.items()
+    for name, _, inner in (entry.partition("=") for entry in names.split())
+}
 
 
 def _entry(skip: LongSkip) -> dict[str, Any]:
     values = asdict(skip)
-    entry = {name: values[_NAMES[name][0]][_NAMES[name][1]] if name in _NAMES else values[name] for name in _ORDER}
+    entry = {name: values[name] for name in ("index", "producer", "consumer", "shape", "site")}
+    entry |= {name: values[part][inner] for name, (part, inner) in _NAMES.items()}
     for name in ("attachment", "main", "direct", "merged"):
         place = getattr(skip.places, _NAMES[name][1])
         if place is not None and place.source is not None and isinstance(place.source.operand, Argument):
@@ -391,5 +367,5 @@ def _attachment(entry: dict[str, Any] | None) -> Attachment | None:
         source = {**values["source"], "position": tuple(values["source"]["position"])}
         if isinstance(source["operand"], str):
             source["operand"] = Argument.parse(source["operand"])
-        values["source"] = fitting(Source, source)
+        values["source"] = fitting(SourcePlace, source)
     return fitting(Attachment, values)

@@ -1,259 +1,78 @@
-"""Where a skip can be scaled: its channel axis, and the module or expression through which it passes."""
+"""The places where a skip can be scaled: the module or expression through which it passes, best near the merge."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import chain
 
-from ..tracing import Argument, Call, CallSite, FunctionCall, Merge, Node, Trace, TreePath as Path
-from .plan import Attachment, Source
-from .source import can_rewrite, function_of, source_digest
+from ..tracing import Argument, Call, CallSite, FunctionCall, Merge, Node, RanCall, Trace, TreePath as Path
+from .axes import COPIES, VIEWS, carry, merge_axis
+from .candidates import Candidate
+from .plan import Attachment, Places, SourcePlace
+from .source import Operand, can_rewrite, function_of, source_digest
 
-# Which axis of a tensor holds the channels: the one that the next layer sums over.
-
-# Operations that keep every axis in its place.
-_VIEWS = (
-    "view",
-    "_unsafe_view",
-    "reshape",
-    "alias",
-    "contiguous",
-    "clone",
-    "_to_copy",
-    "expand",
-    "squeeze",
-    "unsqueeze",
-)
-_REDUCTIONS = ("sum", "mean", "amax", "max", "argmax", "var", "std", "norm", "linalg_vector_norm")
+# A constant, or a gate over channels, before one of these is the same as after it.
+_COMMUTING = COPIES | VIEWS | {"expand", "slice", "narrow", "pin_memory", "mul"}
 
 
-def channel_axis(trace: Trace, node: int) -> int | None:
-    """The channel axis of a node by the next layer after it, else by the layer that made it; None if unknown."""
-    for forward in (True, False):
-        axis, axes = _search(trace, node, forward)
-        if axis in axes:
-            return axes[axis]
-    return None
+def places_of(trace: Trace, candidate: Candidate, repeats: int) -> Places:
+    """The places where the operands of a merge can be scaled."""
+    merge, operand = candidate.merge, candidate.operand
+    if merge.named is not None:
+        return _named_places(trace, candidate)
 
+    def first(operand: int, *, directly: bool) -> Attachment | None:
+        return next(_Search(trace, merge, operand, repeats, directly).all(), None)
 
-def joins_channels(trace: Trace, merge: Merge) -> bool:
-    """Whether a concatenation joins channels, by the layer or norm after it or the layers that made its operands.
-
-    Otherwise tokens are appended to a sequence, as a text to the keys of attention, or images to a batch. Either side
-    will do: next to a merge there may be a layer that mixes positions.
-    """
-    assert merge.axis is not None
-    axis, axes = _search(trace, merge.node, forward=True)
-    after = axes[axis] == merge.axis if axis in axes else None
-    made = [_made_as_channels(trace, node, merge.axis) for node in merge.operands if node is not None]
-    known = [answer for answer in made if answer is not None]
-    if after is None and not known:
-        return merge.axis != 0
-    return after is True or (len(known) > 0 and all(known))
-
-
-def _made_as_channels(trace: Trace, node: int, axis: int) -> bool | None:
-    """Whether an axis is the one that the layer before made, or a part of it (heads); None if there is no layer."""
-    front, seen = [(node, {axis})], {node}
-    while front:
-        current, axes = front.pop(0)
-        step = trace.nodes[current]
-        if _is_learned(step):
-            return _made_by(step) in axes
-        for before in step.inputs:
-            if before not in seen:
-                seen.add(before)
-                shape = trace.nodes[before].shape
-                if step.name in _VIEWS or len(shape) != len(step.shape):
-                    moved = _parts(step.shape, shape)
-                else:
-                    moved = {old: {new} for old, new in _carry(trace, step, before, forward=False).items()}
-                front.append((before, {new for old in axes for new in moved.get(old, ())}))
-    return None
-
-
-def _parts(shape: tuple[int, ...], other: tuple[int, ...]) -> dict[int, set[int]]:
-    """The axes of another view of a tensor that share elements with each axis of this one."""
-    ours, theirs = _extents(shape), _extents(other)
-    return {
-        a: {b for b, (n, below) in enumerate(theirs) if below < size * behind and behind < n * below and n > 1}
-        for a, (size, behind) in enumerate(ours)
-        if size > 1
-    }
-
-
-def _search(trace: Trace, node: int, forward: bool) -> tuple[int | None, dict[int, int]]:
-    """Follow every axis of the node through the operations until a layer says which one it works on.
-
-    Gives that axis there, None if no layer says it, and which axis of the node each axis there was.
-    """
-    front: list[tuple[int, dict[int, int]]] = [(node, {axis: axis for axis in range(len(trace.nodes[node].shape))})]
-    seen = {node}
-    while front:
-        current, axes = front.pop(0)
-        if not forward and _is_learned(trace.nodes[current]):
-            return _made_by(trace.nodes[current]), axes
-        for other in trace.users[current] if forward else trace.nodes[current].inputs:
-            if other in seen:
-                continue
-            seen.add(other)
-            step = trace.nodes[other if forward else current]
-            norm = _normalised_axis(step) if forward else None
-            if forward and (norm is not None or _is_learned(step)):
-                axis = norm if norm is not None else _summed_by(step, current, len(trace.nodes[current].shape))
-                if axis in axes:
-                    return axis, axes
-                if norm is None:
-                    continue
-            moved = _carry(trace, step, current if forward else other, forward)
-            kept = {new: axes[old] for old, new in moved.items() if old in axes}
-            if kept:
-                front.append((other, kept))
-    return None, {}
-
-
-def _is_learned(step: Node) -> bool:
-    """Whether a layer multiplies a feature by weights, not two features by each other (attention) or none (Fourier)."""
-    return step.is_layer and ("conv" in step.name or None in step.operands) and "fft" not in step.name
-
-
-def _normalised_axis(step: Node) -> int | None:
-    """The channels by a norm with weights for each of them, which may stand before a layer that mixes positions."""
-    if step.name in ("native_layer_norm", "_fused_rms_norm"):
-        sizes = next((option for option in step.options if isinstance(option, list | tuple)), ())
-        return len(step.shape) - 1 if len(sizes) == 1 else None
-    is_norm = step.name.endswith(("group_norm", "batch_norm", "_batch_norm_no_training"))
-    return 1 if is_norm and len(step.shape) > 2 else None
-
-
-def _summed_by(layer: Node, operand: int, ndim: int) -> int | None:
-    if operand not in layer.operands:
-        return None
-    position = layer.operands.index(operand)
-    if "conv" in layer.name:
-        return 1 if position == 0 else None
-    if layer.name in ("mm", "bmm"):
-        return ndim - 1 if position == 0 else ndim - 2
-    if layer.name in ("addmm", "baddbmm"):
-        return {1: ndim - 1, 2: ndim - 2}.get(position)
-    return ndim - 1
-
-
-def _made_by(layer: Node) -> int:
-    return 1 if "conv" in layer.name else len(layer.shape) - 1
-
-
-def _carry(trace: Trace, step: Node, source: int, forward: bool) -> dict[int, int]:
-    """Where each axis goes in one operation: from its input to its output, or backward."""
-    before, after = trace.nodes[source].shape, step.shape
-    if step.is_layer and len(step.inputs) > 1 and source in step.operands:
-        mapping = _through_product(step, step.operands.index(source), len(before))
-    elif step.name in ("permute", "transpose", "t", "movedim"):
-        mapping = _permutation(step, len(before))
-    elif step.name in ("view_as_real", "view_as_complex", "_neg_view", "_conj"):
-        mapping = {axis: axis for axis in range(min(len(before), len(after)))}
-    elif step.name == "select":
-        removed = next(option for option in step.options if isinstance(option, int)) % len(before)
-        mapping = {axis: axis - (axis > removed) for axis in range(len(before)) if axis != removed}
-    elif step.name in _VIEWS or len(before) != len(after):
-        mapping = _matching(before, after)
-    elif step.name in _REDUCTIONS:
-        mapping = {}
+    skip, exact = first(operand, directly=False), None
+    # Nothing but copies and views before the merge: then all places are direct ones.
+    if skip is not None and [*_upstream(trace, merge, operand, _commutes)] != [
+        *_upstream(trace, merge, operand, _same_values)
+    ]:
+        exact = first(operand, directly=True)
+    if skip is not None and skip.is_slice:
+        # The main path in the same multiplication.
+        assert merge.axis is not None
+        width = merge.shapes[candidate.main][merge.axis]
+        main = replace(skip, start=merge.starts[candidate.main], length=width)
     else:
-        mapping = {axis: axis for axis in range(len(after))}
-    return mapping if forward else {new: old for old, new in mapping.items()}
+        main = first(candidate.main, directly=True) or first(candidate.main, directly=False)
+    merged = None
+    if merge.kind == "cat":
+        search = _Search(trace, merge, operand, repeats, directly=True)
+        merged = next((p for p in chain(search.by_concatenation(), search.by_source()) if p.is_slice), None)
+    return Places(
+        skip=skip,
+        main=main,
+        exact=None if exact == skip else exact,
+        merged=merged,
+        obstacle="" if skip is not None else _obstacle(trace, merge),
+    )
 
 
-def _through_product(step: Node, position: int, ndim: int) -> dict[int, int]:
-    """A product of two features, as in attention: rows come from the first, columns from the last, sums are gone."""
-    if ndim != len(step.shape):
-        return {}
-    rows = {axis: axis for axis in range(ndim - 1)}
-    columns = {axis: axis for axis in range(ndim) if axis != ndim - 2}
-    if step.name in ("mm", "bmm", "addmm", "baddbmm"):
-        return rows if position == len(step.operands) - 2 else columns
-    return columns if position == 2 else rows if position == 0 else {}
+def _named_places(trace: Trace, candidate: Candidate) -> Places:
+    """The model merges by `scalelong.merge`, which scales what it is given."""
+    merge = candidate.merge
+    main, skip = merge.shapes
+    axis = merge_axis(trace, merge, candidate.skip_node)
+    place = Attachment(kind="merge", module=merge.call.name, axis=axis, length=skip[axis], channels=skip[axis])
+    merged = replace(place, start=main[axis], channels=skip[axis] + main[axis])
+    return Places(
+        skip=place,
+        main=replace(place, length=main[axis], channels=main[axis]),
+        merged=None if merge.axis is None else merged,
+    )
 
 
-def _permutation(step: Node, ndim: int) -> dict[int, int]:
-    numbers = [option for option in step.options if isinstance(option, int)]
-    lists = [option for option in step.options if isinstance(option, list | tuple)]
-    if step.name == "permute" and lists:
-        return {axis % ndim: place for place, axis in enumerate(lists[0])}
-    first, second = (numbers[0] % ndim, numbers[1] % ndim) if len(numbers) >= 2 else (0, ndim - 1)
-    swap = {first: second, second: first}
-    return {axis: swap.get(axis, axis) for axis in range(ndim)}
-
-
-def _matching(before: tuple[int, ...], after: tuple[int, ...]) -> dict[int, int]:
-    """An axis survives a view if its length and the number of elements behind it stay."""
-    places = {(size, behind): axis for axis, (size, behind) in enumerate(_extents(after)) if size > 1}
-    found = {axis: places.get(extent) for axis, extent in enumerate(_extents(before)) if extent[0] > 1}
-    return {axis: place for axis, place in found.items() if place is not None}
-
-
-def _extents(shape: tuple[int, ...]) -> list[tuple[int, int]]:
-    extents, behind = [], 1
-    for size in reversed(shape):
-        extents.append((size, behind))
-        behind *= size
-    return extents[::-1]
-
-
-def carry_back(trace: Trace, step: Node, source: int, axis: int) -> int | None:
-    """The axis of the input of an operation that becomes this axis of its output."""
-    return _carry(trace, step, source, forward=False).get(axis)
-
-
-def carry_forward(trace: Trace, step: Node, source: int, axis: int) -> int | None:
-    """The axis of the output of an operation that was this axis of its input."""
-    return _carry(trace, step, source, forward=True).get(axis)
-
-
-# Where an operand of a merge can be reached: as an argument or result of a module, best near the merge.
-
-# The same tensor in other memory.
-COPIES = frozenset(("alias", "contiguous", "clone", "detach", "_to_copy", "lift_fresh"))
-VIEWS = frozenset(("view", "_unsafe_view", "_reshape_alias", "reshape", "permute", "transpose", "unsqueeze", "squeeze"))
-# A constant, or a gate over channels, before one of these is the same as behind it.
-COMMUTING = COPIES | VIEWS | {"expand", "slice", "narrow", "pin_memory", "mul"}
-
-
-def reach(trace: Trace, merge: Merge, operand: int, repeats: int, *, directly: bool = False) -> Attachment | None:
-    """The best place to scale an operand, or None. Directly: as it enters the merge, but for copies and views."""
-    return next(_Places(trace, merge, operand, repeats, directly).all(), None)
-
-
-def reach_merged(trace: Trace, merge: Merge, operand: int, repeats: int) -> Attachment | None:
-    """A place where the concatenation can be changed as a whole, with the channels of this operand in it; or None."""
-    if merge.kind != "cat":
-        return None
-    places = _Places(trace, merge, operand, repeats, directly=True)
-    return next((place for place in chain(places.by_concatenation(), places.by_source()) if place.is_slice), None)
-
-
-def is_direct(trace: Trace, merge: Merge, operand: int) -> bool:
-    """Whether all places are direct ones, because nothing but copies and views lies before the merge."""
-    return [*_upstream(trace, merge, operand, _commutes)] == [*_upstream(trace, merge, operand, _same_values)]
-
-
-def obstacle(trace: Trace, merge: Merge) -> str:
+def _obstacle(trace: Trace, merge: Merge) -> str:
     """Why there is no place."""
+    by_hand = "name the merge there by scalelong.merge(x, skip, i)"
     if trace.call_count[merge.call.name] > 1:
-        return f"{merge.call.name} is called {trace.call_count[merge.call.name]} times in one forward"
-    return f"the merge at {merge.site.text} is not the argument or result of a module, and its source is out of reach"
+        return f"{merge.call.name} is called {trace.call_count[merge.call.name]} times in one forward; {by_hand}"
+    at = merge.site.text
+    return f"the merge at {at} is not the argument or result of a module, its source is out of reach; {by_hand}"
 
 
-def merge_axis(trace: Trace, merge: Merge, node: int) -> int:
-    """The channel axis of an operand."""
-    if merge.axis is not None:
-        return merge.axis
-    found = channel_axis(trace, merge.node)
-    if found is None:
-        found = channel_axis(trace, node)
-    return found if found is not None else (1 if len(trace.nodes[node].shape) > 3 else len(trace.nodes[node].shape) - 1)
-
-
-class _Places:
+class _Search:
     """All places where one operand of a merge can be scaled, the best first within each kind."""
 
     def __init__(self, trace: Trace, merge: Merge, operand: int, repeats: int, directly: bool) -> None:
@@ -270,84 +89,66 @@ class _Places:
         for node, follower, axis in self.steps:
             if self.merge.operands.count(node) > 1:  # merged with itself: what scales it would scale both
                 return
-            for call in self.merge.parts[self.operand].call.stack():
-                path = _argument(self.trace, call, node, follower)
-                if path is not None and self._once(call):
-                    yield self._whole(node, axis, kind="argument", module=call.name, path=path)
-            for call in self.trace.calls:
+            whole = self._whole(node, axis)
+            for call in self.merge.call.stack():
+                yield from self._at_module("argument", call, _argument(self.trace, call, node, follower), whole)
+            for call in self.trace.returning[node]:
                 path = _exclusive_output(self.trace, call, node, follower)
-                if path is not None and self._once(call):
-                    yield self._whole(node, axis, kind="output", module=call.name, path=path)
+                yield from self._at_module("output", call, path, whole)
 
     def by_concatenation(self) -> Iterator[Attachment]:
         for node, axis in _downstream(self.trace, self.merge, self.passes):
-            for call in self.trace.calls:
-                path = _consumed(self.trace, call, node)
-                if path is not None and self._once(call):
-                    yield self._slice(axis, kind="concat argument", module=call.name, path=path)
+            part = self._slice(axis)
+            for call in self.trace.taking[node]:
+                yield from self._at_module("concat argument", call, _consumed(self.trace, call, node), part)
             for call in self.merge.call.stack():
-                path = _returned(self.trace, call, node)
-                if path is not None and self._once(call):
-                    yield self._slice(axis, kind="concat output", module=call.name, path=path)
+                yield from self._at_module("concat output", call, _returned(self.trace, call, node), part)
 
     def by_source(self) -> Iterator[Attachment]:
         """At the merge itself, or where a function or module that runs more often is called."""
-        part = self.merge.parts[self.operand]
-        same = {p.node: p.site for merge in self.trace.merges for p in merge.parts if p.name == part.name}
-        merges = [(site, node) for node, site in same.items()]
+        merge = self.merge
+        merges = [(other.site, other.node) for other in self.trace.merges if other.name == merge.name]
         # The value of a concatenation, or one operand where it stands.
-        as_slice = self.merge.kind == "cat"
-        word = None if as_slice else Argument(0, item=part.position) if part.name == "stack" else part.position
-        source = self._source(part.site, part.node, merges, word)
-        if source is not None:
-            node, _, axis = self.steps[0]
-            owner = source[0]
-            if as_slice:
-                yield self._slice(axis, kind="rewrite", module=owner, source=source[1])
-            else:
-                yield self._whole(node, axis, kind="rewrite", module=owner, source=source[1])
-        calls: Sequence[Call | FunctionCall] = [*part.call.stack(), *reversed(self.trace.functions)]
+        as_slice = merge.kind == "cat"
+        word = None if as_slice else merge.positions[self.operand]
+        node, _, axis = self.steps[0]
+        place = self._slice(axis) if as_slice else self._whole(node, axis)
+        yield from self._in_source(merge.site, merge.node, merges, word, place)
+        calls: list[RanCall] = [*merge.call.stack(), *reversed(self.trace.functions)]
         for call in calls:
-            if call.site is not None and call.contains(part.node):
-                yield from self._at_call(call)
+            if call.site is not None and call.contains(merge.node):
+                same_kind = self.trace.calls if isinstance(call, Call) else self.trace.functions
+                runs = [(other.site, other.start) for other in same_kind if other.site is not None]
+                for node, follower, axis in self.steps:
+                    name = _parameter(self.trace, call, node, follower)
+                    if name is not None:
+                        yield from self._in_source(call.site, call.start, runs, name, self._whole(node, axis))
+                for node, axis in _downstream(self.trace, self.merge, self.passes):
+                    if _returned(self.trace, call, node) == ():
+                        yield from self._in_source(call.site, call.start, runs, None, self._slice(axis))
 
-    def _at_call(self, call: Call | FunctionCall) -> Iterator[Attachment]:
-        assert call.site is not None
-        same = self.trace.calls if isinstance(call, Call) else self.trace.functions
-        runs = [(other.site, other.start) for other in same if other.site is not None]
-        for node, follower, axis in self.steps:
-            name = _parameter(self.trace, call, node, follower)
-            source = self._source(call.site, call.start, runs, name) if name is not None else None
-            if source is not None:
-                yield self._whole(node, axis, kind="rewrite", module=source[0], source=source[1])
-        for node, axis in _downstream(self.trace, self.merge, self.passes):
-            source = None
-            if _returned(self.trace, call, node) == ():
-                source = self._source(call.site, call.start, runs, None)
-            if source is not None:
-                yield self._slice(axis, kind="rewrite", module=source[0], source=source[1])
-
-    def _once(self, call: Call) -> bool:
-        return self.trace.call_count[call.name] == self.repeats
-
-    def _whole(self, node: int, axis: int, **place: object) -> Attachment:
+    def _whole(self, node: int, axis: int) -> Attachment:
         size = self.trace.nodes[node].shape[axis]
-        return Attachment(axis=axis, length=size, channels=size, **place)  # pyright: ignore[reportArgumentType]
+        return Attachment(kind="rewrite", module="", axis=axis, length=size, channels=size)
 
-    def _slice(self, axis: int, **place: object) -> Attachment:
+    def _slice(self, axis: int) -> Attachment:
         merge = self.merge
         assert merge.axis is not None
+        start, length = merge.starts[self.operand], merge.shapes[self.operand][merge.axis]
         channels = self.trace.nodes[merge.node].shape[merge.axis]
-        whole = Attachment(axis=axis, channels=channels, **place)  # pyright: ignore[reportArgumentType]
-        return replace(whole, start=merge.starts[self.operand], length=merge.shapes[self.operand][merge.axis])
+        return Attachment(kind="rewrite", module="", axis=axis, start=start, length=length, channels=channels)
 
-    def _source(
-        self, site: CallSite, at: int, runs: list[tuple[CallSite, int]], operand: int | Argument | None
-    ) -> tuple[str, Source] | None:
-        """An expression in a method that runs once in each call of its module, and which of its runs this is."""
+    def _at_module(self, kind: str, call: Call, path: Path | None, place: Attachment) -> Iterator[Attachment]:
+        if path is not None and self.trace.call_count[call.name] == self.repeats:
+            yield replace(place, kind=kind, module=call.name, path=path)
+
+    def _in_source(
+        self, site: CallSite, at: int, runs: list[tuple[CallSite, int]], operand: Operand, place: Attachment
+    ) -> Iterator[Attachment]:
+        """An expression in a method that runs once in each run of the network, and which of its executions this is."""
         method, inner = site.method, site.frames[0]
-        if method is None or method.module is None or self.trace.call_count[method.module] != self.repeats:
-            return None
+        if method is None or method.module is None:
+            return
         position = inner.position
         here = [
             (other.frames[-1].invocation, node)
@@ -358,18 +159,18 @@ class _Places:
             and other.method is not None
         ]
         mine = [node for invocation, node in here if invocation == method.invocation]
-        module = self.trace.model.get_submodule(method.module)
-        if len({invocation for invocation, _ in here}) != self.repeats or at not in mine:
-            return None
         line, last_line, column, last_column = position
+        if len({invocation for invocation, _ in here}) != self.repeats or at not in mine:
+            return
         if line is None or last_line is None or column is None or last_column is None:
-            return None
+            return
         first = method.code.co_firstlineno
         relative = (line - first, last_line - first, column, last_column)
+        module = self.trace.model.get_submodule(method.module)
         function = function_of(module, method.code)
-        if function is None or not can_rewrite(module, method.code, relative, operand):
-            return None
-        return method.module, Source(
+        if function is None or not can_rewrite(function, relative, operand):
+            return
+        source = SourcePlace(
             method=method.code.co_name,
             owner=function.__qualname__,
             digest=source_digest(function),
@@ -379,13 +180,14 @@ class _Places:
             execution=mine.index(at),
             executions=len(mine),
         )
+        yield replace(place, module=method.module, source=source)
 
 
 def _upstream(
     trace: Trace, merge: Merge, operand: int, passes: Callable[[Node], bool]
 ) -> Iterator[tuple[int, int, int]]:
     """The operand, and what it was before operations that commute with scaling: (node, its user, channel axis)."""
-    node, follower = merge.operands[operand], merge.parts[operand].node
+    node, follower = merge.operands[operand], merge.node
     assert node is not None
     axis = merge_axis(trace, merge, node)
     while True:
@@ -394,8 +196,8 @@ def _upstream(
         if not passes(step) or trace.users[node] != [follower] or node in trace.outputs:
             return
         before = step.inputs[0]
-        moved = carry_back(trace, step, before, axis)
-        if moved is None or trace.nodes[before].shape[moved] != step.shape[axis]:
+        moved = carry(trace, step, before, axis, forward=False)
+        if moved is None:
             return
         node, follower, axis = before, node, moved
 
@@ -410,8 +212,8 @@ def _downstream(trace: Trace, merge: Merge, passes: Callable[[Node], bool]) -> I
         if len(trace.users[node]) != 1 or node in trace.outputs:
             return
         user = trace.users[node][0]
-        moved = carry_forward(trace, trace.nodes[user], node, axis) if passes(trace.nodes[user]) else None
-        if moved is None or trace.nodes[user].shape[moved] != trace.nodes[node].shape[axis]:
+        moved = carry(trace, trace.nodes[user], node, axis) if passes(trace.nodes[user]) else None
+        if moved is None:
             return
         node, axis = user, moved
 
@@ -427,7 +229,7 @@ def _commutes(step: Node) -> bool:
         return not any(isinstance(option, int | float) and option != 0 for option in step.options)
     if step.name == "div":
         return step.operands[0] is not None
-    return step.name in COMMUTING or step.name.startswith("upsample_")
+    return step.name in _COMMUTING or step.name.startswith("upsample_")
 
 
 def _argument(trace: Trace, call: Call, node: int, follower: int) -> Path | None:
@@ -436,20 +238,18 @@ def _argument(trace: Trace, call: Call, node: int, follower: int) -> Path | None
     return paths[0] if len(paths) == 1 and not call.pops_list and _is_only_for(trace, call, node, follower) else None
 
 
-def _parameter(trace: Trace, call: Call | FunctionCall, node: int, follower: int) -> Argument | None:
+def _parameter(trace: Trace, call: RanCall, node: int, follower: int) -> Argument | None:
     """The argument in the text of the call."""
     if isinstance(call, Call):
         path = _argument(trace, call, node, follower)
         if path is None or len(path) != 2:
             return None
         return Argument(int(path[1])) if path[0] == 0 else Argument(keyword=str(path[1]))
-    names = [name for name, leaf in call.parameters.items() if leaf == node]
-    if len(names) != 1 or not _is_only_for(trace, call, node, follower):
-        return None
-    return names[0]
+    names = [name for name, leaf in call.parameters.items() if leaf == node] if isinstance(call, FunctionCall) else []
+    return names[0] if len(names) == 1 and _is_only_for(trace, call, node, follower) else None
 
 
-def _is_only_for(trace: Trace, call: Call | FunctionCall, node: int, follower: int) -> bool:
+def _is_only_for(trace: Trace, call: RanCall, node: int, follower: int) -> bool:
     inside = [user for user in trace.users[node] if call.contains(user)]
     passed_on = any(leaf == node for _, leaf in call.outputs)
     return node < call.start and inside == [follower] and not passed_on
@@ -474,7 +274,7 @@ def _consumed(trace: Trace, call: Call, merged: int) -> Path | None:
     return paths[0]
 
 
-def _returned(trace: Trace, call: Call | FunctionCall, merged: int) -> Path | None:
+def _returned(trace: Trace, call: RanCall, merged: int) -> Path | None:
     paths = [path for path, leaf in call.outputs if leaf == merged]
     used_inside = any(user < call.end for user in trace.users[merged])
     return paths[0] if len(paths) == 1 and call.contains(merged) and not used_inside else None

@@ -1,20 +1,186 @@
-"""The source of the functions that a module runs: from a running code to its function, and to the text of it.
+"""The source of the functions that a module runs, and how it is changed so that what it merges is scaled.
 
-The text must be the one that runs: a file can change after it was imported.
+`a + b` becomes `a + __scalelong__(0, b)`. The text must be the one that runs: a file can change after it was imported.
 """
 
 import ast
+import copy
 import functools
 import hashlib
 import linecache
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
 from torch import Tensor, nn
 
 from ..errors import UnreachableSkipError
-from .expressions import Operand, Position, edit_for, first_line, position_of
+from ..tracing import Argument
+
+Position = tuple[int, int, int, int]
+Operand = int | Argument | None
+"""What is scaled: the operand of an addition with this number, an argument of a call, or (None) the value."""
+EditSite = tuple[Position, Operand]
+"""An expression, and what in it is scaled."""
+RUN = "__scalelong__"
+"""What the new code calls."""
+# Keywords of torch's additions, by the number of the operand.
+_KEYWORDS = {"input": 0, "self": 0, "other": 1, "end": 1, "tensor1": 1, "tensor2": 2}
+
+
+def first_line(function: Any) -> int:
+    return min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)])
+
+
+def position_of(node: Any, tree: Any) -> Position | None:
+    """Relative to the first line of the function, so that text above it does not matter."""
+    if not hasattr(node, "col_offset"):
+        return None
+    first = first_line(tree)
+    return node.lineno - first, node.end_lineno - first, node.col_offset, node.end_col_offset
+
+
+def insert_first(function: Any, statement: ast.stmt) -> None:
+    function.body.insert(1 if ast.get_docstring(function) is not None else 0, statement)
+
+
+class Editor(ast.NodeTransformer):
+    """Changes the sites, and what a compiler inside a class body would do to private names."""
+
+    def __init__(self, tree: ast.FunctionDef, sites: list[EditSite], class_name: str, super_name: str = "") -> None:
+        self.tree, self.sites, self.class_name = copy.copy(tree), sites, class_name
+        self.super_name = super_name
+        """If given: `super()` becomes a call of this function with what `super()` gives."""
+        self.missing = set(range(len(sites)))
+
+    def visit(self, node: ast.AST) -> Any:
+        position = position_of(node, self.tree)
+        numbers = [number for number, (place, _) in enumerate(self.sites) if place == position]
+        visited: Any = super().visit(node)
+        # An operand is changed where it stands, before its expression is wrapped or gets a statement before it.
+        for number in sorted(numbers, key=lambda n: (self.sites[n][1] is None, self.sites[n][1] == 0)):
+            made = scale_operand(visited, self.sites[number][1], number)
+            if made is not None:
+                visited = made
+                self.missing.discard(number)
+        return visited
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        before = set(self.missing)
+        self.generic_visit(node)
+        if self.missing != before and position_of(node, self.tree) != position_of(self.tree, self.tree):
+            # The default is evaluated where the function is defined: it knows this definition from the others.
+            node.args.kwonlyargs.append(ast.arg(RUN))
+            node.args.kw_defaults.append(ast.parse(f"{RUN}.function()", mode="eval").body)
+            insert_first(node, ast.parse(f"{RUN} = {RUN}.start()").body[0])
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        is_super = isinstance(node.func, ast.Name) and node.func.id == "super" and not node.args
+        if is_super and self.super_name:
+            return ast.copy_location(ast.Call(ast.Name(self.super_name, ast.Load()), [node], []), node)
+        return node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        node.attr = self._mangled(node.attr)
+        return self.generic_visit(node)
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        node.id = self._mangled(node.id)
+        return node
+
+    def visit_arg(self, node: ast.arg) -> ast.AST:
+        node.annotation, node.arg = None, self._mangled(node.arg)
+        return node
+
+    def _mangled(self, name: str) -> str:
+        private = name.startswith("__") and not name.endswith("__") and self.class_name
+        return f"_{self.class_name.lstrip('_')}{name}" if private else name
+
+
+def scale_operand(node: Any, operand: Operand, number: int) -> Any:
+    """Scale an operand of this expression by the site of this number: what stands in its place then.
+
+    None if it has no such operand.
+    """
+    if isinstance(node, ast.BinOp) and operand in (0, 1):
+        side = "left" if operand == 0 else "right"
+        setattr(node, side, _call("", number, getattr(node, side)))
+        return node
+    if isinstance(node, ast.AugAssign) and operand == 1:
+        node.value = _call("", number, node.value)
+        return node
+    if isinstance(node, ast.AugAssign) and operand == 0:  # `skip += x`: the skip is scaled in place before
+        load = copy.deepcopy(node.target)
+        load.ctx = ast.Load()
+        return [ast.Expr(_call("in_place", number, load)), node]
+    if not isinstance(node, ast.Call):
+        return None
+    if operand is None:
+        return _call("", number, node)
+    if isinstance(operand, Argument):
+        return _scale_argument(node, operand, number)
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    if name == "reduce" or (name == "sum" and isinstance(node.func, ast.Name)):
+        return _scale_summand(node, operand, number, 0 if name == "sum" else 1)
+    return _scale_in_call(node, operand, number, name)
+
+
+def _scale_argument(node: ast.Call, argument: Argument, number: int) -> ast.Call | None:
+    for given in node.keywords:
+        if argument.keyword and given.arg == argument.keyword:
+            given.value = _call("", number, given.value)
+            return node
+    position = -1 if argument.position is None else argument.position
+    if position not in _plain_positions(node):
+        return None
+    node.args[position] = _call("", number, node.args[position])
+    return node
+
+
+def _scale_summand(node: ast.Call, operand: int, number: int, place: int) -> ast.Call | None:
+    """`sum(list, start)`, `functools.reduce(add, list, start)`."""
+    start = next((given for given in node.keywords if given.arg in ("start", "initial")), None)
+    from_start = start is not None or len(node.args) > place + 1
+    if place not in _plain_positions(node) or operand not in (0, 1):
+        return None
+    node.args[place] = _call("summands", number, ast.Constant(operand), node.args[place], ast.Constant(from_start))
+    if start is not None and operand == 0:
+        start.value = _call("start_of_sum", number, start.value)
+    elif from_start and operand == 0:
+        node.args[place + 1] = _call("start_of_sum", number, node.args[place + 1])
+    return node
+
+
+def _scale_in_call(node: ast.Call, operand: int, number: int, name: str) -> ast.Call | None:
+    """`x.add(skip)`, `torch.add(x, skip)`, `self.functional.add(x, skip)`: which of these it is, shows when it runs."""
+    by_keyword = [given for given in node.keywords if _KEYWORDS.get(given.arg or "") == operand]
+    positions = _plain_positions(node)
+    if isinstance(node.func, ast.Attribute):
+        in_place = ast.Constant(name.endswith("_") and not name.endswith("__"))
+        node.func.value = _call("receiver", number, ast.Constant(operand), node.func.value, in_place)
+    elif not by_keyword and not positions:
+        return None
+    for given in by_keyword:
+        given.value = _call("", number, given.value)
+    for place in () if by_keyword else positions:
+        node.args[place] = _call("argument", number, ast.Constant(operand), ast.Constant(place), node.args[place])
+    return node
+
+
+def _plain_positions(node: ast.Call) -> list[int]:
+    """The arguments whose position is known: those before any `*values`."""
+    starred = [place for place, given in enumerate(node.args) if isinstance(given, ast.Starred)]
+    return list(range(min(starred, default=len(node.args))))
+
+
+def _call(method: str, number: int, *arguments: Any) -> ast.Call:
+    function: ast.expr = ast.Name(RUN, ast.Load())
+    if method:
+        function = ast.Attribute(function, method, ast.Load())
+    return ast.Call(function, [ast.Constant(number), *arguments], [])
+
 
 # From a running code to its function.
 
@@ -51,7 +217,7 @@ def _functions(module: nn.Module) -> Iterator[FunctionType]:
 
 
 def attributes_of(module: nn.Module) -> dict[str, Any]:
-    """What can be exchanged for this module alone: its attributes and methods. `super().forward` finds others."""
+    """Attributes and methods, which can be exchanged for this module alone. `super().forward` finds others."""
     found: dict[str, Any] = {}
     for owner in (module, *(base for base in type(module).__mro__ if base not in (nn.Module, object))):
         found = {**{name: value for name, value in vars(owner).items() if not name.startswith("__")}, **found}
@@ -71,45 +237,42 @@ def inherited(module: nn.Module) -> dict[str, list[FunctionType]]:
 
 
 def functions_in(value: Any, seen: set[int] | None = None, depth: int = 6) -> Iterator[FunctionType]:
-    """The functions in a value, behind decorators, partials and tables."""
+    """The functions in a value, also inside decorators, partials and tables."""
     seen = set() if seen is None else seen
     if depth == 0 or id(value) in seen or isinstance(value, Tensor | nn.Module | str | int | float | type):
         return
     seen.add(id(value))
-    inside: list[Any] = []
+    inside: Iterable[Any] = ()
     if isinstance(value, FunctionType):
         yield value
-        inside = [_content(cell) for cell in value.__closure__ or ()]
+        inside = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
     elif isinstance(value, MethodType | staticmethod):
         inside = [value.__func__]
     elif isinstance(value, functools.partial):
         inside = [value.func, *value.args]
-    elif type(value) is dict and len(value) <= 256:
-        inside = list(value.values())
-    elif type(value) in (list, tuple) and len(value) <= 256:
-        inside = list(value)
+    elif type(value) in (dict, list, tuple) and len(value) <= 256:
+        inside = value.values() if type(value) is dict else value
     for item in inside:
         yield from functions_in(item, seen, depth - 1)
 
 
-def _content(cell: CellType) -> Any:
+def _is_filled(cell: CellType) -> bool:
     try:
-        return cell.cell_contents
-    except ValueError:  # not filled yet
-        return None
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
 
 
 # From a function to its text. The text must be the one that runs: a file can change after it was imported.
 
 
-def can_rewrite(module: nn.Module, code: CodeType, position: Position, operand: Operand) -> bool:
-    """Whether there is such an expression in the source of the function that runs this code."""
-    function = function_of(module, code)
-    tree = syntax_tree(function) if function is not None else None
+def can_rewrite(function: FunctionType, position: Position, operand: Operand) -> bool:
+    """True if there is such an expression in the source of the function."""
+    tree = syntax_tree(function)
     if tree is None or not (tree.args.posonlyargs or tree.args.args):
         return False
     here = [node for node in ast.walk(tree) if position_of(node, tree) == position]
-    return any(edit_for(node, operand) is not None for node in here)
+    return any(scale_operand(copy.deepcopy(node), operand, 0) is not None for node in here)
 
 
 def source_digest(function: FunctionType) -> str:
@@ -126,7 +289,7 @@ def syntax_tree(function: FunctionType) -> ast.FunctionDef | None:
     code = function.__code__
     linecache.checkcache(code.co_filename)
     text = "".join(linecache.getlines(code.co_filename))
-    if not any(_same_code(found, code) for found in _compiled_functions(text, code.co_filename)):
+    if code not in _compiled_functions(text, code.co_filename):
         return None
     for node in ast.walk(_parsed(text)):
         if isinstance(node, ast.FunctionDef) and node.name == code.co_name and first_line(node) == code.co_firstlineno:
@@ -151,14 +314,3 @@ def _compiled_functions(text: str, filename: str) -> tuple[CodeType, ...]:
         found += inner
         front += inner
     return tuple(found)
-
-
-def _same_code(one: CodeType, other: CodeType) -> bool:
-    if (one.co_name, one.co_firstlineno, one.co_names) != (other.co_name, other.co_firstlineno, other.co_names):
-        return False
-    if one.co_code != other.co_code or one.co_varnames != other.co_varnames or one.co_freevars != other.co_freevars:
-        return False
-    return len(one.co_consts) == len(other.co_consts) and all(
-        _same_code(a, b) if isinstance(a, CodeType) and isinstance(b, CodeType) else type(a) is type(b) and a == b
-        for a, b in zip(one.co_consts, other.co_consts, strict=True)
-    )

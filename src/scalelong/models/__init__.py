@@ -1,20 +1,14 @@
 """Networks, and one way to call any of them.
 
 uvit         U-ViT, from the formula to the model
-tokens       images, times and positions as tokens
-arguments    what its arguments may be
-starts       its weights before training
-cpu          its blocks on a CPU, fused
-allocator    memory that a step frees and the next one takes
+arguments    its arguments, checked, and its weights before training
+cpu          its blocks on a CPU, fused; memory that a step frees and the next one takes
 presets      the networks of the paper: U-ViT's sizes, diffusers' UNets
 official     weights of the authors' U-ViT
 pretrained   a folder of weights with its scaling
 calling      arguments, outputs and conditions of any model
 """
 
-from .allocator import (
-    keep_freed_memory as keep_freed_memory,
-)
 from .calling import (
     CONTEXT_ARGUMENTS as CONTEXT_ARGUMENTS,
     LABEL_ARGUMENTS as LABEL_ARGUMENTS,
@@ -33,6 +27,7 @@ from .cpu import (
     fuse_ as fuse_,
     fused as fused,
     gain_of_bfloat16 as gain_of_bfloat16,
+    keep_freed_memory as keep_freed_memory,
     unfuse_ as unfuse_,
 )
 from .official import (
@@ -52,10 +47,8 @@ from .pretrained import (
     from_pretrained as from_pretrained,
     require_buildable as require_buildable,
 )
-from .tokens import (
-    PositionEmbedding as PositionEmbedding,
-)
 from .uvit import (
+    PositionEmbedding as PositionEmbedding,
     SkipMerge as SkipMerge,
     UViT as UViT,
 )

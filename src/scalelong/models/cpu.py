@@ -11,23 +11,23 @@ Weights, their names and their objects stay the same, so optimisers, averages an
   of the attention stay in float32. torch's attention takes several times as long backward in bfloat16 as in float32
   where sequences are short, so that it is never called there.
 
-Small features in float32 take the ordinary layers: there fusing gains nothing. All compute what the layers compute;
-`plain_block` is the reference. The layers themselves are called where a block has hooks or adapters inside, and for
-other types of tensors, transforms and compilation.
+Small features in float32 take the ordinary layers: there fusing gains nothing. The layers themselves are called where a
+block has hooks or adapters inside, and for other types of tensors, transforms and compilation. A gradient of a gradient
+needs the ordinary blocks, as most of torch's own attention does.
 """
 
+import ctypes
 import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import forward_ad
-from torch.autograd.function import Function
+from torch.autograd.function import Function, once_differentiable
 from torch.nn.modules.module import _has_any_global_hook
 
 from ..scaling import UNSCALED, Constants, ResidualBranch
@@ -38,8 +38,13 @@ logger = logging.getLogger(__name__)
 LARGE = 2**17
 """Entries of the features from which a block in float32 is fused."""
 
-LOW_ROOM = 6.0
-"""An attention of products keeps its weights, L for each token and head. There is room for so many times D."""
+LOW_SPACE = 6.0
+"""An attention of products keeps its weights, L for each token and head. So many times D may be kept."""
+
+# Names of glibc's malloc.h.
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
+LARGEST = 2**31 - 1
 
 # What `scaled_dot_product_attention` calls on a CPU. A release of torch may rename it; then blocks call their layers.
 _attend: Any = getattr(torch, "_scaled_dot_product_flash_attention_for_cpu", None)
@@ -104,11 +109,11 @@ class FusedBlock(Block):
         if skip is not None:
             parts = parts_of(self, merges=True) if gate is None else None
             if parts is not None:
-                return fused_block(parts, x, skip, factors)
+                return fused_block(*parts, x, skip, factors)
             assert self.merge is not None
             x = self.merge(x, skip, factors, gate)
         parts = parts_of(self)
-        return super().forward(x) if parts is None else fused_block(parts, x)
+        return super().forward(x) if parts is None else fused_block(*parts, x)
 
 
 FusedBlock.__name__ = Block.__name__  # as it is printed
@@ -145,18 +150,11 @@ class Weights(NamedTuple):
     reduce_bias: Any
 
 
-class BlockParts(NamedTuple):
-    """A block as `fused_block` takes it."""
-
-    numbers: Numbers
-    weights: Weights
-
-
 _KINDS: tuple[type[nn.Module], ...] = (Attention, MLP, *2 * (ResidualBranch,), *2 * (nn.LayerNorm,), *4 * (nn.Linear,))
 """The types of a block's parts, in the order in which `parts_of` asks for them."""
 
 
-def parts_of(block: Block, merges: bool = False) -> BlockParts | None:
+def parts_of(block: Block, merges: bool = False) -> tuple[Numbers, Weights] | None:
     """The parts of a block, with its merge or without; None if a part has hooks or was exchanged.
 
     This is asked at every call. So parts are taken from their dictionaries: `nn.Module.__getattr__` is slow.
@@ -179,7 +177,7 @@ def parts_of(block: Block, merges: bool = False) -> BlockParts | None:
     # Autocast goes with weights of any type, fused blocks with those that it is made for.
     if torch.is_autocast_enabled("cpu") and any(v is not None and v.dtype is not torch.float32 for v in weights):
         return None
-    return BlockParts(numbers, weights)
+    return numbers, weights
 
 
 # A block as a node of autograd
@@ -201,18 +199,20 @@ class _Way(NamedTuple):
     """The attention is batched products, but for its scores in bfloat16; else torch's kernel."""
 
 
-def fused_block(block: BlockParts, x: Tensor, skip: Tensor | None = None, factors: Factors = (1.0, 1.0)) -> Tensor:
+def fused_block(
+    numbers: Numbers, weights: Weights, x: Tensor, skip: Tensor | None = None, factors: Factors = (1.0, 1.0)
+) -> Tensor:
     """x, perhaps merged with a skip, + τ attention(norm(x)), + τ mlp(norm(x)); all (B, L, D)."""
     low = torch.is_autocast_enabled("cpu")
-    products = low and _low_products_are_faster(x, block.numbers.heads)
-    way = _Way(x.shape, block.numbers, factors, low, products)
+    products = low and _low_products_are_faster(x, numbers.heads)
+    way = _Way(x.shape, numbers, factors, low, products)
     if low:
         x, skip = x.float(), None if skip is None else skip.float()
     with without_autocast():
         if torch.is_grad_enabled():
-            output: Any = _Block.apply(way, x, skip, *block.weights)
+            output: Any = _Block.apply(way, x, skip, *weights)
         else:
-            output = _forward(way, x, skip, block.weights)[0]
+            output = _forward(way, x, skip, weights)[0]
         # Made a view here and not inside of the node: so it can be changed in place.
         return output.view(way.shape)
 
@@ -246,14 +246,12 @@ class _Block(Function):
         return output
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
-        way, count = ctx.way, 2 + len(Weights._fields)
+        count = 2 + len(Weights._fields)
         inputs, kept = ctx.saved_tensors[:count], _Kept(*ctx.saved_tensors[count:])
-        if torch.is_grad_enabled():  # it will be differentiated once more
-            with torch.autocast("cpu", torch.bfloat16, enabled=way.low):
-                return None, *by_autograd(partial(plain_block, way), gradient.reshape(way.shape), *inputs)
         with without_autocast():
-            return None, *_backward(way, gradient, inputs, kept, ctx.needs_input_grad[1:])
+            return None, *_backward(ctx.way, gradient, inputs, kept, ctx.needs_input_grad[1:])
 
 
 def _forward(way: _Way, x: Tensor, skip: Tensor | None, weights: Weights) -> tuple[Tensor, _Kept]:
@@ -375,7 +373,7 @@ def _times(x: Tensor, factor: float) -> Tensor:
 def _low_products_are_faster(x: Tensor, heads: int) -> bool:
     """In bfloat16 products of short sequences are slow, and weights of long ones would take too much memory."""
     _, length, dim = x.shape
-    return length >= 48 and heads * length <= LOW_ROOM * dim
+    return length >= 48 and heads * length <= LOW_SPACE * dim
 
 
 def _attention(way: _Way, qkv: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
@@ -413,21 +411,6 @@ def _attention_backward(way: _Way, gradient: Tensor, kept: _Kept) -> Tensor:
     return found.view(3, batch, heads, length, -1).permute(1, 3, 0, 2, 4).reshape(-1, 3 * dim)
 
 
-def plain_block(way: _Way, x: Tensor, skip: Tensor | None, *weights: Any) -> Tensor:
-    """The same by torch's own layers."""
-    heads, eps1, eps2, tau1, tau2 = way.numbers
-    w, dim = Weights(*weights), x.shape[-1]
-    if skip is not None:
-        x = F.linear(torch.cat([x * way.factors[0], skip * way.factors[1]], dim=-1), w.merge, w.merge_bias).float()
-    normed = F.layer_norm(x, (dim,), w.scale1, w.shift1, eps1)
-    q, k, v = F.linear(normed, w.qkv, w.qkv_bias).unflatten(2, (3, heads, -1)).permute(2, 0, 3, 1, 4)
-    # By products and a softmax: the fused attention cannot be differentiated twice.
-    attended = torch.softmax(q @ k.transpose(-2, -1) * (dim // heads) ** -0.5, dim=-1) @ v
-    x = x + tau1 * F.linear(attended.transpose(1, 2).flatten(2), w.out, w.out_bias)
-    normed = F.layer_norm(x, (dim,), w.scale2, w.shift2, eps2)
-    return x + tau2 * F.linear(F.gelu(F.linear(normed, w.expand, w.expand_bias)), w.reduce, w.reduce_bias)
-
-
 # Where fused blocks apply
 
 
@@ -460,6 +443,20 @@ def gain_of_bfloat16(size: int = 512, tries: int = 5) -> float:
 
     with torch.no_grad(), without_autocast():
         return seconds(torch.float32) / seconds(torch.bfloat16)
+
+
+def keep_freed_memory() -> bool:
+    """For loops on a CPU: keep what a step frees for the next one; False where the C library is not glibc.
+
+    Call it once, before the first step; it holds for the whole process. `scalelong train` does so itself. A step
+    allocates the same large tensors again and again. By default, glibc takes each from the system and gives it back:
+    the system must clear every page, and each time one thread gives memory back, the others wait.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError, TypeError):
+        return False
+    return bool(mallopt(M_MMAP_THRESHOLD, 2**30) and mallopt(M_TRIM_THRESHOLD, LARGEST))
 
 
 def _is_eager(x: Tensor) -> bool:
@@ -497,12 +494,3 @@ def is_untouched(parts: Sequence[nn.Module], kinds: Sequence[type[nn.Module]]) -
             if type(parameter) is not nn.Parameter and parameter is not None:
                 return False
     return True
-
-
-def by_autograd(function: Any, gradient: Tensor | Sequence[Any], *inputs: Tensor | None) -> tuple[Tensor | None, ...]:
-    """The same gradient from the plain layers, so that it can be differentiated once more."""
-    # Another tensor for each input: one that is given twice has two gradients here.
-    inputs = tuple(value.view_as(value) if value is not None and value.requires_grad else value for value in inputs)
-    wanted = [value for value in inputs if value is not None and value.requires_grad]
-    found = iter(torch.autograd.grad(function(*inputs), wanted, gradient, create_graph=True, allow_unused=True))
-    return tuple(next(found) if value is not None and value.requires_grad else None for value in inputs)

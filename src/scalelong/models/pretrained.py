@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from ..attaching import KEY, load_scaling_, saved_scalings, scale_skips_, spelled
+from ..attaching import KEY, LOAD_WITH, load_scaling_, saved_scalings, scale_skips_, spelled
 from ..errors import InvalidConfigError, ScaleLongError, ScalingMismatchError, UnsupportedModelError
 from ..files import read_json
 from ..optional import needs
@@ -102,6 +102,8 @@ def _diffusers() -> Any:
 
 def _restore(model: Any, folder: Path) -> None:
     said = dict(getattr(model, "config", None) or {}).get(KEY)
+    if isinstance(said, dict):
+        said = {name: value for name, value in said.items() if name != LOAD_WITH}
     if saved_scalings(folder):
         load_scaling_(model, folder)
     elif said is not None and _EMA in model.config and as_scaling(said).looks_at_data is False:

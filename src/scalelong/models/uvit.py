@@ -10,6 +10,7 @@ stand blocks and merges, and then the network. `cpu.fuse_` makes it faster on a 
 """
 
 import json
+import math
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
@@ -22,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..attaching import NativeHost
 from ..config import EARLIER, NEW_UVIT
-from ..errors import InvalidConfigError, InvalidInputError
+from ..errors import InvalidConfigError
 from ..files import make_folder, read_bytes, read_json, write_bytes, write_text
 from ..scaling import (
     UNSCALED,
@@ -37,11 +38,46 @@ from ..scaling import (
     start_merge_,
     validate_residual,
 )
-from .arguments import InitStd, refuse_removed, require_final_start, require_init_std, require_sizes
+from .arguments import InitStd, check_inputs, check_sizes, check_starts, draw_weights_, start_as_identity_, unit_gain_
 from .official import load_official_, official_arguments
 from .presets import preset_arguments
-from .starts import draw_weights_, start_as_identity_, unit_gain_
-from .tokens import PositionEmbedding, timestep_embedding, unpatchify
+
+# Images, times and positions as tokens
+
+
+def timestep_embedding(t: Tensor, dim: int) -> Tensor:
+    """[cos(t ω_k) ⊕ sin(t ω_k)], ω_k = 10000^(-k/(dim/2)), in fp32."""
+    count = dim // 2
+    frequencies = torch.exp(torch.arange(count, device=t.device, dtype=torch.float32) * (-math.log(10000) / count))
+    angles = t.float()[:, None] * frequencies
+    return torch.cat([angles.cos(), angles.sin()], dim=-1)
+
+
+class PositionEmbedding(nn.Module):
+    """One learned vector per token: the extra tokens first, then the patches row by row."""
+
+    def __init__(self, extra_tokens: int, grid: tuple[int, int], dim: int) -> None:
+        super().__init__()
+        self.extra_tokens, self.grid = extra_tokens, grid
+        self.weight = nn.Parameter(torch.empty(1, extra_tokens + grid[0] * grid[1], dim))
+        nn.init.trunc_normal_(self.weight, std=0.02)
+
+    def forward(self, grid: tuple[int, int]) -> Tensor:
+        """For a different grid than the one that was learned, the patches' part is interpolated."""
+        if grid == self.grid:
+            return self.weight
+        extra, patches = self.weight[:, : self.extra_tokens], self.weight[:, self.extra_tokens :]
+        image = patches.transpose(1, 2).unflatten(2, self.grid).float()
+        resized = F.interpolate(image, size=grid, mode="bicubic", align_corners=False)
+        return torch.cat([extra, resized.flatten(2).transpose(1, 2).to(extra.dtype)], dim=1)
+
+
+def unpatchify(tokens: Tensor, grid: tuple[int, int], patch_size: int, channels: int) -> Tensor:
+    """(B, rows·columns, p·p·C) to (B, C, H, W)."""
+    rows, columns = grid
+    x = tokens.reshape(-1, rows, columns, patch_size, patch_size, channels)
+    return x.permute(0, 5, 1, 3, 2, 4).reshape(-1, channels, rows * patch_size, columns * patch_size)
+
 
 # Blocks, and the merge of a long skip into the main path
 
@@ -78,9 +114,7 @@ class MLP(nn.Module):
 
 class SkipMerge(nn.Module):
     """W [f_main main ⊕ f_skip gate skip] + b, as two products: the concatenation is never made, and the factors are
-    multiplied into the weights.
-
-    It is no `nn.Linear`: tools that adapt or quantise linear layers expect those to take one input.
+    multiplied into the weights. It is no `nn.Linear`: tools that adapt or quantise those expect one input.
 
     With norms it is W [norm(main) ⊕ κ norm(skip)] + b. The caller normalises the skip (`norm_skip`) before it is
     scaled: after κ the norm would divide it out.
@@ -109,8 +143,7 @@ class SkipMerge(nn.Module):
         return skip if self.skip_norm is None else self.skip_norm(skip).to(skip.dtype)
 
     def start(self, start: str, factors: Constants) -> None:
-        main_weight, skip_weight = self.weight.split(self.dim, dim=1)
-        start_merge_(main_weight, skip_weight, start, factors)
+        start_merge_(self.weight[:, : self.dim], self.weight[:, self.dim :], start, factors)
 
     @torch.no_grad()
     def fold(self, factors: Constants) -> None:
@@ -155,8 +188,6 @@ class Block(nn.Module):
 
 # The network
 
-WEIGHTS = "model.safetensors"
-
 _STORED = (
     *("patch_size", "channels", "dim", "depth", "heads", "mlp_ratio", "qkv_bias", "time_mlp", "classes"),
     *("context_dim", "context_length", "residual_scaling", "qk_norm", "merge_norm", "interpolate_positions"),
@@ -169,12 +200,10 @@ class UViT(nn.Module):
 
     `t` has one entry per image, in the units of the network: 0 to 999, not necessarily whole. `classes` counts the
     labels including a null label, if there is one. `context_dim` and `context_length` describe text embeddings.
-    `init_std="unit"` starts with unit-gain blocks; a number is the deviation of all linear layers' weights. The
-    authors' 0.02, as presets have it, is made for widths of 512 and more: in narrow networks it leaves the inner skips
-    almost without effect.
-    `merge_start` says how the merges start (see `MERGE_STARTS`): "authors" (random), "identity", "additive" or
-    "normalised". The last convolution begins as the identity; `final_start="authors"` gives it the authors' random
-    kernel, as presets have it, which nearly removes some frequencies until it is learned away (docs/evidence/recipe).
+    `init_std="unit"` starts with unit-gain blocks; a number is the deviation of all weights. The authors' 0.02, as
+    presets have it, is for widths of 512 and more: in narrow networks it leaves the inner skips almost without effect.
+    `merge_start` is how the merges start: "authors" (random), "identity", "additive" or "normalised". The last
+    convolution begins as the identity, or with the authors' random kernel, as in presets (`final_start="authors"`).
     `scaling` is any long-skip scaling (a configuration or a shorthand), `residual_scaling` one of Table 3's baselines.
     `qk_norm` puts LayerNorm on queries and keys, head by head; `merge_norm` on both inputs of every merge. Either is
     a different network: weights that were trained without it do not load.
@@ -208,26 +237,23 @@ class UViT(nn.Module):
         **removed: Any,
     ) -> None:
         super().__init__()
-        refuse_removed(removed)
         size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
-        require_sizes(size, patch_size, dim, depth, heads, classes, context_dim, context_length, qk_norm, merge_norm)
+        check_sizes(size, patch_size, dim, depth, heads, classes, context_dim, context_length, qk_norm, merge_norm)
+        check_starts(init_std, final_start, removed)
         validate_residual(residual_scaling)
-        require_init_std(init_std)
         require_merge_start(merge_start)
-        require_final_start(final_start)
         self.image_size, self.patch_size, self.channels = size, patch_size, channels
         self.dim, self.depth, self.heads = dim, depth, heads
         self.classes, self.context_dim, self.context_length = classes, context_dim, context_length
         self.interpolate_positions, self.checkpointing = interpolate_positions, checkpointing
         self.mlp_ratio, self.qkv_bias, self.time_mlp = mlp_ratio, qkv_bias, time_mlp
-        self.residual_scaling, self.qk_norm, self.merge_norm = residual_scaling, qk_norm, merge_norm
-        self.init_std = init_std
+        self.residual_scaling, self.init_std = residual_scaling, init_std
+        self.qk_norm, self.merge_norm = qk_norm, merge_norm
+        options = (dim, heads, mlp_ratio, qkv_bias, residual_scaling)
         norms = {"qk_norm": qk_norm, "merge_norm": merge_norm}
 
         def blocks(count: int, merges: bool) -> nn.ModuleList:
-            return nn.ModuleList(
-                Block(dim, heads, mlp_ratio, qkv_bias, residual_scaling, merges=merges, **norms) for _ in range(count)
-            )
+            return nn.ModuleList(Block(*options, merges=merges, **norms) for _ in range(count))
 
         self.patch_embedding = nn.Conv2d(channels, dim, kernel_size=patch_size, stride=patch_size)
         self.time_embedding = (
@@ -235,8 +261,8 @@ class UViT(nn.Module):
         )
         self.class_embedding = nn.Embedding(classes, dim) if classes else None
         self.context_embedding = nn.Linear(context_dim, dim) if context_dim else None
-        grid = (size[0] // patch_size, size[1] // patch_size)
         self.extra_tokens = 1 + (1 if classes else 0) + (context_length or 0)
+        grid = (size[0] // patch_size, size[1] // patch_size)
         self.position_embedding = PositionEmbedding(self.extra_tokens, grid, dim)
         self.encoder = blocks(depth // 2, merges=False)
         self.middle = blocks(1, merges=False)[0]
@@ -278,8 +304,9 @@ class UViT(nn.Module):
         """Write config.json and model.safetensors, with the scaling. `UViT.from_pretrained(folder)` reads them."""
         from safetensors.torch import save
 
-        place, tensors = make_folder(folder), self.state_dict()
-        write_bytes(place / WEIGHTS, save({name: value.detach().cpu().contiguous() for name, value in tensors.items()}))
+        place = make_folder(folder)
+        tensors = {name: value.detach().cpu().contiguous() for name, value in self.state_dict().items()}
+        write_bytes(place / "model.safetensors", save(tensors))
         config = {"_class_name": type(self).__name__, **self.arguments()}
         write_text(place / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
 
@@ -295,7 +322,7 @@ class UViT(nn.Module):
             model = cls(**{**EARLIER, **config})
         except TypeError as error:
             raise InvalidConfigError(f"{Path(folder) / 'config.json'} does not fit {cls.__name__}: {error}") from error
-        model.load_state_dict(load(read_bytes(Path(folder) / WEIGHTS)))
+        model.load_state_dict(load(read_bytes(Path(folder) / "model.safetensors")))
         return model.eval()
 
     @classmethod
@@ -331,7 +358,7 @@ class UViT(nn.Module):
 
     def forward(self, x: Tensor, t: Tensor, y: Tensor | None = None, context: Tensor | None = None) -> Tensor:
         """x: (B, C, H, W), t: (B,), y: (B,) labels, context: (B, context_length, context_dim)."""
-        grid = self._check(x, y, context)
+        grid = check_inputs(self, x, y, context)
         tokens = self._embed(x, t, y, context) + self.position_embedding(grid)  # (B, L, D)
         tokens = self._blocks(tokens)
         patches = self.to_patches(self.norm(tokens)[:, self.extra_tokens :])
@@ -347,11 +374,8 @@ class UViT(nn.Module):
             tokens.insert(0, self.class_embedding(y).unsqueeze(1))
         if self.context_embedding is not None:
             tokens.append(self.context_embedding(context))
-        return torch.cat([*tokens, self._patches(x)], dim=1)
-
-    def _patches(self, x: Tensor) -> Tensor:
-        """(B, rows · columns, D)."""
-        return self.patch_embedding(x).flatten(2).transpose(1, 2)
+        patches = self.patch_embedding(x).flatten(2).transpose(1, 2)  # (B, rows · columns, D)
+        return torch.cat([*tokens, patches], dim=1)
 
     def _blocks(self, x: Tensor) -> Tensor:
         """Encoder, middle and decoder, (B, L, D)."""
@@ -361,12 +385,11 @@ class UViT(nn.Module):
             skips.append(x)
         x = self._run(self.middle, x)
         for position, block in enumerate(self.decoder):
-            x = self._run(block, *self._operands(x, skips.pop(), len(self.decoder) - position))
+            index = len(self.decoder) - position
+            skip = self._merge(index).norm_skip(skips.pop())
+            # Both as they enter merge i, and the constants and the gate that it multiplies by.
+            x = self._run(block, *self.skip_scaling.operands(x, skip, index))
         return x
-
-    def _operands(self, main: Tensor, skip: Tensor, index: int) -> tuple[Tensor, Tensor, Constants, Tensor | None]:
-        """Main path and skip as they enter merge i, and the constants and the gate that it multiplies by."""
-        return self.skip_scaling.operands(main, self._merge(index).norm_skip(skip), index)
 
     def _run(self, block: nn.Module, *inputs: Any) -> Tensor:
         if self.checkpointing and torch.is_grad_enabled():
@@ -376,28 +399,3 @@ class UViT(nn.Module):
     def enable_gradient_checkpointing(self) -> None:
         """Keep the inputs of the blocks only, and compute the rest again in the backward pass."""
         self.checkpointing = True
-
-    def disable_gradient_checkpointing(self) -> None:
-        self.checkpointing = False
-
-    def _check(self, x: Tensor, y: Tensor | None, context: Tensor | None) -> tuple[int, int]:
-        """The number of patches in both directions; raises on inputs that do not fit."""
-        size, patch = tuple(x.shape[2:]), self.patch_size
-        if x.dim() != 4 or x.shape[1] != self.channels:
-            raise InvalidInputError(f"x must be (B, {self.channels}, H, W), got {tuple(x.shape)}")
-        if size != self.image_size and not self.interpolate_positions:
-            raise InvalidInputError(
-                f"this U-ViT was built for images of {self.image_size} and got {size}; set interpolate_positions=True "
-                f"to interpolate its position embeddings"
-            )
-        for name, given, wanted in (("labels y", y, self.classes), ("context", context, self.context_dim)):
-            if (given is None) != (wanted is None):
-                takes, got = ("takes no", "were passed") if wanted is None else ("needs", "are missing")
-                raise InvalidInputError(f"this U-ViT {takes} {name}, and they {got}")
-        if context is not None and tuple(context.shape[1:]) != (self.context_length, self.context_dim):
-            raise InvalidInputError(
-                f"context must be (B, {self.context_length}, {self.context_dim}), got {tuple(context.shape)}"
-            )
-        if size[0] % patch or size[1] % patch:
-            raise InvalidInputError(f"images of {size} cannot be cut into patches of {patch}x{patch}")
-        return size[0] // patch, size[1] // patch

@@ -122,9 +122,6 @@ class Coordinates:
                 for k in sorted({1, self.steps}):
                     cells[f"{parametrisation}, k={k}"] = str(self.slope(parametrisation, row, k))
             rows.append(cells)
-        for row in self.names("output"):
-            starts = {f"{name}, k=1": str(self.slope(name, row, 0)) for name in self.parametrisations}
-            rows.append({"row": f"{row}, size at start", **starts})
         return rows
 
     def verdict(self) -> list[str]:
@@ -152,13 +149,6 @@ class Coordinates:
     def to_json(self) -> str:
         values = {name: value for name, value in vars(self).items() if name != "records"}
         values["holds"] = {name: self.holds(name) for name in self.parametrisations}
-        values["slopes"] = {
-            name: {
-                row: {k: _finite(asdict(self.slope(name, row, k))) for k in (0, 1, self.steps)}
-                for row in self.names("input", "block", "output")
-            }
-            for name in self.parametrisations
-        }
         return json.dumps({**values, "records": [_finite(asdict(record)) for record in self.records]})
 
     def save(self, folder: str | PathLike[str]) -> Path:
@@ -198,7 +188,6 @@ def coordinates(
     loss: Loss | None = None,
     rows: Sequence[str] | None = None,
     kinds: Given | None = None,
-    attention: Literal["held", "rescaled"] = "held",
     optimizer: MakeOptimizer | None = None,
     title: str = "",
 ) -> Coordinates:
@@ -206,11 +195,11 @@ def coordinates(
 
     `make` builds a new network. It is called under a fixed seed, and for the base on the meta device. Let the number of
     heads grow with the width. `base` is the width where the rate was tuned, the smallest by default.
-    `parametrisations`: "standard", "mup", or "mup:unit", "mup:zero", "mup:0.5" with another output start.
+    `parametrisations`: "standard", "mup", or "mup:unit", "mup:zero", "mup:0.5" with a different output start.
     `inputs` are the inputs of one batch, `loss(model)` the loss on one batch, always the same. Without a loss the
     network is trained towards fixed random numbers; U-ViT and diffusers' UNets need no inputs for that.
     `rows` names the modules to look at; by default the blocks (elements of module lists, children of the model).
-    `optimizer(model, kinds, lr)` makes another optimiser than AdamW; it should not decay weights.
+    `optimizer(model, kinds, lr)` makes an optimiser other than AdamW; it should not decay weights.
     """
     values = tuple(dict.fromkeys(int(value) for value in widths))
     if len(values) < 2 or steps < 1 or seeds < 1:
@@ -225,7 +214,7 @@ def coordinates(
         other = max(values) if max(values) != width else min(values)
         with torch.device("meta"):
             model, at_base, delta = make(width), make(base), make(other)
-        found = kinds_of(model, at_base, kinds=kinds, attention=attention, delta=delta)
+        found = kinds_of(model, at_base, kinds=kinds, delta=delta)
         for name, start in starts.items():
             for seed in range(seeds):
                 logger.info("%s, width %d, seed %d", name, width, seed)

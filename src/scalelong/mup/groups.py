@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from ..config import OUTPUT_STARTS as OUTPUT_STARTS, OutputStart, require_output_start as require_output_start
 from ..console import text_table
-from ..errors import InvalidConfigError, NotFreshError
+from ..errors import AlreadyScaledError, InvalidConfigError
 from ..models import UViT
 from .parameters import Base, Given, Kind, Kinds, bare, kinds as kinds_of
 
@@ -42,7 +42,6 @@ def parameter_groups(
     lr: float,
     weight_decay: float = 0.01,
     kinds: Given | None = None,
-    attention: Literal["held", "rescaled"] = "held",
     delta: nn.Module | None = None,
 ) -> list[dict[str, Any]]:
     """Parameter groups of μP for AdamW: rate / m and decay × m for hidden and output layers, the rest as it is.
@@ -54,7 +53,7 @@ def parameter_groups(
     The other arguments are those of `kinds`. The rule is Adam's, and wrong for SGD and Adafactor; Muon has
     `sl.muon_groups`.
     """
-    found = kinds_of(model, base, kinds=kinds, attention=attention, delta=delta)
+    found = kinds_of(model, base, kinds=kinds, delta=delta)
     return groups_of(model, found, lr=lr, weight_decay=weight_decay)
 
 
@@ -108,10 +107,9 @@ def start_(
     output_start: OutputStart = "strict",
     init: Init | None = None,
     kinds: Given | None = None,
-    attention: Literal["held", "rescaled"] = "held",
     delta: nn.Module | None = None,
 ) -> MupStart:
-    """Scale the weights of a new network as μP asks, in place. A second time raises NotFreshError.
+    """Scale the weights of a new network as μP asks, in place. A second time raises AlreadyScaledError.
 
     `output_start`: "strict" multiplies the output layers by 1/√m, "unit" leaves them, "zero" makes them 0, and a
     number is that many times strict (the output multiplier, which may be tuned at the base).
@@ -123,11 +121,11 @@ def start_(
     output_start = require_output_start(output_start)
     host = bare(model)
     if _STARTED in vars(host):
-        raise NotFreshError(
+        raise AlreadyScaledError(
             "this model was started for μP before, and a second time would scale its weights again: build a new one. A "
             "run that is resumed needs parameter_groups alone"
         )
-    found = kinds_of(model, base, kinds=kinds, attention=attention, delta=delta)
+    found = kinds_of(model, base, kinds=kinds, delta=delta)
     return start_kinds_(host, found, output_start, init, base)
 
 
@@ -205,7 +203,7 @@ def _drawn_by(host: nn.Module, found: Kinds, base: Any) -> Init:
     if set(clear) in ({0}, {1}) and len(clear) >= 0.5 * len(shares):
         return "constant" if clear[0] else "fan-in"
     raise InvalidConfigError(
-        f"how this {type(host).__name__} draws its weights cannot be told from them: pass init='fan-in' if their "
+        f"how this {type(host).__name__} draws its weights is not clear from them: pass init='fan-in' if their "
         f"deviation falls as 1/√fan-in (torch's default, Xavier, Kaiming), init='constant' if it is a number, such as "
         f"0.02, at every width"
     )

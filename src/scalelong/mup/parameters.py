@@ -11,7 +11,7 @@ matrix does not say which side is its input. So the module that owns a parameter
     vector   one growing dimension: norms, biases                                        rate × 1      decay × 1
     finite   nothing grows                                                               rate × 1      decay × 1
 
-m is the fan-in divided by that of the base. What cannot be told raises UnclearParameterError and can be named:
+m is the fan-in divided by that of the base. What is not clear raises UnclearParameterError and can be named:
 
     sl.mup.kinds(model, base=64)                                    # our U-ViT, diffusers' UNets
     sl.mup.kinds(model, base=lambda: Net(width=64), kinds={"*.mixer": "hidden"})
@@ -20,7 +20,7 @@ m is the fan-in divided by that of the base. What cannot be told raises UnclearP
 import copy
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from fractions import Fraction
@@ -29,16 +29,15 @@ from typing import Any, Literal, get_args
 import torch
 from torch import nn
 
-from ..attaching import KEY, is_scaled_host, scaled_host_of
+from ..attaching import KEY, scaled_host_of
 from ..console import text_table
 from ..errors import InvalidConfigError, ScaleLongError, UnclearParameterError
 from ..models import PositionEmbedding, SkipMerge, UViT
 from ..scaling import GateLayer
 
 KindName = Literal["input", "hidden", "output", "vector", "finite"]
-Shapes = Mapping[str, Sequence[int]]
-Base = int | nn.Module | Shapes | Callable[[], nn.Module]
-"""A width, a network of that width, a function that builds one, or the shapes of its parameters by name."""
+Base = int | nn.Module | Callable[[], nn.Module]
+"""A width, a network of that width, or a function that builds one."""
 
 
 @dataclass(frozen=True)
@@ -104,35 +103,29 @@ def kinds(
     base: Base,
     *,
     kinds: Given | None = None,
-    attention: Literal["held", "rescaled"] = "held",
     delta: nn.Module | None = None,
 ) -> Kinds:
     """The kind of every parameter of the model, by comparing its shapes with those of the base.
 
     `base` is a width (our U-ViT and diffusers' UNets are rebuilt at it, with the size of an attention head held), a
-    model of the base width, a function that builds one (on the meta device), or a dictionary of shapes.
-    `kinds` names what cannot be told, or what is told wrongly: {"pattern of names": "hidden"}.
-    `attention="rescaled"` says that heads grow in size and the model divides its logits by d / √(d of the base) itself.
+    model of the base width, or a function that builds one (on the meta device).
+    `kinds` names what is not clear, or wrong: {"pattern of names": "hidden"}.
     `delta` is a model of another width. It is needed where the model has the base's own width, since nothing grows
     there; for a width as base it is built.
     """
-    if attention not in ("held", "rescaled"):
-        raise InvalidConfigError(f"attention must be 'held' or 'rescaled', got {attention!r}")
     given = {} if kinds is None else dict(kinds)
     host = bare(model)
-    base_model, base_shapes = _base(host, base)
-    mine = _shapes(host)
-    base_shapes = _with_attached(host, mine, base_shapes)
+    base_model, mine = _base(host, base), _shapes(host)
+    base_shapes = _with_attached(host, mine, _shapes(base_model))
     _require_same_names(mine, base_shapes, host)
     if mine == base_shapes:
         other = delta if delta is not None else (_rebuilt(host, 2 * base) if isinstance(base, int) else None)
         if other is None:
-            return Kinds(_decide(host, None, mine, mine, given))
-        told = _decide(host, other, mine, _with_attached(host, mine, _shapes(bare(other))), given)
-        return Kinds({name: replace(kind, m=1.0) for name, kind in told.items()})
-    if base_model is not None and attention == "held":
-        _require_held_heads(host, base_model)
-    return Kinds(_decide(host, base_model, mine, base_shapes, given))
+            return Kinds(_decide(host, mine, mine, given))
+        found = _decide(host, mine, _with_attached(host, mine, _shapes(bare(other))), given)
+        return Kinds({name: replace(kind, m=1.0) for name, kind in found.items()})
+    _require_held_heads(host, base_model)
+    return Kinds(_decide(host, mine, base_shapes, given))
 
 
 # The base
@@ -158,7 +151,7 @@ def width_of(model: nn.Module) -> int | None:
     return int(channels[0]) if isinstance(channels, tuple | list) and channels and _is_diffusers(host) else None
 
 
-def _base(model: nn.Module, base: Base) -> tuple[nn.Module | None, dict[str, tuple[int, ...]]]:
+def _base(model: nn.Module, base: Base) -> nn.Module:
     if isinstance(base, bool) or (isinstance(base, int) and base < 1):
         raise InvalidConfigError(f"base must be a width of at least 1, got {base!r}")
     if isinstance(base, int):
@@ -167,14 +160,8 @@ def _base(model: nn.Module, base: Base) -> tuple[nn.Module | None, dict[str, tup
         with torch.device("meta"):
             base = base()
     if isinstance(base, nn.Module):
-        found = bare(base)
-        return found, _shapes(found)
-    if isinstance(base, Mapping):
-        return None, {name: tuple(int(size) for size in shape) for name, shape in base.items()}
-    raise InvalidConfigError(
-        f"base must be a width, a model, a function that builds one, or a dictionary of shapes; got "
-        f"{type(base).__name__}"
-    )
+        return bare(base)
+    raise InvalidConfigError(f"base must be a width, a model or a function that builds one, got {type(base).__name__}")
 
 
 def _rebuilt(model: nn.Module, width: int) -> nn.Module:
@@ -185,7 +172,7 @@ def _rebuilt(model: nn.Module, width: int) -> nn.Module:
                 return type(model)(**uvit_at(model.arguments(), width))
             if width_of(model) is not None:
                 config: Any = model.config
-                # Without what `scale_skips_` writes into it: gates of the base are told from the sites of the skips.
+                # Without what `scale_skips_` writes into it: gates of the base follow from the sites of the skips.
                 values = {k: v for k, v in dict(config).items() if not k.startswith("_") and k != KEY}
                 with_width = unet_at(type(model).__name__, values, width)
                 return type(model)(**with_width)
@@ -283,7 +270,7 @@ def _with_attached(
     if not missing or not all(name.startswith(prefix) for name in missing):
         return base
     host = scaled_host_of(model)
-    scaling = host.scaling if is_scaled_host(host) else None
+    scaling = host.scaling if host.is_scaled else None
     ratios = {r for name in mine if name in base for r in _ratios(mine[name], base[name]) if r != 1}
     if scaling is None or len(ratios) > 1:
         return base
@@ -308,7 +295,7 @@ def _require_same_names(mine: Mapping[str, Any], base: Mapping[str, Any], model:
             shown = ", ".join(missing[:6]) + (f" and {len(missing) - 6} more" if len(missing) > 6 else "")
             raise InvalidConfigError(
                 f"{where} has no parameter {shown}: the base must be the same {type(model).__name__} at another width. "
-                f"Give both the same depth and options, scale the long skips of both, or pass the shapes by name"
+                f"Give both the same depth and options, and scale the long skips of both"
             )
 
 
@@ -328,11 +315,7 @@ def _ratios(shape: tuple[int, ...], base: tuple[int, ...]) -> list[Fraction]:
 
 
 def _decide(
-    model: nn.Module,
-    base: nn.Module | None,
-    mine: dict[str, tuple[int, ...]],
-    theirs: dict[str, tuple[int, ...]],
-    given: dict[str, Any],
+    model: nn.Module, mine: dict[str, tuple[int, ...]], theirs: dict[str, tuple[int, ...]], given: dict[str, Any]
 ) -> dict[str, Kind]:
     unused = [pattern for pattern in given if not any(fnmatchcase(name, pattern) for name in mine)]
     if unused:
@@ -346,57 +329,49 @@ def _decide(
     unclear: list[str] = []
     for names in names_of.values():
         named = [value for name in names for pattern, value in given.items() if fnmatchcase(name, pattern)]
-        told = (
-            [_as_named(named[-1], model, names[0], mine, theirs)]
-            if named
-            else [_classify(model, base, name, mine[name], theirs[name], widths) for name in names]
-        )
-        if any(isinstance(each, _Unclear) for each in told):
-            unclear += [
-                f"{name} {mine[name]}: {each.reason}"
-                for name, each in zip(names, told, strict=False)
-                if isinstance(each, _Unclear)
-            ]
-        elif len(set(told)) > 1:
-            kinds = " and ".join(f"{each.kind} as {name}" for name, each in zip(names, told, strict=True))  # pyright: ignore
-            unclear.append(f"{names[0]} {mine[names[0]]}: it is tied, {kinds}")
-        else:
-            assert isinstance(told[0], Kind)
-            found[names[0]] = replace(told[0], shape=mine[names[0]])
+        # A parameter that is tied has several names, and may be something else by each.
+        each = {name: _classify(model, name, mine[name], theirs[name], widths) for name in names}
+        if named:
+            each = {names[0]: _as_named(named[-1], model, names[0], mine, theirs)}
+        reasons = [f"{name} {mine[name]}: {kind.reason}" for name, kind in each.items() if isinstance(kind, _Unclear)]
+        kinds = {kind: name for name, kind in each.items() if isinstance(kind, Kind)}
+        if len(kinds) > 1:
+            tied = " and ".join(f"{kind.kind} as {name}" for kind, name in kinds.items())
+            reasons.append(f"{names[0]} {mine[names[0]]}: it is tied, {tied}")
+        if not reasons:
+            found[names[0]] = replace(*kinds, shape=mine[names[0]])
+        unclear += reasons
     if unclear:
         shown = "; ".join(unclear[:8]) + (f"; and {len(unclear) - 8} more" if len(unclear) > 8 else "")
         raise UnclearParameterError(
-            f"what these parameters are to μP cannot be told: {shown}. Name them, "
+            f"what these parameters are to μP is not clear: {shown}. Name them, "
             f'kinds={{"{unclear[0].partition(" ")[0]}": "hidden"}} (input, hidden, output, vector or finite)'
         )
     return {name: found[name] for name in parameters if name in found}
 
 
 def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """The module that reads a parameter, and the name that it has there. Parametrised weights belong to their layer."""
+    """The module that reads a parameter, and the name that it has there."""
     path, _, leaf = name.rpartition(".")
-    parametrised = re.fullmatch(r"(?:(.*)\.)?parametrizations\.(\w+)", path)
-    if parametrised:
-        return model.get_submodule(parametrised[1] or ""), f"{parametrised[2]}.{leaf}"
     return model.get_submodule(path), leaf
 
 
 def layer_sides(model: nn.Module, name: str) -> tuple[int, int] | None:
     """(outputs, inputs) of the weight of a layer that multiplies its features by one matrix.
 
-    None for all else: gates, weights that are parametrised, grouped convolutions, parameters of unknown modules.
+    None for all else: gates, grouped convolutions, parameters of unknown modules.
     """
     module, leaf = _owner(model, name)
     axes, shape = _axes(module, leaf), model.get_parameter(name).shape
     grouped = getattr(module, "groups", 1) > 1
-    if axes is None or "." in leaf or grouped or isinstance(module, GateLayer) or len(shape) < 2:
+    if axes is None or grouped or isinstance(module, GateLayer) or len(shape) < 2:
         return None
     return shape[axes[0]], shape[axes[1]]
 
 
 def _axes(module: nn.Module, leaf: str) -> tuple[int, int] | None:
     """(fan-out axis, fan-in axis) of a weight; None if the module is not known to be a matrix product."""
-    if not leaf.split(".")[0].startswith(("weight", "in_proj_weight", "q_proj", "k_proj", "v_proj")):
+    if not leaf.startswith(("weight", "in_proj_weight", "q_proj", "k_proj", "v_proj")):
         return None
     if isinstance(module, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d):
         return 1, 0
@@ -423,12 +398,7 @@ def _widths(model: nn.Module, mine: dict[str, tuple[int, ...]], theirs: dict[str
 
 
 def _classify(
-    model: nn.Module,
-    base: nn.Module | None,
-    name: str,
-    shape: tuple[int, ...],
-    before: tuple[int, ...],
-    widths: set[Fraction],
+    model: nn.Module, name: str, shape: tuple[int, ...], before: tuple[int, ...], widths: set[Fraction]
 ) -> Kind | _Unclear:
     ratios = _ratios(shape, before)
     if len(shape) != len(before):
@@ -437,11 +407,8 @@ def _classify(
     module, leaf = _owner(model, name)
     if not growing:
         return Kind("finite")
-    if "." in leaf:  # parametrised: W is a function of what is trained
-        if not leaf.endswith((".original0", ".original1")):  # those of weight_norm
-            return _Unclear("it is parametrised, and how its updates reach the weight is not known")
-        if leaf.endswith(".original0"):
-            return Kind("vector")  # the magnitude of weight_norm: one number for each output
+    if ".parametrizations." in f".{name}":
+        return _Unclear("it is parametrised, and how its updates reach the weight is not known")
     if _is_norm(module) or len(shape) == 1:
         return Kind("vector")
     if isinstance(module, nn.Embedding | nn.EmbeddingBag | PositionEmbedding):
@@ -451,26 +418,11 @@ def _classify(
     axes = _axes(module, leaf)
     if axes is None:
         return _raw(ratios, growing, shape)
-    return _matrix(module, base, name, ratios, growing, axes, widths)
-
-
-def _matrix(
-    module: nn.Module,
-    base: nn.Module | None,
-    name: str,
-    ratios: list[Fraction],
-    growing: list[int],
-    axes: tuple[int, int],
-    widths: set[Fraction],
-) -> Kind | _Unclear:
-    out, into = axes
     if any(axis not in axes for axis in growing):
         return _Unclear("its kernel differs from the base's")
-    fan_out, fan_in = ratios[out], ratios[into]
-    groups = getattr(module, "groups", 1)
-    if into == 0 and groups > 1:  # (in, out / groups, ...): each output reads in / groups
-        grown = _groups_ratio(module, base, name, fan_in)
-        fan_in, fan_out = fan_in / grown, fan_out * grown
+    fan_out, fan_in = ratios[axes[0]], ratios[axes[1]]
+    if axes[1] == 0 and getattr(module, "groups", 1) > 1:
+        return _Unclear("it is a transposed convolution in groups, whose shape does not tell its fan-in")
     if fan_in == 1:
         return Kind("input")
     if fan_out == 1:
@@ -484,15 +436,8 @@ def _matrix(
     return Kind("hidden", float(fan_in))
 
 
-def _groups_ratio(module: Any, base: nn.Module | None, name: str, channels: Fraction) -> Fraction:
-    """By how much the number of groups of a transposed convolution grew: depthwise ones grow with the width."""
-    if base is not None:
-        return Fraction(module.groups, int(getattr(_owner(base, name)[0], "groups", 1)))
-    return channels if module.groups == module.in_channels else Fraction(1)
-
-
 def _raw(ratios: list[Fraction], growing: list[int], shape: tuple[int, ...]) -> Kind | _Unclear:
-    """A parameter of a module that is not known. What it is used for can be told in plain cases only."""
+    """A parameter of a module that is not known. Its use is clear in plain cases only."""
     if sum(size > 1 for size in shape) == 1:
         return Kind("vector")
     if growing == [len(shape) - 1] and shape[0] == 1 and len(shape) > 2:
@@ -540,8 +485,7 @@ def _require_held_heads(model: nn.Module, base: nn.Module) -> None:
         if name in before and size != before[name]:
             raise InvalidConfigError(
                 f"the heads of {name or type(model).__name__} have a size of {size}, and of {before[name]} in the "
-                f"base: μP for softmax(q·k/√d) holds the size of a head. Let the number of heads grow with the width, "
-                f"or scale the logits by √{before[name]}/{size} in the model and pass attention='rescaled'"
+                f"base: μP for softmax(q·k/√d) holds the size of a head. Let the number of heads grow with the width"
             )
 
 
@@ -551,7 +495,7 @@ _QUERIES = {"to_q": 1, "q_proj": 1, "query": 1, "qkv": 3, "to_qkv": 3, "in_proj"
 
 
 def head_sizes(model: nn.Module) -> Iterator[tuple[str, int]]:
-    """The size of an attention head, by the name of the attention, where it can be told."""
+    """The size of an attention head, by the name of the attention, where it is known."""
     for name, module in model.named_modules():
         own = vars(module)  # diffusers' models warn if they are asked for a field of their configuration
         heads = next((own[each] for each in _HEADS if _is_count(own.get(each))), None)

@@ -1,7 +1,6 @@
 """Everything that the report shows, gathered from run folders as plain data.
 
-A folder may also hold the range.json of `scalelong range`: which rates each method survives. Nothing here needs torch,
-except for the κ of a run that did not record them.
+A folder may also hold the range.json of `scalelong range`: which rates each method survives. Nothing here needs torch.
 """
 
 import base64
@@ -10,6 +9,7 @@ import json
 import logging
 import math
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -18,9 +18,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ..config import ALARMS, ANCHOR_TITLES, CONFIG, DATA, ENVIRONMENT, ROLLBACKS, SCORE_TITLES, SCORES, load_config
-from ..console import listed
-from ..errors import NoRunsError, ScaleLongError
+from ..config import ALARMS, ANCHOR_TITLES, CONFIG, DATA, ENVIRONMENT, ROLLBACKS, SCORE_TITLES, SCORES
+from ..errors import InvalidConfigError, RunFolderError
 from ..experiments import (
     BASELINE,
     DIAGNOSIS,
@@ -29,14 +28,14 @@ from ..experiments import (
     RunRecord,
     level_rows,
     own_file,
-    read_json,
+    read_own_json,
     read_run,
     table_rows,
     verdict,
 )
-from ..files import below, in_words, read_json as read_json_file, read_json_lines
+from ..files import below, read_json, read_json_lines
 from ..optional import needs
-from ..stability import PLACES, AlarmDetector, AlarmRules
+from ..stability import RateRange, RateRun
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +51,7 @@ def collect(folders: Sequence[str | PathLike[str]], *, may_be_empty: bool = Fals
     """Runs, methods and tables. A folder is a run, or holds runs (what `scalelong compare` writes)."""
     ranges = _ranges(map(Path, folders))
     found = find_runs(map(Path, folders), may_be_empty=may_be_empty or bool(ranges))
-    runs = [_with_known_kappas(read_run(path)) for path in found]
+    runs = [read_run(path) for path in found]
     runs.sort(key=lambda run: run.method != BASELINE)
     labelled = [replace(run, method=label) for run, label in zip(runs, _labels(runs), strict=True)]
     groups: dict[str, list[RunRecord]] = {}
@@ -61,7 +60,7 @@ def collect(folders: Sequence[str | PathLike[str]], *, may_be_empty: bool = Fals
     many = len(groups) + len(ranges) > 1
     return {
         "verdict": [
-            *({"title": entry["title"], "text": [entry["verdict"]]} for entry in ranges if entry["verdict"]),
+            *({"title": entry["title"], "text": entry["verdict"]} for entry in ranges if entry["verdict"]),
             *({"title": _title(group) if many else "", "text": verdict(Results(group))} for group in groups.values()),
         ],
         "runs": [_run(run) for run in labelled],
@@ -81,13 +80,13 @@ def find_runs(folders: Iterable[Path], *, may_be_empty: bool = False) -> list[Pa
     found: list[Path] = []
     for folder in folders:
         if not folder.is_dir():
-            raise NoRunsError(f"there is no folder {folder}; give run folders or a comparison's folder")
+            raise RunFolderError(f"there is no folder {folder}; give run folders or a comparison's folder")
         if (folder / CONFIG).exists():
             inside = [folder]
         else:
             inside = sorted(path.parent for path in folder.glob(f"**/{CONFIG}"))
         if not inside and not may_be_empty:
-            raise NoRunsError(f"{folder} is not a run and holds none: there is no {CONFIG} in it or below it")
+            raise RunFolderError(f"{folder} is not a run and holds none: there is no {CONFIG} in it or below it")
         found += [path for path in inside if path not in found]
     return found
 
@@ -115,35 +114,6 @@ def _identity(run: RunRecord, varied: set[str]) -> str:
     return json.dumps(values, sort_keys=True, default=str)
 
 
-def _with_known_kappas(run: RunRecord) -> RunRecord:
-    """The κ of a constant scaling follow from the configuration, even if no monitor has read them."""
-    scaling = run.config.get("scaling", BASELINE)
-    if run.kappas or scaling == BASELINE or run.folder is None or not (run.folder / DATA).exists():
-        return run
-    kappas: list[float] = []
-    # A class of the user's own may not be importable here; then the κ stay unknown.
-    with suppress(ScaleLongError, ImportError, KeyError, ValueError, TypeError):
-        kappas = _constant_kappas(run.folder)
-    last = max((curve.steps[-1] for curve in run.curves.values() if len(curve)), default=0)
-    curves = {f"kappa/{i}": Curve((last,), (value,)) for i, value in enumerate(kappas, start=1)}
-    return replace(run, kappas=tuple(kappas), curves=run.curves | curves)
-
-
-def _constant_kappas(folder: Path) -> list[float]:
-    import torch  # which takes longer than all of the report
-
-    from ..attaching import coefficients
-    from ..runs import RunFolder, build_model, factory_of
-    from ..scaling import FixedScaling, as_scaling
-
-    config = load_config(folder / CONFIG)
-    # A report shows what it is given and runs none of it: the κ of a model of someone's own stay unknown.
-    if factory_of(config) is not None or not isinstance(as_scaling(config.scaling), FixedScaling):
-        return []
-    with torch.device("meta"):
-        return [float(value) for value in coefficients(build_model(config, RunFolder(folder).shape()))]
-
-
 def _run(run: RunRecord) -> dict[str, Any]:
     assert run.folder is not None
     return {
@@ -153,11 +123,12 @@ def _run(run: RunRecord) -> dict[str, Any]:
         "finished": run.finished,
         "diverged": run.diverged,
         "collapsed": run.collapsed,
+        "prediction": run.config.get("diffusion.prediction"),
         "curves": {name: _points(curve) for name, curve in run.curves.items() if name not in LEFT_OUT},
         "samples": _samples(run.folder),
         "config": below(run.folder).read_text(CONFIG),
-        "environment": read_json(run.folder / ENVIRONMENT),
-        "data": read_json(run.folder / DATA),
+        "environment": read_own_json(run.folder / ENVIRONMENT),
+        "data": read_own_json(run.folder / DATA),
     }
 
 
@@ -193,12 +164,9 @@ def _table(runs: Sequence[RunRecord]) -> dict[str, Any]:
     summaries = Results(runs).summaries()
     rows = table_rows(summaries)
     empty = [name for name in rows[0] if all(row[name] == "-" for row in rows)]
-    if len(summaries) == 1:
-        empty += [name for name in rows[0] if name.startswith("steps to ")]
-    return {
-        "title": _title(runs),
-        "rows": [{name: value for name, value in row.items() if name not in empty} for row in rows],
-    }
+    empty += [name for name in rows[0] if name.startswith("steps to ") and len(summaries) == 1]
+    kept = [{name: value for name, value in row.items() if name not in empty} for row in rows]
+    return {"title": _title(runs), "rows": kept}
 
 
 def _levels(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
@@ -219,7 +187,8 @@ def _scores(run: RunRecord) -> list[dict[str, str]]:
                 "sampler": f"{protocol.get('sampler', '-')}, {protocol.get('sampler_steps', '-')} steps",
                 "features": str(protocol.get("features", "-")),
             }
-            asked = {name: title for name, title in SCORE_TITLES.items() if values.get(name) or name not in _SELDOM}
+            # Of those that were not computed, the prompt accuracy leaves no empty column.
+            asked = {name: title for name, title in SCORE_TITLES.items() if values.get(name) or name != "agreement"}
             cells = {title: _score(values[name]) if values.get(name) else "-" for name, title in asked.items()}
             about = {"method": run.method, "seed": str(run.seed), "step": str(values["subject"].get("step", "-"))}
             rows.append({**about, **cells, **made})
@@ -240,9 +209,10 @@ def _copies(run: RunRecord) -> list[dict[str, Any]]:
         with suppress(KeyError, TypeError, ValueError, AttributeError):  # a line that someone else wrote
             copies, step = values["subject"]["copies"], values["subject"]["step"]
             # By its name in this folder alone: the run may have been moved, and others may have written the line.
-            image = _embedded(run.folder, f"images/{Path(str(copies['picture'])).name}")
-            if image is None:
+            content = _picture(run.folder, f"images/{Path(str(copies['picture'])).name}")
+            if content is None:
                 continue
+            image = _address(content)
             text = f"{copies['samples']:.1%} of the samples are near-copies of a training image"
             if copies.get("held_out") is not None:
                 text += (
@@ -252,18 +222,17 @@ def _copies(run: RunRecord) -> list[dict[str, Any]]:
     return []
 
 
-_SELDOM = ("agreement",)
-"""Of those that were not computed, these leave no empty column."""
-
-
 def _score(values: dict[str, Any]) -> str:
     return f"{values['value']:.3g} [{values['low']:.3g}, {values['high']:.3g}]"
 
 
 def _alarms(run: RunRecord) -> list[dict[str, Any]]:
-    """Rollbacks, and the alarms that were written down, or else those that the recorded readings raise."""
+    """Rollbacks, and the alarms that were written down."""
+    assert run.folder is not None
+    written = [entry for entry in _json_lines(run.folder / ALARMS) if "step" in entry and "kind" in entry]
+    found = [*_rollbacks(run)]
+    found += [{"step": e["step"], "kind": str(e["kind"]), "message": str(e.get("message", ""))} for e in written]
     about = {"method": run.method, "seed": run.seed}
-    found = [*_rollbacks(run), *_alarms_seen(run)]
     return [{**about, **entry} for entry in sorted(found, key=lambda entry: entry["step"])]
 
 
@@ -271,7 +240,7 @@ def _rollbacks(run: RunRecord) -> list[dict[str, Any]]:
     """Where the run went back to, and why."""
     assert run.folder is not None
     path, rows = own_file(run.folder, ROLLBACKS), []
-    found = read_json_file(path) if path.exists() else []
+    found = read_json(path) if path.exists() else []
     for entry in found if isinstance(found, list) else []:
         with suppress(KeyError, TypeError, ValueError, AttributeError):  # a file that someone else wrote
             why = f"step {entry['bad_step']} was not finite"
@@ -279,31 +248,12 @@ def _rollbacks(run: RunRecord) -> list[dict[str, Any]]:
                 why = f"the loss had collapsed at step {entry['bad_step']} ({entry['level']:.3g} → {entry['loss']:.3g})"
             left = entry.get("left_first")
             named = f"; {left['where']} left first" if left else ""
-            text = f"{why}{named}: back to step {entry['to_step']}, with {entry['factor']:g} times the rate."
+            rate = f"{entry['factor']:g} times the rate"
+            if isinstance(entry.get("rate"), float):  # that of the bad step; further rollbacks lower it further
+                rate = f"the rate {entry['factor'] * entry['rate']:.3g} instead of {entry['rate']:.3g}"
+            text = f"{why}{named}: back to step {entry['to_step']}, with {rate}."
             rows.append({"step": int(entry["to_step"]), "kind": "rollback", "message": text})
     return rows
-
-
-def _alarms_seen(run: RunRecord) -> list[dict[str, Any]]:
-    assert run.folder is not None
-    if (run.folder / ALARMS).exists():
-        written = [entry for entry in _json_lines(run.folder / ALARMS) if "step" in entry and "kind" in entry]
-        return [
-            {"step": entry["step"], "kind": str(entry["kind"]), "message": str(entry.get("message", ""))}
-            for entry in written
-        ]
-    prefixes = ("probe_", "kappa/", "gradient_norm/", "block_rms/", "skip_rms/")
-    readings: dict[int, dict[str, float]] = {}
-    for name, curve in run.curves.items():
-        if name.startswith(prefixes) or name in ("loss_max", "headroom", "activation_max"):
-            for step, value in curve.points:
-                readings.setdefault(step, {})[name] = value
-    watch = AlarmDetector(AlarmRules())
-    return [
-        {"step": alarm.step, "kind": alarm.kind, "message": alarm.message}
-        for step in sorted(readings)
-        for alarm in watch.check(step, readings[step])
-    ]
 
 
 def _json_lines(path: Path) -> list[dict[str, Any]]:
@@ -312,7 +262,7 @@ def _json_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _diagnosis(folders: Sequence[str | PathLike[str]]) -> dict[str, Any] | None:
-    found = (read_json(Path(folder) / DIAGNOSIS) for folder in folders)
+    found = (read_own_json(Path(folder) / DIAGNOSIS) for folder in folders)
     return next((entry for entry in found if entry.get("rows")), None)
 
 
@@ -323,14 +273,19 @@ MOST_GRID = 64 * 1024**2
 
 
 def _samples(folder: Path) -> list[dict[str, Any]]:
+    return [{"step": step, "image": _address(content)} for step, content in sample_grids(folder)]
+
+
+def sample_grids(folder: Path) -> list[tuple[int, bytes]]:
+    """The grids of a run by step, as PNG files; of many, evenly chosen ones."""
     named = [(name.removeprefix("step-").removesuffix(".png"), name) for name in below(folder).names("samples")]
     grids = [(int(step), name) for step, name in named if step.isdigit() and name == f"step-{step}.png"]
-    pictures = ((step, _embedded(folder, f"samples/{name}")) for step, name in _evenly(sorted(grids), MOST_GRIDS))
-    return [{"step": step, "image": image} for step, image in pictures if image is not None]
+    found = ((step, _picture(folder, f"samples/{name}")) for step, name in _evenly(sorted(grids), MOST_GRIDS))
+    return [(step, content) for step, content in found if content is not None]
 
 
-def _embedded(folder: Path, name: str) -> str | None:
-    """A PNG of a run folder as a data address; None if it is not there or not a picture.
+def _picture(folder: Path, name: str) -> bytes | None:
+    """A PNG of a run folder; None if it is not there or not a picture.
 
     It is decoded first, and links are refused: any other file that stands under this name is not published.
     """
@@ -344,6 +299,10 @@ def _embedded(folder: Path, name: str) -> str | None:
     except (OSError, ValueError, SyntaxError, images.DecompressionBombError):
         logger.warning("%s is not a PNG that can be read: the report leaves it out", folder / name)
         return None
+    return content
+
+
+def _address(content: bytes) -> str:
     return f"data:image/png;base64,{base64.b64encode(content).decode()}"
 
 
@@ -357,67 +316,43 @@ def _ranges(folders: Iterable[Path]) -> list[dict[str, Any]]:
 
 
 def _range(path: Path) -> dict[str, Any]:
-    values = read_json(path)
     try:
-        methods, rates = list(values["methods"]), list(values["rates"])
-        cells = {(cell["method"], cell["rate"]): cell for cell in values["cells"]}
-        half = {entry["method"]: entry["text"] for entry in values.get("half", [])}
-        left = {entry["method"]: _left_first(entry) for entry in values.get("left_first", [])}
-        return {
-            "title": str(values.get("title") or path.parent.name),
-            "verdict": str(values.get("verdict", "")),
-            "rule": str(values.get("rule", "")),
-            "rates": rates,
-            "your_rate": values.get("your_rate"),
-            "methods": methods,
-            "cells": [[_range_cell(cells.get((method, rate))) for rate in rates] for method in methods],
-            "rows": [
-                {
-                    "method": method,
-                    "half of the runs survive": half.get(method, "-"),
-                    "left first": left.get(method, "-"),
-                }
-                for method in methods
-            ],
-            "runs": [
-                {
-                    **{name: run[name] for name in ("method", "rate", "seed", "outcome")},
-                    "curve": _points(Curve(*zip(*run["curve"], strict=True))) if run.get("curve") else [[], []],
-                }
-                for run in values.get("runs", [])
-            ],
-            "samples": [
-                {**entry, "image": image}
-                for entry in values.get("samples", [])
-                if (image := _embedded(path.parent, entry["file"])) is not None
-            ],
-        }
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise NoRunsError(
-            f"{path} cannot be read as a result of `scalelong range` ({in_words(error)}); "
-            f"run that command again, or remove the file"
-        ) from error
-
-
-def _range_cell(cell: dict[str, Any] | None) -> dict[str, Any] | None:
-    if cell is None:
-        return None
+        found = RateRange.from_json(json.dumps(read_own_json(path)))
+    except InvalidConfigError as error:
+        raise RunFolderError(f"{path}: {error}, or remove the file") from error
+    pictures = [(entry, _picture(path.parent, str(entry.get("file", "")))) for entry in found.samples]
+    halves = {half.method: half.text for half in found.half_rates}
     return {
-        "survived": cell["survived"],
-        "count": cell["runs"],
-        "outcomes": {name: count for name, count in cell.get("outcomes", {}).items() if count},
-        "best": _median(cell.get("best_loss", [])),
-        "last": _median(cell.get("last_loss", [])),
+        "verdict": [text for text in (found.summary, found.verdict) if text],
+        "rule": found.rule,
+        "title": found.title or path.parent.name,
+        "rates": found.rates,
+        "your_rate": found.your_rate,
+        "methods": found.methods,
+        "cells": [[_range_cell(found.cell(method, rate)) for rate in found.rates] for method in found.methods],
+        "rows": [
+            {"method": each, "half of the runs survive": halves[each], "left first": found.left_first(each)}
+            for each in found.methods
+        ],
+        "runs": [
+            {
+                **{name: getattr(run, name) for name in ("method", "rate", "seed", "outcome")},
+                "curve": _points(Curve(*zip(*run.curve, strict=True))) if run.curve else [[], []],
+            }
+            for run in found.runs
+        ],
+        "samples": [{**entry, "image": _address(content)} for entry, content in pictures if content is not None],
     }
 
 
-def _median(losses: Iterable[float | None]) -> float | None:
-    """Of the losses that are numbers: the same statistic as in the printed table."""
-    found = [loss for loss in losses if loss is not None and math.isfinite(loss)]
-    return _finite(median(found)) if found else None
-
-
-def _left_first(entry: dict[str, Any]) -> str:
-    """Where the readings left their course first, most frequent first."""
-    counts = sorted(entry.get("counts", {}).items(), key=lambda item: -item[1])
-    return listed([f"{where} ({count})" for where, count in counts], PLACES) or "-"
+def _range_cell(runs: Sequence[RateRun]) -> dict[str, Any]:
+    """Counts, and medians of the losses that are numbers: the same statistic as in the printed table."""
+    best = [run.best for run in runs if run.best is not None]
+    last = [run.last for run in runs if run.last is not None]
+    return {
+        "survived": sum(run.survived for run in runs),
+        "count": len(runs),
+        "outcomes": Counter(run.outcome for run in runs),
+        "best": median(best) if best else None,
+        "last": median(last) if last else None,
+    }

@@ -1,27 +1,18 @@
-"""What a run is: below evaluation, which scores runs, and training, which makes them.
+"""Runs, below evaluation, which scores them, and training, which makes them.
 
 model        from a configuration to its network, its data and its conditions
 checkpoint   the state of a run on disk: whole or not there
 folder       the run folder: configuration, data, metrics, environment
-adapters     LoRA
 averages     moving averages of several lengths, and of any length after training
 origin       weights that exist already, as the start of a run
-load         a trained run, back from its folder
+load         a trained run, back from its folder or from the package
 samples      folders of generated images
-shipped      small trained networks that come with the package
 processes    devices and processes, through accelerate
 """
 
 from ..diffusion import (
     image_grid as image_grid,
 )
-from ..errors import (
-    CheckpointError as CheckpointError,
-    RunFolderError as RunFolderError,
-    RunLockedError as RunLockedError,
-    SampleFolderError as SampleFolderError,
-)
-from .adapters import add_adapters_ as add_adapters_
 from .averages import (
     OLDEST as OLDEST,
     forget_snapshots_after as forget_snapshots_after,
@@ -37,6 +28,7 @@ from .checkpoint import (
     read_checkpoint as read_checkpoint,
     saved_steps as saved_steps,
     step_folder as step_folder,
+    step_of as step_of,
     write_checkpoint as write_checkpoint,
 )
 from .folder import (
@@ -50,24 +42,30 @@ from .folder import (
     with_absolute_data as with_absolute_data,
 )
 from .load import (
+    CARD as CARD,
+    NETWORKS as NETWORKS,
+    SCORES as SCORES,
+    WEIGHTS as WEIGHTS,
     Run as Run,
     load_run as load_run,
+    load_trained as load_trained,
+    pack as pack,
+    packed_folder as packed_folder,
     require_constant as require_constant,
+    unpack as unpack,
 )
 from .model import (
     DataShape as DataShape,
-    Log as Log,
     RunData as RunData,
+    add_adapters_ as add_adapters_,
     build_model as build_model,
     example_forward as example_forward,
     factory_of as factory_of,
     is_uvit as is_uvit,
     load_images as load_images,
     load_run_data as load_run_data,
-    make_conditions as make_conditions,
     mup_kinds as mup_kinds,
     require_trust as require_trust,
-    require_trusted_training as require_trusted_training,
     shape_of as shape_of,
     uses_channels_last as uses_channels_last,
     uvit_arguments as uvit_arguments,
@@ -84,29 +82,18 @@ from .processes import (
     describe_processes as describe_processes,
     full_tensor as full_tensor,
     gather_objects as gather_objects,
+    in_any_process as in_any_process,
     make_accelerator as make_accelerator,
     on_main as on_main,
+    process_state as process_state,
 )
 from .samples import (
     NOTE as NOTE,
     SampleFolder as SampleFolder,
     fill_folder as fill_folder,
     folder_name as folder_name,
-    process_state as process_state,
     read_png as read_png,
     require_device as require_device,
     save_png as save_png,
     stack_images as stack_images,
-)
-from .shipped import (
-    CARD as CARD,
-    EXAMPLES as EXAMPLES,
-    NETWORKS as NETWORKS,
-    SCORES as SCORES,
-    WEIGHTS as WEIGHTS,
-    load_trained as load_trained,
-    pack as pack,
-    packed_folder as packed_folder,
-    shipped_names as shipped_names,
-    unpack as unpack,
 )

@@ -1,4 +1,4 @@
-"""How long the moving average of the weights is: said before training, or chosen after it.
+"""Moving averages of any length, chosen after training.
 
 A length is the standard deviation of the ages of the weights that are averaged:
 
@@ -17,7 +17,6 @@ A run that keeps two such averages ("tracks") and writes them down now and then 
 afterwards: the combination of the snapshots whose profile is nearest, in the sense of least squares, to the one wanted.
 
     RUN/averages/step-00000512.safetensors     both tracks, in half precision; the newest are in the checkpoint
-                 manifest.json                 sizes and checksums
 """
 
 from __future__ import annotations
@@ -25,17 +24,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..config import AverageLength, power
 from ..errors import CheckpointError
-from ..files import file_digest, in_words, make_folder, sync, write_text
+from ..files import below, in_words, make_folder, sync
+from .checkpoint import read_tensors
+
+OLDEST = 0.1
+"""Snapshots older than this share of the run are removed: an average of 20 % has 0.15 % of its weights before it."""
+Weights = Mapping[str, Tensor]
 
 
 def shares(lengths: Iterable[str]) -> list[AverageLength]:
@@ -44,22 +45,48 @@ def shares(lengths: Iterable[str]) -> list[AverageLength]:
     return found if len(found) > 1 else []
 
 
+def reconstruct(
+    folder: Path, step: int, length: AverageLength, kept: Mapping[str, Weights], run: str | None
+) -> tuple[dict[str, Tensor], float, int]:
+    """The average of a run at a step, the error of its profile (see `combine`), and how many snapshots it is made of.
+
+    `kept` are the averages of its checkpoint there, by length.
+    """
+    if str(length) in kept:
+        return dict(kept[str(length)]), 0.0, 1
+    tracks = [track for track in map(AverageLength.parse, kept) if track.unit == "share"]
+    if length.unit != "share" or len(tracks) < 2:
+        raise CheckpointError(
+            f"an average of {length} was not kept, and cannot be made afterwards: shares of the run can (10%), if two "
+            f"or more were kept in training, as --ema-lengths 5% 10% does. This run kept: {', '.join(kept) or 'none'}"
+        )
+    steps = [at for at in snapshot_steps(folder, run) if at < step]
+    points = [(at, track) for at in [*steps, step] for track in tracks]
+    coefficients, error = combine([(at, track.value) for at, track in points], step, length.value)
+    total = {name: torch.zeros_like(value).double() for name, value in kept[str(tracks[0])].items()}
+    for at in [*steps, step]:
+        weights = kept if at == step else by_length(read_tensors(snapshot_file(folder, at)))
+        factors = {str(track): c for (i, track), c in zip(points, coefficients, strict=True) if i == at}
+        try:
+            for name, value in total.items():
+                for track, factor in factors.items():
+                    value.add_(weights[track][name].double(), alpha=factor)
+        except (KeyError, RuntimeError) as fault:
+            raise CheckpointError(
+                f"{snapshot_file(folder, at)} does not fit the checkpoint ({in_words(fault)}): remove it, or restore "
+                f"it from a copy"
+            ) from fault
+    return {name: value.float() for name, value in total.items()}, error, len(steps) + 1
+
+
 # Combining snapshots to another length
 
 
-@dataclass(frozen=True)
-class Combination:
-    """The coefficients of the snapshots, and how far their profile is from the one that was wanted."""
-
-    coefficients: list[float]
-    error: float
-    """The sum over all steps of |weight - wanted weight|; the wanted weights have the sum 1."""
-
-
-def combine(tracks: Sequence[tuple[int, float]], step: int, length: float) -> Combination:
+def combine(tracks: Sequence[tuple[int, float]], step: int, length: float) -> tuple[list[float], float]:
     """The least-squares combination of averages (step, relative length) that is nearest to `length` at `step`.
 
-    The coefficients have the sum 1, so that weights that stand still are reproduced exactly.
+    Returns the coefficients and the sum over all steps of |weight - wanted weight|; the wanted weights have the sum 1.
+    So have the coefficients: weights that stand still are reproduced exactly.
     """
     powers = torch.tensor([power(each) for _, each in tracks], dtype=torch.float64)
     times = torch.tensor([time for time, _ in tracks], dtype=torch.float64)
@@ -74,7 +101,7 @@ def combine(tracks: Sequence[tuple[int, float]], step: int, length: float) -> Co
     found = torch.linalg.lstsq(system, right[:, None], rcond=1e-13, driver="gelsd").solution[:count, 0]
     profiles = torch.stack([profile(float(gamma), int(time), step) for gamma, time in zip(powers, times, strict=True)])
     error = (found @ profiles - profile(float(wanted), step, step)).abs().sum()
-    return Combination(found.tolist(), float(error))
+    return found.tolist(), float(error)
 
 
 def profile(gamma: float, time: int, steps: int) -> Tensor:
@@ -93,145 +120,58 @@ def _inner(first: Tensor, at_first: Tensor, second: Tensor, at_second: Tensor) -
 
 # Snapshots on disk
 
-MANIFEST = "manifest.json"
-OLDEST = 0.1
-"""Snapshots older than this share of the run are removed: an average of 20 % has 0.15 % of its weights before it."""
-Weights = Mapping[str, Tensor]
-
 
 def write_snapshot(folder: Path, step: int, tracks: Mapping[str, Weights], run: str | None) -> None:
-    """The tracks of a step, in half precision where the numbers allow it. The manifest last."""
+    """The tracks of a step, in half precision where the numbers allow it. Snapshots that are too old are removed."""
     from safetensors.torch import save_file
 
     make_folder(folder)
-    path, part = snapshot_file(folder, step), folder / f".step-{step:08d}.part"
+    part = folder / f".step-{step:08d}.part"
     about = {"scalelong": json.dumps({"step": step, "lengths": list(tracks), "run": run})}
-    save_file({f"{length}/{name}": _halved(value) for length, name, value in _entries(tracks)}, part, metadata=about)
+    tensors = {f"{length}/{name}": _halved(v) for length, weights in tracks.items() for name, v in weights.items()}
+    save_file(tensors, part, metadata=about)
     sync(part)
-    part.replace(path)
-    entries = _manifest(folder)
-    entries[path.name] = {"bytes": path.stat().st_size, "sha256": file_digest(path), "run": run}
-    for old in [name for name in entries if _step_of(name) < OLDEST * step]:
-        (folder / old).unlink(missing_ok=True)
-        del entries[old]
-    write_text(folder / MANIFEST, json.dumps(entries, indent=1))
+    part.replace(snapshot_file(folder, step))
+    for old in _saved(folder):
+        if old < OLDEST * step:
+            below(folder).remove(snapshot_file(folder, old).name)
 
 
 def forget_snapshots_after(folder: Path, step: int) -> None:
     """The run comes to these steps again, after a kill or a rollback."""
-    if not folder.exists():
-        return
-    for leftover in folder.glob(".step-*.part"):
-        leftover.unlink(missing_ok=True)
-    entries = _manifest(folder)
-    kept = {name: entry for name, entry in entries.items() if _step_of(name) <= step}
-    if kept != entries:
-        write_text(folder / MANIFEST, json.dumps(kept, indent=1))
-    for path in folder.glob("step-*.safetensors"):
-        if path.name not in kept:
-            path.unlink(missing_ok=True)
+    names = [snapshot_file(folder, later).name for later in _saved(folder) if later > step]
+    for name in [*names, *(name for name in below(folder).names() if re.fullmatch(r"\.step-\d+\.part", name))]:
+        below(folder).remove(name)
+
+
+def snapshot_steps(folder: Path, run: str | None) -> list[int]:
+    """The steps with a snapshot of this run. One that is damaged is an error: without it the length is another."""
+    from safetensors import SafetensorError, safe_open
+
+    for step in _saved(folder):
+        path = snapshot_file(folder, step)
+        try:
+            with safe_open(path, "pt") as file:
+                owner = json.loads(file.metadata()["scalelong"])["run"]
+        except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
+            raise CheckpointError(f"{path} cannot be read ({in_words(error)}); restore it, or remove it") from error
+        if owner != run:
+            raise CheckpointError(f"{path} belongs to another run; restore that of this run, or remove it")
+    return _saved(folder)
 
 
 def snapshot_file(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08d}.safetensors"
 
 
-def _entries(tracks: Mapping[str, Weights]) -> Iterable[tuple[str, str, Tensor]]:
-    return ((length, name, value) for length, weights in tracks.items() for name, value in weights.items())
+def _saved(folder: Path) -> list[int]:
+    found = [re.fullmatch(r"step-(\d{8,})\.safetensors", name) for name in below(folder).names()]
+    return sorted(int(match[1]) for match in found if match)
 
 
 def _halved(value: Tensor) -> Tensor:
     half = value.half()
     return half if bool(torch.isfinite(half).all()) else value
-
-
-def _manifest(folder: Path) -> dict[str, Any]:
-    with suppress(OSError, ValueError):
-        found = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        if isinstance(found, dict):
-            return {name: entry for name, entry in found.items() if re.fullmatch(r"step-\d+\.safetensors", str(name))}
-    return {}
-
-
-def _step_of(name: str) -> int:
-    return int(name.removeprefix("step-").partition(".")[0])
-
-
-# Any length, from a checkpoint and the snapshots before it
-
-
-@dataclass(frozen=True)
-class Reconstructed:
-    weights: dict[str, Tensor]
-    error: float
-    """Of the profile (see `Combination`); 0 for a length that the run kept."""
-    snapshots: int
-
-
-def reconstruct(
-    folder: Path, step: int, length: AverageLength, kept: Mapping[str, Weights], run: str | None
-) -> Reconstructed:
-    """The average of a run at a step. `kept` are the averages of its checkpoint there, by length."""
-    if str(length) in kept:
-        return Reconstructed(dict(kept[str(length)]), 0.0, 1)
-    tracks = [AverageLength.parse(name) for name in kept]
-    tracks = [track for track in tracks if track.unit == "share"]
-    if length.unit != "share" or len(tracks) < 2:
-        there = ", ".join(kept) or "none"
-        raise CheckpointError(
-            f"an average of {length} was not kept, and cannot be made afterwards: shares of the run can (10%), if two "
-            f"or more were kept in training, as --ema-lengths 5% 10% does. This run kept: {there}"
-        )
-    steps = [at for at in snapshot_steps(folder, run) if at < step]
-    points = [(at, track) for at in [*steps, step] for track in tracks]
-    mix = combine([(at, track.value) for at, track in points], step, length.value)
-    total: dict[str, Tensor] = {name: torch.zeros_like(value).double() for name, value in kept[str(tracks[0])].items()}
-    for at in [*steps, step]:
-        factors = {str(t): c for (i, t), c in zip(points, mix.coefficients, strict=True) if i == at}
-        weights = kept if at == step else _read_snapshot(folder, at)
-        try:
-            for name, value in total.items():
-                for track, factor in factors.items():
-                    value.add_(weights[track][name].double(), alpha=factor)
-        except (KeyError, RuntimeError) as error:
-            raise CheckpointError(
-                f"{snapshot_file(folder, at)} does not fit the checkpoint ({in_words(error)}): remove it, "
-                f"or restore it from a copy"
-            ) from error
-    return Reconstructed({name: value.float() for name, value in total.items()}, mix.error, len(steps) + 1)
-
-
-def snapshot_steps(folder: Path, run: str | None) -> list[int]:
-    """The steps of whole snapshots of this run. One that is damaged is an error: without it the length is another."""
-    found = []
-    for name, entry in sorted(_manifest(folder).items()):
-        path = folder / name
-        try:
-            if path.stat().st_size != entry["bytes"] or file_digest(path) != entry["sha256"]:
-                raise CheckpointError(
-                    f"{path} does not match the checksum of its manifest; restore it, or remove it and its entry in "
-                    f"{folder / MANIFEST} to do without it"
-                )
-            if entry["run"] != run:
-                raise CheckpointError(f"{path} belongs to another run; move it away")
-        except (OSError, KeyError, TypeError) as error:
-            raise CheckpointError(
-                f"{path} cannot be read ({in_words(error)}); remove its entry in {folder / MANIFEST}"
-            ) from error
-        found.append(_step_of(name))
-    return found
-
-
-def _read_snapshot(folder: Path, step: int) -> dict[str, dict[str, Tensor]]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return by_length(load_file(snapshot_file(folder, step)))
-    except (OSError, RuntimeError, SafetensorError) as error:
-        raise CheckpointError(
-            f"{snapshot_file(folder, step)} cannot be read ({in_words(error)}); restore it from a copy"
-        ) from error
 
 
 def by_length(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:

@@ -11,12 +11,11 @@ checkpoints/abandoned-step-00000900           set aside: damaged, or given up by
 """
 
 import json
+import logging
 import os
 import pickle
 import re
 import shutil
-import time
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,24 +27,15 @@ from torch import Tensor
 from .._version import __version__
 from ..config import CheckpointConfig
 from ..errors import CannotReadError, CheckpointError
-from ..files import (
-    MOST_TEXT,
-    NOT_THE_FILE,
-    file_digest,
-    in_words,
-    parse_json,
-    read_json,
-    refusal,
-    remove_leftovers,
-    require_regular,
-    sync,
-    write_text,
-)
+from ..files import NOT_THE_FILE, below, file_digest, in_words, read_json, refusal, remove_leftovers, sync, write_text
 from ..stability import last_good
+
+logger = logging.getLogger(__name__)
 
 MODEL, EMA, TRAINING, MANIFEST = "model.safetensors", "ema.safetensors", "training.pt", "manifest.json"
 AVERAGES = "averages.safetensors"
 FORMAT = 1
+BEST, ASIDE = "best", "abandoned-"
 
 
 @dataclass(frozen=True)
@@ -68,22 +58,18 @@ def step_folder(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08d}"
 
 
+def step_of(path: Path) -> int:
+    """The step that the name of a checkpoint's folder says."""
+    return int(path.name.removeprefix("step-"))
+
+
 def saved_steps(folder: Path) -> list[int]:
     """The steps with a folder, oldest first. Whether they are whole is for `verify` to say."""
-    found = [re.fullmatch(r"step-(\d{8,})", name) for name in _names(folder)]
+    found = [re.fullmatch(r"step-(\d{8,})", name) for name in below(folder.parent).names(folder.name)]
     return sorted(int(match[1]) for match in found if match)
 
 
-def _names(folder: Path) -> list[str]:
-    """What is in a folder; nothing, if it is not there. One that cannot be listed must not look empty."""
-    try:
-        return sorted(os.listdir(folder))
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise CheckpointError(
-            f"{folder} cannot be listed: {in_words(error)}; make it readable, then run the same command"
-        ) from error
+# Writing
 
 
 def write_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
@@ -99,28 +85,35 @@ def write_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
         _remove(target)  # only after a rollback: the run comes to this step for the second time
         os.rename(temporary, target)
         sync(folder)
-        _point_latest(folder, target)
+        _point(folder, "latest", target)
     # torch and safetensors report a full disk as errors of their own.
     except Exception as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise CheckpointError(_failure(folder, target, error)) from error
+        steps = saved_steps(folder)
+        kept = f"{step_folder(folder, steps[-1]).name} is intact" if steps else "there is no earlier checkpoint"
+        free = shutil.disk_usage(folder).free / 1e6 if folder.exists() else 0
+        raise CheckpointError(
+            f"{target} could not be written: {in_words(error)}. {free:.0f} MB are free there; {kept}. "
+            f"Make room, then run the same command to continue"
+        ) from error
     return target
 
 
 def _write_files(folder: Path, snapshot: Snapshot) -> None:
     from safetensors.torch import save_file
 
-    def about(weights: str) -> dict[str, str]:
+    tensors = {
+        MODEL: (snapshot.model, "raw, not averaged"),
+        EMA: (snapshot.ema, "exponential moving average (EMA)"),
+        **({AVERAGES: (snapshot.averages, "averages of other lengths")} if snapshot.averages else {}),
+    }
+    for name, (weights, kind) in tensors.items():
         # One entry only: safetensors writes several in random order, and equal weights should be equal files.
-        return {"scalelong": json.dumps({"version": __version__, "step": snapshot.step, "weights": weights})}
-
-    save_file(snapshot.model, folder / MODEL, metadata=about("raw, not averaged"))
-    save_file(snapshot.ema, folder / EMA, metadata=about("exponential moving average (EMA)"))
-    if snapshot.averages:
-        save_file(snapshot.averages, folder / AVERAGES, metadata=about("averages of other lengths"))
+        about = json.dumps({"version": __version__, "step": snapshot.step, "weights": kind})
+        save_file(weights, folder / name, metadata={"scalelong": about})
     torch.save(snapshot.training, folder / TRAINING)
     files = {}
-    for name in (MODEL, EMA, TRAINING, *([AVERAGES] if snapshot.averages else [])):
+    for name in (*tensors, TRAINING):
         # safetensors makes its files readable to their owner alone. Not every file system knows who may read.
         with suppress(PermissionError):
             shutil.copymode(folder / TRAINING, folder / name)
@@ -132,29 +125,16 @@ def _write_files(folder: Path, snapshot: Snapshot) -> None:
     write_text(folder / MANIFEST, json.dumps(manifest, indent=2))
 
 
-def _failure(folder: Path, target: Path, error: Exception) -> str:
-    steps = saved_steps(folder)
-    kept = f"{step_folder(folder, steps[-1]).name} is intact" if steps else "there is no earlier checkpoint"
-    free = shutil.disk_usage(folder).free / 1e6 if folder.exists() else 0
-    return (
-        f"{target} could not be written: {in_words(error)}. {free:.0f} MB are free there; {kept}. "
-        f"Make room, then run the same command to continue"
-    )
-
-
 # Reading: only what is whole, and of this run
 
 ANY_RUN = "any run"
 """In place of a run's id: whose checkpoint it is does not matter."""
-PATIENCE = 50
-"""How often to look again when checkpoints vanish while they are read: the run is training, and newer ones come."""
 
 
-def verify(path: Path) -> dict[str, Any]:
+def verify_checkpoint(path: Path) -> dict[str, Any]:
     """The manifest. CheckpointError unless every file is there and is what was written."""
     try:
-        require_regular(path / MANIFEST, MOST_TEXT)
-        manifest = parse_json((path / MANIFEST).read_bytes())
+        manifest = read_json(path / MANIFEST)
         files, made = manifest["files"], manifest["format"]
         if made != FORMAT:
             raise CheckpointError(
@@ -163,96 +143,81 @@ def verify(path: Path) -> dict[str, Any]:
             )
         for name in (MODEL, EMA, TRAINING, *([AVERAGES] if AVERAGES in files else [])):
             size, expected = (path / name).stat().st_size, files[name]["bytes"]
-            if size != expected:
-                raise CheckpointError(f"{path / name} has {size} bytes instead of {expected}; restore it from a copy")
-            if file_digest(path / name) != files[name]["sha256"]:
+            if size != expected or file_digest(path / name) != files[name]["sha256"]:
                 raise CheckpointError(
-                    f"{path / name} does not match the checksum of its manifest; restore it from a copy"
+                    f"{path / name} does not match its manifest ({size} bytes instead of {expected}, or another "
+                    f"checksum); restore it from a copy"
                 )
-    except OSError as error:
-        if error.errno in NOT_THE_FILE:  # not damaged: to fall back to an older one would lose steps
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        # What the machine lacks is no damage: to fall back to an older one would lose steps.
+        if isinstance(error, OSError) and error.errno in NOT_THE_FILE:
             raise refusal(error, path, CannotReadError) or error from error
-        if not isinstance(error, PermissionError):
-            raise CheckpointError(f"{path} is incomplete ({in_words(error)}); restore it from a copy") from error
-        raise CheckpointError(f"{path} is not readable for this user: change its permissions") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} is incomplete ({in_words(error)}); restore it from a copy") from error
     return manifest
 
 
 def read_checkpoint(path: Path) -> Snapshot:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    manifest = verify(path)
-    length = manifest.get("metrics")
+    length = verify_checkpoint(path).get("metrics")
     try:
         training = torch.load(path / TRAINING, map_location="cpu", weights_only=True)
         if not isinstance(training["step"], int):
             raise TypeError
-        averages = load_file(path / AVERAGES) if (path / AVERAGES).exists() else {}
-        weights, ema = load_file(path / MODEL), load_file(path / EMA)
-        length = length if isinstance(length, int) else None
-        return Snapshot(training["step"], weights, ema, training, averages=averages, metrics=length)
     except pickle.UnpicklingError as error:  # torch's text ends with how to run the code in it
         raise CheckpointError(
             f"{path / TRAINING} cannot be read: it holds more than numbers, which may be code; restore it from a copy"
         ) from error
-    except (SafetensorError, KeyError, TypeError, ValueError, OSError, RuntimeError, EOFError) as error:
+    except (KeyError, TypeError, ValueError, OSError, RuntimeError, EOFError) as error:
+        raise CheckpointError(f"{path} cannot be read ({in_words(error)}); restore it from a copy") from error
+    return Snapshot(
+        training["step"],
+        read_tensors(path / MODEL),
+        read_tensors(path / EMA),
+        training,
+        averages=read_tensors(path / AVERAGES) if (path / AVERAGES).exists() else {},
+        metrics=length if isinstance(length, int) else None,
+    )
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except (OSError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be read ({in_words(error)}); restore it from a copy") from error
 
 
 def newest_good(
-    folder: Path, log: Callable[[str], None], before: int | None = None, run: str | None = ANY_RUN
+    folder: Path, before: int | None = None, run: str | None = ANY_RUN, *, needed: bool = False
 ) -> Path | None:
-    """The newest checkpoint that is whole; damaged ones are named in the log and passed over. None if there is none."""
-    path, damage = _newest(folder, before, run)
-    if path is not None:
+    """The newest checkpoint that is whole; damaged ones are named in the log and passed over. None if there is none.
+
+    `needed`: CheckpointError if there are some, or were, and none of them can be used.
+    """
+    damage: list[str] = []
+    for step in reversed([step for step in saved_steps(folder) if before is None or step < before]):
+        path = step_folder(folder, step)
+        try:
+            manifest = verify_checkpoint(path)
+        except CheckpointError as error:
+            if not os.path.lexists(path):  # the run is training, and has pruned it in this moment: newer ones came
+                return newest_good(folder, before, run, needed=needed)
+            damage.append(str(error))
+            continue
+        require_own(path, manifest, run)
         for reason in damage:
-            log(f"damaged checkpoint, falling back to the previous one: {reason}")
-    return path
-
-
-def usable_checkpoint(folder: Path, log: Callable[[str], None], run: str | None = ANY_RUN) -> Path | None:
-    """The same; None only if there never was one. CheckpointError if there are some and none of them can be used."""
-    path = newest_good(folder, log, run=run)
-    if path is not None:
+            logger.warning(f"damaged checkpoint, falling back to the previous one: {reason}")
         return path
-    _, damage = _newest(folder, None, run)
-    aside = [name for name in _names(folder) if name.startswith(ASIDE)]
-    if not damage and not aside:
+    aside = [name for name in below(folder.parent).names(folder.name) if name.startswith(ASIDE)]
+    if not needed or not (damage or aside):
         return None
     found = "; ".join(damage) or f"there are only those that were set aside: {', '.join(aside)}"
     raise CheckpointError(
         f"{folder} holds no checkpoint that can be used: {found}. Nothing was changed. To go on, restore one from a "
-        f"copy, make it readable, or use the scalelong that wrote it; to begin again, choose another folder with "
-        f"--out, or move {folder.parent} away"
+        f"copy, or use the scalelong that wrote it; to begin again, choose another folder (--out) or move "
+        f"{folder.parent} away"
     )
-
-
-def _newest(folder: Path, before: int | None, run: str | None) -> tuple[Path | None, list[str]]:
-    """The newest whole checkpoint, and what is wrong with those after it."""
-    damage: list[str] = []
-    for _ in range(PATIENCE):
-        damage, pruned = [], False
-        for step in reversed(saved_steps(folder)):
-            if before is not None and step >= before:
-                continue
-            path = step_folder(folder, step)
-            try:
-                manifest = verify(path)
-            except CheckpointError as error:
-                pruned = not path.exists()
-                if pruned:
-                    break
-                damage.append(str(error))
-                continue
-            require_own(path, manifest, run)
-            return path, damage
-        if not pruned:
-            return None, damage
-        time.sleep(0.02)
-    return None, damage
 
 
 def require_own(path: Path, manifest: dict[str, Any], run: str | None) -> None:
@@ -269,14 +234,12 @@ def run_of(folder: Path) -> str | None:
     """The id that all checkpoints of a folder carry, if they carry one."""
     found = set()
     for step in saved_steps(folder):
-        with suppress(OSError, ValueError, AttributeError, TypeError):
+        with suppress(OSError, AttributeError, TypeError):
             found.add(read_json(step_folder(folder, step) / MANIFEST).get("run"))
     return found.pop() if len(found) == 1 else None
 
 
 # What is given up is set aside, and what is no longer wanted is removed
-
-ASIDE = "abandoned-"
 
 
 def abandon_after(folder: Path, step: int) -> None:
@@ -286,26 +249,25 @@ def abandon_after(folder: Path, step: int) -> None:
         if later > step:
             _set_aside(step_folder(folder, later))
     if step_folder(folder, step).exists():
-        _point_latest(folder, step_folder(folder, step))
+        _point(folder, "latest", step_folder(folder, step))
 
 
 def remove_unfinished(folder: Path) -> None:
-    """What kills left of checkpoints that were being written or removed."""
-    for path in list(_leftovers(folder)):
-        shutil.rmtree(path, ignore_errors=True)
-        with suppress(OSError):
-            path.unlink()
+    """Remove what kills left of checkpoints that were being written or removed: only names that are written here."""
+    for name in below(folder.parent).names(folder.name):
+        if re.fullmatch(r"\.step-\d+\.(part|old)|\.(latest|best)\.part", name):
+            path = folder / name
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     remove_leftovers(folder)
 
 
-def _set_aside(path: Path) -> Path:
-    """What was set aside stays, also if the same step is damaged again."""
+def _set_aside(path: Path) -> None:
+    """Rename a checkpoint. One that was set aside before stays, also if the same step is damaged again."""
     aside, count = path.with_name(f"{ASIDE}{path.name}"), 1
     while os.path.lexists(aside):
         count += 1
         aside = path.with_name(f"{ASIDE}{path.name}-{count}")
     os.rename(path, aside)
-    return aside
 
 
 def prune(folder: Path, config: CheckpointConfig, trouble: int | None = None, best: int | None = None) -> None:
@@ -318,12 +280,6 @@ def prune(folder: Path, config: CheckpointConfig, trouble: int | None = None, be
             _remove(step_folder(folder, step))
 
 
-def _leftovers(folder: Path) -> Iterator[Path]:
-    """Only names that are written here."""
-    for pattern in (".step-*.part", ".step-*.old", ".latest.part", ".best.part", ".latest.old"):
-        yield from folder.glob(pattern)
-
-
 def _remove(path: Path) -> None:
     """Delete a folder so that a kill in the middle leaves no half of it under its name."""
     if path.exists():
@@ -333,7 +289,7 @@ def _remove(path: Path) -> None:
         shutil.rmtree(old)
 
 
-BEST = "best"
+# The names `latest` and `best`
 
 
 def point_best(folder: Path, step: int | None) -> None:
@@ -351,7 +307,7 @@ def best_step(folder: Path) -> int | None:
     path = folder / BEST
     try:
         if path.is_dir() and not path.is_symlink():  # a copy of the run with links followed
-            return int(verify(path)["step"])
+            return int(verify_checkpoint(path)["step"])
         name = os.readlink(path) if path.is_symlink() else path.read_text(encoding="utf-8").strip()
     except (OSError, CheckpointError):
         return None
@@ -359,18 +315,14 @@ def best_step(folder: Path) -> int | None:
     return int(match[1]) if match else None
 
 
-def _point_latest(folder: Path, target: Path) -> None:
-    _point(folder, "latest", target)
-
-
 def _point(folder: Path, name: str, target: Path) -> None:
-    latest, link = folder / name, folder / f".{name}.part"
-    if latest.is_dir() and not latest.is_symlink():
-        _set_aside(latest)
+    pointer, link = folder / name, folder / f".{name}.part"
+    if pointer.is_dir() and not pointer.is_symlink():  # a copy of the run with links followed
+        _set_aside(pointer)
     link.unlink(missing_ok=True)
     try:
         link.symlink_to(target.name)
     except (OSError, NotImplementedError):  # a file system without symbolic links; a full disk says so again below
-        write_text(latest, f"{target.name}\n")
+        write_text(pointer, f"{target.name}\n")
     else:
-        os.replace(link, latest)
+        os.replace(link, pointer)

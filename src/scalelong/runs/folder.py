@@ -8,10 +8,10 @@ import platform
 import shlex
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -35,31 +35,30 @@ from ..config import (
     SCORES,
     TENSORBOARD,
     TRACKER_ID,
+    VARIANT,
     TrainConfig,
     conflicting_changes,
     differences,
     dump_config,
     load_config,
 )
-from ..data import DATASETS, ImageData
+from ..data import DATASETS
 from ..diffusion import words_of
-from ..errors import CannotReadError, FileAccessError, LinkRefusedError, RunFolderError
+from ..errors import CannotReadError, RunFolderError
 from ..files import (
     NOT_THE_FILE,
     append_json_line,
     below,
     forget_lock,
-    in_words,
     locked,
     make_folder,
-    read_json,
+    parse_json,
     read_json_lines,
-    read_text,
+    refuse_link,
     remove_leftovers,
-    write_text,
     writing,
 )
-from .checkpoint import remove_unfinished, run_of, saved_steps, usable_checkpoint
+from .checkpoint import newest_good, remove_unfinished, run_of, saved_steps
 from .model import DataShape, RunData, factory_of, shape_of
 
 logger = logging.getLogger(__name__)
@@ -68,8 +67,6 @@ LOST = "lost_bytes"
 """In a line of metrics: so much of the curve before it is gone."""
 MOST_WORDS = 5000
 """Largest vocabulary that is listed in data.json."""
-VARIANT = "variant.json"
-"""The name that a comparison gives to a run, written before the run begins."""
 COMMAND_VARIABLE = "SCALELONG_COMMAND"
 """Tells the processes of a comparison which command they belong to."""
 PACKAGES = ("torch", "accelerate", "diffusers", "safetensors", "numpy")
@@ -100,6 +97,7 @@ To continue it, or to train longer with more --steps, run the same command again
 class RunFolder:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
+        self.files = below(self.path)
         self.checkpoints = self.path / CHECKPOINTS
         self.samples = self.path / SAMPLES
         self.averages = self.path / AVERAGES
@@ -123,104 +121,99 @@ class RunFolder:
                 for folder in missing:
                     folder.rmdir()
 
+    # What the run is
+
     def begun_with(self) -> TrainConfig | None:
         """The configuration of the run in this folder; None before its first checkpoint."""
         begun = (self.path / CONFIG).exists() and saved_steps(self.checkpoints)
         return load_config(self.path / CONFIG) if begun else None
 
-    def check(self, config: TrainConfig, data: RunData, say: Callable[[str], None]) -> Path | None:
+    def check(self, config: TrainConfig, data: RunData) -> Path | None:
         """Before anything is written: the folder is empty, or the run in it is this run and can go on.
 
         The checkpoint to go on from; None for a new run.
         """
-        if (self.path / CONFIG).exists():
-            if saved_steps(self.checkpoints):  # a run that failed before its first checkpoint may be corrected
-                self._require_same(config, data, say)
-        elif any(e for e in self.path.iterdir() if not e.name.startswith(".") and e.name != VARIANT):
-            raise RunFolderError(f"{self.path} is not empty and holds no run; choose another folder with --out")
+        before = self.begun_with()  # a run that failed before its first checkpoint may be corrected
+        if before is not None:
+            self._require_same(before, config, data)
+        elif not (self.path / CONFIG).exists() and any(
+            name for name in self.files.names() if not name.startswith(".") and name != VARIANT
+        ):
+            raise RunFolderError(f"{self.path} is not empty and holds no run; choose another folder (--out)")
         for folder in (self.path, self.samples):
             remove_leftovers(folder)
         remove_unfinished(self.checkpoints)
-        return self._start(say)
+        path = newest_good(self.checkpoints, run=self.id, needed=True)
+        if path is None and self.metrics.exists() and self.metrics.stat().st_size > 0:
+            raise RunFolderError(
+                f"{self.path} has {METRICS} and no checkpoint in {self.checkpoints}: to begin again would overwrite "
+                f"what was recorded. To continue the run, restore its checkpoints from a copy; to begin again, choose "
+                f"another folder (--out), or move {self.path} away"
+            )
+        return path
+
+    def _require_same(self, before: TrainConfig, config: TrainConfig, data: RunData) -> None:
+        conflicts = conflicting_changes(before, config)
+        parts = Path(before.data).parts
+        # A relative path, as 0.2 kept it, may be this one. The fingerprints are compared as well.
+        if not Path(before.data).is_absolute() and Path(config.data).parts[-len(parts) :] == parts:
+            conflicts.pop("data", None)
+        if conflicts:
+            changes = "\n".join(f"  {name}: {old!r} -> {new!r}" for name, (old, new) in conflicts.items())
+            raise RunFolderError(
+                f"{self.path} holds a run with a different configuration:\n{changes}\n"
+                f"Give the same values to continue it, or another folder (--out)"
+            )
+        require_same_data(self.path, config, fingerprints(data))
+        for name, (old, new) in differences(before, config).items():
+            logger.info(f"changed: {name}: {old!r} -> {new!r}")
 
     def open(self, config: TrainConfig, data: RunData, processes: dict[str, Any]) -> None:
         """Write down what the run is."""
         images = data.train
+        captions = images.annotations.captions
+        words = None if captions is None else sorted({word for caption in captions for word in words_of(caption)})
         about = {
             **asdict(shape_of(images)),
             "name": images.name,
             "images": len(images),
             **fingerprints(data),
-            "vocabulary": vocabulary_of(images),
+            "vocabulary": words if words is not None and len(words) <= MOST_WORDS else None,
         }
+        consent = ["--trust"] if factory_of(config) else []
+        always = ["scalelong", "train", "--config", str(self.path / CONFIG), "--out", str(self.path), *consent]
         # The configuration first: a kill between two of these files leaves a folder that is known as a run.
-        write_text(self.path / CONFIG, dump_config(config))
-        write_text(self.path / DATA, json.dumps(about, indent=2))
+        self.files.write_text(CONFIG, dump_config(config))
+        self.files.write_text(DATA, json.dumps(about, indent=2))
         if not (self.path / RUN).exists() and not saved_steps(self.checkpoints):
-            write_text(self.path / RUN, json.dumps({"id": uuid.uuid4().hex[:16]}))
-        write_text(self.path / ENVIRONMENT, json.dumps(environment() | processes, indent=2))
-        write_text(self.path / README, _README_TEXT.format(command=self._command(config)))
+            self.files.write_text(RUN, json.dumps({"id": uuid.uuid4().hex[:16]}))
+        self.files.write_text(ENVIRONMENT, json.dumps(environment() | processes, indent=2))
+        self.files.write_text(README, _README_TEXT.format(command=this_command() or shlex.join(always)))
 
     @property
     def id(self) -> str | None:
-        """What tells this run from others of the same shapes. Runs of earlier versions have none."""
-        try:
-            if not os.path.lexists(self.path / RUN):
-                return run_of(self.checkpoints)
-            return str(read_json(self.path / RUN)["id"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            if isinstance(error, FileAccessError) and error.errno in NOT_THE_FILE:
-                raise
-            raise RunFolderError(
-                f"{self.path / RUN} cannot be read ({in_words(error)}): restore it, or remove it to take "
-                f"the id that all "
-                f"checkpoints carry"
-            ) from error
-
-    def _start(self, say: Callable[[str], None]) -> Path | None:
-        """A run whose checkpoints are lost is never begun again over it."""
-        path = usable_checkpoint(self.checkpoints, say, self.id)
-        if path is None and self.metrics.exists() and self.metrics.stat().st_size > 0:
-            raise RunFolderError(
-                f"{self.path} has {METRICS} and no checkpoint in {self.checkpoints}: to begin again would overwrite "
-                f"what was recorded. To continue the run, restore its checkpoints from a copy; to begin again, choose "
-                f"another folder with --out, or move {self.path} away"
-            )
-        return path
-
-    def _command(self, config: TrainConfig) -> str:
-        """What continues the run: the command that made it, or one that always works."""
-        path = str(self.path)
-        consent = ["--trust"] if factory_of(config) else []
-        always = ["scalelong", "train", "--config", f"{path}/{CONFIG}", "--out", path, *consent]
-        return this_command() or shlex.join(always)
-
-    def _require_same(self, config: TrainConfig, data: RunData, say: Callable[[str], None]) -> None:
-        before = load_config(self.path / CONFIG)
-        conflicts = conflicting_changes(before, config)
-        if "data" in conflicts and _same_data(before.data, config.data):
-            del conflicts["data"]
-        if conflicts:
-            changes = "\n".join(f"  {name}: {old!r} -> {new!r}" for name, (old, new) in conflicts.items())
-            raise RunFolderError(
-                f"{self.path} holds a run with a different configuration:\n{changes}\n"
-                f"Give the same values to continue it, or another folder with --out"
-            )
-        require_same_data(self.path, config, fingerprints(data))
-        for name, (old, new) in differences(before, config).items():
-            say(f"changed: {name}: {old!r} -> {new!r}")
+        """The id that tells this run from others of the same shapes. Runs of earlier versions have none."""
+        if not os.path.lexists(self.path / RUN):
+            return run_of(self.checkpoints)
+        mend = "remove it to take the id that all checkpoints carry"
+        found = self._json(RUN, mend)
+        if not isinstance(found, dict) or "id" not in found:
+            raise RunFolderError(f"{self.path / RUN} has no entry 'id': restore it, or {mend}")
+        return str(found["id"])
 
     def about(self) -> dict[str, Any]:
         """data.json: size, classes and fingerprint of the data. A damaged one is refused."""
-        path = self.path / DATA
-        mend = "to write it anew, remove it and give the command that trained the run (README.md has it)"
-        try:
-            about = read_json(path)
-        except CannotReadError as error:
-            raise RunFolderError(f"{error}; {mend}") from error
-        fault = _fault(about)
-        if fault is not None:
-            raise RunFolderError(f"{path} is damaged: {fault}; {mend}")
+        mend = "to write it again, remove it and give the command that trained the run (README.md has it)"
+        about = self._json(DATA, mend)
+        about = about if isinstance(about, dict) else {}
+        for name, kind in _ABOUT.items():
+            value = about.get(name)
+            if kind is int:
+                fits = type(value) is int and 0 < value < 2**31
+            else:
+                fits = value is None or (isinstance(value, kind) and all(isinstance(text, str) for text in value))
+            if not fits:
+                raise RunFolderError(f"{self.path / DATA} is damaged: {name!r} cannot be {str(value)[:60]!r}; {mend}")
         return {"name": "unknown data", "images": 0, "fingerprint": "unknown", **about}
 
     def shape(self) -> DataShape:
@@ -232,20 +225,29 @@ class RunFolder:
         """The words of the captions; None if there are none, or too many to list."""
         return self.about().get("vocabulary")
 
+    def _json(self, name: str, mend: str) -> Any:
+        try:
+            return parse_json(self.files.read_text(name))
+        except (CannotReadError, ValueError) as error:
+            if isinstance(error, CannotReadError) and error.errno in NOT_THE_FILE:
+                raise
+            raise RunFolderError(f"{self.path / name} cannot be read ({error}): restore it, or {mend}") from error
+
+    # Ids of trackers: a run that continues is the same run there
+
     def tracker_id(self) -> str:
-        """The id by which trackers know the run, kept in the folder: a run that continues is the same run there."""
-        path = self.path / TRACKER_ID
-        if not path.exists():
-            write_text(path, uuid.uuid4().hex[:12])
-        return read_text(path, 1000).strip()
+        """The id by which trackers know the run."""
+        if not (self.path / TRACKER_ID).exists():
+            self.files.write_text(TRACKER_ID, uuid.uuid4().hex[:12])
+        return self.files.read_text(TRACKER_ID, 1000).strip()
 
-    def mlflow_id(self) -> str | None:
-        """The id that MLflow gave the run when it was begun there; it takes none of ours."""
-        path = self.path / MLFLOW_ID
-        return read_text(path, 1000).strip() if path.exists() else None
+    def mlflow_id(self, new: str | None = None) -> str | None:
+        """The id that MLflow gave the run when it was begun there; it takes none of ours. `new` is kept."""
+        if new is not None:
+            self.files.write_text(MLFLOW_ID, new)
+        return self.files.read_text(MLFLOW_ID, 1000).strip() if (self.path / MLFLOW_ID).exists() else None
 
-    def keep_mlflow_id(self, value: str) -> None:
-        write_text(self.path / MLFLOW_ID, value)
+    # What the run records
 
     def append_metrics(self, values: dict[str, Any]) -> None:
         append_json_line(self.metrics, values)
@@ -254,7 +256,7 @@ class RunFolder:
         """Write the metrics to the disk, and return their length. A checkpoint's manifest keeps it."""
         if not self.metrics.exists():
             return 0
-        with below(self.path).open(METRICS, "r+b") as file:
+        with self.files.open(METRICS, "r+b") as file:
             os.fsync(file.fileno())
             return file.seek(0, os.SEEK_END)
 
@@ -265,28 +267,29 @@ class RunFolder:
         """
         kept = 0
         if self.metrics.exists():
-            with writing(self.metrics), below(self.path).open(METRICS, "r+b") as file:
+            with writing(self.metrics), self.files.open(METRICS, "r+b") as file:
                 end = 0
                 for line in file:
                     end += len(line)
                     kept = end if _step_of(line) <= step else kept
                 file.truncate(kept)
         if length is not None and kept < length:
-            lost = length - kept
             logger.warning(
                 "%s lost %d bytes from before step %d, perhaps by a power loss: its curves have a gap, and `compare` "
                 "refuses them",
-                self.metrics,
-                lost,
-                step,
+                *(self.metrics, length - kept, step),
             )
-            self.append_metrics({"step": step, LOST: lost})
+            self.append_metrics({"step": step, LOST: length - kept})
 
     def rollbacks(self) -> list[dict[str, Any]]:
-        path = self.path / ROLLBACKS
-        found = read_json(path) if path.exists() else []
-        if not isinstance(found, list) or not all(_is_rollback(entry) for entry in found):
-            raise RunFolderError(f"{path} is damaged: restore it, or remove it to go on with the full rate")
+        mend = "remove it to go on with the full rate"
+        found = self._json(ROLLBACKS, mend) if (self.path / ROLLBACKS).exists() else []
+        numbers = ("bad_step", "to_step", "factor")
+        if not isinstance(found, list) or not all(
+            isinstance(entry, dict) and all(isinstance(entry.get(name), int | float) for name in numbers)
+            for entry in found
+        ):
+            raise RunFolderError(f"{self.path / ROLLBACKS} is damaged: restore it, or {mend}")
         return found
 
     def rate_factor(self) -> float:
@@ -294,12 +297,13 @@ class RunFolder:
         return math.prod(entry["factor"] for entry in self.rollbacks())
 
     def record_rollback(self, entry: dict[str, Any]) -> None:
-        write_text(self.path / ROLLBACKS, json.dumps([*self.rollbacks(), entry], indent=2))
+        self.files.write_text(ROLLBACKS, json.dumps([*self.rollbacks(), entry], indent=2))
 
 
+_ABOUT = {"channels": int, "height": int, "width": int, "fingerprint": str, "name": str}
+_ABOUT |= {"classes": list, "vocabulary": list}
 _OWN_FILES = (CONFIG, DATA, RUN, ENVIRONMENT, README, METRICS, ALARMS, ROLLBACKS, SCORES, TRACKER_ID, MLFLOW_ID)
 _OWN_FOLDERS = (CHECKPOINTS, SAMPLES, IMAGES, AVERAGES, TENSORBOARD)
-_POINTERS = ("latest", "best")
 
 
 def require_no_links(folder: Path) -> None:
@@ -309,21 +313,12 @@ def require_no_links(folder: Path) -> None:
     """
     for name in (*_OWN_FILES, ".lock", ".lock-holder", *_OWN_FOLDERS):
         path = folder / name
-        _refuse_link(path)
-        if name in _OWN_FOLDERS and path.is_dir():
-            for root, folders, files in os.walk(path):
-                for inner in (Path(root, each) for each in (*folders, *files)):
-                    ours = name == CHECKPOINTS and inner.parent == path and inner.name in _POINTERS
-                    if not (ours and inner.is_symlink() and os.sep not in os.readlink(inner)):
-                        _refuse_link(inner)
-
-
-def _refuse_link(path: Path) -> None:
-    if path.is_symlink():
-        raise LinkRefusedError(
-            f"{path} is a symbolic link, and links inside a run folder are not followed: replace it by what it points "
-            f"to, or remove it"
-        )
+        refuse_link(path)
+        for root, folders, files in os.walk(path) if name in _OWN_FOLDERS else ():
+            for inner in (Path(root, each) for each in (*folders, *files)):
+                ours = name == CHECKPOINTS and inner.parent == path and inner.name in ("latest", "best")
+                if not (ours and inner.is_symlink() and os.sep not in os.readlink(inner)):
+                    refuse_link(inner)
 
 
 def with_absolute_data(config: TrainConfig) -> TrainConfig:
@@ -333,36 +328,8 @@ def with_absolute_data(config: TrainConfig) -> TrainConfig:
     return replace(config, data=str(data.absolute())) if local and data.exists() else config
 
 
-def _same_data(before: str, now: str) -> bool:
-    """Whether a relative path, as earlier versions kept it, may be this one. The fingerprints are compared as well."""
-    parts = Path(before).parts
-    return not Path(before).is_absolute() and Path(now).parts[-len(parts) :] == parts
-
-
-def _fault(about: Any) -> str | None:
-    """What is wrong with the content of data.json, which others may have edited."""
-    if not isinstance(about, dict):
-        return "it is no JSON object"
-    for name in ("channels", "height", "width"):
-        if not isinstance(about.get(name), int) or isinstance(about[name], bool) or not 0 < about[name] < 2**31:
-            return f"{name!r} must be a whole number above 0, found {about.get(name)!r}"
-    for name, kind in (("fingerprint", str), ("name", str), ("images", int)):
-        if not isinstance(about.get(name, kind()), kind):
-            return f"{name!r} must be of the type {kind.__name__}, found {about[name]!r}"
-    for name in ("classes", "vocabulary"):
-        entries = about.get(name)
-        if entries is not None and not (isinstance(entries, list) and all(isinstance(one, str) for one in entries)):
-            return f"{name!r} must be a list of texts or null"
-    return None
-
-
-def _is_rollback(entry: Any) -> bool:
-    numbers = ("bad_step", "to_step", "factor")
-    return isinstance(entry, dict) and all(isinstance(entry.get(name), int | float) for name in numbers)
-
-
 def fingerprints(data: RunData) -> dict[str, str]:
-    """Of the images that are trained on, and of those held out: both decide what a run records."""
+    """The fingerprints of the images that are trained on and of those held out: both decide what a run records."""
     found = {"fingerprint": data.train.fingerprint()}
     return found if data.held_out is None else found | {"held_out_fingerprint": data.held_out.fingerprint()}
 
@@ -375,7 +342,7 @@ def require_same_data(folder: Path, config: TrainConfig, now: dict[str, str]) ->
             which = "the held-out images of" if name.startswith("held_out") else "the data"
             raise RunFolderError(
                 f"{which} {config.data!r} have changed since {folder} was begun (fingerprint {str(before[name])[:12]} "
-                f"before, {value[:12]} now); restore them, or choose another folder with --out"
+                f"before, {value[:12]} now); restore them, or choose another folder (--out)"
             )
 
 
@@ -414,26 +381,12 @@ def require_whole_curve(folder: Path) -> None:
         )
 
 
-def vocabulary_of(data: ImageData) -> list[str] | None:
-    """The words of the captions, if they are few enough to be a vocabulary."""
-    if data.annotations.captions is None:
-        return None
-    words = sorted({word for caption in data.annotations.captions for word in words_of(caption)})
-    return words if len(words) <= MOST_WORDS else None
-
-
 def environment() -> dict[str, Any]:
-    versions = {}
-    for package in PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = None
     return {
         "scalelong": __version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": versions,
+        "packages": {name: next((found.version for found in distributions(name=name)), None) for name in PACKAGES},
         "threads": torch.get_num_threads(),
         "cuda": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "command": sys.argv,

@@ -1,9 +1,20 @@
-"""A trained run, back from its folder: `load_run("runs/x").sample(16)`."""
+"""A trained run, back from its folder or from the package.
 
+    load_run("runs/x").sample(16)
+    load_trained("digits-class").sample(16, prompts=["7"])     a small network that comes with the package
+
+A network of the package is a folder in `trained/`: the configuration and the data of its run, its scores, a card, and
+the averaged weights in half precision. `unpack` makes a run folder of it, in which every command works. `scalelong
+models make NAME` trains it again by its config.yaml, and packs it.
+"""
+
+import json
 import logging
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib.resources import files
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
@@ -14,32 +25,35 @@ from torch import Tensor, nn
 from ..attaching import without_records
 from ..config import AverageLength, TrainConfig, load_config
 from ..diffusion import Autoencoder, Conditions, ImageMaker, SampleSettings, as_picture, image_grid, requests
-from ..errors import CheckpointError, InvalidConfigError, RunFolderError
-from ..files import digest, in_words
+from ..errors import CheckpointError, FolderInUseError, InvalidConfigError, RunFolderError
+from ..files import cache_folder, digest, new_folder, read_json, write_bytes, write_text
 from ..models import Denoiser
 from ..noise import NoiseProcess
 from ..scaling import FixedScaling, as_scaling
-from .adapters import merge_adapters_
 from .averages import by_length, reconstruct
 from .checkpoint import (
     AVERAGES,
     EMA,
     MODEL,
-    PATIENCE,
+    Snapshot,
     best_step,
+    newest_good,
+    read_tensors,
     require_own,
     saved_steps,
     step_folder,
-    usable_checkpoint,
-    verify,
+    verify_checkpoint,
+    write_checkpoint,
 )
-from .folder import CONFIG, RunFolder, require_no_links
-from .model import DataShape, Log, build_model, make_conditions, require_trust
+from .folder import CONFIG, DATA, RUN, RunFolder, require_no_links
+from .model import DataShape, build_model, make_conditions, merge_adapters_, require_trust
 
 logger = logging.getLogger(__name__)
 
 ROUGH = 0.06
-"""Largest error of a profile (see `averages.Combination`) that is not worth a remark."""
+"""Largest error of a profile (see `averages.combine`) that is not worth a remark."""
+PATIENCE = 50
+"""How often to look again when a checkpoint vanishes while it is read: the run is training, and newer ones come."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +68,9 @@ class Run:
     weights: str
     """"ema", "raw", or "ema:10%" for an average of another length."""
     weights_sha256: str = ""
-    """Of the file that the weights come from. The file may be gone: a run that trains prunes its checkpoints."""
+    """Checksum of the file with the weights, which may be gone: a run that trains prunes its checkpoints."""
     is_rescaled: bool = False
-    """Whether the long skips are scaled in another way than they were trained with, as `scalelong lab tune` finds."""
+    """True if the long skips are scaled in a different way than in training, as `scalelong lab tune` finds."""
 
     @property
     def process(self) -> NoiseProcess:
@@ -69,7 +83,7 @@ class Run:
 
     @property
     def default_prompts(self) -> Sequence[str]:
-        """What to draw without a prompt: the classes in turn."""
+        """Prompts where none are given: the classes in turn."""
         return self.shape.classes or () if self.config.diffusion.condition == "class" else ()
 
     @property
@@ -91,7 +105,7 @@ class Run:
 
     @cached_property
     def autoencoder(self) -> Autoencoder | None:
-        """What turns samples into images, for a run on latents."""
+        """From latents to images, for a run on latents."""
         folder = self.config.images.autoencoder
         return None if folder is None else Autoencoder(folder)
 
@@ -130,7 +144,6 @@ def load_run(
     trust: bool = False,
     scaling: str | None = None,
     model: nn.Module | None = None,
-    log: Log = logger.warning,
 ) -> Run:
     """The averaged (or raw) weights of the newest whole checkpoint, of the one of a step, or of the best one.
 
@@ -151,16 +164,27 @@ def load_run(
     if scaling is not None:
         require_constant(config.scaling)
         config = replace(config, scaling=scaling)
-    file = EMA if weights == "ema" else MODEL
     if step == "best":
         step = best_step(run.checkpoints)
         if step is None:
-            raise CheckpointError(f"{run.path} has no checkpoints/best; train with --keep-best held-out or frechet")
-    state, manifest = _read_weights(run, step, AVERAGES if length else file, log)
-    sha256 = manifest["files"].get(AVERAGES if length else file, {}).get("sha256", "")
+            raise CheckpointError(f"{run.path} has no checkpoints/best; train with keep_best held-out or frechet")
+    file = AVERAGES if length else EMA if weights == "ema" else MODEL
+    state, manifest = _read_weights(run, step, file)
+    # What the checkpoint says, not the name of its folder.
+    step, sha256 = int(manifest["step"]), manifest["files"].get(file, {}).get("sha256", "")
     if length is not None:
         weights = f"ema:{length}"
-        state, sha256 = _other_average(run, int(manifest["step"]), length, by_length(state), log)
+        average, error, snapshots = reconstruct(run.averages, step, length, by_length(state), run.id)
+        if error > ROUGH:
+            logger.warning(
+                f"the average of {length} at step {step} is rough: its profile is off by {error:.0%}, with {snapshots} "
+                f"snapshots in {run.averages}; from 4% to 20% it is exact to about 1e-3 of the weights"
+            )
+        # Buffers are not averaged, and come with the average that the run always keeps.
+        state = {**read_tensors(step_folder(run.checkpoints, step) / EMA), **average}
+        from safetensors.torch import save
+
+        sha256 = digest(save(state))
     model = build_model(config, run.shape(), model=model)
     try:
         with without_records():  # the configuration says how it is scaled
@@ -168,13 +192,11 @@ def load_run(
     except RuntimeError as error:
         said = " ".join(str(error).split())[:300]
         raise CheckpointError(
-            f"the weights of step {manifest['step']} in {run.checkpoints} do not fit the model that "
-            f"{run.path / CONFIG} and data.json describe; were they edited? Restore them from a copy ({said})"
+            f"the weights of step {step} in {run.checkpoints} do not fit the model that {run.path / CONFIG} and "
+            f"data.json describe; were they edited? Restore them from a copy ({said})"
         ) from error
     if config.lora:
         merge_adapters_(model)
-    # What the checkpoint says, not the name of its folder.
-    step = int(manifest["step"])
     return Run(run.path, config, run.shape(), model.eval(), step, weights, sha256, scaling is not None)
 
 
@@ -184,30 +206,8 @@ def _length(weights: str) -> AverageLength | None:
         return None
     kind, colon, length = weights.partition(":")
     if kind != "ema" or not colon:
-        raise InvalidConfigError(f"--weights must be ema, raw, or ema:LENGTH such as ema:10%, got {weights!r}")
-    return AverageLength.parse(length, "--weights ema:LENGTH")
-
-
-def _other_average(
-    run: RunFolder, step: int, length: AverageLength, kept: dict[str, dict[str, Tensor]], log: Log
-) -> tuple[dict[str, Tensor], str]:
-    """All weights of a checkpoint with the average of another length, and their checksum."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file, save
-
-    found = reconstruct(run.averages, step, length, kept, run.id)
-    if found.error > ROUGH:
-        log(
-            f"the average of {length} at step {step} is rough: its profile is off by {found.error:.0%}, with "
-            f"{found.snapshots} snapshots in {run.averages}; from 4% to 20% it is exact to about 1e-3 of the weights"
-        )
-    # Buffers are not averaged, and come with the average that the run always keeps.
-    file = step_folder(run.checkpoints, step) / EMA
-    try:
-        state = {**load_file(file), **found.weights}
-    except (OSError, RuntimeError, SafetensorError) as error:
-        raise CheckpointError(f"{file} cannot be read ({in_words(error)}); restore it from a copy") from error
-    return state, digest(save(state))
+        raise InvalidConfigError(f"`weights` must be ema, raw, or ema:LENGTH such as ema:10%, got {weights!r}")
+    return AverageLength.parse(length, "`weights` ema:LENGTH")
 
 
 def require_constant(scaling: str) -> FixedScaling:
@@ -221,34 +221,103 @@ def require_constant(scaling: str) -> FixedScaling:
     return config
 
 
-def _read_weights(run: RunFolder, step: int | None, file: str, log: Log) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _read_weights(run: RunFolder, step: int | None, file: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The weights and the manifest of a checkpoint. If a training run prunes it under us, of the next one."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     for _ in range(PATIENCE):
-        if step is None:
-            checkpoint = usable_checkpoint(run.checkpoints, log, run.id)
-            if checkpoint is None:
-                raise CheckpointError(f"{run.path} has no checkpoint yet; train it first: scalelong train")
-        else:
-            checkpoint = step_folder(run.checkpoints, step)
-            if not checkpoint.exists():
-                there = ", ".join(map(str, saved_steps(run.checkpoints))) or "none"
-                raise CheckpointError(f"{run.path} has no checkpoint of step {step} (--checkpoint); there are: {there}")
+        steps = saved_steps(run.checkpoints)
+        if step is not None and step not in steps:
+            there = ", ".join(map(str, steps)) or "none"
+            raise CheckpointError(f"{run.path} has no checkpoint of step {step} (--checkpoint); there are: {there}")
+        checkpoint = step_folder(run.checkpoints, step) if step is not None else None
+        checkpoint = checkpoint or newest_good(run.checkpoints, run=run.id, needed=True)
+        if checkpoint is None:
+            raise CheckpointError(f"{run.path} has no checkpoint yet; train it first: scalelong train")
         try:
-            manifest = verify(checkpoint)
+            manifest = verify_checkpoint(checkpoint)
             require_own(checkpoint, manifest, run.id)
-            if file == AVERAGES and AVERAGES not in manifest["files"]:
-                return {}, manifest
-            return load_file(checkpoint / file), manifest
-        except (OSError, RuntimeError, SafetensorError) as error:  # torch's C++ opens it once more
+            absent = file == AVERAGES and AVERAGES not in manifest["files"]
+            return {} if absent else read_tensors(checkpoint / file), manifest
+        except CheckpointError:
             if checkpoint.exists():
-                raise (
-                    error
-                    if isinstance(error, CheckpointError)
-                    else CheckpointError(
-                        f"{checkpoint / file} cannot be read ({in_words(error)}); restore it from a copy"
-                    )
-                ) from error
-    raise CheckpointError(f"the checkpoints of {run.path} are pruned faster than they can be read; raise --keep-last")
+                raise
+    raise CheckpointError(f"the checkpoints of {run.path} are pruned faster than they can be read; raise keep_last")
+
+
+# Networks of the package
+
+WEIGHTS, CARD, SCORES = "weights.safetensors", "README.md", "scores.jsonl"
+NETWORKS = {
+    "digits-class": "7",
+    "digits-text": "a handwritten seven",
+    "fashion-class": "Sneaker",
+    "fashion-text": "a photograph of a sneaker",
+}
+"""Their names, and a prompt for each."""
+
+
+def load_trained(name: str | Path, **options: Any) -> Run:
+    """A trained run, by the name of a network that comes with the package (`NETWORKS`) or by its folder.
+
+    `options` are those of `load_run`. The network's folder is made in the cache at the first use.
+    """
+    if str(name) in NETWORKS:
+        return load_run(unpack(str(name), cache_folder("models") / str(name)), **options)
+    if not Path(name).is_dir():
+        raise InvalidConfigError(
+            f"{str(name)!r} is neither a run folder nor a network that comes with the package; those are: "
+            f"{', '.join(NETWORKS)} (scalelong models)"
+        )
+    return load_run(name, **options)
+
+
+def packed_folder(name: str) -> Path:
+    """Wheels are unpacked when they are installed, so that this is a folder."""
+    if name not in NETWORKS:
+        raise InvalidConfigError(f"no network {name!r} comes with the package: {', '.join(NETWORKS)}")
+    return Path(str(files("scalelong.runs").joinpath("trained", name)))
+
+
+def unpack(name: str, target: str | Path) -> Path:
+    """Make a run folder of a network, unless it is there already. Another run in its place is refused."""
+    packed, target = packed_folder(name), Path(target)
+    known = read_json(packed / RUN)
+    if (target / RUN).exists() and read_json(target / RUN).get("id") == known["id"]:
+        return target
+    loaded = read_tensors(packed / WEIGHTS)
+    weights = {name: value.float() if value.dtype == torch.float16 else value for name, value in loaded.items()}
+    step = int(known["step"])
+    try:
+        with new_folder(target) as folder:
+            for file in (CONFIG, DATA, RUN, CARD, SCORES):
+                if (packed / file).exists():
+                    write_bytes(folder / file, (packed / file).read_bytes())
+            # Raw weights and the optimiser's state are not in the package: to train on, begin with --from.
+            about = {"step": step, "packed": True}
+            write_checkpoint(folder / "checkpoints", Snapshot(step, weights, weights, about, known["id"]))
+    except FolderInUseError as error:
+        raise RunFolderError(
+            f"{target} holds something else than the network {name!r} of this version: move it away, or work in "
+            f"another folder"
+        ) from error
+    return target
+
+
+def pack(run_folder: str | Path, target: str | Path) -> Path:
+    """A run as a network of the package: averaged weights in half precision, without what training alone needs."""
+    from safetensors.torch import save_file
+
+    source, target = Path(run_folder), Path(target)
+    steps = saved_steps(source / "checkpoints")
+    if not steps:
+        raise CheckpointError(f"{source} has no checkpoint: train it first")
+    weights = read_tensors(step_folder(source / "checkpoints", steps[-1]) / EMA)
+    if target.exists():
+        shutil.rmtree(target)
+    with new_folder(target) as folder:
+        for name in (CONFIG, DATA):
+            write_bytes(folder / name, (source / name).read_bytes())
+        write_text(folder / RUN, json.dumps({"id": read_json(source / RUN)["id"], "step": steps[-1]}))
+        halved = {name: value.half() if value.is_floating_point() else value for name, value in weights.items()}
+        save_file({name: value.contiguous() for name, value in halved.items()}, folder / WEIGHTS)
+        (folder / WEIGHTS).chmod(0o644)
+    return target

@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..attaching import scale_skips_, start_merges_
-from ..config import EARLIER, GIBIBYTE, TextConfig, TrainConfig
+from ..attaching import scale_skips_
+from ..config import EARLIER, GIBIBYTE, TrainConfig
 from ..data import ImageData, load_data
 from ..diffusion import (
     Autoencoder,
@@ -40,13 +40,12 @@ from ..diffusion import (
     encode_data,
 )
 from ..errors import (
-    CannotReadError,
     InvalidConfigError,
     ScaleLongError,
     UnclearParameterError,
     UntrustedCodeError,
 )
-from ..files import in_words, read_json
+from ..files import read_json
 from ..finding import native_plan
 from ..models import (
     UNET_PRESETS,
@@ -59,15 +58,11 @@ from ..models import (
 )
 from ..mup import Kinds, kinds, require_output_start, start_kinds_, unet_at, uvit_at, width_options
 from ..noise import NoiseProcess
-from ..optional import load_object
+from ..optional import load_object, needs
 from ..randomness import seed_global
 from ..scaling import NoScaling, as_scaling
-from .adapters import add_adapters_
 
 logger = logging.getLogger(__name__)
-
-Log = Callable[[str], None]
-"""Where lines for a reader go: a function such as `print` or `logger.info`."""
 
 MOST_PATCHES = 256
 """Most tokens of a U-ViT without a patch size of its own, as in the paper's settings."""
@@ -75,7 +70,7 @@ MOST_PATCHES = 256
 
 @dataclass(frozen=True)
 class DataShape:
-    """What a network must know about the data."""
+    """The sizes and classes of the data, which a network must know."""
 
     channels: int
     height: int
@@ -127,15 +122,23 @@ def build_model(
     with torch.random.fork_rng():
         seed_global(config.seed, "weights")
         model = _build(config, shape) if model is None else model
-        _require_condition(model, config, shape)
-        if given or not is_uvit(config):  # which scales its own skips
-            _scale(model, config, shape)
+        condition = shape.example_condition(config, 1)
+        if condition is not None and not isinstance(model, UViT):  # U-ViT is made for it, and refuses a call without it
+            require_condition_used(model, torch.zeros(1, *shape.image), torch.full((1,), 500.0), condition)
+        if (given or not is_uvit(config)) and not isinstance(as_scaling(config.scaling), NoScaling):
+            example = None if native_plan(model) is not None else example_forward(model, config, shape)
+            scale_skips_(model, config.scaling, example)  # a U-ViT of a configuration scales its own skips
         if not given:
             _start_for_mup(model, config, shape)
     if config.lora and adapters:
         add_adapters_(model, config.lora, config.seed)
     if config.hardware.gradient_checkpointing:
-        _checkpoint_gradients(model)
+        if not hasattr(model, "enable_gradient_checkpointing"):
+            raise InvalidConfigError(
+                f"{type(model).__name__} has no method enable_gradient_checkpointing(); train it without "
+                f"gradient_checkpointing"
+            )
+        model.enable_gradient_checkpointing()  # pyright: ignore[reportCallIssue]
     return model
 
 
@@ -143,7 +146,7 @@ def build_model(
 
 
 def mup_kinds(model: nn.Module, config: TrainConfig, shape: DataShape) -> Kinds | None:
-    """What each parameter is to μP, by comparison with the network at the base width; None without a base width."""
+    """The role of each parameter in μP, by comparison with the network at the base width; None without a base width."""
     base = config.optimizer.base_width
     if base is None:
         return None
@@ -180,18 +183,18 @@ def with_width(config: TrainConfig, width: int) -> TrainConfig:
         kind, values = _diffusers_values(config)
         made = unet_at(kind, values | options, width)
         names = [name for name in made if made[name] != (values | options)[name] or name == "block_out_channels"]
-        return replace(config, model_options=options | {name: _plain(made[name]) for name in names})
+        return replace(
+            config,
+            model_options=options
+            | {name: list(made[name]) if isinstance(made[name], tuple) else made[name] for name in names},
+        )
     return replace(config, model_options=width_options(_import(config.model), options, width))
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
 
 
 def _diffusers_values(config: TrainConfig) -> tuple[str, dict[str, Any]]:
     if config.model.endswith(".json"):
-        values = read_json(Path(config.model))
-        return str(values.get("_class_name")), values
+        kind, described = _described(Path(config.model))
+        return kind.__name__, described
     name = config.model.partition("/")[2]
     if name not in UNET_PRESETS:
         raise InvalidConfigError(f"unknown UNet preset {name!r}; known: {', '.join(UNET_PRESETS)}")
@@ -228,52 +231,50 @@ def _build(config: TrainConfig, shape: DataShape) -> nn.Module:
     labels, text = shape.labels(config), config.diffusion.condition == "text"
     length, dim = (config.text.text_length, config.text.text_dim) if text else (None, None)
     size = shape.height if shape.height == shape.width else (shape.height, shape.width)
-    kind, _, preset = config.model.partition("/")
     options = dict(config.model_options)
     require_buildable(options, "--model-options")
-    if _from_diffusers(config):
-        options.pop("merge_start", None)
     try:
         if is_uvit(config):
             return UViT(**uvit_arguments(config, shape), scaling=config.scaling)
-        channels: dict[str, Any] = {"in_channels": shape.channels, "out_channels": shape.channels}
-        if text:
-            channels["cross_attention_dim"] = dim
-        if kind == "unet" and ":" not in config.model:
-            return unet(preset, **({"sample_size": size, "num_class_embeds": labels, **channels} | options))
-        if config.model.endswith(".json"):
-            values = {"sample_size": size, **channels, "num_class_embeds": labels} | options
-            return _from_diffusers_json(Path(config.model), values)
-        model = _call_factory(
-            _import(config.model),
-            {
-                "image_size": size,
-                "channels": shape.channels,
-                "classes": labels,
-                "context_dim": dim,
-                "context_length": length,
-            },
-            options,
-        )
+        if _from_diffusers(config):
+            values = {"sample_size": size, "in_channels": shape.channels, "out_channels": shape.channels}
+            values |= {"num_class_embeds": labels} | ({"cross_attention_dim": dim} if text else {}) | options
+            if config.model.endswith(".json"):
+                kind, described = _described(Path(config.model))
+                return kind.from_config({**described, **values})
+            return unet(config.model.partition("/")[2], **values)
+        # With the user's options, and with what is known of the data where the factory asks for it by name.
+        factory = _import(config.model)
+        known = {"image_size": size, "channels": shape.channels, "classes": labels}
+        known |= {"context_dim": dim, "context_length": length}
+        asked = inspect.signature(factory).parameters
+        model = factory(**({name: value for name, value in known.items() if name in asked} | options))
     except ScaleLongError:
         raise
     # A factory of the user's own, or a class with options that it was not made for, may fail in any way.
     except Exception as error:
         given = f" with --model-options {options}" if options else ""
         raise InvalidConfigError(
-            f"the model {config.model!r} does not take these options: it cannot be built{given}, its code raises "
-            f"{type(error).__name__}: {error}; change them, or take another --model"
+            f"the model {config.model!r} cannot be built{given}: its code raises {type(error).__name__}: {error}; "
+            f"correct the options, or take another --model"
         ) from error
     if not isinstance(model, nn.Module):
         raise InvalidConfigError(f"{config.model} must return a torch.nn.Module, got {type(model).__name__}")
     return model
 
 
-def _require_condition(model: nn.Module, config: TrainConfig, shape: DataShape) -> None:
-    """Raise unless the network uses the condition. U-ViT is made for it, and refuses a call without it."""
-    condition = shape.example_condition(config, 1)
-    if condition is not None and not isinstance(model, UViT):
-        require_condition_used(model, torch.zeros(1, *shape.image), torch.full((1,), 500.0), condition)
+def _described(path: Path) -> tuple[Any, dict[str, Any]]:
+    """The class and the values of a config.json of diffusers. Networks alone: it has other classes, which load files or
+    code when they are made, and of a file that names none it would build its default."""
+    import diffusers
+
+    described = read_json(path)
+    name = str(described.get("_class_name")) if isinstance(described, dict) else "none"
+    kind: Any = getattr(diffusers, name, None)
+    if not isinstance(kind, type) or not issubclass(kind, nn.Module):
+        raise InvalidConfigError(f"{path} names the class {name!r}, which is no network of diffusers: correct it")
+    require_buildable(described, str(path))
+    return kind, described
 
 
 def _patch_size(shape: DataShape) -> int:
@@ -300,33 +301,27 @@ def factory_of(config: TrainConfig) -> str | None:
     return None if known else config.model
 
 
-def require_trust(config: TrainConfig, source: str | PathLike[str], trust: bool = False) -> None:
-    """Refuse to run code that a file names, unless its user has agreed. What he types himself needs no consent."""
-    factory = factory_of(config)
-    if factory is None or trust or os.environ.get(TRUST, "") not in ("", "0"):
-        return
-    options = f" with the options {config.model_options}" if config.model_options else ""
-    _refuse_code(f"model {factory!r}{options}", source)
-
-
-_TORCHS_OWN = re.compile(r"torch\.optim(\.lr_scheduler)?:[A-Z]\w*")
-
-
-def require_trusted_training(
-    config: TrainConfig, source: str | PathLike[str], trust: bool = False, typed: Collection[str] = ()
+def require_trust(
+    config: TrainConfig,
+    source: str | PathLike[str],
+    trust: bool = False,
+    typed: Collection[str] = (),
+    training: bool = False,
 ) -> None:
-    """The same for the code that training alone runs: an optimiser or a decay by import path. `typed` are those that
-    the user has named himself."""
-    if trust or os.environ.get(TRUST, "") not in ("", "0"):
+    """Refuse to run code that a file names, unless its user has agreed: of a model and, for `training`, an optimiser.
+
+    `typed` are the fields that the user has given: what they type needs no consent.
+    """
+    own = config.optimizer.optimizer
+    options = f" with the options {config.model_options}" if config.model_options else ""
+    foreign = {"model": f"{config.model!r}{options}"} if factory_of(config) is not None else {}
+    if training and ":" in own and not re.fullmatch(r"torch\.optim:[A-Z]\w*", own):
+        foreign["optimizer"] = repr(own)
+    what = next((f"{name} {text}" for name, text in foreign.items() if name not in typed), None)
+    if what is None or trust or os.environ.get(TRUST, "") not in ("", "0"):
         return
-    for name, code in {"optimizer": config.optimizer.optimizer, "decay": config.optimizer.decay}.items():
-        if ":" in code and name not in typed and not _TORCHS_OWN.fullmatch(code):
-            _refuse_code(f"{name} {code!r}", source)
-
-
-def _refuse_code(what: str, source: str | PathLike[str]) -> NoReturn:
     raise UntrustedCodeError(
-        f"{source} wants Python code to be run: {what}. Whoever wrote that file decides what is "
+        f"{source} wants Python code to be run: {what}. The author of that file decides what is "
         f"run, with your rights. If you trust it, repeat the command with --trust (in Python trust=True, or {TRUST}=1)"
     )
 
@@ -344,54 +339,6 @@ def _import(name: str) -> Callable[..., Any]:
     return factory
 
 
-def _call_factory(factory: Callable[..., Any], known: dict[str, Any], options: dict[str, Any]) -> Any:
-    """Call with the user's options, and with what is known of the data where the factory asks for it by name."""
-    parameters = inspect.signature(factory).parameters
-    asked = {name: value for name, value in known.items() if name in parameters}
-    return factory(**(asked | options))
-
-
-def _from_diffusers_json(path: Path, values: dict[str, Any]) -> nn.Module:
-    import diffusers
-
-    try:
-        described = read_json(path)
-    except CannotReadError as error:
-        raise InvalidConfigError(
-            f"{path} cannot be read as the configuration of a model ({in_words(error)}): correct it"
-        ) from error
-    if not isinstance(described, dict):
-        raise InvalidConfigError(f"{path} must hold a JSON object, such as diffusers writes into config.json")
-    # A file without a class is some other JSON file, of which diffusers would leave out all and build its default.
-    kind: Any = getattr(diffusers, str(described.get("_class_name")), None)
-    # Networks alone: diffusers has other classes, which load files or code when they are made.
-    if not isinstance(kind, type) or not issubclass(kind, nn.Module):
-        raise InvalidConfigError(
-            f"{path} names the class {described.get('_class_name')!r}, which is no network of diffusers: correct it"
-        )
-    require_buildable(described, str(path))
-    try:
-        return kind.from_config({**described, **values})  # pyright: ignore[reportAttributeAccessIssue]
-    except Exception as error:
-        raise InvalidConfigError(
-            f"{path} does not describe a {kind.__name__} that can be built: {in_words(error)}; correct it"
-        ) from error
-
-
-def _scale(model: nn.Module, config: TrainConfig, shape: DataShape) -> None:
-    example = None if native_plan(model) is not None else example_forward(model, config, shape)
-    if not isinstance(as_scaling(config.scaling), NoScaling):
-        scale_skips_(model, config.scaling, example)
-    start = _merge_start(config)
-    if start != "authors":
-        start_merges_(model, start, example)
-
-
-def _merge_start(config: TrainConfig) -> str:
-    """An option of U-ViT that diffusers' UNets get as well. Other factories know what to do with their options."""
-    return config.model_options.get("merge_start", "authors") if _from_diffusers(config) else "authors"
-
-
 def _from_diffusers(config: TrainConfig) -> bool:
     return (config.model.startswith("unet/") and ":" not in config.model) or config.model.endswith(".json")
 
@@ -402,14 +349,43 @@ def example_forward(model: nn.Module, config: TrainConfig, shape: DataShape) -> 
     return call_arguments(model, x, t, shape.example_condition(config, 2))
 
 
-def _checkpoint_gradients(model: nn.Module) -> None:
-    if hasattr(model, "enable_gradient_checkpointing"):
-        model.enable_gradient_checkpointing()  # pyright: ignore[reportCallIssue]
-    else:
-        raise InvalidConfigError(
-            f"{type(model).__name__} has no method enable_gradient_checkpointing(); train it without "
-            f"gradient_checkpointing"
-        )
+# LoRA, by peft: small matrices next to the linear layers are trained, and the weights themselves stay
+
+EMBEDDING = "class_embedding.weight"
+"""In U-ViT and in diffusers' UNets alike."""
+
+
+def add_adapters_(model: nn.Module, rank: int, seed: int) -> None:
+    """Adapters of this rank on the linear layers of the network (attention, MLP); all else is frozen.
+
+    They begin as zero. Class embeddings are trained as they are: new classes have nothing else to learn in.
+    """
+    peft = needs("peft", "lora", "LoRA (--lora)")
+    names = [
+        name
+        for name, layer in model.named_modules()
+        if type(layer) is nn.Linear and "skip_scaling" not in name and "time_emb" not in name
+    ]
+    if not names:
+        raise InvalidConfigError(f"--lora {rank}: {type(model).__name__} has no linear layers to adapt")
+    settings = peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=names)
+    with torch.random.fork_rng():
+        seed_global(seed, "adapters")
+        peft.inject_adapter_in_model(settings, model)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("lora_" in name or name == EMBEDDING)
+
+
+@torch.no_grad()
+def merge_adapters_(model: nn.Module) -> None:
+    """Add the adapters to the weights and remove them: the network is one without adapters again."""
+    for name, layer in list(model.named_modules()):
+        if hasattr(layer, "get_base_layer") and hasattr(layer, "merge"):
+            layer.merge()  # pyright: ignore[reportCallIssue]
+            parent, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(parent), leaf, layer.get_base_layer())  # pyright: ignore[reportCallIssue]
+    for attribute in ("peft_config", "_hf_peft_config_loaded"):
+        vars(model).pop(attribute, None)
 
 
 # The data, and the conditions that come with them
@@ -423,7 +399,7 @@ class RunData:
     images: ImageData
     """All images, held-out ones included and not encoded: what samples are compared with."""
     train: ImageData
-    """What is trained on: images, or their latents."""
+    """The images to train on, or their latents."""
     held_out: ImageData | None = None
 
     @property
@@ -436,7 +412,7 @@ class RunData:
         return make_conditions(self.config, self.train.classes, self.train.annotations.captions)
 
     def inputs(self, device: torch.device | str = "cpu") -> InputMaker:
-        """What turns these data into (x_t, t, condition)."""
+        """The maker of (x_t, t, condition) from these data."""
         return InputMaker(
             process=NoiseProcess(self.config.diffusion.schedule),
             conditions=self.conditions,
@@ -459,7 +435,6 @@ class RunData:
 
 def load_run_data(
     config: TrainConfig,
-    log: Log = logger.info,
     progress: Callable[[int, int], None] | None = None,
     image_cache: bool = True,
     data: Any = None,
@@ -487,10 +462,10 @@ def load_run_data(
         _require_classes(config, images.classes)
     if config.diffusion.condition == "text" and not images.has_captions:
         raise InvalidConfigError(
-            f"condition 'text' needs captions, and {config.data!r} has none; put them beside the images, in "
+            f"condition 'text' needs captions, and {config.data!r} has none; put them next to the images, in "
             f"metadata.jsonl or in one .txt file per image, or train with condition 'none'"
         )
-    log(images.describe())
+    logger.info(images.describe())
     kept, held_out = images, None
     if config.images.autoencoder is not None:
         kept = encode_data(images, Autoencoder(config.images.autoencoder))
@@ -499,9 +474,9 @@ def load_run_data(
     return RunData(config, images, kept, held_out)
 
 
-def load_images(config: TrainConfig, log: Log = logger.info) -> tuple[ImageData, ImageData | None]:
+def load_images(config: TrainConfig) -> tuple[ImageData, ImageData | None]:
     """The images to train on, and those held out."""
-    data = load_run_data(config, log, image_cache=False)
+    data = load_run_data(config, image_cache=False)
     return data.train, data.held_out
 
 
@@ -516,15 +491,9 @@ def make_conditions(
     if config.diffusion.condition == "class":
         return ClassCondition(_require_classes(config, classes), guided)
     if config.diffusion.condition == "text":
-        encoder = _text_encoder(config.text, vocabulary)
-        # Words need no cache: they are hashed faster than read from a disk.
-        if captions is not None and not isinstance(encoder, HashedWords):
-            encoder = cache_captions(encoder, captions)
-        return TextCondition(encoder, guided)
+        text = config.text
+        if text.text_encoder == "words":  # which need no cache: they are hashed faster than read from a disk
+            return TextCondition(HashedWords(text.text_length, text.text_dim, vocabulary), guided)
+        encoder: TextEncoder = PretrainedTextEncoder(text.text_encoder, text.text_length, text.text_dim)
+        return TextCondition(encoder if captions is None else cache_captions(encoder, captions), guided)
     return Unconditional()
-
-
-def _text_encoder(config: TextConfig, vocabulary: Sequence[str] | None = None) -> TextEncoder:
-    if config.text_encoder == "words":
-        return HashedWords(config.text_length, config.text_dim, vocabulary)
-    return PretrainedTextEncoder(config.text_encoder, config.text_length, config.text_dim)

@@ -6,7 +6,7 @@
 
 `adopt_weights` makes the configuration of the new run: what the weights decide is taken from them, and a flag that says
 otherwise is refused. `load_start_` puts the weights into the network. Another scaling than theirs is attached so that
-the network computes what it did: constants are divided out of the weights beside the merges (`fold_(inverse=True)`),
+the network computes what it did: constants are divided out of the weights next to the merges (`fold_(inverse=True)`),
 and the outputs before and after are compared. Position embeddings are resized to other images, class embeddings
 extended by name; other channels are refused. No code of the weights' folder is run.
 """
@@ -14,6 +14,7 @@ extended by name; other channels are refused. No code of the weights' folder is 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
@@ -28,12 +29,11 @@ from ..diffusion import diffusers
 from ..errors import CannotReadError, InvalidConfigError
 from ..files import in_words, read_json
 from ..models import Denoiser, PositionEmbedding, UViT, arguments_of, official_scaling, read_weights
-from ..noise import SCHEDULES, NoiseProcess, discrete_betas
+from ..noise import SCHEDULES, NoiseProcess
 from ..scaling import Constants, as_scaling
-from .adapters import EMBEDDING
 from .folder import CONFIG, RunFolder, require_no_links
 from .load import load_run
-from .model import DataShape, Log, example_forward, logger, require_trust
+from .model import EMBEDDING, DataShape, example_forward, logger, require_trust
 
 TOLERANCE = 1e-5
 """Largest change of the outputs, relative to their size, that attaching a scaling may cause."""
@@ -51,7 +51,7 @@ class Origin:
     preferred: dict[str, Any] = field(default_factory=dict)
     """The same, but flags may say otherwise."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Of the model."""
+    """Options of the model."""
 
     def network(self, trust: bool = False) -> nn.Module:
         """The network with its weights and its own scaling, in eval mode and float32."""
@@ -66,14 +66,14 @@ class Origin:
             )
         except Exception as error:  # its configuration may say anything, and its weights may be damaged
             raise InvalidConfigError(
-                f"--from {self.path}: diffusers cannot load this {kind.__name__} ({in_words(error)[:300]}). Check the "
-                f"folder, or download it again"
+                f"`start_from` {self.path}: diffusers cannot load this {kind.__name__} ({in_words(error)[:300]}). "
+                f"Check the folder, or download it again"
             ) from error
         return found.float().eval()
 
 
 def read_origin(path: str | PathLike[str], options: Mapping[str, Any] | None = None, trust: bool = False) -> Origin:
-    """What is at a path. Options of the model are needed where weights do not tell: heads of the authors' U-ViT."""
+    """The weights at a path. Options of the model are needed where weights do not tell: heads of the authors' U-ViT."""
     place = Path(path).expanduser()
     if (place / CONFIG).is_file():
         return _of_run(place, trust)
@@ -82,8 +82,8 @@ def read_origin(path: str | PathLike[str], options: Mapping[str, Any] | None = N
     if place.is_file():
         return _of_authors(place, dict(options or {}))
     raise InvalidConfigError(
-        f"--from {place} is not there: give a run folder, a folder of diffusers (model_index.json or config.json), or "
-        f"a checkpoint of U-ViT's authors (nnet_ema.pth). From the hub, download it first (huggingface-cli download)"
+        f"`start_from` {place} is not there: give a run folder, a folder of diffusers (model_index.json, config.json) "
+        f"or a checkpoint of U-ViT's authors (nnet_ema.pth). From the hub, download it first (huggingface-cli download)"
     )
 
 
@@ -91,19 +91,15 @@ def _of_run(path: Path, trust: bool) -> Origin:
     require_no_links(path)
     config = load_config(path / CONFIG)
     require_trust(config, path / CONFIG, trust)
-    fixed = ("model", "diffusion.schedule", "diffusion.prediction", "diffusion.condition", "images.autoencoder")
-    fixed += ("diffusion.condition_dropout",) if config.diffusion.condition != "none" else ()
-    fixed += ("text.text_encoder", "text.text_length", "text.text_dim") if config.diffusion.condition == "text" else ()
+    fixed = ["model", "diffusion.schedule", "diffusion.prediction", "diffusion.condition", "images.autoencoder"]
+    fixed += ["diffusion.condition_dropout"] if config.diffusion.condition != "none" else []
+    fixed += ["text.text_encoder", "text.text_length", "text.text_dim"] if config.diffusion.condition == "text" else []
     liked = ("scaling", "batch_size", "optimizer.lr", "optimizer.betas", "optimizer.weight_decay", "optimizer.clip")
-    flat = flatten(to_dict(config))
-    shape = RunFolder(path).shape()
+    flat, shape = flatten(to_dict(config)), RunFolder(path).shape()
+    square = shape.height if shape.height == shape.width else None
     preferred = {name: flat[name] for name in liked}
-    if config.images.autoencoder is None:
-        preferred |= {"images.size": shape.height if shape.height == shape.width else None}
-    else:
-        preferred |= {"images.size": config.images.size}
-    values = {name: flat[name] for name in fixed}
-    return Origin(path, "run", shape, values, preferred, dict(config.model_options))
+    preferred["images.size"] = square if config.images.autoencoder is None else config.images.size
+    return Origin(path, "run", shape, {name: flat[name] for name in fixed}, preferred, dict(config.model_options))
 
 
 # Folders of diffusers
@@ -113,30 +109,42 @@ def _of_diffusers(place: Path) -> Origin:
     inner = place / "unet" if (place / "model_index.json").is_file() else place
     if not (inner / "config.json").is_file():
         raise InvalidConfigError(
-            f"--from {place}: there is neither {CONFIG} (a run) nor a UNet of diffusers ({inner / 'config.json'}) in it"
+            f"`start_from` {place}: there is neither {CONFIG} (a run) nor a UNet of diffusers "
+            f"({inner / 'config.json'}) in it"
         )
-    kind = _diffusers_class(inner)
-    described = _json(inner / "config.json")
+    kind, described = _diffusers_class(inner), _json(inner / "config.json")
+
+    def whole(name: str, value: Any) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**20:
+            raise InvalidConfigError(
+                f"`start_from` {inner}: {name} in its config.json must be a whole number above 0, got "
+                f"{str(value)[:60]!r}"
+            )
+        return value
+
     size = described.get("sample_size") or 64
-    sides = size if isinstance(size, list) else [size, size]
-    height, width = (_whole(side, "sample_size", inner) for side in (sides if len(sides) == 2 else [size, size]))
-    classes = described.get("num_class_embeds")
-    if classes is not None:
-        classes = _whole(classes, "num_class_embeds", inner)
+    sides = size if isinstance(size, list) and len(size) == 2 else [size, size]
+    height, width = (whole("sample_size", side) for side in sides)
+    channels = whole("in_channels", described.get("in_channels", 3))
+    classes = whole("num_class_embeds", described.get("num_class_embeds") or 1)
+    classes = classes if described.get("num_class_embeds") is not None else None
+    if described.get("out_channels", channels) != channels:
+        raise InvalidConfigError(
+            f"`start_from` {place}: its UNet also predicts variances, which no objective here does"
+        )
     values: dict[str, Any] = {"model": str((inner / "config.json").resolve())}
     if kind.__name__ == "UNet2DConditionModel":
         values |= {"diffusion.condition": "text", "text.text_dim": described.get("cross_attention_dim")}
     else:
         values |= {"diffusion.condition": "class" if classes else "none"}
+    preferred: dict[str, Any] = {"scaling": "none"}
     if (place / "vae").is_dir() and inner != place:
         values |= {"images.autoencoder": str(place.resolve())}
+    else:
+        preferred |= {"images.size": height}
     settings = place / "scheduler" / "scheduler_config.json"
     if inner != place and settings.is_file():
-        values |= _objective(_json(settings), settings)
-    channels = _whole(described.get("in_channels", 3), "in_channels", inner)
-    if described.get("out_channels", channels) != channels:
-        raise InvalidConfigError(f"--from {place}: its UNet also predicts variances, which is not an objective here")
-    preferred = {"scaling": "none"} if "images.autoencoder" in values else {"scaling": "none", "images.size": height}
+        values |= _objective(settings)
     names = None if not classes else tuple(f"class {i} of {place.name}" for i in range(classes))
     return Origin(inner, "diffusers", DataShape(channels, height, width, names), values, preferred)
 
@@ -145,8 +153,8 @@ def _diffusers_class(folder: Path) -> Any:
     name = _json(folder / "config.json").get("_class_name")
     if name not in ("UNet2DModel", "UNet2DConditionModel"):
         raise InvalidConfigError(
-            f"--from {folder}: it holds a {name}; UNet2DModel and UNet2DConditionModel can be trained on. Of a U-ViT "
-            f"that was exported, give the run folder instead"
+            f"`start_from` {folder}: it holds a {name}; UNet2DModel and UNet2DConditionModel can be trained on. Of a "
+            f"U-ViT that was exported, give the run folder instead"
         )
     return getattr(diffusers(), name)
 
@@ -158,46 +166,26 @@ def _json(path: Path) -> dict[str, Any]:
     return found
 
 
-def _whole(value: Any, name: str, folder: Path) -> int:
-    """A number of a configuration that others may have edited."""
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**20:
-        raise InvalidConfigError(
-            f"--from {folder}: {name} in its config.json must be a whole number above 0, got {str(value)[:60]!r}"
-        )
-    return value
-
-
-def _objective(scheduler: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def _objective(path: Path) -> dict[str, Any]:
     """Our names of a scheduler's noise and prediction. One that we do not have is refused."""
+    scheduler = _json(path)
     names = {"epsilon": "epsilon", "v_prediction": "v", "sample": "x0"}
     prediction = names.get(str(scheduler.get("prediction_type", "epsilon")))
-    betas = _betas(scheduler)
+    betas = None
+    if scheduler.get("num_train_timesteps", 1000) == 1000:  # all of ours have as many
+        with suppress(Exception):  # what others wrote may be anything
+            betas = diffusers().DDPMScheduler.from_config(scheduler).betas.float()
     for schedule in SCHEDULES:
-        if not NoiseProcess(schedule).is_diffusion:  # pyright: ignore[reportArgumentType]
+        process = NoiseProcess(schedule)  # pyright: ignore[reportArgumentType]
+        if betas is None or prediction is None or not process.is_diffusion:
             continue
-        known = NoiseProcess(schedule).betas.float()  # pyright: ignore[reportArgumentType]
-        same = betas is not None and len(betas) == len(known)
-        if same and prediction and torch.allclose(torch.tensor(betas), known, rtol=1e-3, atol=1e-7):
+        known = process.betas.float()
+        if known.shape == betas.shape and torch.allclose(betas, known, rtol=1e-3, atol=1e-7):
             return {"diffusion.schedule": schedule, "diffusion.prediction": prediction}
     raise InvalidConfigError(
         f"{path} has a noise schedule or a prediction that is not one of ours ({', '.join(SCHEDULES)}; "
         f"{', '.join(names)}), so its weights cannot be trained on"
     )
-
-
-def _betas(scheduler: Mapping[str, Any]) -> list[float] | None:
-    """Those of diffusers' scheduler; None if its configuration says none that can be read."""
-    said, kind = scheduler.get("trained_betas"), str(scheduler.get("beta_schedule", "linear"))
-    if said is not None:
-        return said if isinstance(said, list) and all(isinstance(beta, float) for beta in said) else None
-    if kind == "squaredcos_cap_v2":
-        return discrete_betas("cosine").tolist()
-    low, high = scheduler.get("beta_start", 1e-4), scheduler.get("beta_end", 0.02)
-    count, power = scheduler.get("num_train_timesteps", 1000), {"linear": 1.0, "scaled_linear": 0.5}.get(kind)
-    numbers = all(isinstance(beta, int | float) and 0 <= beta < 1 for beta in (low, high))
-    if power is None or not numbers or not isinstance(count, int) or not 0 < count < 2**20:
-        return None
-    return (torch.linspace(low**power, high**power, count) ** (1 / power)).tolist()
 
 
 # Checkpoints of the authors
@@ -229,7 +217,9 @@ def _tensors(path: Path) -> dict[str, Tensor]:
     try:
         return read_weights(path)
     except CannotReadError as error:
-        raise InvalidConfigError(f"--from {path}: no weights can be read without running code: {error}") from error
+        raise InvalidConfigError(
+            f"`start_from` {path}: no weights can be read without running code: {error}"
+        ) from error
 
 
 # The configuration of the new run
@@ -240,8 +230,10 @@ def adopt_weights(config: TrainConfig, given: Collection[str] = (), trust: bool 
     where they contradict the weights, they are refused."""
     assert config.start_from is not None
     origin = read_origin(config.start_from, config.model_options, trust)
-    now = flatten(to_dict(config))
-    for path, value in origin.values.items():
+    values, now = dict(origin.values), flatten(to_dict(config))
+    if values.get("images.autoencoder") is None and origin.shape.channels in (1, 3):
+        values["images.channels"] = origin.shape.channels
+    for path, value in values.items():
         name = path.rpartition(".")[2]
         if name in given and now[path] != value:
             raise InvalidConfigError(
@@ -254,26 +246,14 @@ def adopt_weights(config: TrainConfig, given: Collection[str] = (), trust: bool 
                 f"--model-options {name}={value} does not go with the weights of {config.start_from}, whose network "
                 f"has {name}={origin.options[name]}: leave it out, or --from"
             )
-    values = {path: v for path, v in origin.preferred.items() if path.rpartition(".")[2] not in given and v is not None}
-    if origin.values.get("images.autoencoder") is None and origin.shape.channels in (1, 3):
-        _require_channels(config, given, origin)
-        values["images.channels"] = origin.shape.channels
-    adopted = with_values(config, origin.values | values)
-    return replace(adopted, model_options={**origin.options, **config.model_options})
-
-
-def _require_channels(config: TrainConfig, given: Collection[str], origin: Origin) -> None:
-    if "channels" in given and config.images.channels != origin.shape.channels:
-        raise InvalidConfigError(
-            f"--channels {config.images.channels} does not go with the weights of {config.start_from}, which were made "
-            f"for {origin.shape.channels}: leave the flag out, and the images are converted"
-        )
+    values |= {p: v for p, v in origin.preferred.items() if p.rpartition(".")[2] not in given and v is not None}
+    return replace(with_values(config, values), model_options={**origin.options, **config.model_options})
 
 
 # The weights, in the network of the new run
 
 
-def load_start_(model: nn.Module, config: TrainConfig, shape: DataShape, log: Log = logger.info) -> None:
+def load_start_(model: nn.Module, config: TrainConfig, shape: DataShape) -> None:
     """Put the weights of `config.start_from` into the network that `build_model(config, shape)` made."""
     assert config.start_from is not None
     # The configuration names the same code as the run that the weights come from, and was agreed to with it.
@@ -300,7 +280,7 @@ def load_start_(model: nn.Module, config: TrainConfig, shape: DataShape, log: Lo
         )
     with without_records():
         model.load_state_dict(weights)
-    log(f"start: the weights of {config.start_from}" + "".join(f"; {remark}" for remark in remarks))
+    logger.info(f"start: the weights of {config.start_from}" + "".join(f"; {remark}" for remark in remarks))
 
 
 def _scaled_like(network: nn.Module, config: TrainConfig, origin: Origin) -> nn.Module:
@@ -311,7 +291,10 @@ def _scaled_like(network: nn.Module, config: TrainConfig, origin: Origin) -> nn.
         own = as_scaling(RunFolder(origin.path).begun_with().scaling)  # pyright: ignore[reportOptionalMemberAccess]
     if own is not None and own.to_dict() == wanted.to_dict():
         return network
-    x, condition = _probe(config, origin)
+    generator = torch.Generator().manual_seed(0)
+    x, condition = torch.randn(4, *origin.shape.image, generator=generator), origin.shape.example_condition(config, 4)
+    if condition is not None and condition.is_floating_point():
+        condition = torch.randn(condition.shape, generator=generator)
     before = _outputs(network, x, condition)
     report = fold_(network) if isinstance(network, UViT) or is_scaled(network) else None
     if report is not None and report.kept:
@@ -322,7 +305,7 @@ def _scaled_like(network: nn.Module, config: TrainConfig, origin: Origin) -> nn.
     reasons = ""
     if isinstance(network, UViT):
         network = _attach_to_uvit(network, config.scaling, x, condition)
-    elif not _is_none(wanted):
+    elif wanted.to_dict() != as_scaling("none").to_dict():
         scale_skips_(network, config.scaling, example_forward(network, config, origin.shape))
         kept = fold_(network, inverse=True).kept
         reasons = "".join(f"; long skip {index}: {reason}" for index, reason in kept.items())
@@ -334,10 +317,6 @@ def _scaled_like(network: nn.Module, config: TrainConfig, origin: Origin) -> nn.
             f"a constant one such as cs"
         )
     return network
-
-
-def _is_none(scaling: Any) -> bool:
-    return scaling.to_dict() == as_scaling("none").to_dict()
 
 
 @torch.no_grad()
@@ -354,15 +333,6 @@ def _attach_to_uvit(network: UViT, scaling: str, x: Tensor, condition: Tensor | 
             raise InvalidConfigError(f"--scaling {scaling} cuts long skip {index} (κ = 0): no weights make up for that")
         twin.fold_skip(index, Constants(1 / constants.main, 1 / constants.skip))
     return twin
-
-
-def _probe(config: TrainConfig, origin: Origin) -> tuple[Tensor, Tensor | None]:
-    x = torch.randn(4, *origin.shape.image, generator=torch.Generator().manual_seed(0))
-    condition = config.diffusion.condition
-    if condition == "class":
-        return x, torch.zeros(4, dtype=torch.long)
-    shape = (4, config.text.text_length, config.text.text_dim)
-    return x, torch.randn(shape, generator=torch.Generator().manual_seed(1)) if condition == "text" else None
 
 
 @torch.no_grad()

@@ -1,7 +1,8 @@
 """Devices and processes, through accelerate."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -18,31 +19,21 @@ Result = TypeVar("Result")
 
 def make_accelerator(config: TrainConfig, folder: str) -> Any:
     """An Accelerator for this run. The number of processes and the kind of parallelism come from the launcher."""
-    needs("accelerate", "train", "training")
-    check_launcher()
     _check_accelerate(config)
-    from accelerate import Accelerator
-    from accelerate.state import AcceleratorState
-    from accelerate.utils import DistributedDataParallelKwargs, GradientAccumulationPlugin
-
-    # Its precision is shared by all Accelerators of a process; an earlier run may have had a different one.
-    AcceleratorState._reset_state(reset_partial_state=False)
-    try:
-        made = Accelerator(
+    with _variables():
+        accelerate = needs("accelerate", "train", "training")
+        # Its precision is shared by all Accelerators of a process; an earlier run may have had a different one.
+        accelerate.state.AcceleratorState._reset_state(reset_partial_state=False)
+        made = accelerate.Accelerator(
             mixed_precision=_as_accelerate_says(config.hardware.precision),
             # The loop divides a batch itself; with the plugin, accelerate does not read a number from its variable.
-            gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
+            gradient_accumulation_plugin=accelerate.utils.GradientAccumulationPlugin(num_steps=1),
             # Without an accelerator it joins the processes of torchrun only if it knows that this is a run on a CPU.
             cpu=config.hardware.cpu or not torch.accelerator.is_available(),
             log_with=list(config.logging.trackers) or None,
             project_dir=folder,
-            kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
+            kwargs_handlers=[accelerate.DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
         )
-    except (ValueError, ImportError) as error:
-        raise InvalidConfigError(
-            f"accelerate refuses the settings of this run: {in_words(error)}. Check `precision`, `trackers` and the "
-            f"variables ACCELERATE_*"
-        ) from error
     kind = made.distributed_type.value
     if kind in ("DEEPSPEED", "MEGATRON_LM") or (kind == "FSDP" and not made.is_fsdp2):
         raise InvalidConfigError(
@@ -50,6 +41,27 @@ def make_accelerator(config: TrainConfig, folder: str) -> Any:
             f"parallel processes, or FSDP2 (fsdp_version: 2 in accelerate's configuration)"
         )
     return made
+
+
+def process_state() -> Any:
+    """Accelerate's view of the processes that torchrun or `accelerate launch` started: often just this one."""
+    with _variables():
+        return needs("accelerate", "train", "sampling").PartialState(cpu=not torch.accelerator.is_available())
+
+
+@contextmanager
+def _variables() -> Iterator[None]:
+    """InvalidConfigError for variables that accelerate does not understand, also while it is imported."""
+    try:
+        yield
+    except ScaleLongError:
+        raise
+    except (ValueError, ImportError, RuntimeError, KeyError, AttributeError) as error:
+        given = [name for name in os.environ if name.startswith("ACCELERATE_")]
+        raise InvalidConfigError(
+            f"accelerate refuses the settings of this run: {in_words(error)}. Check `precision`, `trackers` and the "
+            f"variables {', '.join(given) or 'ACCELERATE_*'}"
+        ) from error
 
 
 def _check_accelerate(config: TrainConfig) -> None:
@@ -63,8 +75,9 @@ def _check_accelerate(config: TrainConfig) -> None:
         if name == "precision" and config.hardware.precision == "auto":
             continue  # it is taken from the variable
         if given not in ("", value) and not (name == "accumulation" and given == "1"):
+            own = getattr(config.hardware, name)
             raise InvalidConfigError(
-                f"the variable {variable} is {given[:40]!r} and `{name}` is {value}: give `{name}` {given[:40]}, so "
+                f"the variable {variable} is {given[:40]!r} and `{name}` is {own}: give `{name}` {given[:40]}, so "
                 f"that the run records it, or unset the variable (accelerate's launcher sets it)"
             )
 
@@ -73,35 +86,8 @@ def _as_accelerate_says(precision: str) -> str:
     return "no" if precision in ("auto", "fp32") else precision
 
 
-LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT")
-
-
-def check_launcher() -> None:
-    """What torchrun and others tell a process must make sense: a number that is none would end deep inside torch."""
-    given = {name: os.environ[name] for name in LAUNCHER if name in os.environ}
-    for name, value in given.items():
-        if value != "-1" and (not (value.isascii() and value.isdecimal()) or int(value[:9]) > 65535):
-            raise InvalidConfigError(
-                f"the variable {name} must be a whole number up to 65535, got {value[:40]!r}: torchrun sets "
-                f"it; without "
-                f"torchrun, unset it"
-            )
-    together = [name for name in ("RANK", "WORLD_SIZE") if name in given]
-    if len(together) == 1:
-        (there,), absent = together, "WORLD_SIZE" if together == ["RANK"] else "RANK"
-        raise InvalidConfigError(
-            f"the variable {there} is {given[there]} and {absent} is not set: start "
-            f"all processes with torchrun, which sets both; without torchrun, unset {there}"
-        )
-    if int(given.get("RANK", 0)) >= int(given.get("WORLD_SIZE", 2**16)):
-        raise InvalidConfigError(
-            f"the variable RANK is {given['RANK']} and WORLD_SIZE is {given['WORLD_SIZE']}: start all "
-            f"processes with torchrun"
-        )
-
-
 def describe_processes(accelerator: Any) -> dict[str, Any]:
-    """What the launcher decided, for the run folder."""
+    """The decisions of the launcher, for the run folder."""
     return {
         "processes": accelerator.num_processes,
         "parallelism": str(accelerator.distributed_type.value),
@@ -144,6 +130,13 @@ def gather_objects(accelerator: Any, value: Any) -> list[Any]:
 def average(accelerator: Any, values: Tensor) -> Tensor:
     """The mean over processes."""
     return accelerator.reduce(values, reduction="mean") if accelerator.num_processes > 1 else values
+
+
+def in_any_process(accelerator: Any, flag: bool) -> bool:
+    """True if the flag is set in one of the processes. All must call this."""
+    if accelerator.num_processes == 1:
+        return flag
+    return bool(average(accelerator, torch.tensor(float(flag), device=accelerator.device)) > 0)
 
 
 def full_tensor(value: Tensor) -> Tensor:

@@ -11,7 +11,6 @@ import hashlib
 import io
 import json
 import logging
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import chain, islice
@@ -21,17 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data import open_image, to_float
-from ..diffusion import Request, SampleSettings, as_picture, image_grid
-from ..errors import CannotReadError, InvalidConfigError, SampleFolderError
+from ..data import open_image
+from ..diffusion import Request, SampleSettings, as_picture, prompted_grid
+from ..errors import CannotReadError, InvalidConfigError, RunFolderError
 from ..files import exclusive, in_words, make_folder, read_bytes, read_json, remove_leftovers, write_bytes, write_text
-from ..optional import needs
 from .load import Run
-from .processes import check_launcher, on_main
+from .processes import on_main, process_state
 
 logger = logging.getLogger(__name__)
-
-# Many images as one
 
 MOST_IMAGE = 512 * 1024**2
 """Bytes of the largest sample that is read."""
@@ -54,6 +50,7 @@ class SampleFolder:
 
     def check(self, about: dict[str, Any], wanted: Sequence[Request]) -> dict[str, str | None]:
         """Raise unless the folder is new, empty, or holds samples made in the same way: the prompts of all by seed."""
+        prompts = {str(request.seed): request.prompt for request in wanted}
         if (self.path / NOTE).exists():
             before = self.note()
             kept = {key: value for key, value in before.items() if key != "wishes"}
@@ -63,21 +60,27 @@ class SampleFolder:
                     for key in {**kept, **about}
                     if kept.get(key) != about.get(key)
                 )
-                raise SampleFolderError(
+                raise RunFolderError(
                     f"{self.path} holds samples that were made in a different way:\n{changes}\n"
                     f"Give the same values to continue, or another folder with --out"
                 )
-            self._require_same_prompts(before["wishes"], wanted)
-            return before["wishes"] | _prompts(wanted)
+            for request in wanted:
+                prompt = before["wishes"].get(str(request.seed), request.prompt)
+                if prompt != request.prompt:
+                    raise RunFolderError(
+                        f"{self.file(request)} shows {prompt!r}, and {request.prompt!r} is asked for now; choose "
+                        f"another folder with --out"
+                    )
+            return before["wishes"] | prompts
         try:
             used = self.path.exists() and any(entry for entry in self.path.iterdir() if not entry.name.startswith("."))
         except OSError as error:
-            raise SampleFolderError(
+            raise RunFolderError(
                 f"{self.path} cannot hold samples: {in_words(error)}; choose a folder with --out"
             ) from error
         if used:
-            raise SampleFolderError(f"{self.path} is not empty and holds no samples; choose another folder with --out")
-        return _prompts(wanted)
+            raise RunFolderError(f"{self.path} is not empty and holds no samples; choose another folder with --out")
+        return prompts
 
     def open(self, about: dict[str, Any], wanted: Sequence[Request]) -> None:
         """Make the folder, or check that it holds samples made in the same way. Their number may grow."""
@@ -92,12 +95,12 @@ class SampleFolder:
         try:
             note = read_json(self.path / NOTE)
         except CannotReadError as error:
-            raise SampleFolderError(f"{error}, or choose another folder with --out") from error
+            raise RunFolderError(f"{error}, or choose another folder with --out") from error
         known = {"weights": str, "sampler": str, "steps": int, "guidance": float | int, "wishes": dict}
         if not isinstance(note, dict) or not all(isinstance(note.get(name), kind) for name, kind in known.items()):
-            raise SampleFolderError(
+            raise RunFolderError(
                 f"{self.path / NOTE} does not say how the samples were made ({', '.join(known)}); choose another "
-                f"folder with --out, or remove this one to make the samples anew"
+                f"folder with --out, or remove this one to make the samples again"
             )
         return note
 
@@ -105,17 +108,8 @@ class SampleFolder:
         """Those whose file is not there. Files are written whole or not at all."""
         return [request for request in wanted if not self.file(request).exists()]
 
-    def write(self, request: Request, image: Tensor) -> None:
-        require_png(image[None])
-        save_png(self.file(request), image)
-
     def file(self, request: Request) -> Path:
         return self.path / f"{request.seed:012d}.png"
-
-    def write_grid(self, wanted: Sequence[Request], columns: int | None) -> Path:
-        shown = self.stack(wanted)
-        save_png(self.path / "grid.png", image_grid(to_float(shown), columns))
-        return self.path / "grid.png"
 
     def stack(self, wanted: Sequence[Request]) -> Tensor:
         """The images as one tensor, uint8 (B, C, H, W)."""
@@ -126,28 +120,13 @@ class SampleFolder:
         for request in wanted:
             yield read_png(self.file(request))
 
-    def _require_same_prompts(self, before: dict[str, str | None], wanted: Sequence[Request]) -> None:
-        for request in wanted:
-            prompt = before.get(str(request.seed), request.prompt)
-            if prompt != request.prompt:
-                raise SampleFolderError(
-                    f"{self.file(request)} shows {prompt!r}, and {request.prompt!r} is asked for now; choose another "
-                    f"folder with --out"
-                )
-
-
-def require_png(images: Tensor) -> None:
-    """(B, C, H, W) with as many channels as a PNG file can have."""
-    if images.shape[1] not in (1, 3, 4):
-        raise SampleFolderError(f"images of {images.shape[1]} channels cannot be PNG files")
-
 
 def stack_images(files: Sequence[Path]) -> Tensor:
     """Images of one size as one tensor, uint8 (B, C, H, W); others are refused by name."""
     images = [read_png(file) for file in files]
     for file, image in zip(files, images, strict=True):
         if image.shape != images[0].shape:
-            raise SampleFolderError(
+            raise RunFolderError(
                 f"{file} is {tuple(image.shape)} and {files[0]} is {tuple(images[0].shape)} (channels, height, width); "
                 f"remove the one that is not a sample of this run, and the same command makes it again"
             )
@@ -162,27 +141,17 @@ def read_png(path: Path) -> Tensor:
             array = np.array(image)
     # Pillow meets damaged files with almost any exception.
     except Exception as error:
-        raise SampleFolderError(
+        raise RunFolderError(
             f"{path} cannot be read as an image ({in_words(error)}); remove it, and the same command makes it again"
         ) from error
     tensor = torch.from_numpy(array)
     return tensor[None] if tensor.dim() == 2 else tensor.permute(2, 0, 1).contiguous()
 
 
-def _prompts(wanted: Sequence[Request]) -> dict[str, str | None]:
-    return {str(request.seed): request.prompt for request in wanted}
-
-
 # Filling it, by one process or several
 
 GRID = 100
 """Most images in the grid."""
-
-
-def process_state() -> Any:
-    """What accelerate knows about the processes that torchrun or `accelerate launch` started: often just this one."""
-    check_launcher()
-    return needs("accelerate", "train", "sampling").PartialState(cpu=not torch.accelerator.is_available())
 
 
 def folder_name(run: Run, settings: SampleSettings) -> str:
@@ -215,7 +184,6 @@ def fill_folder(
     settings: SampleSettings,
     batch_size: int = 64,
     device: str | None = None,
-    log: Callable[[str], None] = logger.info,
     progress: Callable[[int, int], None] | None = None,
 ) -> SampleFolder:
     """Fill a folder with the images that are not there yet; several processes share the work, the main one logs.
@@ -227,28 +195,29 @@ def fill_folder(
     on_main(state, lambda: folder.check(about, wanted))
     if state.is_main_process:
         kind = "raw, not averaged" if run.weights == "raw" else run.weights.replace("ema", "EMA")
-        log(f"weights: {kind}, step {run.step} of {run.folder}")
+        logger.info(f"weights: {kind}, step {run.step} of {run.folder}")
     mine = folder.missing(wanted)[state.process_index :: state.num_processes]
     made = run.maker.generate(mine, settings, batch_size=batch_size, device=device or str(state.device))
     # A prompt or setting that is refused shows with the first images, and must leave no folder. No process looks for
     # what is missing while another one writes already: opening it waits for all.
     first = list(islice(made, 1))
-    if first:
-        require_png(first[0][1])
+    if first and first[0][1].shape[1] not in (1, 3, 4):
+        raise RunFolderError(f"images of {first[0][1].shape[1]} channels cannot be PNG files")
     on_main(state, lambda: folder.open(about, wanted))
     state.wait_for_everyone()
     done = 0
     for part, images in chain(first, made):
         for request, image in zip(part, images, strict=True):
-            folder.write(request, image)
+            save_png(folder.file(request), image)
         done += len(part)
         if progress is not None:
             progress(done, len(mine))
     state.wait_for_everyone()
     if state.is_main_process:
         shown = list(wanted[:GRID])
-        grid = folder.write_grid(shown, columns=_columns(run, len(shown)))
-        log(f"{len(wanted)} images in {path}; the first {len(shown)} at once: {grid}")
+        grid = prompted_grid(folder.stack(shown), [request.prompt for request in shown])
+        save_png(path / "grid.png", grid)
+        logger.info(f"{len(wanted)} images in {path}; the first {len(shown)} at once: {path / 'grid.png'}")
     return folder
 
 
@@ -264,9 +233,3 @@ def require_device(device: str | None) -> None:
         f"--device {str(device)[:40]!r} cannot be used on this machine, or by this build of torch: choose "
         f"cpu, or leave it out"
     )
-
-
-def _columns(run: Run, count: int) -> int:
-    """One class per column, if that makes a readable image."""
-    classes = len(run.shape.classes or ()) if run.config.diffusion.condition == "class" else 0
-    return classes if 1 < classes <= 16 and count >= classes else math.ceil(math.sqrt(count))

@@ -4,8 +4,7 @@ base        what a method is, the registry of methods, and their shorthands
 constant    none, uniform, CS, custom, magnitude-preserving
 dynamic     learnable scaling
 norms       normalised operands
-freeu       FreeU
-baselines   residual scalings and starts of merges
+others      FreeU, residual scalings, starts of merges
 """
 
 from .base import (
@@ -17,14 +16,6 @@ from .base import (
     SkipSite as SkipSite,
     as_scaling as as_scaling,
     register_scaling as register_scaling,
-)
-from .baselines import (
-    MERGE_STARTS as MERGE_STARTS,
-    ResidualBranch as ResidualBranch,
-    ResidualSpec as ResidualSpec,
-    require_merge_start as require_merge_start,
-    start_merge_ as start_merge_,
-    validate_residual as validate_residual,
 )
 from .constant import (
     ConstantScaling as ConstantScaling,
@@ -39,10 +30,16 @@ from .dynamic import (
     GateLayer as GateLayer,
     LearnableScaling as LearnableScaling,
 )
-from .freeu import (
-    FreeUScaling as FreeUScaling,
-)
 from .norms import (
     MergeNorm as MergeNorm,
     NormScaling as NormScaling,
+)
+from .others import (
+    MERGE_STARTS as MERGE_STARTS,
+    FreeUScaling as FreeUScaling,
+    ResidualBranch as ResidualBranch,
+    ResidualSpec as ResidualSpec,
+    require_merge_start as require_merge_start,
+    start_merge_ as start_merge_,
+    validate_residual as validate_residual,
 )

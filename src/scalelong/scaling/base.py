@@ -5,7 +5,6 @@ i = N the innermost.
 """
 
 import dataclasses
-import json
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..errors import InvalidConfigError
+from ..errors import InvalidConfigError, require
 from ..files import parse_json
 
 
@@ -72,6 +71,10 @@ class SkipScaling(nn.Module, ABC):
     def scale(self, skip: Tensor, index: int) -> Tensor:
         """The skip as it enters merge i."""
 
+    def gate(self, skip: Tensor, index: int) -> Tensor | None:  # noqa: ARG002
+        """κ_i in a shape that broadcasts against the skip, for methods that multiply it by one; else None."""
+        return None
+
     def scales_skip(self, index: int) -> bool:  # noqa: ARG002
         """Whether the skip is changed at merge i, where `constants` is None."""
         return True
@@ -102,7 +105,10 @@ class SkipScaling(nn.Module, ABC):
         What the merge multiplies by need not be kept as another tensor of the skip's size.
         """
         constants = self.constants(index)
-        return (self.scale(skip, index), UNSCALED, None) if constants is None else (skip, constants, None)
+        if constants is not None:
+            return skip, constants, None
+        gate = self.gate(skip, index)
+        return (self.scale(skip, index), UNSCALED, None) if gate is None else (skip, UNSCALED, gate)
 
     @abstractmethod
     def coefficient(self, index: int) -> Tensor | float:
@@ -165,26 +171,8 @@ class Scaling(ABC):
     def to_dict(self) -> dict[str, Any]:
         return {"method": self.name, **dataclasses.asdict(self)}
 
-    def to_json(self) -> str:
-        return json.dumps(self.to_dict())
-
-    @classmethod
-    def from_json(cls, text: str) -> "Scaling":
-        try:
-            values = parse_json(text)
-        except ValueError as error:
-            raise InvalidConfigError(
-                f'this is not a scaling in JSON ({error}): it must look like {{"method": "cs", "kappa": 0.7}}'
-            ) from error
-        return as_scaling(values)
-
     def replace(self, **changes: Any) -> Self:
         return dataclasses.replace(self, **changes)
-
-
-def require(condition: bool, message: str) -> None:
-    if not condition:
-        raise InvalidConfigError(message)
 
 
 def require_number(name: str, value: Any, low: float, high: float, interval: str) -> None:
@@ -225,24 +213,25 @@ def as_scaling(spec: "Scaling | str | dict[str, Any] | None") -> Scaling:
     """A configuration from a configuration, a shorthand, a dictionary (`Scaling.to_dict`) or None (no scaling)."""
     if isinstance(spec, Scaling):
         return spec
-    if spec is None:
-        return _method("none")()
     if isinstance(spec, str):
         name, _, arguments = spec.partition(":")
         method = _method(name.strip())
         values = _parse_arguments(method, arguments) if arguments else {}
-        _require_fields(method, values)
-        return method(**values)
-    if isinstance(spec, dict):
+    elif isinstance(spec, dict):
         values = dict(spec)
         if "method" not in values:
             raise InvalidConfigError(
                 f"a scaling as a dictionary needs the key 'method', got {sorted(map(str, values))}"
             )
         method = _method(values.pop("method"))
-        _require_fields(method, values)
-        return method(**values)
-    raise InvalidConfigError(f"a scaling must be a configuration, a string or a dictionary, got {type(spec).__name__}")
+    elif spec is None:
+        method, values = _method("none"), {}
+    else:
+        raise InvalidConfigError(
+            f"a scaling must be a configuration, a string or a dictionary, got {type(spec).__name__}"
+        )
+    _require_fields(method, values)
+    return method(**values)
 
 
 def _method(name: Any) -> type[Scaling]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..errors import InvalidConfigError
-from .base import Constants, Scaling, SkipScaling, SkipSite, register_scaling, require, require_kappa
+from ..errors import InvalidConfigError, require
+from .base import Constants, Scaling, SkipScaling, SkipSite, register_scaling, require_kappa
 
 
 class FixedSkipScaling(SkipScaling):
@@ -76,8 +76,8 @@ class ConstantScaling(FixedScaling):
     """CS, κ_i = κ^(i-1) (Eq. 8): the outermost skip is kept, inner ones fade. The paper suggests κ in [0.5, 0.95].
 
     `reverse=True` is the paper's ablation κ_i = κ^(N-i+1) (Table 4), which it found clearly worse.
-    `behind_norms=True` multiplies the skip where the convolutions read it, behind a normalisation that would divide κ
-    out again; where none comes right behind the merge, it changes nothing.
+    `behind_norms=True` multiplies the skip where the convolutions read it, after a normalisation that would divide κ
+    out again; where none follows the merge, it changes nothing.
     """
 
     kappa: float = 0.7

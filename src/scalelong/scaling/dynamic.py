@@ -2,21 +2,19 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import InvalidConfigError, NotScaledError
+from ..errors import InvalidConfigError, NotScaledError, require
 from .base import (
-    UNSCALED,
-    Constants,
     Scaling,
     SkipScaling,
     SkipSite,
     register_scaling,
-    require,
     require_choice,
     require_kappa,
     require_number,
@@ -154,11 +152,11 @@ class ScalarSkipScaling(FullPrecisionModule, SkipScaling):
         start = (0.5,) * count if config.start == "paper" else ConstantScaling(config.kappa).curve(count)
         self.kappa = nn.Parameter(torch.tensor(start))
 
-    def scale(self, skip: Tensor, index: int) -> Tensor:
-        return skip * self.kappa[index - 1].to(skip.dtype)
+    def gate(self, skip: Tensor, index: int) -> Tensor:  # noqa: ARG002
+        return self.kappa[index - 1]
 
-    def prepare(self, skip: Tensor, index: int) -> tuple[Tensor, Constants, Tensor]:
-        return skip, UNSCALED, self.kappa[index - 1]
+    def scale(self, skip: Tensor, index: int) -> Tensor:
+        return skip * self.gate(skip, index).to(skip.dtype)
 
     def coefficient(self, index: int) -> Tensor:
         return self.kappa[index - 1].detach()
@@ -187,7 +185,7 @@ class GatedSkipScaling(FullPrecisionModule, SkipScaling):
         self._curve, self._pace = curve, config.pace
         self._recent: list[Tensor | None] = [None] * len(sites)
 
-    def predict(self, skip: Tensor, index: int) -> Tensor:
+    def gate(self, skip: Tensor, index: int) -> Tensor:
         """κ_i, in fp32, in a shape that broadcasts against the skip."""
         position, site = index - 1, self.sites[index - 1]
         axis = skip.dim() - 1 if site.channel_axis == -1 else site.channel_axis
@@ -199,7 +197,8 @@ class GatedSkipScaling(FullPrecisionModule, SkipScaling):
             )
         batch = site.batch_axis
         pooled_axes = [a for a in range(skip.dim()) if a not in (batch, kept)]
-        with torch.autocast(skip.device.type, enabled=False):
+        device = skip.device.type  # to enter autocast costs as much as two operations of a gate
+        with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
             pooled = skip.mean(pooled_axes, dtype=torch.float32) if pooled_axes else skip.float()
             if batch is not None and batch > kept:
                 pooled = pooled.mT
@@ -220,25 +219,8 @@ class GatedSkipScaling(FullPrecisionModule, SkipScaling):
         self._recent[position] = gate.detach()
         return gate
 
-    def _load_from_state_dict(
-        self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-    ) -> None:
-        ours, theirs = ("offsets", "shifts") if self.shifts is None else ("shifts", "offsets")
-        if prefix + theirs in state_dict and prefix + ours not in state_dict:
-            trained = "bounded" if theirs == "shifts" else "cs"
-            error_msgs.append(
-                f"these gates were trained with start={trained!r} and would mean something else here, where it is "
-                f'{self.config.start!r}: use LearnableScaling(start={trained!r}), or "ls:start={trained}"'  # pyright: ignore
-            )
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
-
     def scale(self, skip: Tensor, index: int) -> Tensor:
-        return skip * self.predict(skip, index).to(skip.dtype)
-
-    def prepare(self, skip: Tensor, index: int) -> tuple[Tensor, Constants, Tensor]:
-        return skip, UNSCALED, self.predict(skip, index)
+        return skip * self.gate(skip, index).to(skip.dtype)
 
     def coefficient(self, index: int) -> Tensor:
         return recent_coefficient(self._recent[index - 1])

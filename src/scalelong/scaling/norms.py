@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import NormOnSkipWarning, UnsupportedModelError
+from ..errors import UnsupportedModelError, require
 from .base import (
     UNSCALED,
     Constants,
@@ -21,7 +21,6 @@ from .base import (
     SkipScaling,
     SkipSite,
     register_scaling,
-    require,
     require_choice,
     require_kappa,
 )
@@ -75,8 +74,7 @@ class MergeNorm(Scaling):
             forced = "" if self.on == "concatenation" else ", or MergeNorm(everywhere=True) if you want to try it"
             raise UnsupportedModelError(
                 f"merge_norm is for merges that concatenate; long skips {', '.join(map(str, added))} are added to the "
-                f'main path, where it was not shown to help. Use start_skips_(model, "cs") or '
-                f'scale_skips_(model, "cs"){forced}'
+                f'main path, where it was not shown to help. Use scale_skips_(model, "cs"){forced}'
             )
         scaling = MergeNormScaling(self, sites)
         norms = scaling.own_norms()
@@ -213,7 +211,7 @@ class NormScaling(Scaling):
         warnings.warn(
             "a norm on the skip alone does not stabilise: 0 of 4 runs survived with it, and 4 of 4 with the norm on "
             'the main path, which is the scaling "merge_norm"',
-            NormOnSkipWarning,
+            UserWarning,
             stacklevel=3,
         )
         return NormSkipScaling(self, sites)

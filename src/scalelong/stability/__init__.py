@@ -1,18 +1,14 @@
-"""What happens in training: sizes at the long skips, oscillation, alarms, and pages that explain them.
+"""Stability of training: sizes at the long skips, collapse, alarms, and the range of learning rates.
 
+collapse     the one rule of collapse, and what left first
+alarms       the advice; what in readings means trouble; oscillation scores
 features     where features are read: long skips and the blocks that they join
-monitor      readings during training, from within anyone's loop; as rows and as a figure
-alarms       what in readings means trouble; oscillation scores
-advice       the one thing to do about training that breaks
-trackers     where readings go: JSON lines and trackers
-collapse     a loss that collapses and stays finite: the rule, and what left first
 guard        goes back to before a collapse, from within anyone's loop
+monitor      readings during training, from within anyone's loop; where they go
 callbacks    monitor and guard for accelerate's, Lightning's and transformers' loops
-diagnosis    one page about a model's long skips, before training
-nonfinite    where the numbers of a step stopped being finite
+diagnosis    a model's long skips before training; a step whose numbers are not finite
 range        the range of learning rates in which a network trains, with and without each fix
-many         runs side by side in processes
-survival     who survived: counts, the rate at which half of the runs do, verdict and picture
+survival     its result: counts, the rate at which half of the runs survive, verdict and picture
 
 The names stand in `__init__.pyi` and are loaded at first use: a report reads alarms and readings without torch.
 """

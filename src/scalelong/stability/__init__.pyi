@@ -1,17 +1,18 @@
 """The names of this package, each written once: type checkers read this file, and `__init__.py` reads it too."""
 
-from .advice import what_to_do as what_to_do
 from .alarms import (
     Alarm as Alarm,
     AlarmDetector as AlarmDetector,
-    AlarmRules as AlarmRules,
     Oscillation as Oscillation,
     oscillation as oscillation,
+    what_to_do as what_to_do,
 )
 from .callbacks import (
     AccelerateMonitor as AccelerateMonitor,
     lightning_callback as lightning_callback,
     lightning_guard as lightning_guard,
+    log_picture as log_picture,
+    send_alert as send_alert,
     trainer_callback as trainer_callback,
     trainer_guard as trainer_guard,
 )
@@ -28,7 +29,9 @@ from .collapse import (
 )
 from .diagnosis import (
     Diagnosis as Diagnosis,
+    NonFiniteReport as NonFiniteReport,
     diagnose as diagnose,
+    explain_nonfinite as explain_nonfinite,
 )
 from .features import (
     Features as Features,
@@ -40,23 +43,18 @@ from .features import (
     probe as probe,
 )
 from .guard import CollapseGuard as CollapseGuard
-from .many import RUNS as RUNS, StepFailedError as StepFailedError
 from .monitor import StabilityMonitor as StabilityMonitor
-from .nonfinite import (
-    NonFiniteReport as NonFiniteReport,
-    explain_nonfinite as explain_nonfinite,
-)
 from .range import (
     METHODS as METHODS,
+    RUNS as RUNS,
     Method as Method,
+    StepFailedError as StepFailedError,
     rate_range as rate_range,
 )
 from .survival import (
-    PLACES as PLACES,
     Difference as Difference,
     HalfRate as HalfRate,
     RateRange as RateRange,
     RateRun as RateRun,
     rate_text as rate_text,
 )
-from .trackers import Tracker as Tracker, log_picture as log_picture, send_alert as send_alert

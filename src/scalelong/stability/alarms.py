@@ -1,24 +1,89 @@
-"""Alarms: what in a series of readings means that a run is in trouble, with one thing to do about it.
+"""Alarms: what in a series of readings means that a run is in trouble, with the one thing to do about it.
 
-At the end, how much a run oscillates, in numbers: the paper's Figure 1, quantified.
+`what_to_do` is the advice of the whole library; diagnosis, range, guard and errors give it too. It follows
+docs/recipe.md: a norm in each merge lasts at high rates; where the merges have norms already, the rate is too high.
+At the end of the file: how much a run oscillates, the paper's Figure 1 as a number. Nothing here needs torch.
 """
+
+from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median, stdev
+from statistics import fmean, median
+from typing import TYPE_CHECKING
 
-from ..errors import InvalidConfigError
-from .advice import what_to_do
 from .collapse import RECORD, Collapse, CollapseDetector
 
-KINDS = ("non-finite", "collapse", "spike", "overflow margin", "dead skip")
-"""The worst first. An alarm that reports several things is of the worst kind among them."""
+if TYPE_CHECKING:
+    from ..finding import LongSkip
+
+# Advice
+
+MERGE_NORM = 'sl.scale_skips_(model, "merge_norm", inputs)'
+LOWER = 4
+"""A rate that broke a run is divided by this."""
+HIGH_RATE, USUAL_RATE = 0.1, 1e-3
+"""Rates of AdamW: above the first nothing trains, with the second most do."""
+
+
+def norm_of(skip: LongSkip) -> str:
+    """The norm that reads a merge; empty if there is none."""
+    return skip.site.norm or skip.readers.norm
+
+
+def bare_merges(plan: Iterable[LongSkip], scaling: str | None = None) -> list[int]:
+    """The long skips that are concatenated without a norm, where `merge_norm` helps; `scaling` is the model's."""
+    if scaling == "merge_norm":
+        return []
+    return [skip.index for skip in plan if skip.site.main_channels is not None and not norm_of(skip)]
+
+
+def what_to_do(bare: bool | None, rate: float | None = None) -> str:
+    """A sentence. `bare`: some merges have no norm; None where the network is not known."""
+    lower = "a lower learning rate"
+    if rate is not None:
+        lower = f"a learning rate of {rate / LOWER if rate <= HIGH_RATE else USUAL_RATE:.2g} instead of {rate:g}"
+        if rate > HIGH_RATE:
+            return f"Train with {lower}."
+    if bare is None:
+        return (
+            f"Train with a norm in each merge, {MERGE_NORM} before the first step, or where the merges have norms with "
+            f"{lower}."
+        )
+    if bare:
+        return f"Train with a norm in each merge, which lasts at high rates: {MERGE_NORM} before the first step."
+    return f"Train with {lower}, or with Muon, which bears higher ones."
+
+
+# Alarms
+
+REMEDIES = {
+    "non-finite": "Go back to the last good checkpoint.",
+    "collapse": "Go back to a checkpoint from before.",
+    "spike": "If it does not come back:",
+    "overflow margin": "The next growth overflows: train in bf16.",
+    "dead skip": "The decoder no longer depends on this skip: look at its coefficient, and at what makes it.",
+}
+"""The kinds of alarm, the worst first, and what to do. An alarm that reports several things is of the worst kind."""
+KINDS = tuple(REMEDIES)
 NAMED = 3
-"""Of more things that are wrong at once, the rest is counted."""
+"""So many things that are wrong at once are named, the rest is counted."""
 LONG_STEP = 0.1
 """A step that changes a block by this share of its weights is too long, whatever else is wrong."""
+MEMORY, PATIENCE = 20, 5
+"""Readings whose median is what a quantity usually is, and those before the first comparison."""
+LOSS_SPIKE, GRADIENT_SPIKE, FEATURE_SPIKE = 3.0, 10.0, 4.0
+"""Times the usual size."""
+VANISHED = 1e-3
+"""A feature that falls below this share of its usual size has collapsed."""
+ALIKE, APART = 0.98, 0.8
+"""Tokens whose similarity is above the first and was usually below the second have become alike."""
+HEADROOM = 8.0
+"""The largest activation must be smaller than the dtype's largest number by this factor."""
+DEAD_SKIP = 1e-4
+"""A skip is dead if it is smaller than the largest skip by this factor, both as they enter their merges."""
 
 
 @dataclass(frozen=True)
@@ -38,43 +103,19 @@ class Alarm:
         return f"step {self.step}: {self.kind}: {self.message} {self.remedy}".rstrip()
 
 
-@dataclass(frozen=True, kw_only=True)
-class AlarmRules:
-    """When to raise an alarm. Factors are relative to the median of the last `memory` readings."""
-
-    loss_spike: float = 3.0
-    gradient_spike: float = 10.0
-    feature_spike: float = 4.0
-    collapse: float = 1e-3
-    """A feature that falls below this share of its median has collapsed."""
-    alike: tuple[float, float] = (0.98, 0.8)
-    """Tokens whose similarity is above the first and whose median was below the second have become alike."""
-    headroom: float = 8.0
-    """The largest activation must be smaller than the dtype's largest number by this factor."""
-    dead_skip: float = 1e-4
-    """A skip is dead if it is smaller than the largest skip by this factor, both as they enter their merges."""
-    zero_loss: float | None = None
-    """The loss of a predictor of zero (1 for ε); left out, that of the first steps. See `CollapseDetector`."""
-    memory: int = 20
-    patience: int = 5
-    """Readings before the first comparison with the past."""
-
-
-@dataclass(frozen=True)
-class _Finding:
-    kind: str
-    where: str
-    value: float
-    message: str
+Finding = tuple[str, str, float, str]
+"""Kind, where, value, message."""
 
 
 class AlarmDetector:
-    """Checks one reading after the other. A condition that stays is reported once, and again after it was gone."""
+    """Checks one reading after the other. A condition that stays is reported once, and again after it was gone.
 
-    def __init__(self, rules: AlarmRules) -> None:
-        self.rules = rules
-        self._past: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=rules.memory))
-        self._collapse = CollapseDetector(zero_loss=rules.zero_loss)
+    `zero_loss`: the loss of a network that knows nothing (1 for ε); left out, that of the first steps.
+    """
+
+    def __init__(self, zero_loss: float | None = None) -> None:
+        self._past: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=MEMORY))
+        self._collapse = CollapseDetector(zero_loss=zero_loss)
         self._collapsed: Collapse | None = None
         self._standing: set[tuple[str, str]] = set()
 
@@ -88,119 +129,79 @@ class AlarmDetector:
         bare: bool | None = None,
     ) -> list[Alarm]:
         """An alarm, if something is wrong that was not before. `losses`: those of all steps since the last reading.
-        `lr` is the learning rate of this step; `bare`: there are merges without a norm (`advice.bare_merges`)."""
+        `lr` is the learning rate of this step; `bare`: there are merges without a norm (`bare_merges`)."""
         # A recorded mean stands for the steps that were not kept.
         each = losses or ([reading["loss"]] * RECORD if "loss" in reading else [])
         for position, loss in enumerate(each, start=step - len(each) + 1):
             event = self._collapse.add(position, loss)
             self._collapsed = event if isinstance(event, Collapse) else self._collapsed
-        findings = sorted(self._findings(reading), key=lambda found: KINDS.index(found.kind))
-        fresh = [found for found in findings if (found.kind, found.where) not in self._standing]
-        self._standing = {(found.kind, found.where) for found in findings}
-        self._remember(reading)
-        if not fresh:
-            return []
-        worst, more = fresh[0], len(fresh) - NAMED
-        message = " ".join(found.message for found in fresh[:NAMED]) + (f" And {more} more." if more > 0 else "")
-        if lr is not None and KINDS.index(worst.kind) <= KINDS.index("overflow margin"):
-            message += f" The learning rate is {lr:g}{self._rate_remark(reading)}."
-        return [Alarm(step, worst.kind, worst.where, worst.value, message, _remedy(worst.kind, lr, bare))]
-
-    def _rate_remark(self, reading: Mapping[str, float]) -> str:
-        ratios = [value for name, value in reading.items() if name.startswith("update_ratio/") and math.isfinite(value)]
-        ratios = ratios or [past[-1] for name, past in self._past.items() if name.startswith("update_ratio/") and past]
-        largest = max(ratios, default=0.0)
-        return f", and a step changes weights by {largest:.0%}" * (largest > LONG_STEP)
-
-    def _first_to_leave(self, bad: Sequence[str]) -> str:
-        """The block that had grown most when all was still finite; else the first in the order of the forward."""
-        growth = {
-            name: past[-1] / past[0]
-            for name, past in self._past.items()
-            if name in _features(self._past) and len(past) > 1 and past[0] > 0
-        }
-        if growth and max(growth.values()) > self.rules.feature_spike:
-            name = max(growth, key=lambda block: growth[block])
-            return f" {name} left first: it had grown {growth[name]:.3g} times before."
-        first = next(iter(_features(bad)), None)
-        return "" if first is None else f" In the order of the forward, {first} is the first."
-
-    def _remember(self, reading: Mapping[str, float]) -> None:
+        findings = sorted(self._findings(reading), key=lambda found: KINDS.index(found[0]))
+        fresh = [found for found in findings if found[:2] not in self._standing]
+        self._standing = {found[:2] for found in findings}
         for name, value in reading.items():
             if math.isfinite(value):
                 self._past[name].append(value)
+        if not fresh:
+            return []
+        kind, where, value, _ = fresh[0]
+        more = f" And {len(fresh) - NAMED} more." if len(fresh) > NAMED else ""
+        message, remedy = " ".join(found[3] for found in fresh[:NAMED]) + more, REMEDIES[kind]
+        if lr is not None and kind != "dead skip":
+            ratios = [past[-1] for name, past in self._past.items() if name.startswith("update_ratio/")]
+            longest = max(ratios, default=0.0)
+            changes = f", and a step changes weights by {longest:.0%}" if longest > LONG_STEP else ""
+            message += f" The learning rate is {lr:g}{changes}."
+        if kind in ("non-finite", "collapse", "spike"):
+            advice = what_to_do(bare, lr)
+            remedy += f" {advice if remedy.endswith('.') else advice[0].lower() + advice[1:]}"
+        return [Alarm(step, kind, where, value, message, remedy)]
 
-    def _findings(self, reading: Mapping[str, float]) -> Iterator[_Finding]:
+    def _findings(self, reading: Mapping[str, float]) -> Iterator[Finding]:
         bad = [name for name, value in reading.items() if not math.isfinite(value)]
         if bad:
             # A coefficient is only what the features before it have made of it.
             named = next((name for name in bad if not name.startswith("kappa/")), bad[0])
             others = f" and {len(bad) - 1} others" if len(bad) > 1 else ""
-            yield _Finding(
-                "non-finite", "", math.nan, f"{named}{others} became infinite or NaN.{self._first_to_leave(bad)}"
-            )
+            yield "non-finite", "", math.nan, f"{named}{others} became infinite or NaN.{self._grown()}"
             return
-        yield from self._spikes(reading)
-        yield from self._collapses(reading)
-        yield from self._margins(reading)
-        yield from self._dead_skips(reading)
-
-    def _median(self, name: str) -> float | None:
-        past = self._past.get(name, ())
-        return median(past) if len(past) >= self.rules.patience else None
-
-    def _spikes(self, reading: Mapping[str, float]) -> Iterator[_Finding]:
-        factors = [("loss_max", "loss", self.rules.loss_spike)]
-        factors += [("gradient_norm/all", "gradient_norm/all", self.rules.gradient_spike)]
-        factors += [(name, name, self.rules.feature_spike) for name in _features(reading)]
-        for name, reference, factor in factors:
-            usual, value = self._median(reference), reading.get(name)
+        features = _features(reading)
+        factors = [("loss_max", "loss", LOSS_SPIKE), ("gradient_norm/all", "gradient_norm/all", GRADIENT_SPIKE)]
+        for name, reference, factor in [*factors, *((name, name, FEATURE_SPIKE) for name in features)]:
+            usual, value = self._usual(reference), reading.get(name)
             if usual and value is not None and value > factor * usual:
-                yield _Finding("spike", name, value, f"{name} is {value:.3g}, {value / usual:.1f} times its median.")
-
-    def _collapses(self, reading: Mapping[str, float]) -> Iterator[_Finding]:
+                yield "spike", name, value, f"{name} is {value:.3g}, {value / usual:.1f} times its median."
         if self._collapse.collapsed and self._collapsed is not None:
-            yield _Finding("collapse", "loss", self._collapsed.loss, f"{self._collapsed}.")
-        for name in _features(reading):
-            usual, value = self._median(name), reading[name]
-            if usual and value < self.rules.collapse * usual:
-                yield _Finding("collapse", name, value, f"{name} fell to {value:.3g}; its median was {usual:.3g}.")
-        now, before = self.rules.alike
+            yield "collapse", "loss", self._collapsed.loss, f"{self._collapsed}."
+        for name in features:
+            usual, value = self._usual(name), reading[name]
+            if usual and value < VANISHED * usual:
+                yield "collapse", name, value, f"{name} fell to {value:.3g}; its median was {usual:.3g}."
         for name in _features(reading, "similarity/"):
-            usual, value = self._median(name), reading[name]
-            if usual is not None and value > now and usual < before:
-                message = f"the tokens of {name.partition('/')[2]} became alike: their similarity is {value:.2f}."
-                yield _Finding("collapse", name, value, message)
-
-    def _margins(self, reading: Mapping[str, float]) -> Iterator[_Finding]:
-        headroom = reading.get("headroom")
-        if headroom is not None and headroom < self.rules.headroom:
-            largest = reading.get("activation_max", math.nan)
+            usual, value = self._usual(name), reading[name]
+            if usual is not None and value > ALIKE and usual < APART:
+                tokens = f"the tokens of {name.partition('/')[2]} became alike: their similarity is {value:.2f}."
+                yield "collapse", name, value, tokens
+        headroom, largest = reading.get("headroom", math.inf), reading.get("activation_max", math.nan)
+        if headroom < HEADROOM:
             text = f"the largest activation, {largest:.3g}, is within a factor of {headroom:.2g} of the dtype's limit."
-            yield _Finding("overflow margin", "headroom", headroom, text)
-
-    def _dead_skips(self, reading: Mapping[str, float]) -> Iterator[_Finding]:
+            yield "overflow margin", "headroom", headroom, text
         indices = {name: name.partition("/")[2] for name in _features(reading, "skip_rms/")}
         sizes = {index: reading[name] * reading.get(f"kappa/{index}", 1.0) for name, index in indices.items()}
         largest = max(sizes.values(), default=0.0)
         for index, size in sizes.items():
-            if size <= self.rules.dead_skip * largest:
+            if size <= DEAD_SKIP * largest:
                 text = f"long skip {index} enters its merge with an RMS of {size:.3g}; the largest has {largest:.3g}."
-                yield _Finding("dead skip", f"skip/{index}", size, text)
+                yield "dead skip", f"skip/{index}", size, text
 
+    def _grown(self) -> str:
+        """The block that had grown most when all was still finite."""
+        known = [(past[-1] / past[0], name) for name in _features(self._past) if (past := self._past[name])[0] > 0]
+        factor, name = max(known, default=(0.0, ""))
+        return f" {name} left first: it had grown {factor:.3g} times before." if factor > FEATURE_SPIKE else ""
 
-def _remedy(kind: str, lr: float | None, bare: bool | None) -> str:
-    if kind == "overflow margin":
-        return "The next growth overflows: train in bf16."
-    if kind == "dead skip":
-        return "The decoder no longer depends on this skip: look at its coefficient, and at what makes it."
-    first = {
-        "non-finite": "Go back to the last good checkpoint. ",
-        "collapse": "Go back to a checkpoint from before. ",
-        "spike": "If it does not come back: ",
-    }[kind]
-    advice = what_to_do(bare, lr)
-    return first + (advice if first.endswith(". ") else advice[0].lower() + advice[1:])
+    def _usual(self, name: str) -> float | None:
+        past = self._past.get(name, ())
+        return median(past) if len(past) >= PATIENCE else None
 
 
 def _features(reading: Iterable[str], prefix: str = "block_rms/") -> list[str]:
@@ -209,32 +210,18 @@ def _features(reading: Iterable[str], prefix: str = "block_rms/") -> list[str]:
     return probed or [name for name in reading if name.startswith(prefix)]
 
 
-# Oscillation. A series is the RMS of a hidden feature on a fixed probe batch, or a gradient norm, read at equal
-# distances in steps; scores of series with different distances cannot be compared. Three views of y = log(series):
-#
-#     r_t = y_t - (local linear fit around t)       full windows of 51 readings only
-#     O1 = RMS of r                                  how far readings lie from their trend
-#     O2 = sd of second differences / √6             the same without a window; equals O1 for white noise
-#     O3 = share of r above log 1.5, exp(max r)      how often, and how high, it peaks
-#
-# A collapsed network looks perfectly stable. So a score counts only if the loss is below that of a predictor that
-# always answers zero, and the feature is above a floor; otherwise `gate` says why it does not.
+# Oscillation
 
 WINDOW = 51
-PEAK = math.log(1.5)
 FLOOR = 1e-4
+"""The smallest reading that counts: a collapsed network looks perfectly stable."""
 
 
 @dataclass(frozen=True)
 class Oscillation:
-    """O1, O2 and O3 with the highest peak; `gate` is empty where they count, otherwise it says why they do not."""
+    """How far readings lie from their trend; `gate` is empty where that counts, otherwise it says why it does not."""
 
     o1: float
-    o2: float
-    o3: float
-    peak: float
-    """exp(max r): 1.5 means one and a half times its trend."""
-    readings: int
     gate: str = ""
 
     @property
@@ -242,58 +229,25 @@ class Oscillation:
         return not self.gate
 
 
-def residuals(y: Sequence[float], window: int = WINDOW) -> list[float]:
-    """y_t minus its local linear fit at t, for every t that has a full window around it.
+def oscillation(series: Sequence[float], *, loss: float | None = None, zero_loss: float = 1.0) -> Oscillation:
+    """O1: the RMS of the distances of log(series) from a local linear fit over a window of 51 readings.
 
-    At the middle of an odd window of equal distances a linear fit equals the mean, because its slope drops out.
+    A series is the RMS of a hidden feature on a fixed probe batch, or a gradient norm, read at equal distances in
+    steps; different distances cannot be compared. `loss` is that at the end of the run, and `zero_loss` that of a
+    predictor of zero, above which nothing counts.
     """
-    if window < 3 or window % 2 == 0:
-        raise InvalidConfigError(f"window must be odd and at least 3, got {window}")
-    half = window // 2
-    return [y[t] - fmean(y[t - half : t + half + 1]) for t in range(half, len(y) - half)]
-
-
-def second_difference_deviation(y: Sequence[float]) -> float:
-    """The standard deviation of y_{t+1} - 2 y_t + y_{t-1}, over √6: white noise keeps its own deviation."""
-    differences = [after - 2 * here + before for before, here, after in zip(y, y[1:], y[2:], strict=False)]
-    return stdev(differences) / math.sqrt(6) if len(differences) > 1 else math.nan
-
-
-def oscillation(
-    series: Sequence[float],
-    *,
-    window: int = WINDOW,
-    loss: float | None = None,
-    zero_loss: float = 1.0,
-    floor: float = FLOOR,
-) -> Oscillation:
-    """The scores of a series of positive readings.
-
-    `loss` is the loss at the end of the run and `zero_loss` that of the predictor that always answers zero (1 for the
-    mean squared error of ε); without a loss that gate is open. `floor` is the smallest reading that counts.
-    """
-    gate = _gate(series, window, loss, zero_loss, floor)
-    if not series or not all(math.isfinite(value) and value > 0 for value in series):
-        return Oscillation(math.nan, math.nan, math.nan, math.nan, len(series), gate)
-    y = [math.log(value) for value in series]
-    r = residuals(y, window)
-    return Oscillation(
-        o1=math.sqrt(fmean(value * value for value in r)) if r else math.nan,
-        o2=second_difference_deviation(y),
-        o3=fmean(value > PEAK for value in r) if r else math.nan,
-        peak=math.exp(max(r)) if r else math.nan,
-        readings=len(series),
-        gate=gate,
-    )
-
-
-def _gate(series: Sequence[float], window: int, loss: float | None, zero_loss: float, floor: float) -> str:
+    gate = ""
     if not all(math.isfinite(value) for value in series):
-        return "it became infinite or NaN"
-    if any(value < floor for value in series):
-        return f"it fell below {floor:g}: collapsed"
-    if len(series) < window:
-        return f"{len(series)} readings are less than a window of {window}"
-    if loss is not None and not loss < zero_loss:
-        return f"the loss {loss:.3g} is not below {zero_loss:.3g}, that of a predictor of zero"
-    return ""
+        gate = "it became infinite or NaN"
+    elif any(value < FLOOR for value in series):
+        gate = f"it fell below {FLOOR:g}: collapsed"
+    elif len(series) < WINDOW:
+        gate = f"{len(series)} readings are less than a window of {WINDOW}"
+    elif loss is not None and not loss < zero_loss:
+        gate = f"the loss {loss:.3g} is not below {zero_loss:.3g}, that of a predictor of zero"
+    if len(series) < WINDOW or not all(math.isfinite(value) and value > 0 for value in series):
+        return Oscillation(math.nan, gate)
+    y, half = [math.log(value) for value in series], WINDOW // 2
+    # At the middle of an odd window of equal distances a linear fit equals the mean, because its slope drops out.
+    away = (y[t] - fmean(y[t - half : t + half + 1]) for t in range(half, len(y) - half))
+    return Oscillation(math.sqrt(fmean(value * value for value in away)), gate)

@@ -1,41 +1,33 @@
-"""Scaling, monitor and guard for loops that others wrote: accelerate's (and so diffusers' scripts), Lightning's, and
-the Trainer of transformers.
+"""Monitor and guard for loops that others wrote: accelerate's (and so diffusers' scripts), Lightning's, transformers'.
 
-    loop         monitor                          guard
-    accelerate   AccelerateMonitor                CollapseGuard itself, with what `prepare` returns
-    Lightning    lightning_callback, which can    lightning_guard
-                 scale the network as well
-    Trainer      trainer_callback                 trainer_guard
+    loop         monitor               guard
+    accelerate   AccelerateMonitor     CollapseGuard itself, with what `prepare` returns
+    Lightning    lightning_callback    lightning_guard
+    Trainer      trainer_callback      trainer_guard
 
-Readings go where the loop logs, alarms to its trackers as alerts (`scalelong.stability.trackers`).
+Readings go where the loop logs, alarms to its trackers as alerts (`send_alert`, at the end of the file). The other
+libraries are imported only when one of these is called.
 """
 
-from collections.abc import Iterable
-from typing import Any, Self
+import logging
+from collections.abc import Callable, Iterable
+from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..attaching import is_scaled, scale_skips_, start_skips_
 from ..errors import InvalidConfigError
-from ..finding import ExampleInputs
 from ..models import tensors_in
 from ..optional import needs
-from ..scaling import Scaling
 from .alarms import Alarm
 from .guard import CollapseGuard
-from .monitor import StabilityMonitor, logger
-from .trackers import send_alert
+from .monitor import StabilityMonitor
+
+logger = logging.getLogger(__name__)
 
 
-def _alerts(trackers: Iterable[Any], alarm: Alarm) -> None:
-    """An alarm as a line of the log and as an alert of every tracker that has some."""
-    logger.warning("%s", alarm)
-    for tracker in trackers:
-        send_alert(tracker, alarm.step, alarm.kind, str(alarm))
-
-
-class AccelerateMonitor:
+class AccelerateMonitor(StabilityMonitor):
     """For loops with accelerate, such as diffusers' `train_unconditional.py`. Two lines:
 
         monitor = AccelerateMonitor(accelerator, model, every=10)        # after accelerator.prepare(...)
@@ -46,76 +38,174 @@ class AccelerateMonitor:
     """
 
     def __init__(self, accelerator: Any, model: nn.Module, **options: Any) -> None:
-        options = _options(options, accelerator.is_main_process)
-        options.setdefault("on_alarm", lambda alarm: _alerts(accelerator.trackers, alarm))
         self.accelerator = accelerator
-        self.monitor = StabilityMonitor(model, **options)
+        super().__init__(model, **_options(options, accelerator.is_main_process, lambda: accelerator.trackers))
 
     def step(self, loss: Tensor | float | None = None, *, step: int | None = None) -> dict[str, float] | None:
         if not self.accelerator.sync_gradients:
             return None
-        reading = self.monitor.step(loss, step=step)
+        reading = super().step(loss, step=step)
         if reading is not None:
-            self.accelerator.log(_named(reading), step=self.monitor.steps)
+            self.accelerator.log(_named(reading), step=self.steps)
         return reading
 
-    def close(self) -> None:
-        self.monitor.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+# Lightning
 
 
-class LightningMonitor:
-    """The part of a Lightning callback that is ours; `lightning_callback` joins it with Lightning's base class."""
+def lightning_callback(*, network: str = "", **options: Any) -> Any:
+    """A callback for Lightning's Trainer with the options of StabilityMonitor.
 
-    def __init__(
-        self,
-        *,
-        network: str = "",
-        scaling: str | Scaling | None = None,
-        start: str | None = None,
-        example_inputs: ExampleInputs = None,
-        **options: Any,
-    ) -> None:
-        super().__init__()
-        if scaling is not None and start is not None:
-            raise InvalidConfigError("give scaling= (attached) or start= (in the weights), not both")
-        self.network, self.scaling, self.start, self.inputs = network, scaling, start, example_inputs
-        self.options = options
-        self.monitor: StabilityMonitor | None = None
+    `network` names the U-shaped part of the LightningModule, such as "unet"; left out, it is the module itself.
+    """
 
-    def setup(self, trainer: Any, pl_module: nn.Module, stage: str) -> None:  # noqa: ARG002
-        """Before a checkpoint is read, so that its weights meet a scaled network, and before there is an optimiser."""
-        network = _part(pl_module, self.network)
-        if self.scaling is not None and not is_scaled(network):
-            scale_skips_(network, self.scaling, self.inputs)
-        if self.start is not None and stage == "fit" and not hasattr(self, "report"):
-            self.report = start_skips_(network, self.start, self.inputs)
+    class StabilityCallback(_lightning_base()):
+        monitor: StabilityMonitor
 
-    def on_train_start(self, trainer: Any, pl_module: nn.Module) -> None:
-        options = _options(self.options, trainer.is_global_zero)
-        options.setdefault("on_alarm", lambda alarm: _alerts(_loggers(trainer), alarm))
-        self.monitor = StabilityMonitor(_part(pl_module, self.network), **options)
-        self.monitor.begin_at(trainer.global_step)
+        def on_train_start(self, trainer: Any, pl_module: nn.Module) -> None:
+            made = _options(options, trainer.is_global_zero, lambda: _loggers(trainer))
+            self.monitor = StabilityMonitor(_part(pl_module, network), **made)
+            self.monitor.begin_at(trainer.global_step)
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:  # noqa: ARG002
-        assert self.monitor is not None
-        # The same global step again: a micro-batch of an accumulated step.
-        if trainer.global_step == self.monitor.steps:
-            return
-        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-        reading = self.monitor.step(loss, step=trainer.global_step)
-        if reading is not None:
-            for target in _loggers(trainer):
-                target.log_metrics(_named(reading), step=trainer.global_step)
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:  # noqa: ARG002
+            if trainer.global_step == self.monitor.steps:
+                return  # a micro-batch of an accumulated step
+            reading = self.monitor.step(_loss_in(outputs), step=trainer.global_step)
+            if reading is not None:
+                for target in _loggers(trainer):
+                    target.log_metrics(_named(reading), step=trainer.global_step)
 
-    def on_train_end(self, *_: Any) -> None:
-        if self.monitor is not None:
+        def on_train_end(self, *_: Any) -> None:
             self.monitor.close()
+
+    return StabilityCallback()
+
+
+def lightning_guard(**options: Any) -> Any:
+    """A callback for Lightning's Trainer with the options of CollapseGuard. Its state is in Lightning's checkpoints."""
+
+    class CollapseCallback(_lightning_base()):
+        guard: CollapseGuard | None = None
+        restored: dict[str, Any] | None = None
+
+        def on_train_start(self, trainer: Any, pl_module: nn.Module) -> None:
+            if len(trainer.optimizers) != 1:
+                raise InvalidConfigError(f"the guard is for one optimiser; this module has {len(trainer.optimizers)}")
+            self.guard = CollapseGuard(pl_module, trainer.optimizers[0], **options)
+            if self.restored is not None:
+                self.guard.load_state_dict(self.restored)
+
+        def state_dict(self) -> dict[str, Any]:
+            return self.guard.state_dict() if self.guard is not None else self.restored or {}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.restored = state  # Lightning gives it back before training starts
+
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:  # noqa: ARG002
+            loss = _loss_in(outputs)
+            if self.guard is not None and loss is not None:
+                # Lightning divides the loss by the number of batches that it accumulates.
+                self.guard.step(loss * getattr(trainer, "accumulate_grad_batches", 1))
+
+        def on_train_end(self, *_: Any) -> None:
+            if self.guard is not None:
+                self.guard.close()
+
+    return CollapseCallback()
+
+
+def _lightning_base() -> Any:
+    for package in ("lightning.pytorch", "pytorch_lightning"):
+        try:
+            return __import__(package, fromlist=["Callback"]).Callback
+        except ImportError:
+            continue
+    return object
+
+
+# The Trainer of transformers
+
+
+def trainer_callback(trainer: Any, *, network: str = "", **options: Any) -> Any:
+    """A callback for the Trainer of transformers with the options of StabilityMonitor:
+
+        trainer.add_callback(trainer_callback(trainer, every=10))
+
+    Readings are logged as the Trainer logs, so that they reach its `report_to`. `network` names the U-shaped part of
+    the model, such as "unet"; left out, it is the model itself.
+    """
+
+    def begin(model: nn.Module, state: Any, _: Any) -> StabilityMonitor:
+        monitor = StabilityMonitor(_part(model, network), **_options(options, state.is_world_process_zero))
+        monitor.begin_at(state.global_step)
+        return monitor
+
+    def step(monitor: StabilityMonitor, loss: Tensor | None, state: Any) -> None:
+        reading = monitor.step(loss, step=state.global_step)
+        if reading is not None:
+            trainer.log(_named(reading))
+
+    return _trainer_watch(begin, step)
+
+
+def trainer_guard(**options: Any) -> Any:
+    """A callback for the Trainer of transformers with the options of CollapseGuard."""
+
+    def begin(model: nn.Module, _: Any, optimizer: Any) -> CollapseGuard:
+        return CollapseGuard(model, optimizer, **options)
+
+    def step(guard: CollapseGuard, loss: Tensor | None, _: Any) -> None:
+        if loss is None:
+            raise InvalidConfigError(
+                "the guard found no loss in what the model returns: return it as `loss`, or first in a tuple; where "
+                "compute_loss makes it, call CollapseGuard.step there instead"
+            )
+        guard.step(loss)
+
+    return _trainer_watch(begin, step)
+
+
+def _trainer_watch(begin: Callable[..., Any], step: Callable[..., None]) -> Any:
+    """A TrainerCallback around a monitor or a guard, its `watcher`.
+
+    The Trainer does not give it the loss of a step, so that is taken from what the model returns.
+    """
+
+    class Watch(needs("transformers", "text", "a TrainerCallback").TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+            self.watcher = begin(kwargs["model"], state, kwargs.get("optimizer"))
+            self.losses: list[Tensor] = []
+            self.handle = kwargs["model"].register_forward_hook(self.note)
+
+        def note(self, module: nn.Module, _: Any, output: Any) -> None:
+            named = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+            first = named if named is not None else next(tensors_in(output), None)
+            if module.training and isinstance(first, Tensor) and first.numel() == 1:
+                self.losses.append(first.detach().reshape(()))
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+            losses, self.losses = self.losses, []  # of the parts of this step
+            step(self.watcher, torch.stack(losses).mean() if losses else None, state)
+
+        def on_train_end(self, *_: Any, **__: Any) -> None:
+            self.watcher.close()
+            self.handle.remove()
+
+    return Watch()
+
+
+# What they share
+
+
+def _options(options: dict[str, Any], main: bool, trackers: Callable[[], Iterable[Any]] = tuple) -> dict[str, Any]:
+    """Those of a monitor. All processes read; the main one writes, and reports to the trackers."""
+
+    def alert(alarm: Alarm) -> None:
+        logger.warning("%s", alarm)
+        for tracker in trackers():
+            send_alert(tracker, alarm.step, alarm.kind, str(alarm))
+
+    return {"on_alarm": alert, **options} if main else {**options, "path": None, "on_alarm": lambda _: None}
 
 
 def _part(model: nn.Module, network: str) -> nn.Module:
@@ -125,185 +215,86 @@ def _part(model: nn.Module, network: str) -> nn.Module:
     except AttributeError as error:
         names = ", ".join(name for name, _ in model.named_children()) or "none"
         raise InvalidConfigError(
-            f"{type(model).__name__} has no part {network!r} (network=); its parts are: {names}. What Lightning builds "
-            f"in configure_model is not there yet: build it in __init__"
+            f"{type(model).__name__} has no part {network!r} (network=); its parts are: {names}"
         ) from error
+
+
+def _loss_in(outputs: Any) -> Any:
+    return outputs.get("loss") if isinstance(outputs, dict) else outputs
 
 
 def _named(reading: dict[str, float]) -> dict[str, float]:
     return {f"stability/{name}": value for name, value in reading.items()}
 
 
-def _options(options: dict[str, Any], main: bool) -> dict[str, Any]:
-    """All processes read; the main one writes and reports."""
-    return dict(options) if main else {**options, "path": None, "writers": (), "on_alarm": lambda _: None}
-
-
 def _loggers(trainer: Any) -> list[Any]:
-    known = getattr(trainer, "loggers", None)
-    return list(known) if known else [target for target in [getattr(trainer, "logger", None)] if target is not None]
+    known = getattr(trainer, "loggers", None) or [getattr(trainer, "logger", None)]
+    return [target for target in known if target is not None]
 
 
-def lightning_callback(**options: Any) -> Any:
-    """A callback for Lightning's Trainer with the options of StabilityMonitor, and these:
+# Trackers: what their own libraries give (a SummaryWriter, a run of wandb or trackio, the module mlflow), trackers of
+# accelerate, and loggers of Lightning
 
-    `network` names the U-shaped part of the LightningModule, such as "unet"; left out, it is the module itself.
-    `scaling` ("cs", "ls", ...) attaches a scaling to it, `start` ("cs", ...) puts one into its weights before the first
-    step. `example_inputs` are for networks that need them (`find_skips`).
-    """
-    return type("StabilityCallback", (LightningMonitor, _lightning_base()), {})(**options)
+KNOWN = ("tensorboard", "wandb", "trackio", "mlflow")
 
 
-def _lightning_base() -> type:
-    for package in ("lightning.pytorch", "pytorch_lightning"):
-        try:
-            return __import__(package, fromlist=["Callback"]).Callback
-        except ImportError:
-            continue
-    return object
+def send_alert(target: Any, step: int, title: str, text: str) -> None:
+    """An alarm, as what the tracker shows or sends as an alert. A tracker without any gets nothing."""
+    kind, found = _kind_of(target)
+    if kind == "tensorboard":
+        found.add_text("alarms", text, step)
+        found.flush()  # people who are alarmed look now
+    elif kind in ("wandb", "trackio"):
+        found.alert(
+            title=f"scalelong: {title}", text=text, **({"level": "WARN"} if kind == "wandb" else {"step": step})
+        )
+    elif kind == "mlflow":
+        # MLflow has no alerts: a tag is seen in the list of runs, and can be searched for.
+        client, run = _mlflow(target)
+        client.set_tag(run, "alarm", f"step {step}: {title}")
+        client.log_text(run, text, f"alarms/step-{step:08d}-{title.replace(' ', '-')}.txt")
 
 
-# The guard. Loops with accelerate need no callback: CollapseGuard(model, optimizer) takes what `prepare` returns
+def log_picture(target: Any, step: int, name: str, picture: Tensor) -> bool:
+    """A picture, uint8 (C, H, W) with 1 or 3 channels. False if the tracker is none of those that are known."""
+    kind, found = _kind_of(target)
+    array = picture.permute(1, 2, 0).numpy()
+    flat = array[..., 0] if array.shape[2] == 1 else array
+    if kind == "tensorboard":
+        found.add_image(name, picture, global_step=step)
+    elif kind == "wandb":
+        found.log({name: [__import__("wandb").Image(flat)]}, step=step)
+    elif kind == "trackio":
+        coloured = array if flat is array else array.repeat(3, axis=2)  # it takes no gray ones
+        found.log({name: __import__("trackio").Image(coloured)}, step=step)
+    elif kind == "mlflow":
+        client, run = _mlflow(target)
+        client.log_image(run, flat, key=name, step=step)
+    return kind is not None
 
 
-class LightningGuard:
-    """The part of a Lightning callback that is ours; `lightning_guard` joins it with Lightning's base class."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__()
-        self.options = options
-        self.guard: CollapseGuard | None = None
-        self._restored: dict[str, Any] = {}
-
-    def on_train_start(self, trainer: Any, pl_module: nn.Module) -> None:
-        if len(trainer.optimizers) != 1:
-            raise InvalidConfigError(f"the guard is for one optimiser; this module has {len(trainer.optimizers)}")
-        self.guard = CollapseGuard(pl_module, trainer.optimizers[0], **self.options)
-        if self._restored:
-            self.guard.load_state_dict(self._restored)
-
-    # Lightning keeps these in its checkpoints, and gives them back before training starts.
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.guard.state_dict() if self.guard is not None else self._restored
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._restored = state
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:  # noqa: ARG002
-        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-        if self.guard is not None and loss is not None:
-            # Lightning divides the loss by the number of batches that it accumulates.
-            self.guard.step(loss * getattr(trainer, "accumulate_grad_batches", 1))
-
-    def on_train_end(self, *_: Any) -> None:
-        if self.guard is not None:
-            self.guard.close()
+def _kind_of(target: Any) -> tuple[str | None, Any]:
+    """One of KNOWN or None, and the object of the tracker's own library: that of accelerate's or Lightning's."""
+    module, found = type(target).__module__, target
+    if hasattr(target, "store_init_configuration") or module.startswith("accelerate."):
+        found = target.tracker
+    elif module.startswith(("lightning.", "pytorch_lightning.", "lightning_fabric.")):
+        found = target.experiment
+    if hasattr(found, "add_scalar") and hasattr(found, "add_text"):  # SummaryWriter of torch and of tensorboardX
+        return "tensorboard", found
+    name = found.__name__ if isinstance(found, ModuleType) else type(found).__module__
+    root = name.partition(".")[0]
+    return (root if root in KNOWN else None), found
 
 
-def lightning_guard(**options: Any) -> Any:
-    """A callback for Lightning's Trainer with the options of CollapseGuard."""
-    return type("CollapseCallback", (LightningGuard, _lightning_base()), {})(**options)
+def _mlflow(target: Any) -> tuple[Any, str]:
+    """A client and the id of a run: of a logger of Lightning, a run, or (the module) the run that is active."""
+    found = _kind_of(target)[1]
+    if hasattr(target, "run_id") and hasattr(found, "log_metric"):  # Lightning's logger, whose experiment is a client
+        return found, target.run_id
+    import mlflow  # pyright: ignore[reportMissingImports]
 
-
-class TrainerLosses:
-    """A TrainerCallback is not told the loss of a step, so it is taken from what the model returns."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._losses: list[Tensor] = []
-        self._handle: Any = None
-
-    def _listen(self, model: nn.Module) -> None:
-        self._handle = model.register_forward_hook(self._note)
-
-    def _note(self, module: nn.Module, _: Any, output: Any) -> None:
-        if module.training:
-            named = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
-            first = named if named is not None else next(tensors_in(output), None)
-            if isinstance(first, Tensor) and first.numel() == 1:
-                self._losses.append(first.detach().reshape(()))
-
-    def _loss(self) -> Tensor | None:
-        """The mean over the parts of this step."""
-        noted, self._losses = self._losses, []
-        return torch.stack(noted).mean() if noted else None
-
-    def _hang_up(self) -> None:
-        if self._handle is not None:
-            self._handle.remove()
-
-
-class TrainerMonitor(TrainerLosses):
-    """The part of a TrainerCallback that is ours; `trainer_callback` joins it with the base class of transformers."""
-
-    def __init__(self, trainer: Any = None, *, network: str = "", **options: Any) -> None:
-        super().__init__()
-        self.trainer, self.network, self.options = trainer, network, options
-        self.monitor: StabilityMonitor | None = None
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        model, options = kwargs["model"], _options(self.options, state.is_world_process_zero)
-        self.monitor = StabilityMonitor(_part(model, self.network), **options)
-        self.monitor.begin_at(state.global_step)
-        self._listen(model)
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        assert self.monitor is not None
-        reading = self.monitor.step(self._loss(), step=state.global_step)
-        if reading is None:
-            return
-        if self.trainer is not None:
-            self.trainer.log(_named(reading))
-        else:
-            state.log_history.append({**_named(reading), "step": state.global_step})
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        if self.monitor is not None:
-            self.monitor.close()
-        self._hang_up()
-
-
-def trainer_callback(trainer: Any = None, **options: Any) -> Any:
-    """A callback for the Trainer of transformers with the options of StabilityMonitor.
-
-    `trainer.add_callback(trainer_callback(trainer, every=10))` logs readings as the Trainer logs, so that they reach
-    its `report_to`. Without the trainer they go into `state.log_history`, and where `path` and `writers` say.
-    `network` names the U-shaped part of the model, such as "unet"; left out, it is the model itself.
-    """
-    base = needs("transformers", "text", "a TrainerCallback").TrainerCallback
-    return type("StabilityTrainerCallback", (TrainerMonitor, base), {})(trainer, **options)
-
-
-class TrainerGuard(TrainerLosses):
-    """The part of a TrainerCallback that is ours; `trainer_guard` joins it with the base class of transformers."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__()
-        self.options = options
-        self.guard: CollapseGuard | None = None
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        self.guard = CollapseGuard(kwargs["model"], kwargs["optimizer"], **self.options)
-        self._listen(kwargs["model"])
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        loss = self._loss()
-        if loss is None:
-            raise InvalidConfigError(
-                "the guard found no loss in what the model returns: return it as `loss`, or first in a tuple; where "
-                "compute_loss makes it, call CollapseGuard.step there instead"
-            )
-        assert self.guard is not None
-        self.guard.step(loss)
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        if self.guard is not None:
-            self.guard.close()
-        self._hang_up()
-
-
-def trainer_guard(**options: Any) -> Any:
-    """A callback for the Trainer of transformers with the options of CollapseGuard."""
-    base = needs("transformers", "text", "a TrainerCallback").TrainerCallback
-    return type("CollapseTrainerCallback", (TrainerGuard, base), {})(**options)
+    run = mlflow.active_run() if isinstance(found, ModuleType) else found
+    if run is None:
+        raise InvalidConfigError("no run of MLflow is active: call mlflow.start_run() before the monitor is made")
+    return mlflow.MlflowClient(), run.info.run_id

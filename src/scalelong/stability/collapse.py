@@ -1,31 +1,26 @@
 """The one rule of collapse: `CollapseDetector`. Guard, monitor, range, trainer, comparisons and reports all use it.
 
-The failure of deep U-shaped networks at high rates is finite: the loss climbs back to that of a network that always
-answers zero, and stays there. The rule:
-
-    A run has collapsed when its mean loss since some step is above the level that it had reached
-      - by more than half of what it had learned (the gap between that level and the loss of an output of zero),
-      - by more than five standard errors of that mean, noise and its autocorrelation measured in the run itself,
-    and time bears witness: the steps that follow show the same on their own. That takes twelve steps at the loss of
-    zero, and never fewer than five. Nothing is judged before the loss is a fifth below that of zero. A loss that is not
-    finite has collapsed. Features are no witness: a resumed run, and every process of one, must decide alike.
-
-One loss says little, because it depends on the noise levels that a small batch happens to hold. So the detector
-compares like with like. For each noise level b it follows what the network has reached, m_b: the mean over the last
-quarter of its images, at most 256, so that a lucky batch does not lower it. A step with losses l_i at the levels b_i,
-where zero would have cost z_i, has
+The failure of deep U-shaped networks at high rates is finite: the loss climbs back to that of a network that knows
+nothing, and stays there. Such a network answers the same at every position (`noise.flat_losses`); where ε is predicted
+that is zero, and costs 1. One loss says little, because it depends on the noise levels that a small batch happens to
+hold. So the detector compares like with like. For each noise level b it follows what the network has reached, m_b: the
+mean over the last quarter of its images, at most 256, so that a lucky batch does not lower it. A step with losses l_i
+at the levels b_i, where a network that knows nothing would have z_i, has
 
     excess E = Σ (l_i - m_{b_i})       0 in a run that goes on as it was,
-    gap    G = Σ (z_i - m_{b_i})       what there is to lose: E = G is the loss of zero.
+    gap    G = Σ (z_i - m_{b_i})       what there is to lose: at E = G nothing is left.
 
 Evidence is summed as in Page's test for a change (CUSUM; Page, Biometrika 41, 1954):
 
     S ← max(0, S + (min(E, 2G) - G/2) / mean gap)            suspected when S > max(4, 14 v)
 
-and collapsed when S' > max(2, 5 v), the same sum of the steps after that alone. Here v is the variance of E / G in the
-run, times (1 + ρ) / (1 - ρ) for an autocorrelation ρ. A sum of noise of variance v that drifts down by 1/2 exceeds 14 v
-with a probability of exp(-14); n steps that reach that bar have a mean of at least 1/2 + 14 v / n, which is never less
-than √28 standard errors √(v/n). The last step at which S was 0 is where the trouble began.
+and collapsed when S' > max(2, 5 v), the same sum of the steps after that alone: time bears witness. That takes twelve
+steps at E = G, and never fewer than five. Here v is the variance of E / G in the run, times
+(1 + ρ) / (1 - ρ) for an autocorrelation ρ. A sum of noise of variance v that drifts down by 1/2 exceeds 14 v with a
+probability of exp(-14); n steps that reach that bar have a mean of at least 1/2 + 14 v / n, which is never less than
+√28 standard errors √(v/n). The last step at which S was 0 is where the trouble began. Nothing is judged before the loss
+is a fifth below z; a loss that is not finite has collapsed. Features are no witness: a resumed run, and
+every process of one, must decide alike.
 
     detector = CollapseDetector(zero_loss=1.0)
     for step, loss in enumerate(losses, start=1):
@@ -49,11 +44,11 @@ RULE = (
 )
 """The rule in a sentence, for pages and reports."""
 LEARNED = 0.2
-"""Nothing is judged before the loss is below that of zero by this share."""
+"""Nothing is judged before the loss is below that of a network that knows nothing, z, by this share."""
 LOST = 0.5
 """A run has collapsed when it has lost this share of what it had learned."""
 EVIDENCE, NOISE = 4.0, 14.0
-"""The bar for S: in a quiet run (8 steps at the loss of zero), and in units of the variance of a step (noise passes it
+"""The bar for S: in a quiet run (8 steps at z), and in units of the variance of a step (noise passes it
 with a chance of exp(-14) per excursion). A loss that comes back after it has passed was a spike."""
 AGAIN, AGAIN_NOISE = 2.0, 5.0
 """The same for the steps after that, which must show it again."""
@@ -61,8 +56,9 @@ NOISIEST = 0.5
 """Nothing is judged while the variance of a step, in squared gaps, is above this: what was learned is lost in noise."""
 MOST = 2.0
 """The largest excess that a step counts with, in gaps: one wild step is no collapse."""
-SHORT_MEMORY, LONG_MEMORY, RECENT = 16, 256, 1 / 4
-"""Images over which the loss of a noise level is averaged: the most recent quarter, within these limits."""
+SHORT_MEMORY, LONG_MEMORY, RECENT = 8, 256, 1 / 4
+"""Images over which the loss of a noise level is averaged: the most recent quarter, within these limits. A network may
+learn within 20 steps and be lost after 30: with more than 8 images the level would still be on its way down."""
 RISE = 2e-3
 """By this share per step a level goes back up to what is measured, so that a lucky time is forgotten."""
 GAP_MEMORY = 10
@@ -72,13 +68,13 @@ NOISE_MEMORY = 300
 SETTLED = 20
 """Steps before the first judgement."""
 FIRST = 10
-"""Steps whose loss stands for that of zero, where that is not given."""
+"""Steps whose loss stands for z, where that is not given."""
 LARGEST_GAP = 8.0
-"""The same case: the gap counts at most so many times the level, because a network may start far above zero's loss."""
+"""The same case: the gap counts at most so many times the level, because a network may start far above z."""
 MARGIN = 10
 """Steps before the first evidence in which something may already have been wrong."""
 TROUBLE = ("steps", "loss", "level", "zero", "largest", "evidence", "squares", "products")
-"""What is summed while the loss is above its level."""
+"""Sums while the loss is above its level."""
 RECORD = 20
 """Steps that a value of a recorded curve stands for."""
 
@@ -92,7 +88,7 @@ class Spike:
     loss: float
     """The largest mean loss of a step."""
     level: float
-    """What the same images cost before."""
+    """The loss of the same images before."""
     noise_level: int | None
     """The noise level with the largest excess, where levels are known."""
 
@@ -106,7 +102,7 @@ class Spike:
 
 @dataclass(frozen=True)
 class Collapse:
-    """A loss that went back towards that of a network which always answers zero."""
+    """A loss that went back towards that of a network which knows nothing."""
 
     step: int
     began: int
@@ -114,9 +110,9 @@ class Collapse:
     loss: float
     """Mean since then."""
     level: float
-    """What the network had reached on the same noise levels."""
+    """The loss that the network had reached on the same noise levels."""
     zero: float
-    """What an output of zero costs there."""
+    """The loss of a network that knows nothing there."""
     noise_level: int | None = None
     """The noise level with the largest excess, where levels are known."""
     left_first: Mapping[str, Any] | None = None
@@ -126,21 +122,21 @@ class Collapse:
         if not math.isfinite(self.loss):
             return f"the loss of step {self.step} is not finite"
         return (
-            f"the loss has collapsed: it is {self.loss:.3g}, was {self.level:.3g} until step {self.began}, and an "
-            f"output of zero has {self.zero:.3g}"
+            f"the loss has collapsed: it is {self.loss:.3g}, was {self.level:.3g} until step {self.began}, and a "
+            f"network that knows nothing has {self.zero:.3g}"
         )
 
 
 class CollapseDetector:
     """Takes the losses of all steps, one after the other, and says once when they have collapsed.
 
-    `zero_loss`: the loss of an output of zero, 1 for a network that predicts ε. Left out, it is what the first steps
+    `zero_loss`: the loss of a network that knows nothing, 1 where ε is predicted. Left out, it is what the first steps
     have. `levels`: the number of noise levels, for losses that are given by level.
     """
 
     def __init__(self, *, zero_loss: float | None = None, levels: int = 1) -> None:
         if zero_loss is not None and not (math.isfinite(zero_loss) and zero_loss > 0):
-            raise InvalidConfigError(f"zero_loss is the loss of a network that answers zero, above 0; got {zero_loss}")
+            raise InvalidConfigError(f"zero_loss is the loss of a network that knows nothing, above 0; got {zero_loss}")
         self.zero_loss, self.levels = zero_loss, levels
         self.reset()
 
@@ -315,7 +311,7 @@ class CollapseDetector:
 
 
 def has_collapsed(curve: Sequence[float], zero_loss: float | None = None) -> bool:
-    """Whether a recorded curve ends collapsed. Each of its values is a mean, and stands for many steps."""
+    """True if a recorded curve ends collapsed. Each of its values is a mean, and stands for many steps."""
     detector = CollapseDetector(zero_loss=zero_loss)
     for step, loss in enumerate((loss for loss in curve for _ in range(RECORD)), start=1):
         detector.add(step, loss)
@@ -323,7 +319,7 @@ def has_collapsed(curve: Sequence[float], zero_loss: float | None = None) -> boo
 
 
 def _usual(values: Sequence[float]) -> float:
-    """The median; the lower quartile where a network starts far above the loss of zero and is there soon."""
+    """The median; the lower quartile where a network starts far above z and is there soon."""
     ordered = sorted(values)
     if not ordered:
         return math.nan
@@ -332,7 +328,7 @@ def _usual(values: Sequence[float]) -> float:
 
 
 def last_good(steps: Iterable[int], began: int) -> int | None:
-    """Of steps with a saved state: the one to go back to after a trouble that began at step `began`."""
+    """The step with a saved state to go back to after a trouble that began at step `began`."""
     until = [step for step in steps if step <= began]
     return max((step for step in until if step <= began - MARGIN), default=min(until, default=None))
 
@@ -369,7 +365,7 @@ def _change(size: float, level: float) -> float:
 
 
 def describe_left_first(left: Mapping[str, Any] | None) -> str:
-    """What `first_to_leave` found, as a sentence."""
+    """A sentence about what `first_to_leave` found."""
     if left is None:
         return "No block and no long skip had left its size by a factor of two."
     if str(left["where"]).startswith("tokens of "):

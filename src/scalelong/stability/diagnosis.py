@@ -1,4 +1,9 @@
-"""One page before training: where the long skips are, how large, what depends on them, and what to do, if anything."""
+"""Two diagnoses of a network.
+
+`diagnose`, before training: where the long skips are, how large, what depends on them, and what to do, if anything.
+`explain_nonfinite`, after a step that went wrong: the first module whose output is not finite, the long skip that is
+merged there, and the sizes of all skips on the way.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +11,9 @@ import inspect
 import json
 import math
 from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,14 +21,10 @@ from torch import Tensor, nn
 from ..console import html_lines, html_table, listed, text_table
 from ..errors import InvalidInputError
 from ..finding import ExampleInputs, SkipPlan, example_call, unwrap
-from ..models import count_parameters
-from ..optional import needs
+from ..models import count_parameters, tensors_in
 from ..theory import jacobian_norm, skip_sensitivities
-from .advice import MERGE_NORM, bare_merges, norm_of
-from .features import Features, on_device_of, plan_for, probe, scaling_name
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from .alarms import MERGE_NORM, bare_merges, norm_of, what_to_do
+from .features import Meter, attach_meter, has_bare_merges, known_plan, on_device_of, plan_for, probe, scaling_name
 
 FP16_LIMIT = torch.finfo(torch.float16).max
 SAFE_HEADROOM = 8.0
@@ -50,7 +52,7 @@ class SkipDiagnosis:
     norm: str
     """The normalisation that reads the merge; empty if there is none."""
     shortcut: bool
-    """Whether a shortcut sees κ even where the normalisation cancels it."""
+    """True if a shortcut sees κ even where the normalisation cancels it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +72,7 @@ class Diagnosis:
     advice: str
     """The same in a sentence, with the reason."""
     reasons: tuple[str, ...]
-    """What else was found."""
+    """Other findings."""
 
     def rows(self) -> list[dict[str, str]]:
         return [
@@ -96,37 +98,18 @@ class Diagnosis:
             "recommended": self.advice,
         }
 
-    def __str__(self) -> str:
-        return "\n".join([*self._lines(), "", text_table(self.rows())])
-
     def _lines(self) -> list[str]:
         return [*(f"{name}: {value}" for name, value in self.facts().items()), *(f"- {each}" for each in self.reasons)]
 
-    def to_json(self) -> str:
-        page = {"rows": self.rows(), "facts": self.facts(), "reasons": list(self.reasons), "text": str(self)}
-        return json.dumps({**page, "recommendation": self.recommendation})
+    def __str__(self) -> str:
+        return "\n".join([*self._lines(), "", text_table(self.rows())])
 
     def _repr_html_(self) -> str:
         return html_lines(self._lines()) + html_table(self.rows())
 
-    def plot(self) -> Figure:
-        """Size and influence of each long skip, from the outermost to the innermost, as a figure of matplotlib."""
-        figure = needs("matplotlib.figure", "report", "drawing a diagnosis").Figure(
-            figsize=(8, 3), layout="constrained"
-        )
-        left, right = figure.subplots(1, 2)
-        index = [skip.index for skip in self.skips]
-        left.bar(index, [skip.rms for skip in self.skips])
-        left.set(ylabel="RMS", title="size")
-        for name in ("sensitivity", "similarity"):
-            values = [getattr(skip, name) for skip in self.skips]
-            right.plot(index, [math.nan if value is None else value for value in values], "o-", label=name)
-        right.set(title="influence on the output (w_i/w_1), similarity of tokens")
-        right.legend()
-        for axes in (left, right):
-            axes.set_xticks(index)
-            axes.set_xlabel("long skip, outermost first")
-        return figure
+    def to_json(self) -> str:
+        page = {"rows": self.rows(), "facts": self.facts(), "reasons": list(self.reasons), "text": str(self)}
+        return json.dumps({**page, "recommendation": self.recommendation})
 
 
 def diagnose(model: nn.Module, batch: ExampleInputs = None) -> Diagnosis:
@@ -135,7 +118,12 @@ def diagnose(model: nn.Module, batch: ExampleInputs = None) -> Diagnosis:
     Costs a few dozen forwards on the device of the model, which is left as it was.
     """
     host = unwrap(model)
-    args, kwargs = _positional(host, *on_device_of(host, *example_call(host, batch)))
+    args, kwargs = on_device_of(host, *example_call(host, batch))
+    try:  # keywords turned into positions as far as the signature allows
+        bound = inspect.signature(host.forward).bind(*args, **kwargs)
+    except TypeError as error:
+        raise InvalidInputError(f"{type(host).__name__} cannot be called with this batch: {error}") from error
+    args, kwargs = bound.args, bound.kwargs
     if not args or not isinstance(args[0], Tensor) or not args[0].is_floating_point():
         raise InvalidInputError("the first argument of the model must be its input, a floating-point tensor")
     plan = plan_for(model, batch)
@@ -150,7 +138,21 @@ def diagnose(model: nn.Module, batch: ExampleInputs = None) -> Diagnosis:
     return Diagnosis(
         model=type(host).__name__,
         parameters=count_parameters(host),
-        skips=_skips(plan, features, relative),
+        skips=tuple(
+            SkipDiagnosis(
+                index=skip.index,
+                producer=skip.producer,
+                merged_in=skip.consumer,
+                shape=tuple(skip.shape),
+                rms=features.skip_rms.get(skip.index, math.nan),
+                similarity=features.similarity.get(skip.consumer),
+                sensitivity=relative[skip.index - 1],
+                not_cancelled=1 - skip.readers.cancelled,
+                norm=norm_of(skip),
+                shortcut=skip.readers.bypass,
+            )
+            for skip in plan
+        ),
         jacobian_norm=jacobian_norm(host, *single, steps=POWER_STEPS, keywords=single_kwargs),
         activation_max=largest,
         fp16_headroom=headroom,
@@ -160,27 +162,9 @@ def diagnose(model: nn.Module, batch: ExampleInputs = None) -> Diagnosis:
     )
 
 
-def _skips(plan: SkipPlan, features: Features, relative: list[float | None]) -> tuple[SkipDiagnosis, ...]:
-    return tuple(
-        SkipDiagnosis(
-            index=skip.index,
-            producer=skip.producer,
-            merged_in=skip.consumer,
-            shape=tuple(skip.shape),
-            rms=features.skip_rms.get(skip.index, math.nan),
-            similarity=features.similarity.get(skip.consumer),
-            sensitivity=relative[skip.index - 1],
-            not_cancelled=1 - skip.readers.cancelled,
-            norm=norm_of(skip),
-            shortcut=skip.readers.bypass,
-        )
-        for skip in plan
-    )
-
-
 def _recommend(plan: SkipPlan, scaling: str | None, denoises: bool) -> tuple[str, str]:
     """The method and a sentence: what docs/recipe.md has found for such a network."""
-    find_out = "sl.rate_range (`scalelong range`) finds out whether your rate needs more"
+    find_out = "`scalelong range` (sl.rate_range) finds the learning rates that it survives"
     bare = bare_merges(plan, scaling)
     if not denoises:
         return "none", (
@@ -190,9 +174,9 @@ def _recommend(plan: SkipPlan, scaling: str | None, denoises: bool) -> tuple[str
     if scaling == "merge_norm":
         return "none", "nothing more: merge_norm is attached"
     if not bare:
-        norms = Counter(norm_of(skip) or "an addition" for skip in plan)
+        norms = Counter(f"a {norm_of(skip)}" if norm_of(skip) else "an addition" for skip in plan)
         named = listed([f"{norm} ({count} of {len(plan)})" for norm, count in norms.items()])
-        return "none", f"none: after the merges comes {named}. {find_out}"
+        return "none", f"none: the merges have what lasts, {named}. {find_out}"
     if len(plan) < DEEP:
         return "none", (
             f"none at ordinary learning rates: with {len(plan)} long skips no scaling did as well (docs/recipe.md). If "
@@ -224,24 +208,122 @@ def _reasons(sensitivities: list[float | None], headroom: float) -> tuple[str, .
 
 
 def _denoises(host: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether the model is called with times as well: by their usual names, or as one number for each image."""
+    """True if the model is called with times as well: by their usual names, or as one number for each image."""
     given = [*inspect.signature(host.forward).parameters][: len(args)]
     if any(name in TIME_ARGUMENTS for name in (*given, *kwargs)):
         return True
     return len(args) > 1 and isinstance(args[1], Tensor) and args[1].dim() <= 1 and args[1].numel() in (1, len(args[0]))
 
 
-def _positional(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Keywords turned into positions as far as the signature allows."""
-    try:
-        bound = inspect.signature(model.forward).bind(*args, **kwargs)
-    except TypeError as error:
-        raise InvalidInputError(f"{type(model).__name__} cannot be called with this batch: {error}") from error
-    return bound.args, bound.kwargs
-
-
 def _first_example(value: Any, batch_size: int) -> Any:
     batched = isinstance(value, Tensor) and value.dim() > 0 and len(value) == batch_size
     return value[:1] if batched else value
+
+
+# A step whose numbers are not finite
+
+NAMED = 5
+"""Parameters listed by name."""
+HUGE = 1e8
+"""Outputs of networks that train stay far below."""
+
+
+@dataclass
+class NonFiniteReport:
+    """The findings of a forward and a backward pass of a bad step. Print it."""
+
+    step: int
+    last_good: int | None
+    layer: str | None = None
+    """The first module whose output was not finite."""
+    largest: tuple[str, float] = ("", 0.0)
+    """The finite output with the largest magnitude before that."""
+    merged: tuple[int, ...] = ()
+    """The long skips that are merged in the block in which that module lies."""
+    skip_rms: dict[int, float] = field(default_factory=dict)
+    """Size of every long skip, as far as the pass came."""
+    parameters: list[str] = field(default_factory=list)
+    gradients: list[str] = field(default_factory=list)
+    bad_input: bool = False
+    rate: float | None = None
+    """The learning rate of the step, where it is known."""
+    bare: bool | None = None
+    """Some merges have no norm (`what_to_do`)."""
+    rollbacks: int = 0
+    """Rollbacks that were tried before and did not help."""
+
+    def __str__(self) -> str:
+        sizes = ", ".join(f"{index}: {rms:.3g}" for index, rms in sorted(self.skip_rms.items()))
+        ran_away = self.largest[1] > HUGE
+        remark = ", and the numbers have run away: that is the rate" if ran_away else ""
+        merged = listed([str(index) for index in self.merged])
+        where = f"First module with a non-finite output: {self.layer}"
+        where += f", in the block that merges long skip {merged}." if self.merged else "."
+        if self.layer is None:
+            where = "A second pass over the same batch was finite"
+            where += ", with huge numbers." if ran_away else ": look for hardware faults or random layers."
+            if self.gradients:
+                where = "All outputs of the forward pass are finite; the backward pass is not."
+        lines = {
+            f"the loss or the gradient of step {self.step} is not finite; its update was not applied.": True,
+            "The batch itself holds non-finite numbers.": self.bad_input,
+            f"Weights that are not finite: {listed(self.parameters, NAMED)}.": self.parameters,
+            where: True,
+            f"Largest output before: {self.largest[1]:.3g} in {self.largest[0]}.": self.largest[0],
+            f"RMS of the long skips (1 is the outermost): {sizes}.": sizes,
+            f"Gradients that are not finite: {listed(self.gradients, NAMED)}.": self.gradients,
+            f"Last good checkpoint: {'none was saved' if self.last_good is None else f'step {self.last_good}'}.": True,
+            f"Rollbacks with lower rates that did not help: {self.rollbacks} (rollbacks.json).": self.rollbacks,
+            f"The learning rate was {self.rate}{remark}.": self.rate is not None,
+            what_to_do(False if remark else self.bare, self.rate): True,
+        }
+        return "\n".join(line for line, known in lines.items() if known)
+
+
+def explain_nonfinite(
+    model: nn.Module,
+    backward: Callable[[], Any],
+    inputs: list[Tensor],
+    step: int,
+    last_good: int | None,
+    *,
+    rate: float | None = None,
+) -> NonFiniteReport:
+    """Run `backward` (the passes of the bad step on this model) and look at the output of every module."""
+    found = NonFiniteReport(step, last_good, bad_input=not all(map(_finite, inputs)), rate=rate)
+    plan, meter, host = known_plan(model), Meter(on=True), unwrap(model)
+    found.bare = has_bare_merges(model)
+    found.parameters = [name for name, value in model.named_parameters() if not _finite(value)]
+    names = {module: name for name, module in host.named_modules()}
+
+    def look(module: nn.Module, _: Any, output: Any) -> None:
+        # Hooks of inner modules come first, so the first non-finite output is that of the innermost.
+        if found.layer is not None:
+            return
+        name, outputs = names[module], list(tensors_in(output))
+        title = f"{name or 'the whole model'} ({type(module).__name__})"
+        if not all(map(_finite, outputs)):
+            inside = [skip for skip in plan or () if skip.consumer and f"{name}.".startswith(f"{skip.consumer}.")]
+            found.layer, found.merged = title, tuple(skip.index for skip in inside)
+            return
+        for value in outputs:
+            peak = float(value.detach().abs().max()) if value.numel() else 0.0
+            found.largest = max(found.largest, (title, peak), key=lambda entry: entry[1])
+
+    handles = [] if plan is None else attach_meter(host, plan, meter)
+    handles += [module.register_forward_hook(look) for module in names]
+    model.zero_grad(set_to_none=True)
+    try:
+        backward()
+    finally:
+        for handle in handles:
+            handle.remove()
+    found.skip_rms = {index: float(size[0]) for index, size in meter.skips.items()}
+    gradients = {name: value.grad for name, value in model.named_parameters() if value.grad is not None}
+    found.gradients = [name for name, value in gradients.items() if not _finite(value)]
+    model.zero_grad(set_to_none=True)
+    return found
+
+
+def _finite(value: Tensor) -> bool:
+    return bool(torch.isfinite(value.detach()).all()) if value.is_floating_point() else True

@@ -1,10 +1,11 @@
-"""Where features are read in a network: at its long skips, and at the blocks that they join.
+"""Features of a network, read at its long skips and at the blocks that they join.
 
-Hooks put sizes of tensors, and how alike the tokens of a block are, into a `Meter`; they only read. `probe` gives the
-features of one forward as numbers.
+Hooks put sizes of tensors, and how alike the tokens of a block are, into a `Meter`. `probe` gives the features of one
+forward as numbers.
 """
 
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,10 +15,10 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ..attaching import host_of, is_scaled, operand, plan_of
-from ..finding import ExampleInputs, LongSkip, SkipPlan, find_skips, native_plan, unwrap
+from ..finding import ExampleInputs, SkipPlan, find_skips, native_plan, unwrap
 from ..models import evaluating, first_tensor
 from ..scaling import SkipSite
-from .advice import bare_merges
+from .alarms import bare_merges
 
 MIDDLES = ("middle", "mid_block", "middle_block", "mid", "bottleneck")
 """Names under which the block between encoder and decoder is known."""
@@ -29,7 +30,7 @@ class Meter:
 
     on: bool = False
     training_only: bool = False
-    """Whether to leave out passes without gradients: validation and sampling between two steps."""
+    """True to leave out passes without gradients: validation and sampling between two steps."""
     skips: dict[int, Tensor] = field(default_factory=dict)
     blocks: dict[str, Tensor] = field(default_factory=dict)
     alike: dict[str, Tensor] = field(default_factory=dict)
@@ -72,19 +73,15 @@ def similarity_of(tensor: Tensor, channel_axis: int = 1, batch_axis: int | None 
 
     The end of a collapse is a network whose positions are all alike: 1.
     """
-    values = tensor.detach()
-    values = values.movedim(batch_axis, 0)[:IMAGES] if batch_axis is not None else values[None]
-    axis = channel_axis % tensor.dim()
+    values, channel_axis = tensor.detach(), channel_axis % tensor.dim()
     if batch_axis is None:
-        axis += 1
-    elif axis < batch_axis:
-        axis += 1  # moved to the right by the axis of the images
-    values = values.movedim(axis, -1).flatten(1, -2)
+        values, batch_axis, channel_axis = values[None], 0, channel_axis + 1
+    values = values.movedim((batch_axis, channel_axis), (0, -1))[:IMAGES].flatten(1, -2)  # (B, L, D)
+    values = values[:, :: max(1, values.shape[1] // POSITIONS)][:, :POSITIONS].float()
     count = values.shape[1]
     if count < 2:
         return None
-    values = values[:, :: max(1, count // POSITIONS)][:, :POSITIONS].float()
-    unit, count = torch.nn.functional.normalize(values, dim=-1), values.shape[1]
+    unit = torch.nn.functional.normalize(values, dim=-1)
     return ((unit.sum(1).square().sum(-1) - count) / (count * (count - 1))).mean()
 
 
@@ -93,44 +90,6 @@ def apart(similarity: Any) -> Any:
     return (
         (1 - similarity).clamp(min=LEAST_APART) if isinstance(similarity, Tensor) else max(1 - similarity, LEAST_APART)
     )
-
-
-class BlockTap:
-    """Forward hook of a block. `site` says along which axes its output has channels and images."""
-
-    def __init__(self, meter: Meter, name: str, site: SkipSite) -> None:
-        self.meter, self.name, self.site = meter, name, site
-
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:  # noqa: ARG002
-        if self.meter.reading:
-            tensor = first_tensor(output)
-            if tensor is not None:
-                self.meter.blocks[self.name] = size_of(tensor)
-                self.meter.limits[self.name] = torch.finfo(tensor.dtype).max
-                alike = (
-                    similarity_of(tensor, self.site.channel_axis, self.site.batch_axis) if tensor.dim() > 2 else None
-                )
-                if alike is not None:
-                    self.meter.alike[self.name] = alike
-
-
-class SkipTap:
-    """Hook that reads a long skip where it leaves its producer or enters its merge, before it is scaled."""
-
-    def __init__(self, meter: Meter, skip: LongSkip) -> None:
-        self.meter, self.skip = meter, skip
-
-    def of_output(self, module: nn.Module, args: Any, output: Any) -> None:  # noqa: ARG002
-        self.read(first_tensor(output))
-
-    def of_argument(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG002
-        place = self.skip.places.skip
-        if self.meter.reading and place is not None:
-            self.read(operand((args, kwargs), place))
-
-    def read(self, tensor: Tensor | None) -> None:
-        if self.meter.reading and tensor is not None:
-            self.meter.skips[self.skip.index] = size_of(tensor)
 
 
 def block_names(model: nn.Module, plan: SkipPlan) -> list[str]:
@@ -144,24 +103,48 @@ def block_names(model: nn.Module, plan: SkipPlan) -> list[str]:
 
 def attach_meter(model: nn.Module, plan: SkipPlan, meter: Meter) -> list[RemovableHandle]:
     """Hooks on all skips and blocks. They only read."""
-    handles = []
     sites = {name: skip.site for skip in plan for name in (skip.producer, skip.consumer)}
     innermost = tuple(plan)[-1].site
+    handles = []
     for name in block_names(model, plan):
-        tap = BlockTap(meter, name, sites.get(name, innermost))
-        handles.append(model.get_submodule(name).register_forward_hook(tap))
+        hook = _block_hook(meter, name, sites.get(name, innermost))
+        handles.append(model.get_submodule(name).register_forward_hook(hook))
     for skip in plan:
-        tap, place = SkipTap(meter, skip), skip.places.skip
+        place = skip.places.skip
         if place is not None and place.side == "argument" and _exists(model, place.module):
             # In front of the hooks that scale, so that the skip is seen as it was made.
-            module = model.get_submodule(place.module)
-            handles.append(module.register_forward_pre_hook(tap.of_argument, prepend=True, with_kwargs=True))
+            module, hook = model.get_submodule(place.module), _skip_hook(meter, skip.index, place)
+            handles.append(module.register_forward_pre_hook(hook, prepend=True, with_kwargs=True))
         elif skip.producer and _exists(model, skip.producer):
-            module = model.get_submodule(skip.producer)
-            handles.append(
-                module.register_forward_hook(tap.of_output, prepend=place is not None and place.side == "output")
-            )
+            module, first = model.get_submodule(skip.producer), place is not None and place.side == "output"
+            handles.append(module.register_forward_hook(_skip_hook(meter, skip.index), prepend=first))
     return handles
+
+
+def _block_hook(meter: Meter, name: str, site: SkipSite) -> Callable[..., None]:
+    """`site` says along which axes the block's output has channels and images."""
+
+    def hook(_: nn.Module, __: Any, output: Any) -> None:
+        tensor = first_tensor(output) if meter.reading else None
+        if tensor is not None:
+            meter.blocks[name], meter.limits[name] = size_of(tensor), torch.finfo(tensor.dtype).max
+            alike = similarity_of(tensor, site.channel_axis, site.batch_axis) if tensor.dim() > 2 else None
+            if alike is not None:
+                meter.alike[name] = alike
+
+    return hook
+
+
+def _skip_hook(meter: Meter, index: int, place: Any = None) -> Callable[..., None]:
+    """A long skip where it enters its merge, an argument, or else where it leaves its producer, an output."""
+
+    def hook(_: nn.Module, args: Any, last: Any) -> None:
+        if meter.reading:
+            tensor = first_tensor(last) if place is None else operand((args, last), place)
+            if tensor is not None:
+                meter.skips[index] = size_of(tensor)
+
+    return hook
 
 
 def parameters_by_block(model: nn.Module, names: list[str]) -> dict[str, list[nn.Parameter]]:

@@ -5,10 +5,9 @@
         loss = ...; loss.backward(); optimizer.step(); optimizer.zero_grad()
         guard.step(loss)
 
-It keeps the weights and the optimiser's state of two good steps, in the memory of the CPU or in a folder. When the loss
-collapses (`CollapseDetector`) or is not finite, it puts the last ones from before the trouble back, and from then on
-every step of the optimiser is made with half the rate. The loop and its schedules go on counting; nothing else of them
-changes.
+It keeps the weights and the optimiser's state of one good step, in the memory of the CPU or in a folder. When the loss
+collapses (`CollapseDetector`) or is not finite, it puts them back, and from then on every step of the optimiser is made
+with half the rate. The loop and its schedules go on counting; nothing else of them changes.
 """
 
 import copy
@@ -26,8 +25,8 @@ from torch.utils.hooks import RemovableHandle
 from ..attaching import without_records
 from ..errors import CheckpointError, CollapseError, InvalidConfigError
 from ..files import make_folder
-from .advice import what_to_do
-from .collapse import Collapse, CollapseDetector, Spike, last_good
+from .alarms import what_to_do
+from .collapse import Collapse, CollapseDetector, Spike
 from .features import has_bare_merges
 
 logger = logging.getLogger(__name__)
@@ -44,12 +43,11 @@ class CollapseGuard:
     """Watches the loss of a loop and saves it from collapses that stay finite.
 
     `mode`: "rollback" goes back and on with a lower rate, "stop" raises CollapseError, "ignore" only reports.
-    `zero_loss`: the loss of a network that always answers zero: 1 for a network that predicts noise. Left out, it is
+    `zero_loss`: the loss of a network that knows nothing: 1 for a network that predicts noise. Left out, it is
     what the first ten steps have.
-    `every`: steps between two snapshots of weights and optimiser. Two are kept (`keep`), because the weights of the
-    newest may be broken already when the loss does not show it yet. Each is as large as weights and optimiser state:
-    with Adam three times the weights, 10 GB for 860 million in float32.
-    `folder`: where snapshots are kept; left out, in the memory of the CPU.
+    `every`: steps between two copies of weights and optimiser state, of which the last one is kept. With Adam it is
+    three times as large as the weights, 10 GB for 860 million in float32. None is made while the loss is in trouble.
+    `folder`: where the copy is kept; left out, in the memory of the CPU.
     `factor`, `max_rollbacks`: the rate is multiplied by the factor at each rollback, at most so many times; after that
     a collapse raises CollapseError.
     `extra`: other objects with `state_dict` and `load_state_dict` that go back as well: a moving average, a scaler.
@@ -64,7 +62,6 @@ class CollapseGuard:
         mode: Mode = "rollback",
         zero_loss: float | None = None,
         every: int = 50,
-        keep: int = 2,
         folder: str | PathLike[str] | None = None,
         factor: float = 0.5,
         max_rollbacks: int = 3,
@@ -73,7 +70,7 @@ class CollapseGuard:
     ) -> None:
         if mode not in get_args(Mode):
             raise InvalidConfigError(f"mode must be one of {', '.join(get_args(Mode))}, got {mode!r}")
-        for name, value, least in (("every", every, 1), ("keep", keep, 1), ("max_rollbacks", max_rollbacks, 0)):
+        for name, value, least in (("every", every, 1), ("max_rollbacks", max_rollbacks, 0)):
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise InvalidConfigError(f"{name} must be a whole number, at least {least}, got {value!r}")
         if not 0 < factor <= 1:
@@ -87,7 +84,12 @@ class CollapseGuard:
         self.every, self.factor, self.max_rollbacks = every, factor, max_rollbacks
         self.extra = list(extra)
         self.detector = CollapseDetector(zero_loss=zero_loss)
-        self.snapshots = Snapshots(keep, folder)
+        self.worst = CollapseDetector(zero_loss=zero_loss)
+        """With several processes: the largest of their losses. A mean over many would hide what is wrong in one."""
+        self.folder = None if folder is None else make_folder(Path(folder))
+        self.good_step = 0
+        """The step whose weights and optimiser state are kept."""
+        self._good: dict[str, Any] | None = None
         self.on_event = on_event or (lambda event: logger.warning("%s", event))
         self.steps = 0
         """Steps of the optimiser."""
@@ -150,58 +152,54 @@ class CollapseGuard:
         found = self._read()
         if found is not None:
             self._act(found)
-        elif due and self.mode == "rollback" and self.detector.trouble_since is None:
+        elif due and self.mode == "rollback" and self.detector.trouble_since is self.worst.trouble_since is None:
             self._save()
         return found
 
     # What the detector says
 
     def _read(self) -> Collapse | None:
-        """All losses since the last reading, as means over the processes: they decide together."""
+        """Judge all losses since the last reading: their means over the processes, which decide together."""
         steps, losses = zip(*self._waiting, strict=True)
         self._waiting = []
-        values = torch.stack([loss.to(losses[-1].device) for loss in losses])
+        means = torch.stack([loss.to(losses[-1].device) for loss in losses])
+        judged = [(self.detector, means)]
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             if "nccl" in dist.get_backend():  # it has no CPU tensors, and a loss may be a float
-                values = values.to(next(self.model.parameters()).device)
-            dist.all_reduce(values)
-            values /= dist.get_world_size()
-        found = None
-        for step, value in zip(steps, values.tolist(), strict=True):
-            event = self.detector.add(step, value)
-            if event is not None:
-                self.events.append(event)
-                self.on_event(event)
-                found = found or (event if isinstance(event, Collapse) else None)
+                means = means.to(next(self.model.parameters()).device)
+            largest = means.clone()
+            dist.all_reduce(means)
+            dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+            judged = [(self.detector, means / dist.get_world_size()), (self.worst, largest)]
+        found, before = None, len(self.events)
+        for detector, values in judged:
+            for step, value in zip(steps, values.tolist(), strict=True):
+                event = detector.add(step, value)
+                # What the mean has shown, the largest loss shows as well: it is one event.
+                known = self.events[before:] if detector is self.worst else []
+                if event is not None and not any(type(each) is type(event) for each in known):
+                    self.events.append(event)
+                    self.on_event(event)
+                    found = found or (event if isinstance(event, Collapse) else None)
         return found
 
     def _act(self, found: Collapse) -> None:
         if self.mode == "ignore":
             return
-        good = last_good(self.snapshots.steps, found.began) if self.mode == "rollback" else None
-        if self.rollbacks and good is not None and good >= self.rollbacks[-1]["to_step"]:
-            # The state that was tried last did not help; an older one may.
-            before = self.rollbacks[-1]["to_step"]
-            good = max((step for step in self.snapshots.steps if step < before), default=good)
-        if self.mode == "stop" or good is None or len(self.rollbacks) >= self.max_rollbacks:
+        if self.mode == "stop" or len(self.rollbacks) >= self.max_rollbacks:
             tried = f" {len(self.rollbacks)} rollbacks with lower rates did not help." if self.rollbacks else ""
             rate = max(self.rates, default=None)
             raise CollapseError(
                 f"step {found.step}: {found}.{tried} The learning rate was "
                 f"{'not known' if rate is None else f'{rate:g}'}. {what_to_do(has_bare_merges(self.model), rate)}"
             )
-        self._restore(good)
+        self._restore()
         self.rate_factor *= self.factor
-        entry = {"bad_step": found.step, "began": found.began, "to_step": good, "rate_factor": self.rate_factor}
-        self.rollbacks.append(entry)
-        logger.warning(
-            "step %d: back to the weights of step %d, rate now %g of the planned (rollback %d of %d)",
-            found.step,
-            good,
-            self.rate_factor,
-            len(self.rollbacks),
-            self.max_rollbacks,
-        )
+        entry = {"bad_step": found.step, "began": found.began, "to_step": self.good_step}
+        self.rollbacks.append({**entry, "rate_factor": self.rate_factor})
+        tried = f"rollback {len(self.rollbacks)} of {self.max_rollbacks}"
+        now = f"back to step {self.good_step}, rate now {self.rate_factor:g} of the planned"
+        logger.warning("step %d: %s (%s)", found.step, now, tried)
 
     # The rate: lowered around each step, so that schedules, which set it before, need not know
 
@@ -220,21 +218,29 @@ class CollapseGuard:
 
     # Weights and optimiser
 
-    def _state(self) -> dict[str, Any]:
+    def _save(self) -> None:
         with without_records():
             model = self.model.state_dict()
-        return {
+        state = {
             "model": model,
             "optimizer": self.optimizer.state_dict(),
             "extra": [each.state_dict() for each in self.extra],
-            "detector": self.detector.state_dict(),
+            "detectors": [self.detector.state_dict(), self.worst.state_dict()],
         }
+        self.good_step = self.steps
+        if self.folder is None:
+            self._good = _on_cpu(state, self._good)  # into the memory of the last one
+            return
+        path = self._path(self.folder)
+        try:
+            torch.save(state, path.with_suffix(".part"))
+            path.with_suffix(".part").replace(path)
+        except (OSError, RuntimeError) as error:
+            raise CheckpointError(f"{path} could not be written: {error}; make space, or give folder=None") from error
 
-    def _save(self) -> None:
-        self.snapshots.save(self.steps, self._state())
-
-    def _restore(self, step: int) -> None:
-        saved = self.snapshots.load(step)
+    def _restore(self) -> None:
+        saved = self._good if self.folder is None else self._loaded(self._path(self.folder))
+        assert saved is not None
         with without_records():
             self.model.load_state_dict(saved["model"])
         rates = [group.get("lr") for group in self.optimizer.param_groups]
@@ -245,82 +251,41 @@ class CollapseGuard:
         self.optimizer.zero_grad()
         for each, state in zip(self.extra, saved["extra"], strict=True):
             each.load_state_dict(_on_cpu(state))
-        self.detector.load_state_dict(saved["detector"])
-        self.snapshots.forget_after(step)
+        for detector, state in zip((self.detector, self.worst), saved["detectors"], strict=True):
+            detector.load_state_dict(state)
+
+    @staticmethod
+    def _path(folder: Path) -> Path:
+        rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+        return folder / f"good-{rank}.pt"
+
+    @staticmethod
+    def _loaded(path: Path) -> dict[str, Any]:
+        try:
+            return torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:  # torch has many
+            raise CheckpointError(f"{path} cannot be read: {error}") from error
 
     # For loops that save and resume themselves
 
     def state_dict(self) -> dict[str, Any]:
-        """What the guard knows, without the snapshots: they are made anew."""
+        """The guard's own state, without the copy of the weights, which is made again."""
         return {
             "steps": self.steps,
             "rate_factor": self.rate_factor,
             "rollbacks": copy.deepcopy(self.rollbacks),
             "detector": self.detector.state_dict(),
+            "worst": self.worst.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.steps, self.rate_factor = state["steps"], state["rate_factor"]
         self.rollbacks = copy.deepcopy(state["rollbacks"])
         self.detector.load_state_dict(state["detector"])
+        self.worst.load_state_dict(state.get("worst", {}))
         self._waiting, self._sum, self._micro, self._stepped = [], None, 0, False
-        self.snapshots.forget_after(-1)
         if self.mode == "rollback":
             self._save()
-
-
-class Snapshots:
-    """States of a few steps, on the CPU or as files of torch.save. The oldest one is replaced first."""
-
-    def __init__(self, keep: int, folder: str | PathLike[str] | None) -> None:
-        self.keep = keep
-        self.folder = None if folder is None else Path(folder)
-        self.steps: list[int] = []
-        self._states: dict[int, dict[str, Any]] = {}
-        if self.folder is not None:
-            make_folder(self.folder)
-
-    def save(self, step: int, state: dict[str, Any]) -> None:
-        if step in self.steps:
-            return
-        if self.folder is None:
-            # Into the memory of the one that is replaced: there is never one more than are kept.
-            oldest = self._states.pop(self.steps[0]) if len(self.steps) == self.keep else None
-            self._states[step] = _on_cpu(state, oldest)
-        else:
-            path = self._path(step)
-            try:
-                torch.save(state, path.with_suffix(".part"))
-                path.with_suffix(".part").replace(path)
-            except (OSError, RuntimeError) as error:
-                raise CheckpointError(
-                    f"{path} could not be written: {error}; make room, or give folder=None"
-                ) from error
-        self.steps.append(step)
-        self._forget(self.steps[: -self.keep])
-
-    def load(self, step: int) -> dict[str, Any]:
-        if self.folder is None:
-            return self._states[step]
-        try:
-            return torch.load(self._path(step), map_location="cpu", weights_only=True)
-        except Exception as error:  # torch has many
-            raise CheckpointError(f"{self._path(step)} cannot be read: {error}") from error
-
-    def forget_after(self, step: int) -> None:
-        self._forget([each for each in self.steps if each > step])
-
-    def _forget(self, steps: list[int]) -> None:
-        for step in steps:
-            self._states.pop(step, None)
-            if self.folder is not None:
-                self._path(step).unlink(missing_ok=True)
-        self.steps = [step for step in self.steps if step not in steps]
-
-    def _path(self, step: int) -> Path:
-        assert self.folder is not None
-        rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
-        return self.folder / f"good-{step:08d}-{rank}.pt"
 
 
 def _on_cpu(value: Any, old: Any = None) -> Any:

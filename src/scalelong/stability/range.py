@@ -9,21 +9,28 @@
 
     print(rate_range(build, step))
 
-Every method is trained at every constant rate with every seed, and the survivors are counted: a ramp of the rate is
-a much noisier instrument. Rates that are not given are found: one that the baseline survives, one that it does not.
-Runs of one seed share initial weights, data and noise, and differ in method and rate alone. A run that has collapsed is
-ended. Runs are shared over the cores, one thread each; what is finished is kept in a folder, and the same call goes on
-from there.
+Every method is trained at every constant rate with every seed, and the survivors are counted. Rates that are not given
+are found. Runs of one seed share initial weights, data and noise, and differ in method and rate alone. A run that has
+collapsed is ended. Runs are shared over the cores, one thread each; finished ones are kept in a folder, and the same
+call goes on from there.
 """
 
 import copy
 import hashlib
-import inspect
+import json
 import logging
 import math
+import multiprocessing
+import os
+import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, nullcontext
+from dataclasses import asdict, dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -32,27 +39,41 @@ import torch
 from torch import Tensor, nn
 
 from ..attaching import is_scaled, scale_skips_, start_skips_, without_records
-from ..errors import InvalidConfigError, ScaleLongError, UnfinishedError, UnsupportedModelError
+from ..config import flatten
+from ..console import Progress
+from ..errors import (
+    InvalidConfigError,
+    RunFolderError,
+    ScaleLongError,
+    UnfinishedError,
+    UnsupportedModelError,
+)
+from ..files import append_json_line, fitting, locked, parse_json, read_json, read_text, write_text
 from ..finding import ExampleInputs, SkipPlan, find_skips, unwrap
-from ..models import fuse_
+from ..models import by_name, fuse_
 from ..randomness import generator, seed_global
 from ..scaling import NoScaling, as_scaling
-from .collapse import RULE, Collapse, CollapseDetector, Readings, first_to_leave
+from ..tracing import StateSnapshot
+from .alarms import bare_merges
+from .collapse import RULE, Collapse, CollapseDetector, first_to_leave
 from .features import Meter, attach_meter
-from .many import Key, Store, Work, carry_out, default_jobs, describe, kept_random_state
-from .survival import RateRange, RateRun
+from .survival import RateRange, RateRun, rate_text
 
 Build = Callable[[int], nn.Module]
 """From a seed to a new network. Python's, numpy's and torch's generators are seeded before it is called."""
 Step = Callable[[nn.Module, int, torch.Generator], Tensor]
 """The loss of training step i: a scalar with a gradient. `rate_range` does the backward and the optimiser's step."""
 MakeOptimizer = Callable[[nn.Module, float], torch.optim.Optimizer]
-CarryOut = Callable[[Work, list[Key], int], Iterable[RateRun]]
+Key = tuple[str, float, int]
+"""Method, rate, seed."""
+Work = Callable[[Key], RateRun]
 
 logger = logging.getLogger(__name__)
 
 METHODS = ("none", "merge_norm", "start:cs:0.7", "ls")
+"""The methods that are tried: no cure, the one that lasts, and the paper's two."""
 START = "start:"
+SETTINGS, RUNS = "settings.json", "runs.jsonl"
 REFERENCE_BATCHES = 4
 CURVE_POINTS = 60
 SMOOTHING = 0.9
@@ -61,22 +82,34 @@ NOT_LEARNED = 0.9
 """A run that ends above this share of the reference loss has learned nothing, or lost it."""
 GONE, GONE_FOR = 0.97, 60
 """A run that had learned something and then stays above the first share of the reference for so many steps is ended."""
+READ_EVERY = 10
+"""Steps between two looks at the losses on an accelerator."""
 SIZES_EVERY = 5
 """Steps between readings of the sizes of blocks and skips."""
 LOWEST_RATE, MIDDLE_RATE, HIGHEST_RATE = 1e-5, 2e-3, 1.0
-"""Where rates are looked for, and from where on."""
+"""Limits of the search for rates, and where it begins."""
+LOST = ("collapsed", "not finite")
+
+
+class StepFailedError(ScaleLongError, RuntimeError):
+    """The build or step function of the user raised in a run, or its process was killed."""
 
 
 @dataclass(frozen=True)
 class Method:
     """One way to begin: a scaling ("cs:0.7"), a start ("start:cs:0.7"), or a function that changes the new network.
 
-    `build` makes another network than that of the other methods, for example one with another initialisation.
+    `build` makes a network of its own, for example one with a different initialisation.
     """
 
     name: str
     change: str | Callable[[nn.Module], object] = "none"
     build: Build | None = None
+
+    @property
+    def plain(self) -> bool:
+        """True if the network is left as it is built."""
+        return isinstance(self.change, str) and isinstance(as_scaling(self.change.removeprefix(START)), NoScaling)
 
 
 def adamw(model: nn.Module, rate: float) -> torch.optim.Optimizer:
@@ -100,16 +133,13 @@ def rate_range(
     clip: float | None = None,
     reference_loss: float | None = None,
     example_inputs: ExampleInputs = None,
-    plan: SkipPlan | None = None,
     device: torch.device | str | None = None,
     jobs: int | None = None,
     out: str | PathLike[str] | None = None,
     title: str = "",
     about: dict[str, Any] | None = None,
     after: Callable[[nn.Module, RateRun], object] | None = None,
-    say: Callable[[str], None] | None = print,
-    progress: Callable[[RateRange], object] | None = None,
-    carry_out: CarryOut = carry_out,
+    run_all: Callable[[Work, list[Key], int], Iterable[RateRun]] | None = None,
 ) -> RateRange:
     """Train every method at every rate with every seed, and count who survives.
 
@@ -117,172 +147,168 @@ def rate_range(
         differ in data and noise alone).
     step: (model, i, generator) -> loss. Draw everything random from the generator (of the CPU), and equal seeds are
         equal; put it on the device of the model.
-    rates: constant after `warmup` steps (default: a sixth of `steps`). Left out, they are found: see `find_rates`.
+    rates: constant after `warmup` steps (default: a sixth of `steps`). Left out, they are found, from `your_rate` on
+        (`find_rates`).
     methods: the first one is the baseline; see `Method`. Left out, those of METHODS that the network takes.
     your_rate: the rate that you train with, for the verdict.
     optimizer: (model, rate) -> torch optimiser; AdamW with betas of 0.9 and 0.99 if left out.
-    reference_loss: of the zero predictor; left out, the loss of the baseline at the start.
-    example_inputs, plan: to find the long skips; left out, the model is looked at while it takes the first step.
+    reference_loss: of a network that knows nothing; left out, the loss of the baseline at the start.
+    example_inputs: to find the long skips; left out, the model is looked at while it takes the first step.
     device: where networks are trained; left out, the accelerator that is there, or where the given network is.
     jobs: processes (default: one per core; one on an accelerator).
     out: a folder that keeps every finished run; the same call continues there, other settings are refused.
     about: plain values that belong to the settings and are compared as well, such as a configuration.
     after: called at the end of each run with the trained model, in the process of the run.
-    progress: called after each run with the range so far, whose verdict may be known long before the end.
-    carry_out: (work, waiting runs, jobs) -> their results as they come; left out, processes of this machine.
+    run_all: (work, waiting runs, jobs) -> their results as they come; left out, processes of this machine.
     """
-    task = Task(
-        build=_checked_build(build),
-        step=step,
-        methods=_checked_methods(METHODS if methods is None else methods),
-        rates=() if rates is None else _checked_rates(rates),
-        seeds=_checked_seeds(seeds),
-        steps=_checked_count("steps", steps, 2),
-        warmup=_checked_count("warmup", steps // 6 if warmup is None else warmup, 0),
-        optimizer=optimizer,
-        clip=clip,
-        example_inputs=example_inputs,
-        device=_device(device, build),
-        after=after,
-    )
-    if task.warmup >= task.steps:
-        raise InvalidConfigError(f"a warm-up of {task.warmup} steps leaves nothing of {task.steps} steps")
-    if not callable(step):
-        raise InvalidConfigError(f"step must be a function (model, i, generator) -> loss, got {type(step).__name__}")
+    task = Task(build, step, methods, rates, seeds, steps, warmup, optimizer, clip, example_inputs, device, after)
     for name, value in {"your_rate": your_rate, "reference_loss": reference_loss, "clip": clip}.items():
         if value is not None:
             _require_positive(name, value)
-    jobs = default_jobs(task.device) if jobs is None else _checked_count("jobs", jobs, 1)
-    with kept_random_state():
-        if methods is None:
-            task = task.accepted(plan)
-        task, prints = task.prepared(plan, reference_loss)
-    settings = {**task.settings(), "about": about or {}}
-    with Store(Path(out) if out is not None else None, settings, prints) as store:
-        done = store.read()
-
-        def found() -> RateRange:
-            runs = tuple(done[key] for key in task.keys if key in done)
-            return task.result(runs, your_rate=your_rate, title=title)
+    if jobs is None:
+        jobs = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        jobs = jobs if task.device.type == "cpu" else 1
+    _require_count("jobs", jobs, 1)
+    with ExitStack() as end:
+        end.callback(StateSnapshot().restore)
+        task = task if methods is not None else task.accepted()
+        task, prints = task.prepared(reference_loss)
+    folder = None if out is None else Path(out)
+    settings = {"steps": task.steps, "warmup": task.warmup, "clip": clip, "rule": RULE, "about": about or {}}
+    # Sums may come out differently in the last digits on another machine.
+    settings |= {"reference_loss": float(f"{task.reference:.3g}"), "weights": prints}
+    with nullcontext() if folder is None else locked(folder, wait=False):
+        done = {} if folder is None else _continued(folder, settings)
 
         def carry(keys: list[Key]) -> None:
             """Do the runs that are not done yet, and keep each as it comes."""
-            waiting = [key for key in keys if key not in done]
-            for run in carry_out(task.run, waiting, jobs):
-                done[run.method, run.rate, run.seed] = run
-                store.add(run)
-                if say is not None:
-                    many = f"{sum(key in done for key in task.keys)}/{len(task.keys)}" if task.rates else "rates"
-                    say(f"{many}  {describe(run)}")
-                if progress is not None and task.rates:
-                    progress(found())
+            purpose = "" if task.rates else "to find rates: "
+            with Progress(f"{purpose}runs", len(keys)) as progress:
+                for run in (run_all or _run_all)(task.run, [key for key in keys if key not in done], jobs):
+                    done[run.method, run.rate, run.seed] = run
+                    if folder is not None:
+                        append_json_line(folder / RUNS, asdict(run))
+                    finished = sum(key in done for key in keys)
+                    logger.info(f"{purpose or f'{finished}/{len(keys)}  '}{run}")
+                    progress(finished)
+            if missing := sum(key not in done for key in keys):
+                raise UnfinishedError(f"{missing} of {len(keys)} runs are not finished; the same command goes on")
 
+        if task.rates and all(key in done for key in task.keys):
+            logger.info(f"all {len(task.keys)} runs are finished already")
         if not task.rates:
-            task = replace(task, rates=find_rates(task, done, carry))
-        finished = sum(key in done for key in task.keys)
-        if say is not None and finished:
-            say(f"{finished} of {len(task.keys)} runs are finished already")
+            task = replace(task, rates=find_rates(task, done, carry, your_rate or MIDDLE_RATE))
         carry(task.keys)
-        missing = sum(key not in done for key in task.keys)
-        if missing:
-            raise UnfinishedError(f"{missing} of {len(task.keys)} runs are not finished; the same command goes on")
-        if store.folder is not None:
-            found().save(store.folder)
-        return found()
-
-
-def _device(given: torch.device | str | None, build: Build | nn.Module) -> torch.device:
-    """What is given; else that of a given network; else the accelerator that is there; else the CPU."""
-    if given is not None:
-        return torch.device(given)
-    if isinstance(build, nn.Module):
-        return next((parameter.device for parameter in build.parameters()), torch.device("cpu"))
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return accelerator or torch.device("cpu")
+        found = RateRange(
+            methods=tuple(method.name for method in task.methods),
+            rates=task.rates,
+            seeds=task.seeds,
+            runs=tuple(done[key] for key in task.keys),
+            steps=task.steps,
+            warmup=task.warmup,
+            reference_loss=task.reference,
+            rule=RULE,
+            your_rate=your_rate,
+            title=title,
+        )
+        if folder is not None:
+            found.save(folder)
+        return found
 
 
 def find_rates(
-    task: "Task", done: Mapping[Key, RateRun], carry: Callable[[list[Key]], object]
+    task: "Task", done: dict[Key, RateRun], carry: Callable[[list[Key]], object], start: float
 ) -> tuple[float, float, float]:
-    """Three rates, each twice the one before: the highest that the baseline survives, the lowest at which it collapses,
+    """Three rates, each twice the one before: the highest that the baseline survives, the lowest at which it is lost,
     and one above, where a method that helps may still survive.
 
-    From MIDDLE_RATE the first seed of the baseline goes up or down by factors of two until both were seen, or a limit
-    is reached.
+    The first seed of the baseline goes up or down from `start` by factors of four, two rates at the same time, until
+    both were seen or a limit is reached; then it halves the step.
     """
     method, seed = task.methods[0].name, task.seeds[0]
 
-    def collapses(rate: float) -> bool:
-        carry([(method, rate, seed)])
-        if (method, rate, seed) not in done:
-            raise UnfinishedError("the run that looks for rates is not finished; the same command goes on")
-        return done[method, rate, seed].outcome in ("collapsed", "not finite")
+    def lost(rate: float, *others: float) -> bool:
+        """The others are tried at the same time."""
+        carry([(method, each, seed) for each in (rate, *others)])
+        tried = {key[1]: run.outcome for key, run in done.items() if (key[0], key[2]) == (method, seed)}
+        # Above a rate at which a network learns, one that learns nothing is lost from the first step on.
+        learned = any(outcome == "survived" for each, outcome in tried.items() if each < rate)
+        return tried[rate] in LOST or (learned and tried[rate] == "not learned")
 
-    rate = MIDDLE_RATE
-    if collapses(rate):
-        while rate / 2 > LOWEST_RATE and collapses(rate / 2):
-            rate /= 2
-        return rate / 2, rate, 2 * rate
-    while 2 * rate < HIGHEST_RATE and not collapses(2 * rate):
-        rate *= 2
-    return rate, 2 * rate, 4 * rate
+    if lost(start, 4 * start):
+        while start / 4 > LOWEST_RATE and lost(start / 4, start / 16):
+            start /= 4
+        start /= 4
+    else:
+        while 4 * start < HIGHEST_RATE and not lost(4 * start, 16 * start):
+            start *= 4
+    # Alive at `start`, lost at four times that.
+    high = 2 * start if lost(2 * start) else 4 * start
+    return high / 2, high, 2 * high
 
 
 # One run
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass
 class Task:
-    """All that the runs share."""
+    """All that the runs share, checked before any work. The fields are the arguments of `rate_range`."""
 
-    build: Build
+    build: Any
     step: Step
-    methods: tuple[Method, ...]
-    rates: tuple[float, ...]
-    seeds: tuple[int, ...]
-    steps: int
-    warmup: int
-    optimizer: MakeOptimizer
-    clip: float | None
-    example_inputs: ExampleInputs
-    device: torch.device
-    after: Callable[[nn.Module, RateRun], object] | None
-    reference: float | None = None
+    methods: Any = None
+    rates: Any = None
+    seeds: Any = 8
+    steps: int = 300
+    warmup: Any = None
+    optimizer: MakeOptimizer = adamw
+    clip: float | None = None
+    example_inputs: ExampleInputs = None
+    device: Any = None
+    after: Callable[[nn.Module, RateRun], object] | None = None
+    reference: float = math.nan
     plans: tuple[SkipPlan | None, ...] = ()
     """The long skips of the network of each method, where they are needed or could be found."""
+
+    def __post_init__(self) -> None:
+        if not callable(self.step) or not callable(self.build):
+            raise InvalidConfigError("give a network or a function from a seed to one, and a function for the loss")
+        methods = METHODS if self.methods is None else _list(self.methods)
+        self.methods = tuple(each if isinstance(each, Method) else Method(each, each) for each in methods)
+        for method in self.methods:
+            if method.plain and str(method.change).startswith(START):
+                raise InvalidConfigError(f"{method.change!r} starts nothing: write 'none', or 'start:cs:0.7'")
+        if isinstance(self.seeds, int):
+            _require_count("seeds", self.seeds, 1)
+            self.seeds = range(self.seeds)
+        self.warmup = self.steps // 6 if self.warmup is None else self.warmup
+        _require_count("steps", self.steps, 2)
+        _require_count("warmup", self.warmup, 0)
+        if self.warmup >= self.steps:
+            raise InvalidConfigError(f"a warm-up of {self.warmup} steps leaves nothing of {self.steps} steps")
+        given = {"methods": [each.name for each in self.methods], "seeds": self.seeds}
+        for rate in (rates := _list(self.rates or ())):
+            _require_positive("rates", rate)
+        for name, values in (given | ({} if self.rates is None else {"rates": rates})).items():
+            if not values or len(set(values)) < len(values):
+                raise InvalidConfigError(f"give at least one of {name}, each once; got {', '.join(map(str, values))}")
+        self.rates, self.seeds = tuple(sorted(map(float, rates))), tuple(self.seeds)
+        if isinstance(network := self.build, nn.Module):
+            if is_scaled(network):
+                raise InvalidConfigError("the model is scaled already: give it as it is without scaling (unscale_)")
+            self.device = next((p.device for p in network.parameters()), "cpu") if self.device is None else self.device
+            self.build = lambda _: copy.deepcopy(network)
+        if self.device is None and torch.accelerator.is_available():
+            self.device = torch.accelerator.current_accelerator()
+        self.device = torch.device(self.device or "cpu")
 
     @property
     def keys(self) -> list[Key]:
         """Seed by seed, so that what is interrupted holds whole seeds."""
         return [(method.name, rate, seed) for seed in self.seeds for rate in self.rates for method in self.methods]
 
-    def settings(self) -> dict[str, Any]:
-        return {
-            "steps": self.steps,
-            "warmup": self.warmup,
-            "clip": self.clip,
-            "rule": RULE,
-            # Sums may come out differently in the last digits on another machine.
-            "reference_loss": float(f"{self.reference:.3g}"),
-        }
-
-    def result(self, runs: tuple[RateRun, ...], **about: Any) -> RateRange:
-        assert self.reference is not None
-        return RateRange(
-            methods=tuple(method.name for method in self.methods),
-            rates=self.rates,
-            seeds=self.seeds,
-            runs=runs,
-            steps=self.steps,
-            warmup=self.warmup,
-            reference_loss=self.reference,
-            rule=RULE,
-            **about,
-        )
-
-    def make(self, position: int, seed: int, plan: SkipPlan | None) -> nn.Module:
+    def make(self, method: Method, seed: int, plan: SkipPlan | None) -> nn.Module:
         """The network of a method before its first step. Weights that methods share are equal."""
-        method = self.methods[position]
         seed_global(seed, "weights")
         model = (method.build or self.build)(seed)
         if not isinstance(model, nn.Module):
@@ -292,56 +318,57 @@ class Task:
             method.change(model)
         elif method.change.startswith(START):
             start_skips_(model, method.change.removeprefix(START), plan=plan)
-        elif not isinstance(as_scaling(method.change), NoScaling):
+        elif not method.plain:
             scale_skips_(model, method.change, plan=plan)
         return fuse_(model).train()
 
-    def accepted(self, plan: SkipPlan | None) -> "Task":
-        """Without the methods that this network refuses, such as a norm where its merges add."""
-        found = plan or self._find(self.make(0, 0, None))
-        kept = [self.methods[0]]
-        for position, method in enumerate(self.methods[1:], 1):
+    def accepted(self) -> "Task":
+        """Without the methods that this network refuses, or that change nothing: a norm where its merges have norms."""
+        found, kept = self._find(self.methods[0]), [self.methods[0]]
+        for method in self.methods[1:]:
+            if method.change == "merge_norm" and not bare_merges(found):
+                logger.warning("without merge_norm: no merge of this network is a concatenation without a norm")
+                continue
             try:
-                self.make(position, 0, found)
+                self.make(method, 0, found)
             except ScaleLongError as error:
                 logger.warning("without %s, which this network refuses: %s", method.name, error)
             else:
                 kept.append(method)
-        return replace(self, methods=tuple(kept))
+        return replace(self, methods=tuple(kept), rates=self.rates or None)
 
-    def prepared(self, plan: SkipPlan | None, reference: float | None) -> tuple["Task", dict[str, str]]:
+    def prepared(self, reference: float | None) -> tuple["Task", dict[str, str]]:
         """Try every method for a step, before any work: what is wrong shows now. Gives its weights' hashes as well."""
         plans: list[SkipPlan | None] = []
-        prints, measured = {}, reference
-        bare = replace(self, methods=tuple(replace(method, change="none") for method in self.methods))
+        prints: dict[str, str] = {}
         for position, method in enumerate(self.methods):
             shared = position > 0 and method.build is None and self.methods[0].build is None
-            found = plans[0] if shared else plan
+            found = plans[0] if shared else None
             if found is None:
                 try:
-                    found = self._find(bare.make(position, 0, None))
+                    found = self._find(method)
                 except ScaleLongError:
                     # Without long skips a network can still be trained, but not scaled.
-                    if isinstance(method.change, str) and not _is_none(method.change):
+                    if isinstance(method.change, str) and not method.plain:
                         raise
             plans.append(found)
-            model = self.make(position, 0, found)
+            model = self.make(method, 0, found)
             prints[method.name] = _fingerprint(model)
-            losses = [self._loss(model, i, 0) for i in range(REFERENCE_BATCHES if measured is None else 1)]
+            losses = [self._loss(model, i, 0) for i in range(REFERENCE_BATCHES if reference is None else 1)]
             _require_loss(losses[0], method.name)
-            if measured is None:
-                measured = sum(float(loss.detach()) for loss in losses) / len(losses)
-        assert measured is not None
-        if not (math.isfinite(measured) and measured > 0):
+            if reference is None:
+                reference = sum(float(loss.detach()) for loss in losses) / len(losses)
+        assert reference is not None
+        if not (math.isfinite(reference) and reference > 0):
             raise InvalidConfigError(
-                f"the loss at the start is {measured:g}, and collapse is judged in shares of it: give reference_loss, "
+                f"the loss at the start is {reference:g}, and collapse is judged in shares of it: give reference_loss, "
                 f"the loss of a network that has learned nothing, above 0"
             )
-        return replace(self, plans=tuple(plans), reference=measured), prints
+        return replace(self, plans=tuple(plans), reference=reference, rates=self.rates or None), prints
 
-    def _find(self, model: nn.Module) -> SkipPlan:
+    def _find(self, method: Method) -> SkipPlan:
         """The long skips, on what the model is given in the first step."""
-        inputs = self.example_inputs
+        model, inputs = self.make(replace(method, change="none"), 0, None), self.example_inputs
         if inputs is None:
             inputs = _seen_inputs(model, lambda: self._loss(model, 0, 0))
         return find_skips(model, inputs)
@@ -354,39 +381,41 @@ class Task:
         """One training, from the first step to the last or to its collapse."""
         name, rate, seed = key
         position = [method.name for method in self.methods].index(name)
-        began = time.process_time()
-        plan = self.plans[position]
-        model = self.make(position, seed, plan)
-        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        began, plan = time.process_time(), self.plans[position]
+        model = self.make(self.methods[position], seed, plan)
         optimizer = self.optimizer(model, rate)
         full = [group["lr"] for group in optimizer.param_groups]
-        assert self.reference is not None
-        outcome = RunOutcome(self.reference, self.warmup, self.steps)
-        with SizeRecorder(model, plan) as sizes:
-            for i in range(self.steps):
-                for group, lr in zip(optimizer.param_groups, full, strict=True):
-                    group["lr"] = lr * self._warm(i)
-                sizes.begin(i)
-                loss = self._loss(model, i, seed)
-                sizes.read(i)
-                if outcome.add(i, float(loss.detach())):
+        outcome, meter = RunOutcome(self.reference, self.warmup, self.steps), Meter()
+        sizes: list[tuple[int, dict[str, float]]] = []
+        handles = [] if plan is None else attach_meter(unwrap(model), plan, meter)
+        unread: list[Tensor] = []
+        for i in range(self.steps):
+            for group, lr in zip(optimizer.param_groups, full, strict=True):
+                group["lr"] = lr * min(1.0, (i + 1) / max(self.warmup, 1))
+            meter.on = plan is not None and i % SIZES_EVERY == 0
+            meter.clear()
+            loss = self._loss(model, i, seed)
+            if meter.on:
+                sizes.append((i + 1, meter.sizes()))
+            meter.on = False
+            unread.append(loss.detach())
+            # Reading a number means waiting for the device: an accelerator may go some steps past a collapse instead.
+            if loss.device.type == "cpu" or len(unread) == READ_EVERY or i == self.steps - 1:
+                first = i + 1 - len(unread)
+                if any(outcome.add(first + k, value) for k, value in enumerate(torch.stack(unread).tolist())):
                     break
-                optimizer.zero_grad()
-                loss.backward()
-                if self.clip is not None:
-                    nn.utils.clip_grad_norm_(parameters, self.clip)
-                optimizer.step()
-        return self._ended(key, model, outcome, sizes.readings, time.process_time() - began)
-
-    def _warm(self, i: int) -> float:
-        """The share of the rate at step i."""
-        return min(1.0, (i + 1) / max(self.warmup, 1))
-
-    def _ended(self, key: Key, model: nn.Module, outcome: "RunOutcome", readings: Readings, seconds: float) -> RateRun:
+                unread.clear()
+            optimizer.zero_grad()
+            loss.backward()
+            if self.clip is not None:
+                nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], self.clip)
+            optimizer.step()
+        for handle in handles:
+            handle.remove()
         run = RateRun(
-            method=key[0],
-            rate=key[1],
-            seed=key[2],
+            method=name,
+            rate=rate,
+            seed=seed,
             outcome=outcome.name,
             steps=outcome.steps,
             onset=(outcome.onset or outcome.best_step) if outcome.name == "collapsed" else None,
@@ -395,8 +424,8 @@ class Task:
             last=_rounded(outcome.smoothed),
             curve=outcome.curve,
             # Against the reading at the best loss.
-            left_first=None if outcome.name == "survived" else first_to_leave(readings, outcome.best_step),
-            seconds=round(seconds, 2),
+            left_first=None if outcome.name == "survived" else first_to_leave(sizes, outcome.best_step),
+            seconds=round(time.process_time() - began, 2),
         )
         if self.after is not None:
             self.after(model, run)
@@ -449,137 +478,93 @@ class RunOutcome:
         return "not learned" if high else "survived"
 
 
-class SizeRecorder:
-    """The sizes of blocks and long skips every few steps, to tell afterwards which of them left its level first."""
-
-    def __init__(self, model: nn.Module, plan: SkipPlan | None) -> None:
-        self.meter = Meter()
-        self.readings: list[tuple[int, dict[str, float]]] = []
-        self._handles = [] if plan is None else attach_meter(unwrap(model), plan, self.meter)
-
-    def __enter__(self) -> "SizeRecorder":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-
-    def begin(self, i: int) -> None:
-        self.meter.on = i % SIZES_EVERY == 0
-        self.meter.clear()
-
-    def read(self, i: int) -> None:
-        if self.meter.on:
-            self.readings.append((i + 1, self.meter.sizes()))
-        self.meter.on = False
+# Processes
 
 
-# Checks, and what belongs to them
-
-
-def _checked_build(build: Build | nn.Module) -> Build:
-    if isinstance(build, nn.Module):
-        if is_scaled(build):
-            raise InvalidConfigError("the model is scaled already: give it as it is without scaling (unscale_)")
-        given = build
-        return lambda _: copy.deepcopy(given)
-    if not callable(build):
-        raise InvalidConfigError(f"give a network or a function from a seed to one, got {type(build).__name__}")
-    return build
-
-
-def _checked_methods(methods: Sequence[str | Method]) -> tuple[Method, ...]:
-    listed = [methods] if isinstance(methods, str) else list(methods)
-    found = tuple(method if isinstance(method, Method) else Method(method, method) for method in listed)
-    for method in found:
-        if isinstance(method.change, str):
-            scaling = as_scaling(method.change.removeprefix(START))
-            if method.change.startswith(START) and isinstance(scaling, NoScaling):
-                raise InvalidConfigError(f"{method.change!r} starts nothing: write 'none', or 'start:cs:0.7'")
-    _require_distinct("methods", [method.name for method in found])
-    return found
-
-
-def _checked_rates(rates: Sequence[float]) -> tuple[float, ...]:
-    listed = [rates] if isinstance(rates, int | float) else list(rates)
-    for rate in listed:
-        _require_positive("rates", rate)
-    _require_distinct("rates", listed)
-    return tuple(sorted(map(float, listed)))
-
-
-def _checked_seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
-    if isinstance(seeds, int) and not isinstance(seeds, bool):
-        seeds = range(_checked_count("seeds", seeds, 1))
-    listed = list(seeds)  # type: ignore[arg-type]
-    if any(not isinstance(seed, int) or isinstance(seed, bool) for seed in listed):
-        raise InvalidConfigError(f"seeds must be whole numbers, or how many there are, got {listed}")
-    _require_distinct("seeds", listed)
-    return tuple(listed)
-
-
-def _checked_count(name: str, value: Any, low: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < low:
-        raise InvalidConfigError(f"{name} must be a whole number, at least {low}, got {value!r}")
-    return value
-
-
-def _require_positive(name: str, value: Any) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value <= 0:
-        raise InvalidConfigError(f"{name} must be above 0, got {value!r}")
-
-
-def _require_distinct(name: str, values: Sequence[Any]) -> None:
-    if not values:
-        raise InvalidConfigError(f"give at least one of {name}")
-    twice = sorted({str(value) for value in values if list(values).count(value) > 1})
-    if twice:
-        raise InvalidConfigError(f"{name}: {', '.join(twice)} is given twice: leave one out")
-
-
-def _require_loss(loss: Any, method: str) -> None:
-    good = isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad
-    if not good:
-        found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-        if isinstance(loss, Tensor) and loss.numel() == 1:
-            found = "a loss without a gradient"
-        raise InvalidConfigError(
-            f"step(model, i, generator) must return the loss, one number with a gradient; with {method} it returned "
-            f"{found}"
-        )
-
-
-def _seen_inputs(model: nn.Module, run: Callable[[], object]) -> ExampleInputs:
-    """What the model is given in a step, by name; None if it is called in a way that cannot be repeated."""
-    seen: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-
-    def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        seen.append((args, kwargs))
-
-    host = unwrap(model)
-    handle = host.register_forward_pre_hook(note, with_kwargs=True)
+def _run_all(work: Work, waiting: list[Key], jobs: int) -> Iterator[RateRun]:
+    """Results as they come. Forked processes share the data and take functions of any kind, as a DataLoader's do."""
+    jobs = min(jobs, len(waiting))
+    if jobs < 2 or "fork" not in multiprocessing.get_all_start_methods() or sys.platform == "darwin":
+        for key in waiting:
+            with ExitStack() as end:
+                end.callback(StateSnapshot().restore)
+                end.callback(torch.set_num_threads, torch.get_num_threads())
+                torch.set_num_threads(1)
+                run = _attempt(work, key)
+            yield run
+        return
+    before = set(multiprocessing.active_children())
+    context = multiprocessing.get_context("fork")
+    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin_process, initargs=(work,))
+    futures: list[Future[RateRun]] = []
     try:
-        run()
+        with warnings.catch_warnings():
+            # Python warns that threads of the parent do not exist in a forked child; nothing here needs them.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            futures += [pool.submit(_attempt, None, key) for key in waiting]
+        for future in as_completed(futures):
+            yield future.result()
+    except BrokenProcessPool as error:
+        raise StepFailedError("the process of a run was killed, perhaps for want of memory: try fewer jobs") from error
     finally:
-        handle.remove()
-    if not seen:
-        return None
-    args, kwargs = seen[0]
-    if not kwargs:
-        return args
+        if not all(future.done() for future in futures):
+            # What still runs is of no use: the caller has stopped to ask, or a run has failed.
+            for process in set(multiprocessing.active_children()) - before:
+                process.terminate()
+        pool.shutdown(cancel_futures=True)
+
+
+_work: Work
+"""The work of a process of the pool. A fork inherits it, so that it need not be pickled."""
+
+
+def _begin_process(work: Work) -> None:
+    global _work
+    torch.set_num_threads(1)
+    _work = work
+
+
+def _attempt(work: Work | None, key: Key) -> RateRun:
     try:
-        bound = inspect.signature(host.forward).bind(*args, **kwargs)
-    except TypeError:
-        return None
-    kinds = {parameter.kind for parameter in bound.signature.parameters.values()}
-    if inspect.Parameter.VAR_POSITIONAL in kinds or inspect.Parameter.POSITIONAL_ONLY in kinds:
-        return None
-    return {**dict(zip(bound.signature.parameters, bound.args, strict=False)), **bound.kwargs}
+        return (work or _work)(key)
+    except Exception:
+        # As text: not every exception can be pickled.
+        method, rate, seed = key
+        failed = f"{method} at {rate_text(rate)}, seed {seed} failed:\n{traceback.format_exc()}"
+        raise StepFailedError(failed) from None
 
 
-def _is_none(change: str) -> bool:
-    return not change.startswith(START) and isinstance(as_scaling(change), NoScaling)
+# Finished runs in a folder, one JSON line each
+
+
+def _continued(folder: Path, settings: dict[str, Any]) -> dict[Key, RateRun]:
+    """The runs that the folder holds. Different settings are refused; more methods, rates and seeds are welcome."""
+    path, now = folder / SETTINGS, flatten(json.loads(json.dumps(settings)))
+    before = read_json(path) if path.exists() else {}
+    known = flatten(before)
+    # Weights are those of the methods that were asked for, which may be others now.
+    names = [name for name in {**known, **now} if (name in known and name in now) or not name.startswith("weights.")]
+    changed = [name for name in names if known and known.get(name) != now.get(name)]
+    if changed:
+        what = "; ".join(f"{name} was {known.get(name)!r} and is {now.get(name)!r}" for name in changed[:4])
+        raise RunFolderError(
+            f"{folder} holds runs with other settings: {what}. Choose another folder (`out`), or give the settings "
+            f"that it has; weights are hashes of the networks at the start"
+        )
+    weights = {**before.get("weights", {}), **settings["weights"]}
+    write_text(path, json.dumps({**settings, "weights": weights}, indent=1))
+    path = folder / RUNS
+    text = read_text(path) if path.exists() else ""
+    whole = text[: text.rfind("\n") + 1]
+    if whole != text:  # a crash cut off the last line
+        write_text(path, whole)
+    try:
+        runs = [fitting(RateRun, parse_json(line)) for line in whole.splitlines() if line.strip()]
+    except ValueError as error:
+        raise RunFolderError(
+            f"a line of {path} is damaged ({error}): remove that line, or choose another folder (`out`)"
+        ) from error
+    return {(run.method, run.rate, run.seed): run for run in runs}
 
 
 def _fingerprint(model: nn.Module) -> str:
@@ -593,6 +578,45 @@ def _fingerprint(model: nn.Module) -> str:
             digest.update(str(tuple(value.shape)).encode())
             digest.update(value.detach().cpu().double().contiguous().numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+# Checks
+
+
+def _list(values: Any) -> list[Any]:
+    return [values] if isinstance(values, str | int | float) else list(values)
+
+
+def _require_count(name: str, value: Any, low: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        raise InvalidConfigError(f"{name} must be a whole number, at least {low}, got {value!r}")
+
+
+def _require_positive(name: str, value: Any) -> None:
+    if not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+        raise InvalidConfigError(f"{name} must be above 0, got {value!r}")
+
+
+def _require_loss(loss: Any, method: str) -> None:
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+        found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise InvalidConfigError(
+            f"step(model, i, generator) must return the loss, one number with a gradient; with {method} it returned "
+            f"{found}"
+        )
+
+
+def _seen_inputs(model: nn.Module, run: Callable[[], object]) -> ExampleInputs:
+    """The inputs of the model in a step: by position, or by name if it was given names; None if there are none."""
+    seen: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    host = unwrap(model)
+    handle = host.register_forward_pre_hook(lambda _, args, kwargs: seen.append((args, kwargs)), with_kwargs=True)
+    try:
+        run()
+    finally:
+        handle.remove()
+    args, kwargs = seen[0] if seen else ((), {})
+    return by_name(host, args, kwargs) if kwargs else args or None
 
 
 def _rounded(value: float) -> float | None:

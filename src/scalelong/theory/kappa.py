@@ -5,6 +5,7 @@ sum should lie between the mean and a high quantile of ‖ε‖²/‖x_t‖². N
 the default of 0.7 (docs/theory.md): it says what the theory expects, not what to train with.
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -81,6 +82,26 @@ def sampled_statistics(images: Tensor, schedule: Any = "ddpm", draws: int = 8, s
 def quantile(values: Tensor, share: float = QUANTILE) -> float:
     """torch.quantile without its limit on the number of values."""
     return float(values.kthvalue(max(1, round(share * len(values)))).values)
+
+
+def input_rows(data: Mapping[str, Tensor], schedule: Any = "ddpm", draws: int = 8) -> list[dict[str, Any]]:
+    """Lemma 3.2 and Figure 3 a, b: ‖x_t‖²/m and the mean and 97 % quantile of ‖ε‖²/‖x_t‖²."""
+    rows = []
+    for name, images in data.items():
+        s = second_moment(images)
+        sampled = sampled_statistics(images, schedule, draws)
+        rows.append(
+            {
+                "data": name,
+                "s": round(s, 3),
+                "‖x_t‖²/m": round(float(sampled.norm.mean()), 4),
+                "lemma": round(expected_input_norm(1, schedule, s), 4),
+                "paper": round(expected_input_norm(1, schedule, PAPER_SECOND_MOMENT), 4),
+                "ratio": round(float(sampled.ratio.mean()), 3),
+                "q97": round(quantile(sampled.ratio), 3),
+            }
+        )
+    return rows
 
 
 class KappaRange(NamedTuple):

@@ -18,9 +18,19 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from ..attaching import is_scaled, scale_skips_, unscale_, unscaled
 from ..finding import ExampleInputs
 from ..models import by_name, evaluating, output_tensor
-from ..scaling import FixedScaling, NoScaling, Scaling, SkipScaling, SkipSite
+from ..scaling import (
+    ConstantScaling,
+    FixedScaling,
+    NoScaling,
+    Scaling,
+    SkipScaling,
+    SkipSite,
+    UniformScaling,
+)
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
+Row = dict[str, Any]
+COMPARED: Mapping[str, FixedScaling] = {"none": NoScaling(), "1/√2": UniformScaling(), "CS(0.7)": ConstantScaling(0.7)}
 
 
 def jacobian_norm(
@@ -87,6 +97,21 @@ def skip_sensitivities(
         directions = torch.eye(len(point), dtype=point.dtype, device=point.device)
         tangents = [_derivative(response, point, direction) for direction in directions]
     return [float(tangent.double().square().sum()) / len(tangent) for tangent in tangents]
+
+
+def model_rows(model: nn.Module, x: Tensor, t: Tensor, sigmas: Sequence[float] = (0.05, 0.2)) -> list[Row]:
+    """A real model under each method: Jacobian norm, gain of input noise (Figure 3 c), and w_j/w_1 of each skip."""
+    rows = []
+    for name, method in COMPARED.items():
+        weights = skip_sensitivities(model, x, t, scaling=method)
+        if not isinstance(method, NoScaling):
+            scale_skips_(model, method, example_inputs=(x, t))
+        row: Row = {"κ_i": name, "Jacobian": jacobian_norm(model, x, t)}
+        row |= {f"gain σ={sigma:g}": noise_gain(model, x, t, sigma=sigma) for sigma in sigmas}
+        rows.append(row | {f"w_{j}/w_1": weight / weights[0] for j, weight in enumerate(weights, start=1)})
+        if not isinstance(method, NoScaling):
+            unscale_(model)
+    return rows
 
 
 # Directional derivatives: d/ds function(point + s·direction) at s = 0

@@ -1,24 +1,13 @@
-"""What ran: one forward of a model, recorded. The model is left as it was.
+"""One forward of a model, recorded. The model is left as it was.
 
 trace         the record: operations, module calls, merges, what follows from what
 identity      which operation a tensor came from, through views, aliases and writes in place
-containers    tensors inside lists, dictionaries and objects
-merges        one class per kind of merge
-callsites     where in the source an operation was called
+recorder      how it is made
 isolation     run a model and leave no trace on it
 """
 
-from .callsites import (
-    CallSite as CallSite,
-    Invocation as Invocation,
-    common_scope as common_scope,
-)
-from .containers import (
-    TreePath as TreePath,
-    leaves as leaves,
-)
 from .isolation import (
-    Snapshot as Snapshot,
+    StateSnapshot as StateSnapshot,
     default_generators as default_generators,
     foreign_hooks_marked as foreign_hooks_marked,
     in_foreign_hook as in_foreign_hook,
@@ -32,9 +21,16 @@ from .recorder import (
 from .trace import (
     Argument as Argument,
     Call as Call,
+    CallSite as CallSite,
     FunctionCall as FunctionCall,
+    Invocation as Invocation,
     Merge as Merge,
     Node as Node,
+    RanCall as RanCall,
     Trace as Trace,
+    TreePath as TreePath,
     bits as bits,
+    common_scope as common_scope,
+    held_tensors as held_tensors,
+    leaves as leaves,
 )

@@ -1,6 +1,6 @@
 """Which node of the record a tensor is: through views, writes in place, aliases and subclasses of Tensor.
 
-A tensor is known by itself where it came out of an operation. Beside that, every piece of memory has a history of
+A tensor is known by itself where it came out of an operation. Besides, every piece of memory has a history of
 writes: its creation, and what was changed in place. So a write through one view is seen by all others that overlap
 with it, and an alias that no operation made (`x.data`, a subclass around a plain tensor) is still found.
 
@@ -42,7 +42,7 @@ class Extent(NamedTuple):
         return tuple(index)
 
     def intervals(self, other: "Extent") -> list[tuple[int, int, int, int]] | None:
-        """Along each axis (first, behind the last) of both, if they lie on the same grid."""
+        """Along each axis (first, last + 1) of both, if they lie on the same grid."""
         if self.strides != other.strides:
             return None
         pairs = zip(self.corner(), self.sizes, other.corner(), other.sizes, strict=True)
@@ -119,7 +119,7 @@ class Identity:
         return made
 
     def has_seen(self, tensor: Tensor) -> bool:
-        """Whether the tensor, or another one in its memory, came out of an operation."""
+        """True if the tensor, or another one in its memory, came out of an operation."""
         return tensor in self._known or _address(tensor) in self._writes
 
     def know(self, tensor: Tensor, node: int | None) -> None:

@@ -19,6 +19,7 @@ import threading
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import is_
 from typing import Any
 
 import torch
@@ -34,9 +35,9 @@ _LIBRARIES = ("builtins", "torch", "numpy", "types", "functools", "weakref", "_t
 
 
 @contextmanager
-def isolated_run(*models: nn.Module) -> Iterator["Snapshot"]:
+def isolated_run(*models: nn.Module) -> Iterator["StateSnapshot"]:
     """Evaluation mode inside; afterwards the models and all random states are as before, whatever happened."""
-    snapshot = Snapshot(*models)
+    snapshot = StateSnapshot(*models)
     try:
         for module in snapshot.modules:
             module.training = False
@@ -46,7 +47,7 @@ def isolated_run(*models: nn.Module) -> Iterator["Snapshot"]:
         snapshot.restore()
 
 
-class Snapshot:
+class StateSnapshot:
     """The state of models and of all random generators at one moment."""
 
     def __init__(self, *models: nn.Module) -> None:
@@ -171,23 +172,15 @@ class _KeepWeights(TorchDispatchMode):
 
 def _is_plain_object(value: Any) -> bool:
     """An object of the model's own classes. Functions, modules and libraries, ours included, are left alone."""
-    return (
-        hasattr(value, "__dict__")
-        and not callable(value)
-        and type(value).__module__.partition(".")[0] not in _LIBRARIES
-    )
+    library = type(value).__module__.partition(".")[0] in _LIBRARIES
+    return hasattr(value, "__dict__") and not callable(value) and not library
 
 
 def _restore_content(container: Any, content: Any) -> None:
-    same = len(container) == len(content)
-    if isinstance(container, dict):
-        pairs = zip(container.items(), content.items(), strict=False)
-        same = same and all(a is c and b is d for (a, b), (c, d) in pairs)
-    elif isinstance(container, list | deque):
-        same = same and all(new is old for new, old in zip(container, content, strict=False))
-    else:
-        same = same and container == content
-    if not same:
+    now, before = (
+        [x for pair in c.items() for x in pair] if isinstance(c, dict) else [*c] for c in (container, content)
+    )
+    if len(now) != len(before) or not all(map(is_, now, before)):
         container.clear()
         container.extend(content) if isinstance(container, list | deque) else container.update(content)
 
@@ -205,13 +198,13 @@ def _version(tensor: Tensor) -> int:
 
 
 # Hooks of others. A monitor that measures features runs operations between those of the network. It may read a skip
-# before or behind the place where it is scaled, and it may do other things in each run.
+# before or after the place where it is scaled, and it may do other things in each run.
 
 _HOOKS = threading.local()
 
 
 def in_foreign_hook() -> bool:
-    """Whether a marked hook is running."""
+    """True if a marked hook is running."""
     return getattr(_HOOKS, "depth", 0) > 0
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 from types import FrameType
 from typing import Any
 
@@ -16,12 +15,30 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from .callsites import CallSite, CallStack, is_model_code, is_own_code
-from .containers import TreePath, containers, content_of, held_tensors, is_changed, leaves
-from .identity import Extent, Identity, Write
+from .identity import Identity, Write
 from .isolation import in_foreign_hook, isolated_run
-from .merges import OTHER, SLICES, kind_of
-from .trace import Argument, Call, FunctionCall, Leaf, Merge, Node, Part, Trace
+from .trace import (
+    ADDITION,
+    CAT,
+    INTERPOLATION,
+    OTHER,
+    Argument,
+    Call,
+    CallSite,
+    Frame,
+    FunctionCall,
+    Invocation,
+    Leaf,
+    Merge,
+    Node,
+    Trace,
+    TreePath,
+    held_tensors,
+    is_model_code,
+    is_own_code,
+    kind_of,
+    leaves,
+)
 
 # What counts as a layer: it has learned weights, or mixes positions. Everything does that is not known to do neither,
 # so that recurrent layers, Fourier transforms, scans and operations of other libraries count.
@@ -48,7 +65,7 @@ _OVERWRITE = frozenset(("copy_", "fill_", "zero_", "normal_", "uniform_", "berno
 
 @dataclass(frozen=True, slots=True)
 class _Operation:
-    """What the schema of an operation tells."""
+    """The schema of an operation, in short."""
 
     name: str
     is_layer: bool
@@ -76,6 +93,67 @@ def counted_as(name: str) -> str:
     return f"hook {name}" if in_foreign_hook() else name
 
 
+def named_merge(frame: FrameType | None) -> tuple[int, int] | None:
+    """The number and the axis, if it is `scalelong.merge` that runs between this frame and the text of the model."""
+    while frame is not None and not is_model_code(frame.f_code):
+        if frame.f_code.co_name == "merge" and is_own_code(frame.f_code):
+            return frame.f_locals["i"], frame.f_locals["dim"]
+        frame = frame.f_back
+    return None
+
+
+class CallStack:
+    """Looks at the Python stack. Only the frames of the last look are held, so that no variables are kept alive."""
+
+    def __init__(self, names: dict[nn.Module, str]) -> None:
+        self._names = names
+        self._frames: list[FrameType] = []
+        self._invocations: list[Invocation] = []
+
+    def look(self, frame: FrameType) -> Invocation:
+        """The run of the innermost function. The same run is the same object at every look."""
+        frames: list[FrameType] = []
+        at: FrameType | None = frame
+        while at is not None:
+            frames.append(at)
+            at = at.f_back
+        frames.reverse()
+        same = 0
+        for old, new in zip(self._frames, frames, strict=False):
+            if old is not new:
+                break
+            same += 1
+        del self._frames[same:], self._invocations[same:]
+        for new in frames[same:]:
+            parent = self._invocations[-1] if self._invocations else None
+            self._invocations.append(Invocation(new.f_code, parent, len(self._invocations), self._owner(new)))
+            self._frames.append(new)
+        return self._invocations[-1]
+
+    def site(self, frame: FrameType) -> CallSite | None:
+        """The call site that led to torch from this frame; None if no method of a module did."""
+        self.look(frame)
+        frames = []
+        for at, invocation in zip(reversed(self._frames), reversed(self._invocations), strict=True):
+            if at.f_code.co_name in ("__torch_function__", "__torch_dispatch__"):
+                frames = []  # how a subclass of Tensor carries out an operation; the model's text is further out
+            elif is_model_code(at.f_code):
+                frames.append(Frame(at.f_code, at.f_lasti, invocation))
+                if invocation.module is not None:
+                    return CallSite(tuple(frames))
+        return None
+
+    def forget(self) -> None:
+        self._frames, self._invocations = [], []
+
+    def _owner(self, frame: FrameType) -> str | None:
+        code = frame.f_code
+        if not code.co_argcount or not is_model_code(code):
+            return None
+        first = frame.f_locals.get(code.co_varnames[0])
+        return self._names.get(first) if isinstance(first, nn.Module) else None
+
+
 class Recorder(TorchDispatchMode):
     """Records every operation while it is active."""
 
@@ -87,9 +165,8 @@ class Recorder(TorchDispatchMode):
         self._python = CallStack(self.names)
         self._counts: Counter[str] = Counter()
         self._stack: list[Call] = []
-        self._lists: list[list[tuple[Any, list[Any]]]] = []
+        self._arguments: list[list[Tensor]] = []
         self._functions: dict[FrameType, FunctionCall] = {}
-        self._assignments: dict[int, Part] = {}
         # The weights, and what is computed from them alone.
         self._weights = WeakTensorKeyDictionary(dict.fromkeys([*model.parameters(), *model.buffers()], True))
 
@@ -104,21 +181,21 @@ class Recorder(TorchDispatchMode):
             start=len(self.trace.nodes),
             inputs=self._tracked((args, kwargs)),
             site=self._python.site(sys._getframe(1)),
-            number=self.trace.call_count[name],
         )
         self.trace.call_count[name] += 1
         self._stack.append(call)
-        self._lists.append([(value, content_of(value)) for value in containers((args, kwargs))])
+        self._arguments.append([tensor for _, tensor in _tensors((args, kwargs))])
         self.trace.calls.append(call)
 
-    def leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:  # noqa: ARG002
+    def leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         call = self._stack[-1]
         if call.inputs and next(module.parameters(), None) is not None:
             self._note_unseen(type(module).__name__, [node for _, node in call.inputs], output)
         self._stack.pop()
         call.end = len(self.trace.nodes)
         call.outputs = self._tracked(output)
-        call.pops_list = any(is_changed(value, content) for value, content in self._lists.pop())
+        before, now = self._arguments.pop(), [tensor for _, tensor in _tensors((args, kwargs))]
+        call.pops_list = len(now) != len(before) or any(a is not b for a, b in zip(now, before, strict=True))
 
     def _note_unseen(self, name: str, inputs: list[int], output: Any) -> None:
         """A result that no operation made: the code left torch, for NumPy or a kernel of its own. It is one layer."""
@@ -126,7 +203,7 @@ class Recorder(TorchDispatchMode):
             is_feature = tensor.is_floating_point() or tensor.is_complex()
             if is_feature and not self._identity.has_seen(tensor) and tensor not in self._weights:
                 nodes = tuple(dict.fromkeys(inputs))
-                node = self._add(_Operation(name, True, (), ()), tensor, nodes, nodes, ())
+                node = self._add(name, tensor, nodes, nodes, is_layer=True)
                 node.is_learned = True
                 self._identity.know(tensor, node.index)
 
@@ -177,6 +254,8 @@ class Recorder(TorchDispatchMode):
             learned = any(tensor in self._weights for tensor in tensors)
             # What is made of tensors of unknown origin is of unknown origin; see `_note_unseen`.
             origin = learned or all(self._identity.has_seen(tensor) for tensor in tensors)
+            # Memory that a kernel of its own will fill, as Triton's do.
+            origin = origin and "empty" not in name
             for tensor in outputs if origin else ():
                 self._identity.know(tensor, None)
                 if learned:
@@ -187,7 +266,9 @@ class Recorder(TorchDispatchMode):
         if not outputs and not written:
             return result
         made = (written or outputs)[0]
-        node = self._add(operation, made, inputs, operands, _plain((args, kwargs)))
+        # The arguments without tensors and lists of tensors.
+        options = tuple(item for item in (*args, *kwargs.values()) if not any(True for _ in leaves(item)))
+        node = self._add(name, made, inputs, operands, options, is_layer=operation.is_layer)
         node.is_learned = node.is_layer and any(tensor in self._weights for tensor in tensors)
         if written:
             for tensor in written:
@@ -196,109 +277,83 @@ class Recorder(TorchDispatchMode):
             self._identity.know(outputs[0], node.index)
         else:
             # Each piece of a split is a tensor of its own.
-            piece = _Operation(f"{name} output", False, (), ())
             for tensor in outputs:
-                self._identity.know(tensor, self._add(piece, tensor, (node.index,), (node.index,), ()).index)
-        joins = len(inputs) > 1 or kind_of(name) is not OTHER
-        if (joins or name == "copy_") and (made.is_floating_point() or made.is_complex()) and self._stack:
+                self._identity.know(tensor, self._add(f"{name} output", tensor, (node.index,), (node.index,)).index)
+        joins = len(tensors) > 1 and (len(inputs) > 1 or kind_of(name) is not OTHER)
+        if joins and node.is_number and self._stack:
             site = self._python.site(sys._getframe(1))
-            if site is not None and name == "copy_":
-                self._assignments[node.index] = Part(counted, ordinal, 1, node.index, site, self._stack[-1])
-            elif site is not None and len(tensors) > 1:
+            if site is not None:
                 self._add_merge(node, ordinal, tensors, operands, args, kwargs, site)
         return result
 
-    def _add(self, operation: _Operation, tensor: Tensor, inputs: tuple[int, ...], operands: Any, options: Any) -> Node:
+    def _add(
+        self,
+        name: str,
+        tensor: Tensor,
+        inputs: tuple[int, ...],
+        operands: tuple[int | None, ...],
+        options: tuple[Any, ...] = (),
+        *,
+        is_layer: bool = False,
+    ) -> Node:
         trace = self.trace
-        ancestors = 0
+        index, ancestors = len(trace.nodes), 0
         for one in inputs:
             ancestors |= trace.with_ancestors(one)
+            trace.users[one].append(index)
         is_number = tensor.is_floating_point() or tensor.is_complex()
-        is_layer = operation.is_layer and is_number
+        is_layer = is_layer and is_number
         call = self._stack[-1] if self._stack else None
-        index = len(trace.nodes)
-        scope = self._python.look(sys._getframe(2)) if is_layer else None
-        name = operation.name
         node = Node(index, name, tuple(tensor.shape), inputs, operands, ancestors, call, options, is_number, is_layer)
-        node.scope = scope
+        node.scope = self._python.look(sys._getframe(2)) if is_layer else None
         trace.nodes.append(node)
         trace.layers |= is_layer << index
         trace.mixtures |= (not is_layer and (None in operands or name == "stack")) << index
         trace.products |= (name in ("mul", "mul_") and len(inputs) == 2) << index
-        for one in inputs:
-            trace.users[one].append(index)
         return node
 
     def _add_merge(
         self, node: Node, ordinal: int, tensors: list[Tensor], operands: Any, args: Any, kwargs: Any, site: CallSite
     ) -> None:
-        form = kind_of(node.name)
-        shapes = [tuple(tensor.shape) for tensor in tensors]
-        positions = form.positions(node.name, shapes, [operand is not None for operand in operands])
-        axis = form.axis(args, kwargs, len(node.shape))
-        shapes = tuple(shapes[position] for position in positions)
+        form, positions = kind_of(node.name), tuple(range(len(tensors)))
+        if node.name.startswith("addc"):
+            # x + a * b: a factor of either a or b is a factor of the product. The one that is a feature is the operand.
+            alike = [n for n in (1, 2) if operands[n] is not None and tensors[n].shape == tensors[0].shape]
+            positions = (0, alike[0] if alike else 1)
+        elif form in (ADDITION, INTERPOLATION):
+            positions = (0, 1)
+        shapes = tuple(tuple(tensors[n].shape) for n in positions)
+        axis = None
+        if form is CAT:
+            axis = int(args[1] if len(args) > 1 else kwargs.get("dim", 0)) % max(len(node.shape), 1)
         widths = [0 if axis is None or len(shape) <= axis else shape[axis] for shape in shapes]
-        call = self._stack[-1]
-        counted = counted_as(node.name)
-        parts = tuple(Part(counted, ordinal, position, node.index, site, call) for position in positions)
-        self.trace.merges.append(
-            Merge(
-                form=form,
-                node=node.index,
-                operands=tuple(operands[position] for position in positions),
-                shapes=shapes,
-                axis=axis,
-                starts=tuple(sum(widths[:n]) for n in range(len(widths))),
-                parts=parts,
-                call=call,
-                site=site,
-                scope=site.frames[0].invocation,
-            )
+        merge = Merge(
+            form=form,
+            node=node.index,
+            operands=tuple(operands[n] for n in positions),
+            shapes=shapes,
+            axis=axis,
+            starts=tuple(sum(widths[:n]) for n in range(len(widths))),
+            name=counted_as(node.name),
+            ordinal=ordinal,
+            positions=positions,
+            call=self._stack[-1],
+            site=site,
+            named=named_merge(sys._getframe(2)),
         )
+        self.trace.merges.append(merge)
 
     def _assembled(self, tensor: Tensor, writes: list[Write], before: int | None) -> int:
-        """A node for a tensor that was written in parts, or through another view of its memory."""
-        tracked = [(write.node, write.extent) for write in reversed(writes) if write.node is not None]
-        nodes: tuple[int, ...] = tuple(
-            dict.fromkeys(([before] if before is not None else []) + [n for n, _ in tracked])
-        )
-        if len(nodes) == 1:
-            return self._add(_Operation("alias", False, (), ()), tensor, nodes, nodes, ()).index
-        node = self._add(_Operation("slices", False, (), ()), tensor, nodes, nodes, ())
-        parts = [self._assignments[written] for written, _ in tracked if written in self._assignments]
-        places = _side_by_side([extent for _, extent in tracked], Extent.of(tensor))
-        site = parts[-1].site if parts else self._python.site(sys._getframe(2))
-        if site is None or not self._stack:
-            return node.index
-        call, shape_of = self._stack[-1], [other.shape for other in self.trace.nodes]
-        if before is None and len(parts) == len(tracked) and places is not None:
-            merge = Merge(
-                form=SLICES,
-                node=node.index,
-                operands=tuple(self.trace.nodes[part.node].operands[1] for part in parts),
-                shapes=tuple(shape_of[part.node] for part in parts),
-                axis=places[0],
-                starts=places[1],
-                parts=tuple(parts),
-                call=call,
-                site=site,
-                scope=site.frames[0].invocation,
-            )
-        else:
-            merge = Merge(
-                form=OTHER,
-                node=node.index,
-                operands=nodes,
-                shapes=tuple(shape_of[one] for one in nodes),
-                axis=None,
-                starts=(0,) * len(nodes),
-                parts=(Part("slices", 0, 0, node.index, site, call),) * len(nodes),
-                call=call,
-                site=site,
-                scope=site.frames[0].invocation,
-            )
-        self.trace.merges.append(merge)
-        return node.index
+        """A node for a tensor that was written in parts (`out[:, :c] = x`), or through another view of its memory."""
+        written = [write.node for write in reversed(writes) if write.node is not None]
+        nodes = tuple(dict.fromkeys(written if before is None else [before, *written]))
+        node = self._add("alias" if len(nodes) == 1 else "slices", tensor, nodes, nodes).index
+        site = self._python.site(sys._getframe(2)) if len(nodes) > 1 and self._stack else None
+        if site is not None:
+            shapes, starts = tuple(self.trace.nodes[one].shape for one in nodes), (0,) * len(nodes)
+            call = self._stack[-1]
+            self.trace.merges.append(Merge(OTHER, node, nodes, shapes, None, starts, "slices", 0, starts, call, site))
+        return node
 
     # Plain functions ---------------------------------------------------------------------------------------------
 
@@ -313,57 +368,40 @@ class Recorder(TorchDispatchMode):
             # Callbacks for tensors that die at this moment, and what we put into the text, are no calls of the model.
             if is_own_code(frame.f_code) or (not parameters and not is_model_code(frame.f_code)):
                 return
-            call = FunctionCall(parameters, len(self.trace.nodes), site)
+            call = FunctionCall(parameters=parameters, start=len(self.trace.nodes), site=site)
             self._functions[frame] = call
             self.trace.functions.append(call)
         elif event == "return" and frame in self._functions:
             call = self._functions.pop(frame)
             call.end, call.outputs = len(self.trace.nodes), self._tracked(value)
 
-    def left_behind(self) -> list[Tensor]:
+    def features_kept(self) -> list[Tensor]:
         """The features that the modules hold now: in attributes, lists, dictionaries, buffers."""
         held = (value for module in self.names for name, value in vars(module).items() if name != "_parameters")
         found = [tensor for value in held for _, tensor in leaves(value)]
         return [tensor for tensor in found if self.node_of(tensor) is not None]
 
     def _tracked(self, value: Any) -> list[Leaf]:
-        found: list[tuple[TreePath | None, Tensor]] = [*leaves(value)]
-        found += [(None, tensor) for tensor in held_tensors(value)]
-        nodes = ((path, self.node_of(tensor)) for path, tensor in found)
+        nodes = ((path, self.node_of(tensor)) for path, tensor in _tensors(value))
         return [(path, node) for path, node in nodes if node is not None]
+
+
+def _tensors(value: Any) -> list[tuple[TreePath | None, Tensor]]:
+    """The tensors in a value. Those inside objects have no path."""
+    return [*leaves(value), *((None, tensor) for tensor in held_tensors(value))]
 
 
 def _arguments(frame: FrameType) -> Iterator[tuple[Argument, Any]]:
     """The arguments of a function that begins to run, as they may stand in the text of the call; without `self`."""
-    code, values = frame.f_code, frame.f_locals
-    positional, named = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
-    names = code.co_varnames
-    bound = int(bool(positional) and names[0] == "self")
-    for n, name in enumerate(names[bound:positional]):
-        yield Argument(n, name), values.get(name)
-    for name in names[positional:named]:
-        yield Argument(keyword=name), values.get(name)
-    if code.co_flags & inspect.CO_VARARGS:
-        for n, item in enumerate(values.get(names[named], ())):
-            yield Argument(positional - bound + n), item
-        named += 1
-    if code.co_flags & inspect.CO_VARKEYWORDS:
-        yield from ((Argument(keyword=name), item) for name, item in values.get(names[named], {}).items())
-
-
-def _side_by_side(parts: list[Extent], whole: Extent) -> tuple[int, tuple[int, ...]] | None:
-    """The one axis along which parts of a tensor follow each other, and where each begins; None if it is not so."""
-    intervals = [part.intervals(whole) for part in parts]
-    if any(one is None for one in intervals):
-        return None
-    cut = {n for one in intervals for n, (a, end, b, whole_end) in enumerate(one or ()) if (a, end) != (b, whole_end)}
-    if len(cut) != 1:
-        return None
-    (axis,) = cut
-    spans = sorted((one[axis][0], one[axis][1]) for one in intervals if one is not None)
-    apart = all(first[1] <= second[0] for first, second in pairwise(spans))
-    first = whole.corner()[axis]
-    return (axis, tuple(one[axis][0] - first for one in intervals if one is not None)) if apart else None
+    names, more, keywords, values = inspect.getargvalues(frame)
+    bound = int(names[:1] == ["self"])
+    positional = frame.f_code.co_argcount - bound
+    for n, name in enumerate(names[bound:]):
+        yield Argument(n if n < positional else None, name), values.get(name)
+    for n, item in enumerate(values.get(more or "", ())):
+        yield Argument(positional + n), item
+    for name, item in values.get(keywords or "", {}).items():
+        yield Argument(keyword=name), item
 
 
 def record(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], *, functions: bool = False) -> Trace:
@@ -393,10 +431,8 @@ def _record(
         for module in recorder.names:
             handles.append(module.register_forward_pre_hook(recorder.enter, with_kwargs=True))
             handles.append(module.register_forward_hook(recorder.leave, with_kwargs=True))
-        for path, tensor in leaves((tuple(args), kwargs)):
-            recorder.add_input(tensor, ".".join(map(str, path[1:])))
-        for number, tensor in enumerate(held_tensors((tuple(args), kwargs))):
-            recorder.add_input(tensor, f"object {number}")
+        for number, (path, tensor) in enumerate(_tensors((tuple(args), kwargs))):
+            recorder.add_input(tensor, f"object {number}" if path is None else ".".join(map(str, path[1:])))
         for number, tensor in enumerate(kept):
             recorder.add_input(tensor, f"kept {number}", kind="kept")
         with recorder, recorder.watching_functions():
@@ -413,8 +449,7 @@ def _record(
             handle.remove()
         recorder._python.forget()
     recorder.trace.outputs = {node for _, node in recorder._tracked(output)}
-    recorder.trace.settle()
-    return recorder.trace, recorder.left_behind()
+    return recorder.trace, recorder.features_kept()
 
 
 def _restore_profiler(profiler: Any) -> None:
@@ -424,9 +459,3 @@ def _restore_profiler(profiler: Any) -> None:
     else:
         sys.setprofile(None)
         profiler.enable()
-
-
-def _plain(value: Any) -> tuple[Any, ...]:
-    """The arguments without tensors and lists of tensors."""
-    args, kwargs = value
-    return tuple(item for item in (*args, *kwargs.values()) if not any(True for _ in leaves(item)))

@@ -4,17 +4,195 @@ It holds no tensors, only their shapes, so that a large model is not kept in mem
 as real ones.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Iterator
+import dataclasses
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
+from pathlib import Path
+from types import CodeType
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from .callsites import CallSite, Invocation
-from .containers import TreePath
-from .merges import OTHER, MergeKind
+# The tensors in arguments and results, whatever they are packed in.
+
+TreePath = tuple[int | str, ...]
+
+
+def leaves(value: Any, path: TreePath = ()) -> Iterator[tuple[TreePath, Tensor]]:
+    """The tensors of nested tuples, lists and dictionaries, with the way to each."""
+    if isinstance(value, Tensor):
+        yield path, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from leaves(item, (*path, key))
+    elif isinstance(value, tuple | list | deque):
+        for position, item in enumerate(value):
+            yield from leaves(item, (*path, position))
+
+
+def held_tensors(value: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
+    """The tensors in objects of any class, such as dataclasses, and in what these hold."""
+    seen = set() if seen is None else seen
+    for item in _objects(value):
+        if id(item) not in seen:
+            seen.add(id(item))
+            for content in _attributes(item):
+                yield from (tensor for _, tensor in leaves(content))
+                yield from held_tensors(content, seen)
+
+
+def _objects(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict | tuple | list | deque | set | frozenset):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _objects(item)
+    elif not isinstance(value, Tensor | nn.Module | type) and (
+        dataclasses.is_dataclass(value) or type(value).__module__ not in ("builtins", "types", "torch")
+    ):
+        yield value
+
+
+def _attributes(value: Any) -> list[Any]:
+    slots = [name for cls in type(value).__mro__ for name in getattr(cls, "__slots__", ()) if isinstance(name, str)]
+    try:
+        return [*vars(value).values()] if hasattr(value, "__dict__") else [getattr(value, n, None) for n in slots]
+    except TypeError:
+        return []
+
+
+# Where in the source an operation or a module call stands.
+
+# Frames of these are not the model's own text: what counts is who called them.
+_OWN = tuple(str(Path(__file__).parents[1] / package) for package in ("tracing", "finding", "attaching"))
+_LIBRARIES = (str(Path(torch.__file__).parent), *_OWN)
+_HELPERS = ("einops", "accelerate/hooks")
+
+
+@cache
+def is_model_code(code: CodeType) -> bool:
+    file = code.co_filename
+    return not file.startswith(_LIBRARIES) and not any(helper in file for helper in _HELPERS)
+
+
+def is_own_code(code: CodeType) -> bool:
+    """Ours: in functions that were rewritten for a different model of the same class."""
+    return code.co_filename.startswith(_OWN)
+
+
+@dataclass(eq=False, slots=True)
+class Invocation:
+    """One run of a function, torch's own included."""
+
+    code: CodeType
+    parent: "Invocation | None"
+    depth: int
+    module: str | None
+    """The module whose method this is, by name; None for a plain function."""
+
+    def stack(self) -> Iterator["Invocation"]:
+        """This run and those around it, innermost first."""
+        at: Invocation | None = self
+        while at is not None:
+            yield at
+            at = at.parent
+
+    def is_inside(self, other: "Invocation") -> bool:
+        return any(at is other for at in self.stack())
+
+
+def common_scope(one: Invocation, other: Invocation) -> Invocation:
+    """The innermost run of a function in which both took place."""
+    while one is not other:
+        deeper, shallower = (one, other) if one.depth > other.depth else (other, one)
+        if deeper.parent is None:
+            return deeper
+        one, other = deeper.parent, shallower
+    return one
+
+
+@dataclass(frozen=True)
+class Frame:
+    code: CodeType
+    instruction: int
+    invocation: Invocation
+
+    @property
+    def module(self) -> str | None:
+        return self.invocation.module
+
+    @property
+    def position(self) -> tuple[int | None, int | None, int | None, int | None]:
+        """First line, last line, first column, last column of the expression."""
+        return _positions(self.code)[self.instruction // 2]
+
+
+@cache
+def _positions(code: CodeType) -> list[tuple[int | None, int | None, int | None, int | None]]:
+    return list(code.co_positions())
+
+
+@dataclass(frozen=True)
+class CallSite:
+    """The expression, and the plain functions that led to it from the nearest method of a module (the last frame)."""
+
+    frames: tuple[Frame, ...]
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return tuple((frame.code.co_filename, frame.position) for frame in self.frames)
+
+    @property
+    def method(self) -> Frame | None:
+        """The method in whose text the expression stands, perhaps inside a nested function or comprehension."""
+        owner = self.frames[-1]
+        return owner if self.frames[0].code in _nested(owner.code) else None
+
+    @property
+    def text(self) -> str:
+        frame = self.frames[0]
+        return f"{Path(frame.code.co_filename).name}:{frame.position[0]}"
+
+
+def _nested(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _nested(constant)
+
+
+# The kinds of merges.
+
+
+@dataclass(frozen=True)
+class MergeKind:
+    name: str
+    """As it is called in plans and patterns."""
+    operations: tuple[str, ...] = ()
+    joins_channels: bool = False
+    """The operands lie side by side in the result, so that a skip is a slice of it."""
+    is_scalable: bool = True
+
+
+CAT = MergeKind("cat", ("cat",), joins_channels=True)
+ADDITION = MergeKind("add", ("add", "sub", "rsub", "addcmul", "addcdiv"))
+INTERPOLATION = MergeKind("lerp", ("lerp",))
+OTHER = MergeKind("other", is_scalable=False)
+"""A product, a maximum, a stack, writes into parts of one buffer: none of these is scaled."""
+_KINDS = {
+    operation + in_place: kind
+    for kind in (CAT, ADDITION, INTERPOLATION)
+    for operation in kind.operations
+    for in_place in ("", "_")
+}
+
+
+def kind_of(operation: str) -> MergeKind:
+    return _KINDS.get(operation, OTHER)
+
+
+# The record.
 
 Leaf = tuple[TreePath | None, int]
 """A node among the arguments or results of a call. Without a path, it is inside an object that cannot be copied."""
@@ -40,31 +218,35 @@ class Node:
     """Real or complex, not an index or a mask."""
     is_layer: bool = False
     is_learned: bool = False
-    """Whether it is a layer with weights of the model."""
+    """True if it is a layer with weights of the model."""
     scope: Invocation | None = None
     """The run of a function that called it, for layers."""
 
 
-@dataclass(slots=True)
-class Call:
+@dataclass(kw_only=True)
+class RanCall:
+    """One call of a module or function: the operations that ran in it."""
+
+    start: int
+    site: CallSite | None
+    """The expression that made the call, if it stands in a method of a module."""
+    end: int = 1 << 60
+    outputs: list[Leaf] = field(default_factory=list)
+    pops_list: bool = False
+    """True if the call changed a list or dictionary that it was given: it must get that very object, no copy."""
+
+    def contains(self, node: int) -> bool:
+        return self.start <= node < self.end
+
+
+@dataclass(kw_only=True)
+class Call(RanCall):
     """One call of a module."""
 
     name: str
     module: nn.Module
     parent: "Call | None"
-    start: int
     inputs: list[Leaf]
-    site: CallSite | None
-    """The expression that made the call, if it stands in a method of a module."""
-    number: int = 0
-    """The n-th call of this module in the forward."""
-    end: int = 1 << 60
-    outputs: list[Leaf] = field(default_factory=list)
-    pops_list: bool = False
-    """Whether the call changed a list, dictionary or set that it was given: it must get that very object, no copy."""
-
-    def contains(self, node: int) -> bool:
-        return self.start <= node < self.end
 
     def stack(self) -> Iterator["Call"]:
         """This call and those around it, innermost first."""
@@ -80,54 +262,28 @@ class Argument:
 
     position: int | None = None
     keyword: str = ""
-    item: int | None = None
-    """The argument is a list, and this item of it is meant."""
 
     @property
     def by_either(self) -> bool:
         return self.position is not None and bool(self.keyword)
 
     def __str__(self) -> str:
-        """As plans write it: "#1" by position, "skip" by keyword, "#1=skip" by either, "#0[1]" for an item."""
+        """As plans write it: "#1" by position, "skip" by keyword, "#1=skip" by either."""
         place = "" if self.position is None else f"#{self.position}"
-        equals = "=" if self.by_either else ""
-        return f"{place}{equals}{self.keyword}" + ("" if self.item is None else f"[{self.item}]")
+        return f"{place}{'=' if self.by_either else ''}{self.keyword}"
 
     @classmethod
     def parse(cls, text: str) -> "Argument":
-        name, _, item = text.partition("[")
-        place, _, keyword = name.partition("=") if name.startswith("#") else ("", "", name)
-        return cls(int(place[1:]) if place else None, keyword, int(item.rstrip("]")) if item else None)
+        place, _, keyword = text.partition("=") if text.startswith("#") else ("", "", text)
+        return cls(int(place[1:]) if place else None, keyword)
 
 
-@dataclass(slots=True)
-class FunctionCall:
+@dataclass(kw_only=True)
+class FunctionCall(RanCall):
     """One call of a plain function or method from the method of a module."""
 
     parameters: dict[Argument, int]
     """The nodes that it got, by the argument in the text of the call."""
-    start: int
-    site: CallSite
-    end: int = 1 << 60
-    outputs: list[Leaf] = field(default_factory=list)
-
-    def contains(self, node: int) -> bool:
-        return self.start <= node < self.end
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Where torch gets one operand of a merge: an argument of one operation in the forward."""
-
-    name: str
-    ordinal: int
-    """The n-th operation of this name in the forward."""
-    position: int
-    """Among the tensors of its arguments."""
-    node: int
-    """What that operation makes."""
-    site: CallSite
-    call: Call
 
 
 @dataclass(slots=True)
@@ -142,23 +298,33 @@ class Merge:
     axis: int | None
     starts: tuple[int, ...]
     """Where each operand begins along that axis."""
-    parts: tuple[Part, ...]
-    """Where each operand goes in."""
+    name: str
+    ordinal: int
+    """It is the n-th operation of this name in the forward."""
+    positions: tuple[int, ...]
+    """Where each operand stands among the tensors of its arguments."""
     call: Call
     site: CallSite
-    scope: Invocation
+    named: tuple[int, int] | None = None
+    """For a merge that the model does by `scalelong.merge`: the number of the long skip, and the axis of channels."""
 
     @property
     def kind(self) -> str:
         return self.form.name
 
     @property
-    def name(self) -> str:
-        return self.parts[0].name
+    def is_broadcast(self) -> bool:
+        """An addition of tensors of different shapes."""
+        return self.form.is_scalable and self.axis is None and len(set(self.shapes)) > 1
 
     @property
-    def ordinal(self) -> int:
-        return self.parts[0].ordinal
+    def is_scalable(self) -> bool:
+        return self.form.is_scalable and not self.is_broadcast
+
+    @property
+    def scope(self) -> Invocation:
+        """The run of the function in whose text the merge stands."""
+        return self.site.frames[0].invocation
 
 
 @dataclass
@@ -187,6 +353,30 @@ class Trace:
         """How many modules have each parameter, by its identity."""
         return Counter(id(p) for module in self.model.modules() for p in {*module._parameters.values()})
 
+    @cached_property
+    def primary_inputs(self) -> int:
+        """The inputs that the features are made of: those with the most axes. Times, texts and masks have fewer."""
+        inputs = [node for node in self.nodes if node.name == "input"]
+        most = max((len(node.shape) for node in inputs), default=0)
+        return sum(1 << node.index for node in inputs if len(node.shape) == most)
+
+    @cached_property
+    def taking(self) -> defaultdict[int, list[Call]]:
+        """The module calls that get each node."""
+        return self._by_node(lambda call: call.inputs)
+
+    @cached_property
+    def returning(self) -> defaultdict[int, list[Call]]:
+        """The module calls that return each node."""
+        return self._by_node(lambda call: call.outputs)
+
+    def _by_node(self, leaves_of: Callable[[Call], list[Leaf]]) -> defaultdict[int, list[Call]]:
+        found: defaultdict[int, list[Call]] = defaultdict(list)
+        for call in self.calls:
+            for node in {node for _, node in leaves_of(call)}:
+                found[node].append(call)
+        return found
+
     def with_ancestors(self, node: int) -> int:
         return self.nodes[node].ancestors | 1 << node
 
@@ -195,15 +385,18 @@ class Trace:
 
     def layers_between(self, start: int, end: int) -> list[int]:
         """The layers on the paths from one node to another, without the first."""
-        found = self.with_ancestors(end) & self.layers & ~((2 << start) - 1)
-        return [layer for layer in bits(found) if self.depends(layer, start)]
+        return self._between(self.layers, start, end)
 
     def mixes_between(self, start: int, end: int) -> int:
-        found = self.with_ancestors(end) & self.mixtures & ~((2 << start) - 1)
-        return sum(self.depends(node, start) for node in bits(found))
+        return len(self._between(self.mixtures, start, end))
+
+    def _between(self, nodes: int, start: int, end: int) -> list[int]:
+        first = start + 1  # the sets are shifted, so that a short path costs little in a long forward
+        found = (self.with_ancestors(end) >> first) & (nodes >> first)
+        return [first + place for place in bits(found) if self.depends(first + place, start)]
 
     def producer(self, node: int) -> str:
-        """The name of the outermost module call whose result this node is, behind plain functions."""
+        """The name of the outermost module call whose result this node is, also through plain functions."""
         at = self.nodes[node]
         while at.call is not None:
             results = [c for c in at.call.stack() if c.parent and {leaf for _, leaf in c.outputs} == {at.index}]
@@ -215,25 +408,6 @@ class Trace:
                 return (results[-1] if results else at.call).name
             at = self.nodes[at.inputs[0]]
         return f"input {at.options[0]}"
-
-    def settle(self) -> None:
-        """A stack of tensors that is summed or averaged over the new axis, and used for nothing else, is a merge."""
-        for merge in self.merges:
-            if merge.kind == "stack":
-                users = self.users[merge.node]
-                reduced = self.nodes[users[0]] if len(users) == 1 else None
-                if reduced is not None and _sums_over(reduced, self.nodes[merge.node]) and len(reduced.inputs) == 1:
-                    merge.node = reduced.index
-                else:
-                    merge.form = OTHER
-
-
-def _sums_over(step: Node, stack: Node) -> bool:
-    """Whether a reduction takes the axis that a stack made, and that one alone."""
-    axes = [option for option in step.options if isinstance(option, list | tuple)]
-    made = [option for option in stack.options if isinstance(option, int)]
-    new = (made[0] if made else 0) % len(stack.shape)
-    return step.name in ("sum", "mean") and bool(axes) and [axis % len(stack.shape) for axis in axes[0]] == [new]
 
 
 def bits(value: int) -> Iterator[int]:

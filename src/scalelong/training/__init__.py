@@ -1,16 +1,13 @@
 """Training: `train(recipe("digits-tiny"), "runs/x")`, and back from a run folder with `load_run`.
 
 loop         `train`; the order of events and the step, to be read from top to bottom
-optimizers   optimisers and schedules of the rate, by name or import path
-state        weights, optimiser and rate, moving average, numbers that are not finite, snapshot
-cores        on a CPU, each core takes its own images through the whole network
-interrupt    signals that wait for the end of a step
-precision    of a new run: what is faster on this machine
-inspection   held-out loss, sample grids and scores of the averaged model
+state        weights, moving average, numbers that are not finite, snapshot
+optimizers   optimisers and the rate over time, by name or import path
+recording    metrics and where they go; held-out loss, sample grids and scores of the averaged model
 monitoring   the stability monitor of a run, and a loss that collapses
-tracking     metrics and where they go
-sizing       image size, network, batch and steps for a budget of time, on this machine
-plan         what a run will do, before it does it (`--dry-run`)
+hardware     signals, torch's switches, the precision of a new run, a CPU's cores
+sizing       a run for a budget of time on this machine; what it will do and need (`--dry-run`)
+scale        what it needs on many accelerators (`--dry-run --for N`)
 
 What a run is (configuration, recipes, folder, checkpoint) stands in `scalelong.config` and `scalelong.runs`.
 """
@@ -41,21 +38,14 @@ from ..runs import (
     load_run as load_run,
     read_metrics as read_metrics,
 )
-from .interrupt import Interrupt as Interrupt
-from .loop import (
-    Hook as Hook,
-    Trainer as Trainer,
-    TrainResult as TrainResult,
-    train as train,
-)
-from .optimizers import (
-    make_optimizer as make_optimizer,
-)
-from .plan import (
-    describe_run as describe_run,
-)
+from .hardware import Interrupt as Interrupt
+from .loop import Hook as Hook, Trainer as Trainer, TrainResult as TrainResult, train as train
+from .optimizers import make_optimizer as make_optimizer
+from .recording import TrainingProgress as TrainingProgress
+from .scale import describe_needs as describe_needs
 from .sizing import (
     Plan as Plan,
+    describe_run as describe_run,
     fit_held_out as fit_held_out,
     glance as glance,
     held_out as held_out,
@@ -64,7 +54,4 @@ from .sizing import (
     step_seconds as step_seconds,
     steps_needed as steps_needed,
 )
-from .state import (
-    Ema as Ema,
-    TrainState as TrainState,
-)
+from .state import Ema as Ema, TrainState as TrainState

@@ -1,16 +1,16 @@
-"""What every run watches about itself: the readings of a stability monitor, and a loss that collapses.
+"""A run watches itself: the readings of a stability monitor, and a loss that collapses.
 
 Readings (κ, sizes of blocks and skips on a fixed probe batch, gradients, updates) go into metrics.jsonl, so that a
 report of any run has them; alarms, spikes and collapses into alarms.jsonl, and onto the screen. Training does not
 notice: everything is read between steps, in eval mode, and random states are left alone.
 """
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -33,6 +33,8 @@ from ..stability import (
 )
 from .state import TrainState
 
+logger = logging.getLogger(__name__)
+
 PROBE = 16
 """Images in the probe batch."""
 LEFT_OUT = ("block_rms", "skip_rms", "similarity")
@@ -51,12 +53,11 @@ class RunMonitor:
         run: RunFolder,
         state: TrainState,
         every: int,
-        say: Callable[[str], None],
         alert: Callable[[int, str, str], None] = lambda *_: None,
     ) -> None:
         """`alert` gets (step, kind, text) of what is written into alarms.jsonl, for the trackers."""
-        self.run, self.state, self.say, self.alert = run, state, say, alert
-        self.losses = LevelLosses()
+        self.run, self.state, self.alert = run, state, alert
+        self._waiting: list[tuple[int, Tensor]] = []
         self.detector = CollapseDetector(levels=LEVELS)
         self.monitor = self._monitor(every) if every else None
         self.looks: list[tuple[int, dict[str, float]]] = []
@@ -68,18 +69,22 @@ class RunMonitor:
         try:
             return StabilityMonitor(self.state.bare, every=every, probe_batch=batch, on_alarm=self._alarm)
         except Exception as error:  # a network without long skips, or one that cannot be traced: it trains all the same
-            self.say(f"no stability monitor for this network: {type(error).__name__}: {str(error).partition(';')[0]}")
+            logger.info(
+                f"no stability monitor for this network: {type(error).__name__}: {str(error).partition(';')[0]}"
+            )
             return None
 
     def begin_at(self, step: int, *, act: bool) -> None:
-        """What was recorded after this step is forgotten, as the metrics are. The state knows of the losses before.
+        """Forget what was recorded after this step, as the metrics do. The state knows of the losses before.
 
         `act`: a collapse is to be acted upon. One that an earlier start of the run has ignored is found again.
         """
         path = self.run.path / "alarms.jsonl"
         if path.exists():
-            write_json_lines(path, [line for line in read_json_lines(path) if _is_up_to(line, step)])
-        self.losses.clear()
+            # Others may have written into the file.
+            kept = [line for line in read_json_lines(path) if isinstance(line.get("step"), int | float)]
+            write_json_lines(path, [line for line in kept if line["step"] <= step])
+        self._waiting = []
         self.detector.load_state_dict(self.state.collapse)
         self.detector.collapsed = self.detector.collapsed and not act
         self.looks = []
@@ -97,7 +102,7 @@ class RunMonitor:
 
     def _alarm(self, alarm: Alarm) -> None:
         self._write(alarm.step, alarm.kind, str(alarm))
-        self.say(f"alarm at {alarm}")
+        logger.info(f"alarm at {alarm}")
 
     def _write(self, step: int, kind: str, message: str) -> None:
         if self.state.accelerator.is_main_process:
@@ -106,10 +111,20 @@ class RunMonitor:
 
     # Collapses. All processes have the same losses, so that they decide together
 
+    def add(self, step: int, sums: Tensor) -> None:
+        """The sums of losses by noise level of the step that makes it `step` steps. They wait on the device."""
+        self._waiting.append((step, sums))
+
+    def _read(self) -> list[tuple[int, list[float], list[float], list[float]]]:
+        """(step, counts, sums of losses, sums of zero losses) of each step since the last call."""
+        steps, self._waiting = self._waiting, []
+        values = torch.stack([sums for _, sums in steps]).tolist() if steps else []
+        return [(step, *rows) for (step, _), rows in zip(steps, values, strict=True)]
+
     def collapse(self) -> Collapse | None:
         """Judge the losses since the last call, whose numbers are now waited for."""
         found = None
-        for step, counts, losses, zeros in self.losses.read():
+        for step, counts, losses, zeros in self._read():
             event = self.detector.add_levels(step, counts, losses, zeros)
             if isinstance(event, Spike):
                 self._write(step, "spike", f"{event}{_at_level(event.noise_level)}")
@@ -120,8 +135,8 @@ class RunMonitor:
         return None if found is None else self._explained(found)
 
     def trouble_before(self, bad: int) -> int | None:
-        """Where a trouble began that ended in step `bad`, whose numbers are not finite; None if the loss was well."""
-        for step, counts, losses, zeros in self.losses.read():
+        """The step at which a trouble began that ended in `bad`, which is not finite; None if the loss was well."""
+        for step, counts, losses, zeros in self._read():
             if step <= bad:
                 self.detector.add_levels(step, counts, losses, zeros)
         return self.detector.trouble_since
@@ -154,56 +169,19 @@ class RunMonitor:
         ordered = sorted(readings, key=lambda entry: entry[0])
         return replace(found, left_first=first_to_leave(ordered, found.began - MARGIN))
 
-    def tell(self, found: Collapse, rate: float) -> str:
-        """Say it, write it down, and give the diagnosis."""
-        plan = None if self.monitor is None else self.monitor.plan
-        text = diagnosis(found, rate, has_bare_merges(self.state.bare, plan), watched=self.monitor is not None)
+    def explain(self, found: Collapse, rate: float) -> str:
+        """Log it, write it down, and give the diagnosis."""
+        bare = has_bare_merges(self.state.bare, None if self.monitor is None else self.monitor.plan)
+        unknown = "What left first is not known: nothing was read."
+        left = unknown if self.monitor is None else describe_left_first(found.left_first)
+        text = (
+            f"{found}{_at_level(found.noise_level)}. {left} The learning rate was {rate:g}. Collapsed networks seldom "
+            f"come back. {what_to_do(bare, rate)}"
+        )
         self._write(found.step, "collapse", text)
-        self.say(f"\nCOLLAPSED at step {found.step}: {text}\n")
+        logger.info(f"\nCOLLAPSED at step {found.step}: {text}\n")
         return text
-
-
-def diagnosis(found: Collapse, rate: float, bare: bool | None, *, watched: bool = True) -> str:
-    """What happened, what left first, and what to do. `bare`: some merges have no norm."""
-    left = describe_left_first(found.left_first) if watched else "What left first is not known: nothing was read."
-    return (
-        f"{found}{_at_level(found.noise_level)}. {left} The learning rate was {rate:g}. Collapsed networks seldom come "
-        f"back. {what_to_do(bare, rate)}"
-    )
 
 
 def _at_level(level: int | None) -> str:
     return "" if level is None else f", most of all at a log-SNR of {level_names()[level]}"
-
-
-def _is_up_to(line: Mapping[str, Any], step: int) -> bool:
-    """Others may have written into the file."""
-    return isinstance(line.get("step"), int | float) and line["step"] <= step
-
-
-class LevelLosses:
-    """Sums of losses by noise level, step by step. They wait on the device until somebody asks."""
-
-    def __init__(self) -> None:
-        self._waiting: list[tuple[int, Tensor]] = []
-
-    def clear(self) -> None:
-        self._waiting = []
-
-    def add(self, step: int, sums: Tensor) -> None:
-        """Of the step that makes it `step` steps."""
-        self._waiting.append((step, sums))
-
-    def read(self) -> list[tuple[int, list[float], list[float], list[float]]]:
-        """(step, counts, sums of losses, sums of zero losses) of each step since the last call."""
-        if not self._waiting:
-            return []
-        steps, sums = zip(*self._waiting, strict=True)
-        self._waiting = []
-        return [(step, *values) for step, values in zip(steps, torch.stack(sums).tolist(), strict=True)]
-
-
-def sums_by_level(levels: Tensor, losses: Tensor, zeros: Tensor) -> Tensor:
-    """(3, LEVELS): images, losses and zero losses of each noise level. A product, because it is deterministic."""
-    places = F.one_hot(levels, LEVELS).to(losses.dtype)
-    return torch.stack([torch.ones_like(losses), losses, zeros.to(losses.dtype)]) @ places

@@ -1,37 +1,55 @@
-"""How large a run is: image size, network, batch and steps for a budget of time, on this machine.
+"""How large a run is (image size, network, batch and steps for a budget of time), and what it will do and need.
 
-`choose` is a pure function: candidates from small to large and the seconds of a step of each go in, and a `Plan` comes
-out. The largest candidate that still gets the steps it needs wins. `step_seconds` does the timing, on a few real steps.
-What the user gave is never changed, and a run that has begun is never sized again: its config.yaml has the numbers.
+`choose` goes through the sizes of one table from small to large, times a few steps of each, and takes the largest that
+gets the steps it needs. What the user gave is never changed, and a run that has begun is never sized again: its
+config.yaml has the numbers. `describe_run` is the table of `scalelong train --dry-run`.
 
-    plan = size_run(config, given={"data", "scaling"}, log=print)
+    plan = size_run(config, given={"data", "scaling"})
     print(plan)                   # what was chosen, why, and the flags that say otherwise
     train(plan.config)
 """
 
+import logging
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from ..config import NEW_NARROW, NEW_RUN, TrainConfig, new_uvit_options, seconds_of, with_values
-from ..console import duration
+from ..attaching import coefficients, is_scaled
+from ..config import NEW_RUN, TrainConfig, differences, new_uvit_options, seconds_of, with_values
+from ..console import counted, duration
 from ..data import Annotations, ImageData, MemoryData, load_data, require_both_sides
-from ..errors import InvalidConfigError, MixedSizesError
+from ..errors import InvalidConfigError, MixedSizesError, ScaleLongError
+from ..finding import find_skips, native_plan
+from ..models import count_parameters
 from ..noise import NoiseProcess
 from ..randomness import global_state, restore_global_state
-from ..runs import DataShape, Log, RunData, RunFolder, make_accelerator, on_main
+from ..runs import (
+    DataShape,
+    RunData,
+    RunFolder,
+    build_model,
+    example_forward,
+    make_accelerator,
+    on_main,
+    shape_of,
+)
+from .hardware import choose_precision
 from .loop import Trainer
-from .tracking import TrainingProgress
+from .optimizers import make_optimizer
+from .recording import TrainingProgress
+
+logger = logging.getLogger(__name__)
 
 CPU_BUDGET, GPU_BUDGET = "1h", "1d"
-
 USABLE = 0.95
 """Share of the budget for steps, samples and held-out losses; the rest is for reading images and writing files."""
 MOST_EPOCHS = 2000
@@ -42,13 +60,18 @@ MOST_HELD_OUT_SHARE = 0.25
 SAMPLES = 36
 """Images in a grid: enough to see whether they differ, and few enough to be made every few minutes."""
 FORWARD = 1 / 3
-"""What a forward costs of a training step on the same images."""
+"""Cost of a forward, as a share of a training step on the same images."""
 SLOW_STEP = 3.0
 """Seconds. A step that takes longer is timed on a part of its batch."""
+SIDES = 4
+"""The sides of images are multiples of this: "unet/small" halves them twice, and patches are of 2x2 or 4x4."""
+FEW_IMAGES = 20
+NARROW = 256
+"""Width of U-ViTs from which on AdamW trains them."""
 
 
 @dataclass(frozen=True)
-class Rung:
+class Size:
     """A size at which training is worth its time: images of `side` pixels, a network, and the steps it needs."""
 
     side: int
@@ -61,53 +84,41 @@ class Rung:
 
 
 def _uvit(dim: int, depth: int, heads: int) -> dict[str, Any]:
-    # The authors' deviation of 0.02 is for widths of 512 and more.
-    return {"dim": dim, "depth": depth, "heads": heads} | (NEW_NARROW if dim < 256 else {})
+    return {"dim": dim, "depth": depth, "heads": heads}
 
 
 # Small batches: on a CPU, more steps beat larger ones. A small UNet shows far more in the minutes that a CPU has
 # (`git show 47c1161:research/budget.py`); beyond come U-ViTs, the last one U-ViT-S with its authors' rate.
 UNETS = (
-    Rung(16, "unet/small", {}, 32, 1e-3, 1000),
-    Rung(32, "unet/small", {}, 32, 1e-3, 3000),
-    Rung(32, "unet/small", {"block_out_channels": [64, 128, 192]}, 32, 1e-3, 10_000),
+    Size(16, "unet/small", {}, 32, 1e-3, 1000),
+    Size(32, "unet/small", {}, 32, 1e-3, 3000),
+    Size(32, "unet/small", {"block_out_channels": [64, 128, 192]}, 32, 1e-3, 10_000),
 )
 SMALL_UVITS = (
-    Rung(16, "uvit", _uvit(96, 4, 4), 32, 2e-3, 1000),
-    Rung(16, "uvit", _uvit(128, 4, 4), 32, 2e-3, 5000),
-    Rung(32, "uvit", _uvit(128, 4, 4), 32, 2e-3, 8000),
-    Rung(32, "uvit", _uvit(192, 6, 4), 32, 1e-3, 10_000),
+    Size(16, "uvit", _uvit(96, 4, 4), 32, 2e-3, 1000),
+    Size(16, "uvit", _uvit(128, 4, 4), 32, 2e-3, 5000),
+    Size(32, "uvit", _uvit(128, 4, 4), 32, 2e-3, 8000),
+    Size(32, "uvit", _uvit(192, 6, 4), 32, 1e-3, 10_000),
 )
 LARGE_UVITS = (
-    Rung(32, "uvit", _uvit(256, 8, 4), 64, 1e-3, 20_000),
-    Rung(64, "uvit", _uvit(384, 10, 6), 64, 5e-4, 40_000),
-    Rung(64, "uvit", _uvit(512, 12, 8), 128, 2e-4, 100_000),
+    Size(32, "uvit", _uvit(256, 8, 4), 64, 1e-3, 20_000),
+    Size(64, "uvit", _uvit(384, 10, 6), 64, 5e-4, 40_000),
+    Size(64, "uvit", _uvit(512, 12, 8), 128, 2e-4, 100_000),
 )
-LARGEST_SIDE = max(rung.side for rung in LARGE_UVITS)
-HALVED = 4
-"""The sides of images of "unet/small" are multiples of this."""
-FEW_IMAGES = 20
-OTHER_NETWORKS = (16, 32, 64)
-"""Image sizes that are tried with a network that the user chose."""
-
-
-# The pure part: candidates, the choice among them, and the plan
+LARGEST_SIDE = max(size.side for size in LARGE_UVITS)
 
 
 @dataclass(frozen=True)
 class Pictures:
-    """What is known of the data before anything is chosen."""
+    """The data, as far as known before anything is chosen."""
 
     count: int
     channels: int
     height: int
     width: int
     classes: tuple[str, ...] | None = None
-    sizes: str = ""  # in words, where the images differ
-
-    @property
-    def side(self) -> int:
-        return min(self.height, self.width)
+    sizes: str = ""
+    """In words, where the images differ."""
 
     def shape(self, config: TrainConfig) -> DataShape:
         side = config.images.size
@@ -116,53 +127,19 @@ class Pictures:
 
 
 @dataclass(frozen=True)
-class Candidate:
-    config: TrainConfig
-    least: int
-
-    def __str__(self) -> str:
-        options, side = self.config.model_options, self.config.images.size
-        network = self.config.model
-        if network == "uvit" and {"dim", "depth"} <= set(options):
-            network = f"U-ViT of width {options['dim']} and depth {options['depth']}"
-        elif "block_out_channels" in options:
-            network += f" of widths {', '.join(map(str, options['block_out_channels']))}"
-        return f"{network}, batch {self.config.batch_size}" + (f", on {side}x{side} pixels" if side else "")
-
-
-@dataclass(frozen=True)
-class Timed:
-    """A candidate on this machine."""
-
-    candidate: Candidate
-    seconds: float
-    """Of a step."""
-    steps: int
-    """That fit into the budget."""
-
-    @property
-    def enough(self) -> bool:
-        return self.steps >= self.candidate.least
-
-
-@dataclass(frozen=True)
 class Plan:
-    """What was chosen, and why. Print it."""
+    """The choice, and why. Print it."""
 
     config: TrainConfig
     budget: float
     seconds_per_step: float
     images: int
-    """That are trained on."""
-    timed: tuple[Timed, ...] = ()
-    """All that was tried, the last one perhaps too large."""
-    enough: bool = True
-    stopped_by: str = "budget"
-    """What limits the steps: the budget, the data, or the user."""
+    """Images that are trained on."""
+    why: str
 
     @property
     def seconds(self) -> float:
-        """Of the whole run, samples and held-out losses included."""
+        """Time of the whole run, samples and held-out losses included."""
         return self.config.steps * self.seconds_per_step * (1 + _looks(self.config))
 
     @property
@@ -170,85 +147,36 @@ class Plan:
         return self.config.steps * self.config.batch_size / max(1, self.images)
 
     def __str__(self) -> str:
-        return "\n".join(self.lines())
-
-    def lines(self) -> Iterator[str]:
-        config, options = self.config, self.config.model_options
-        yield f"sized to this machine, for {duration(self.budget)} (--budget 2h gives it more):"
-        if config.images.size:
-            yield f"  images    {config.images.size}x{config.images.size} pixels (--size)"
-        shown = ("dim", "depth", "patch_size", "block_out_channels")
-        network = ", ".join(f"{name} {options[name]}" for name in shown if name in options)
-        flags = "--model-options dim=... depth=..." if config.model == "uvit" else "--model uvit takes a U-ViT"
-        yield f"  network   {config.model}{': ' * bool(network)}{network} ({flags})"
-        yield f"  batch     {config.batch_size} images (--batch-size)"
+        config, size, held = self.config, self.config.images.size, self.config.images.held_out
+        another = "--model-options dim=... depth=..." if config.model == "uvit" else "--model uvit takes a U-ViT"
         epochs = f"{self.epochs:,.0f}" if self.epochs >= 10 else f"{self.epochs:.2g}"
-        yield f"  steps     {config.steps:,} = {epochs} epochs of {self.images} images (--steps)"
-        yield f"  held out  {config.images.held_out} images, for the held-out loss (--held-out)"
-        yield f"  samples   and checkpoints every {config.checkpoints.save_every} steps, about every {self.interval()}"
-        yield f"  time      about {duration(self.seconds)}: {_seconds(self.seconds_per_step)} per step, measured now"
-        yield f"  why       {self.why()}"
-
-    def interval(self) -> str:
-        return duration(self.config.checkpoints.save_every * self.seconds_per_step * (1 + _looks(self.config)))
-
-    def why(self) -> str:
-        refused = [timed for timed in self.timed[1:] if not timed.enough]
-        if refused:
-            last = refused[-1]
-            return (
-                f"the next size, {last.candidate}, takes {_seconds(last.seconds)} per step: {last.steps:,} steps, and "
-                f"it needs {last.candidate.least:,}"
-            )
-        if not self.enough:
-            return "this is the smallest size, and its samples may be rough in that time: give a longer --budget"
-        if self.stopped_by == "data":
-            return f"more than {MOST_EPOCHS} epochs, or a larger network, would learn {self.images} images by heart"
-        return "this is the largest size that was tried" if self.timed else "what you gave"
+        every = config.checkpoints.save_every
+        often = f"every {every} steps, about every {duration(self.seconds / config.steps * every)}"
+        rows = {
+            "images": f"{size}x{size} pixels (--size)" if size else "",
+            "network": f"{_network(config)} ({another})",
+            "batch": f"{counted(config.batch_size, 'image')} (--batch-size)",
+            "steps": f"{config.steps:,} = {epochs} epochs of {counted(self.images, 'image')} (--steps)",
+            "held out": f"{held} images, for the held-out loss (--held-out)" if held else "",
+            "samples": f"and checkpoints {often if every < config.steps else 'at the end'}",
+            "time": f"about {duration(self.seconds)}: {_seconds(self.seconds_per_step)} per step, measured now",
+            "why": self.why,
+        }
+        lines = [f"  {name:<9} {value}" for name, value in rows.items() if value]
+        return "\n".join([f"sized to this machine, for {duration(self.budget)} (--budget 2h gives it more):", *lines])
 
 
-def ladder(config: TrainConfig, given: Collection[str]) -> Sequence[Rung]:
-    """The sizes to try, from small to large."""
-    if config.model != "uvit":
-        return [Rung(side, config.model, {}, SMALL_UVITS[0].batch_size, 0.0, 1000) for side in OTHER_NETWORKS]
-    # What is said of a U-ViT is said to get one; texts need one as well.
-    wanted = "model" in given or config.model_options or config.diffusion.condition == "text"
-    return (*(SMALL_UVITS if wanted else UNETS), *LARGE_UVITS)
+def _network(config: TrainConfig) -> str:
+    names = {"dim": "width", "depth": "depth", "patch_size": "patches of", "block_out_channels": "widths"}
+    sizes = [f"{word} {config.model_options[name]}" for name, word in names.items() if name in config.model_options]
+    return f"{config.model}{' of ' * bool(sizes)}{', '.join(sizes)}"
 
 
-def steps_needed(config: TrainConfig) -> int | None:
-    """Steps before the samples of such a run show something; None for sizes that were never tried."""
-    for rung in (*UNETS, *SMALL_UVITS, *LARGE_UVITS):
-        alike = rung.model == config.model and rung.side == config.images.size
-        if alike and {**config.model_options, **rung.options} == config.model_options:
-            return rung.least
-    return None
+def _seconds(value: float) -> str:
+    return f"{value:.2g} s" if value >= 0.1 else f"{value * 1000:.2g} ms"
 
 
-def candidates(config: TrainConfig, given: Collection[str], pictures: Pictures) -> list[Candidate]:
-    """From small to large, each with everything that was not given filled in."""
-    found: list[Candidate] = []
-    for rung in ladder(config, given):
-        side = config.images.size or _side(rung, pictures.side)
-        values: dict[str, Any] = {"images.size": side, "images.held_out": held_out(pictures.count)}
-        values |= {"batch_size": min(rung.batch_size, pictures.count)}
-        values |= {"logging.samples": SAMPLES}
-        options = rung.options
-        if config.model == "uvit":
-            # A network that predicts v shows something much earlier than one that predicts ε.
-            values |= {"diffusion.prediction": "v"} if NoiseProcess(config.diffusion.schedule).is_diffusion else {}
-            values |= {"optimizer.lr": rung.lr, "optimizer.warmup": 100}
-            values |= {"optimizer.betas": (0.9, 0.99), "optimizer.clip": 1.0}
-        if rung.model == "uvit":
-            values |= {f"optimizer.{name}": value for name, value in NEW_RUN.items()}
-            options = new_uvit_options() | options
-        if rung.model == "uvit" and side % _patch(side) == 0:
-            options = options | {"patch_size": _patch(side)}
-        filled = replace(fill(config, given, values), model=rung.model)
-        filled = replace(filled, model_options={**options, **config.model_options})
-        if filled not in [each.config for each in found]:
-            found.append(Candidate(filled, rung.least))
-    return found
+# The choice
 
 
 def choose(
@@ -258,58 +186,97 @@ def choose(
     seconds_of_step: Callable[[TrainConfig], float],
     budget: float,
 ) -> Plan:
-    """The largest candidate that gets the steps it needs. The next one is timed only if the one before was enough."""
-    timed: list[Timed] = []
-    best: Timed | None = None
-    by_data = False
-    for candidate in candidates(config, given, pictures):
-        images = pictures.count - candidate.config.images.held_out
-        by_data = best is not None and candidate.least * candidate.config.batch_size > MOST_EPOCHS * images
-        if by_data:
+    """The largest size that gets the steps it needs. The next one is timed only if the one before was enough."""
+    best, why = None, "this is the largest size that was tried"
+    for filled, needed in possible_runs(config, given, pictures):
+        images = pictures.count - filled.images.held_out
+        if best is not None and needed * filled.batch_size > MOST_EPOCHS * images:
+            why = _by_heart(images)
             break
-        seconds = seconds_of_step(candidate.config)
-        filled = intervals(candidate.config, given, seconds, budget)
-        found = Timed(candidate, seconds, _steps(filled, seconds, budget))
-        if "steps" in given:  # then what counts is whether these can be done
-            found = replace(found, candidate=replace(candidate, least=config.steps))
-        timed.append(found)
-        if best is None or found.enough:
-            best = found
-        if not found.enough:
+        seconds = seconds_of_step(filled)
+        steps = _steps(intervals(filled, given, seconds, budget), seconds, budget)
+        least = config.steps if "steps" in given else needed  # of given steps, whether they can be done
+        if best is not None and steps < least:
+            side = f", on {filled.images.size}x{filled.images.size} pixels"
+            next_size = f"{_network(filled)}, batch {filled.batch_size}{side}"
+            why = f"the next size, {next_size}, takes {_seconds(seconds)} per step: {steps:,} steps, and it needs "
+            why += f"{least:,}"
             break
-    assert best is not None, "there is always a smallest candidate"
-    images = pictures.count - best.candidate.config.images.held_out
-    plan = lengthened(best.candidate.config, given, best.seconds, budget, images, best.candidate.least)
-    stopped_by = "data" if plan.stopped_by == "budget" and by_data else plan.stopped_by
-    return replace(plan, timed=tuple(timed), enough=best.enough, stopped_by=stopped_by)
+        best = lengthened(filled, given, seconds, budget, images, least)
+        if steps < least:
+            why = "this is the smallest size, and its samples may be rough in that time: give a longer --budget"
+            break
+    assert best is not None, "there is always a smallest size"
+    return replace(best, why=best.why or why)
+
+
+def possible_runs(config: TrainConfig, given: Collection[str], pictures: Pictures) -> Iterator[tuple[TrainConfig, int]]:
+    """From small to large, each with everything that was not given filled in, and the steps that it needs."""
+    sizes: Sequence[Size] = (*UNETS, *LARGE_UVITS)
+    if config.model != "uvit":
+        sizes = [Size(side, config.model, {}, 32, 0.0, 1000) for side in (16, 32, 64)]
+    elif "model" in given or config.model_options or config.diffusion.condition == "text":
+        # Who names options of a U-ViT wants one; texts need one as well.
+        sizes = (*SMALL_UVITS, *LARGE_UVITS)
+    found: list[TrainConfig] = []
+    for size in sizes:
+        side = min(size.side, pictures.height, pictures.width) // SIDES * SIDES
+        values: dict[str, Any] = {
+            "images.size": config.images.size or max(SIDES, side),
+            "images.held_out": held_out(pictures.count),
+            "batch_size": min(size.batch_size, pictures.count),
+            "logging.samples": SAMPLES,
+        }
+        options = size.options
+        if config.model == "uvit":
+            # A network that predicts v shows something much earlier than one that predicts ε.
+            values |= {"diffusion.prediction": "v"} if NoiseProcess(config.diffusion.schedule).is_diffusion else {}
+            values |= {"optimizer.lr": size.lr, "optimizer.warmup": 100}
+            values |= {"optimizer.betas": (0.9, 0.99), "optimizer.clip": 1.0}
+        if size.model == "uvit":
+            options = new_uvit_options() | options
+            # Muon was measured on narrow networks alone (docs/evidence/faster).
+            if {**options, **config.model_options}["dim"] < NARROW:
+                values |= {f"optimizer.{name}": value for name, value in NEW_RUN.items()}
+        filled = replace(_fill(config, given, values), model=size.model)
+        filled = replace(filled, model_options={**options, **config.model_options})
+        if filled not in found:
+            found.append(filled)
+            yield filled, size.least
 
 
 def lengthened(
     config: TrainConfig, given: Collection[str], seconds: float, budget: float, images: int, least: int = 1
 ) -> Plan:
     """The steps and intervals of a configuration whose sizes are settled."""
-    filled = intervals(config, given, seconds, budget)
     if "steps" in given:
         filled = intervals(config, given, seconds, config.steps * seconds)
-        return Plan(filled, budget, seconds, images, stopped_by="you")
-    steps = _steps(filled, seconds, budget)
-    most = max(least, MOST_EPOCHS * images // config.batch_size)
-    filled = replace(filled, steps=min(steps, most))
-    return Plan(filled, budget, seconds, images, stopped_by="budget" if steps <= most else "data")
+        return Plan(filled, budget, seconds, images, "what you gave")
+    filled = intervals(config, given, seconds, budget)
+    steps, most = _steps(filled, seconds, budget), max(least, MOST_EPOCHS * images // config.batch_size)
+    why = _by_heart(images) if steps > most else ""
+    return Plan(replace(filled, steps=min(steps, most)), budget, seconds, images, why)
+
+
+def _by_heart(images: int) -> str:
+    return f"more than {MOST_EPOCHS} epochs, or a larger network, would learn {images} images by heart"
+
+
+def steps_needed(config: TrainConfig) -> int | None:
+    """Steps before the samples of such a run show something; None for sizes that were never tried."""
+    for size in (*UNETS, *SMALL_UVITS, *LARGE_UVITS):
+        alike = size.model == config.model and size.side == config.images.size
+        if alike and {**config.model_options, **size.options} == config.model_options:
+            return size.least
+    return None
 
 
 def intervals(config: TrainConfig, given: Collection[str], seconds: float, budget: float) -> TrainConfig:
     """Progress every few seconds; samples and checkpoints every few minutes, yet not so often that they take over."""
     grid = config.logging.samples * config.logging.sampler_steps * FORWARD / config.batch_size  # in steps
     often = min(budget / 10, 300.0) / seconds
-    return fill(
-        config,
-        given,
-        {
-            "logging.log_every": _round(min(100.0, 5.0 / seconds)),
-            "checkpoints.save_every": _round(max(often, 10 * grid)),
-        },
-    )
+    values = {"logging.log_every": min(100.0, 5.0 / seconds), "checkpoints.save_every": max(often, 10 * grid)}
+    return _fill(config, given, {path: _round(value) for path, value in values.items()})
 
 
 def held_out(count: int) -> int:
@@ -317,20 +284,7 @@ def held_out(count: int) -> int:
     return min(MOST_HELD_OUT, int(count * HELD_OUT_SHARE)) if count >= LEAST_TO_HOLD_OUT else 0
 
 
-def fit_held_out(config: TrainConfig, log: Log, hint: str = "") -> TrainConfig:
-    """A recipe's number of held-out images is for its own data. Of a smaller folder, every tenth is held out."""
-    wanted = config.images.held_out
-    if not wanted or config.images.autoencoder is not None:
-        return config
-    count = glance(config).count
-    if wanted <= count * MOST_HELD_OUT_SHARE:
-        return config
-    fitting = held_out(count)
-    log(f"of the {count} images of {config.data}, {fitting} are held out, not {wanted}{hint}")
-    return with_values(config, {"images.held_out": fitting})
-
-
-def fill(config: TrainConfig, given: Collection[str], values: dict[str, Any]) -> TrainConfig:
+def _fill(config: TrainConfig, given: Collection[str], values: dict[str, Any]) -> TrainConfig:
     """The configuration with these values, by dotted name, apart from those that the user gave."""
     return with_values(config, {path: value for path, value in values.items() if path.split(".")[-1] not in given})
 
@@ -343,24 +297,11 @@ def _steps(config: TrainConfig, seconds: float, budget: float) -> int:
 
 
 def _looks(config: TrainConfig) -> float:
-    """What samples and held-out losses add to the time of a step."""
-    forwards = 0.0
+    """Cost of samples and held-out losses, as a share of the steps' time."""
+    forwards = config.images.held_out / config.held_out_every
     if config.samples_every:
         forwards += config.logging.samples * config.logging.sampler_steps / config.samples_every
-    forwards += config.images.held_out / config.held_out_every
     return forwards * FORWARD / config.batch_size
-
-
-def _side(rung: Rung, native: int) -> int:
-    """At most that of the images, and a multiple of the patch, or of what a UNet halves twice."""
-    side = min(rung.side, native)
-    unit = HALVED if rung.model.startswith("unet/") else _patch(side)
-    return max(unit, side // unit * unit)
-
-
-def _patch(side: int) -> int:
-    # Patches of 2x2 up to 32 pixels: larger ones leave a grain that takes far longer to vanish.
-    return 2 if side <= 32 else 4 if side <= 64 else 8
 
 
 def _round(value: float) -> int:
@@ -371,14 +312,10 @@ def _round(value: float) -> int:
     return int(next(digit for digit in (5, 2, 1) if digit * power <= value) * power)
 
 
-def _seconds(value: float) -> str:
-    return f"{value:.2g} s" if value >= 0.1 else f"{value * 1000:.2g} ms"
+# The data and the timing
 
 
-# The timing
-
-
-def size_run(config: TrainConfig, given: Collection[str], log: Log, progress: Any = None) -> Plan:
+def size_run(config: TrainConfig, given: Collection[str], progress: Any = None) -> Plan:
     """Look at the data, time a few sizes and choose. Of several processes the first one does it."""
     accelerator = make_accelerator(config, ".")
 
@@ -386,16 +323,16 @@ def size_run(config: TrainConfig, given: Collection[str], log: Log, progress: An
         pictures = glance(config, progress)
         if config.images.held_out:
             require_both_sides(config.images.held_out, pictures.count, config.data)
-        budget = config.budget or default_budget(accelerator.device)
         sizes = pictures.sizes or f"{pictures.width}x{pictures.height}"
         counted = f"{pictures.count} image{'s' * (pictures.count != 1)}"
-        log(f"{config.data}: {counted} of {sizes}; timing a few networks ...")
+        logger.info(f"{config.data}: {counted} of {sizes}; timing a few networks ...")
         if pictures.count < FEW_IMAGES:
-            log(f"{counted}: a network learns so few by heart; a few hundred are needed for something new")
+            logger.info(f"{counted}: a network learns so few by heart; a few hundred are needed for something new")
 
         def timed(each: TrainConfig) -> float:
             return step_seconds(each, pictures.shape(each), accelerator)
 
+        budget = _budget(config, accelerator)
         plan = choose(config, given, pictures, timed, seconds_of(budget))
         return replace(plan, config=replace(plan.config, budget=budget))
 
@@ -405,24 +342,34 @@ def size_run(config: TrainConfig, given: Collection[str], log: Log, progress: An
 def lengthen_run(config: TrainConfig, given: Collection[str], data: ImageData) -> Plan:
     """The steps of a configuration with sizes of its own, for its budget."""
     accelerator = make_accelerator(config, ".")
-    shape = DataShape(data.channels, data.height, data.width, data.classes)
 
     def work() -> Plan:
-        seconds = step_seconds(config, shape, accelerator)
-        budget = seconds_of(config.budget or default_budget(accelerator.device))
-        return lengthened(config, given, seconds, budget, len(data))
+        seconds = step_seconds(config, shape_of(data), accelerator)
+        return lengthened(config, given, seconds, seconds_of(_budget(config, accelerator)), len(data))
 
     return on_main(accelerator, work)
 
 
-def default_budget(device: torch.device) -> str:
-    return CPU_BUDGET if device.type == "cpu" else GPU_BUDGET
+def _budget(config: TrainConfig, accelerator: Any) -> str:
+    return config.budget or (CPU_BUDGET if accelerator.device.type == "cpu" else GPU_BUDGET)
+
+
+def fit_held_out(config: TrainConfig, hint: str = "") -> TrainConfig:
+    """A recipe's number of held-out images is for its own data. Of a smaller folder, every tenth is held out."""
+    wanted = config.images.held_out
+    if not wanted or config.images.autoencoder is not None:
+        return config
+    count = glance(config).count
+    if wanted <= count * MOST_HELD_OUT_SHARE:
+        return config
+    logger.info(f"of the {count} images of {config.data}, {held_out(count)} are held out, not {wanted}{hint}")
+    return with_values(config, {"images.held_out": held_out(count)})
 
 
 def glance(config: TrainConfig, progress: Callable[[int, int], None] | None = None) -> Pictures:
     """Number, size and channels of the images. Those of different sizes are measured by the smallest."""
     if config.images.autoencoder is not None:
-        raise InvalidConfigError("what trains on latents is not sized to the machine: leave out --budget, give --steps")
+        raise InvalidConfigError("what trains on latents is not sized to the machine: leave out `budget`, give `steps`")
     reading = {**config.images.reading(), "memory_limit": 0}  # headers are enough: training decodes the images, once
     try:
         data = load_data(config.data, **reading, progress=progress)
@@ -435,25 +382,22 @@ def glance(config: TrainConfig, progress: Callable[[int, int], None] | None = No
 
 def step_seconds(config: TrainConfig, shape: DataShape, accelerator: Any, patience: float = 1.5) -> float:
     """Seconds of a training step: the median of a few, after one to warm up. The images are grey."""
-    whole = config.batch_size
-    parts = accelerator.num_processes * config.hardware.accumulation
-    few = min(whole, 4 * torch.get_num_threads() * parts)
-    if accelerator.device.type == "cpu" and few < whole:
+    whole, few = config.batch_size, 4 * torch.get_num_threads() * config.hardware.accumulation
+    if accelerator.device.type == "cpu" and accelerator.num_processes == 1 and few < whole:
         # A step on a CPU takes as long as it has images: a slow one is timed on a part of its batch.
-        share = _median_step(config, shape, accelerator, few, 0.0) * whole / few
+        share = step_seconds(replace(config, batch_size=few), shape, accelerator, patience=0.0) * whole / few
         if share > SLOW_STEP:
             return share
-    return _median_step(config, shape, accelerator, whole, patience)
-
-
-def _median_step(config: TrainConfig, shape: DataShape, accelerator: Any, images: int, patience: float) -> float:
     quiet = replace(config.logging, monitor_every=0, trackers=())
-    config = replace(config, batch_size=images, steps=100, logging=quiet, start_from=None, lora=0)
-    random = global_state()
+    config = replace(config, steps=100, logging=quiet, start_from=None, lora=0)
+    labels = torch.zeros(config.batch_size, dtype=torch.long) if shape.classes else None
+    captions = ["grey"] * config.batch_size if config.diffusion.condition == "text" else None
+    images = torch.full((config.batch_size, *shape.image), 128, dtype=torch.uint8)
+    grey = MemoryData("grey", images, Annotations(labels, shape.classes, captions))
     with TemporaryDirectory() as nowhere, ExitStack() as stack:
-        stack.callback(restore_global_state, random)
+        stack.callback(restore_global_state, global_state())
         progress = TrainingProgress(1, enabled=False)
-        trainer = Trainer(config, RunFolder(nowhere), accelerator, _grey(config, shape), progress)
+        trainer = Trainer(config, RunFolder(nowhere), accelerator, RunData(config, grey, grey), progress)
         stack.callback(trainer.close)
         trainer.begin_at(0)
         taken: list[float] = []
@@ -465,11 +409,76 @@ def _median_step(config: TrainConfig, shape: DataShape, accelerator: Any, images
         return median(taken[1:])
 
 
-def _grey(config: TrainConfig, shape: DataShape) -> RunData:
-    """Images without content, and as much of labels and captions as the condition needs."""
-    count = config.batch_size
-    labels = torch.zeros(count, dtype=torch.long) if shape.classes else None
-    captions = ["grey"] * count if config.diffusion.condition == "text" else None
-    images = torch.full((count, *shape.image), 128, dtype=torch.uint8)
-    data = MemoryData("grey", images, Annotations(labels, shape.classes, captions))
-    return RunData(config, data, data)
+# What a run will do and need: `scalelong train --dry-run`
+
+
+def describe_run(config: TrainConfig, data: ImageData, folder: Path, seconds: float) -> str:
+    """What will happen, then all values that are not the defaults. `data` are the images to train on, without those
+    held out; `seconds` is how long it will take."""
+    shape, saving, held = shape_of(data), config.checkpoints, config.images.held_out
+    often = f"every {saving.save_every} steps" if saving.save_every < config.steps else "at the end"
+    if config.hardware.precision == "auto":
+        found = None if config.hardware.cpu else torch.accelerator.current_accelerator(check_available=True)
+        chosen = choose_precision(config, shape, found or torch.device("cpu"))
+        config = with_values(config, {"hardware.precision": chosen})
+    model = build_model(config, shape)
+    state, activations = memory_needed(config, model, shape)
+    epochs = config.steps * config.batch_size / len(data)
+    by_heart = ": the network will learn the images by heart" if epochs > MOST_EPOCHS else ""
+    at_once, weights = config.batch_size / config.hardware.accumulation, 4 * count_parameters(model)
+    rows = {
+        "run folder": f"{folder}{' (exists: will continue)' if (folder / 'config.yaml').exists() else ''}",
+        "data": f"{data.describe()}{f', {held} more held out' if held else ''}",
+        "model": f"{config.model} ({type(model).__name__}), {count_parameters(model) / 1e6:.2f}M parameters",
+        "long skips": _skips(config, model, shape),
+        "optimiser": f"{config.optimizer.optimizer}, lr {config.optimizer.lr:g}",
+        "precision": config.hardware.precision,
+        "length": f"{config.steps} steps of {counted(config.batch_size, 'image')} = {epochs:.1f} epochs{by_heart}",
+        "time": f"about {duration(seconds)} on this machine",
+        "checkpoints": f"{often}, {_bytes(weights + state)} each; {saving.keep_last} are kept",
+        "memory": f"about {_bytes(2 * weights + state + at_once * activations)}: weights and gradients "
+        f"{_bytes(2 * weights)}, optimiser and averages {_bytes(state)}, {at_once:g} images {_bytes(activations)} each",
+    }
+    width = max(map(len, rows))
+    values = (f"  {name} = {value}" for name, (_, value) in differences(TrainConfig(), config).items())
+    table = (f"{name:<{width}}  {value}" for name, value in rows.items())
+    return "\n".join([*table, "values that are not the defaults:", *values])
+
+
+def memory_needed(config: TrainConfig, model: nn.Module, shape: DataShape) -> tuple[int, float]:
+    """Bytes of the optimiser and the averages, and bytes that an image keeps for the backward pass."""
+    kept: dict[Any, int] = {parameter.untyped_storage(): 0 for parameter in model.parameters()}
+
+    def note(value: Tensor) -> Tensor:
+        storage = value.untyped_storage()  # an object of its own, also on the meta device, where all addresses are 0
+        kept.setdefault(storage, storage.nbytes())
+        return value
+
+    inputs = example_forward(model, config, shape)
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda value: value):
+        model(**inputs)
+    half = 0.5 if config.hardware.precision in ("bf16", "fp16") else 1.0
+    # Muon keeps a momentum, Adam and most others two numbers of each trained weight.
+    groups = make_optimizer(model, config.optimizer).param_groups
+    held = sum(4 * value.numel() * (1 if group.get("muon") else 2) for group in groups for value in group["params"])
+    averages = 4 * count_parameters(model) * (1 + len(config.optimizer.ema_lengths))
+    images = len(next(iter(inputs.values())))
+    return held + averages, half * sum(kept.values()) / images
+
+
+def _skips(config: TrainConfig, model: nn.Module, shape: DataShape) -> str:
+    """How many, and their coefficients now: learned ones are those of a first forward."""
+    inputs = example_forward(model, config, shape)
+    if not is_scaled(model) and native_plan(model) is None:
+        try:
+            return f"{len(find_skips(model, inputs))} found, not scaled"
+        except ScaleLongError as error:
+            return str(error)
+    with torch.no_grad():
+        model.eval()(**inputs)
+        values = coefficients(model)
+    return f"{len(values)}; coefficients from the outermost in: {', '.join(f'{value:.3g}' for value in values)}"
+
+
+def _bytes(count: float) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

@@ -33,7 +33,7 @@ class Dial:
 
 class Net(nn.Module):
     N = 3  # long skips
-    kind = "reach"
+    kind = ""
     must = False
     judge = "constants"
     axis = 1  # of the channels

@@ -1,15 +1,14 @@
-"""Reach: the ways to build and to call a network."""
+"""Ways to build and to call a network: methods that a class does not show, wrappers, later changes."""
 
-import dataclasses
 import functools
-import itertools
+import types
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from .base import Blocks, C, Net, Plain, Pyramid, UpBlock, WidePyramid, conv
+from .base import Blocks, C, Plain, Pyramid, UpBlock, WidePyramid, conv
 from .merges import Reach, WideReach
 
 # Networks are written here as people write them, also where a type checker would object.
@@ -17,6 +16,93 @@ from .merges import Reach, WideReach
 # pyright: reportIncompatibleMethodOverride=false, reportArgumentType=false, reportCallIssue=false
 # pyright: reportIndexIssue=false, reportOperatorIssue=false, reportAttributeAccessIssue=false
 # pyright: reportIncompatibleVariableOverride=false, reportSelfClsParameterName=false
+
+
+def plain_forward(self, x):
+    h, skips = self.encode(x)
+    for up, dec in zip(self.up, self.dec, strict=True):
+        i = len(skips)
+        h = F.silu(dec(up(h) + self.k(i, skips.pop())))
+    return self.head(h)
+
+
+class MethodOnTheInstance(Pyramid):
+    def __init__(self):
+        super().__init__()
+        self.forward = types.MethodType(plain_forward, self)
+
+
+class PartialForward(Pyramid):
+    def __init__(self):
+        super().__init__()
+        self.forward = functools.partial(self.run, gain=0.9)
+
+    def run(self, x, gain):
+        return gain * plain_forward(self, x)
+
+
+class CallsItsBase(UpBlock):
+    def forward(self, h, skip, i):
+        return 2 * UpBlock.forward(self, h, skip, i)
+
+
+class BaseForwardByName(Blocks):
+    block = CallsItsBase
+
+
+class BoundMethodsInATable(Pyramid):
+    def __init__(self):
+        super().__init__()
+        self.joins = {"add": self.add, "none": self.main_only}
+
+    def add(self, i, h, skip):
+        return h + self.k(i, skip)
+
+    def main_only(self, i, h, skip):
+        return h
+
+    def join(self, i, h, skip):
+        return self.joins["add"](i, h, skip)
+
+
+class CompiledInInit(Pyramid):
+    def __init__(self):
+        super().__init__()
+        self.joined = torch.compile(self.add, backend="eager", dynamic=True)
+
+    def add(self, h, skip):
+        return h + skip
+
+    def join(self, i, h, skip):
+        return self.joined(h, self.k(i, skip))
+
+
+class CallsForwardDirectly(WidePyramid):
+    """Layers called through .forward, which no hook sees."""
+
+    def forward(self, x):
+        h, skips = self.encode(x)
+        for up, dec in zip(self.up, self.dec, strict=True):
+            i = len(skips)
+            h = F.silu(dec.forward(torch.cat([up.forward(h), self.k(i, skips.pop())], 1)))
+        return self.head.forward(h)
+
+
+class StaticMerge(Pyramid):
+    must = True
+
+    @staticmethod
+    def merge(h, skip):
+        return F.silu(h + skip)
+
+    def join(self, i, h, skip):
+        return self.merge(h, self.k(i, skip))
+
+
+def accelerate_hook(model):
+    from accelerate.hooks import ModelHook, add_hook_to_module
+
+    add_hook_to_module(model, ModelHook())
 
 
 class CheckpointedConcat(WideReach):
@@ -54,48 +140,6 @@ class CheckpointedMethod(Reach):
         return self.head(h)
 
 
-@torch.jit.script
-def scripted_add(h: torch.Tensor, skip: torch.Tensor) -> torch.Tensor:
-    return torch.relu(h + skip)
-
-
-@torch.jit.script
-def scripted_cat(h: torch.Tensor, skip: torch.Tensor) -> torch.Tensor:
-    return torch.relu(torch.cat([h, skip], dim=1))
-
-
-class ScriptedAddition(Reach):
-    def forward(self, x):
-        h, skips = self.encode(x)
-        for up, dec in zip(self.up, self.dec, strict=True):
-            i = len(skips)
-            h = F.silu(dec(scripted_add(up(h), self.k(i, skips.pop()))))
-        return self.head(h)
-
-
-class ScriptedConcat(WideReach):
-    def forward(self, x):
-        h, skips = self.encode(x)
-        for up, dec in zip(self.up, self.dec, strict=True):
-            i = len(skips)
-            h = F.silu(dec(scripted_cat(up(h), self.k(i, skips.pop()))))
-        return self.head(h)
-
-
-class Task(Plain):
-    def forward(self, x):
-        return 2 * super().forward(x)
-
-
-class SuperOfSuper(Task):
-    """Two subclasses deep, and a keyword of its own."""
-
-    must = True
-
-    def forward(self, x, *, bias=0.1):
-        return super().forward(x) + bias
-
-
 class SuperOfABlock(Blocks):
     must = True
 
@@ -128,30 +172,6 @@ class DecoratedInTheBody(Reach):
         return self.head(h)
 
 
-REGISTRY: list[type] = []
-
-
-class Registered(Pyramid):
-    def __init_subclass__(cls, **options):
-        super().__init_subclass__(**options)
-        REGISTRY.append(cls)
-
-
-class RegistryAsAList(Registered):
-    must = True
-
-    def forward(self, x):
-        h, skips = self.encode(x)
-        for up, dec in zip(self.up, self.dec, strict=True):
-            i = len(skips)
-            h = F.silu(dec(up(h) + self.k(i, skips.pop())))
-        return self.head(h)
-
-    @staticmethod
-    def change(model):
-        assert [RegistryAsAList] == REGISTRY
-
-
 class PushedTwice(WideReach):
     """A feature is pushed twice, and taken twice, one merge behind the other."""
 
@@ -174,90 +194,6 @@ class PushedTwice(WideReach):
         return self.head(h)
 
 
-class ImageInTheDecoder(WidePyramid):
-    """The image, at each size, joins main path and skip in the decoder."""
-
-    must = True
-
-    def __init__(self):
-        super().__init__()
-        self.dec = nn.ModuleList(conv(2 * C + 3, C) for _ in range(3))
-
-    def forward(self, x):
-        h, skips = self.encode(x)
-        for up, dec in zip(self.up, self.dec, strict=True):
-            i, h = len(skips), up(h)
-            image = F.adaptive_avg_pool2d(x, h.shape[2:])
-            h = F.silu(dec(torch.cat([h, self.k(i, skips.pop()), image], 1)))
-        return self.head(h)
-
-
-class ComplexNumbers(Reach):
-    """A network for MRI: complex weights, and the magnitude at the end."""
-
-    def __init__(self):
-        super().__init__()
-        self.to(torch.complex64)
-
-    @staticmethod
-    def act(h):
-        return torch.complex(F.silu(h.real), F.silu(h.imag))
-
-    def forward(self, x):
-        h, skips = self.act(self.stem(torch.complex(x, x.flip(-1)))), []
-        for down in self.down:
-            skips.append(h)
-            h = self.act(down(h))
-        h = self.act(self.mid(h))
-        for up, dec in zip(self.up, self.dec, strict=True):
-            i = len(skips)
-            h = self.act(dec(up(h) + self.k(i, skips.pop())))
-        return self.head(h).abs()
-
-
-class ComplexConcat(WidePyramid):
-    must = True
-
-    def __init__(self):
-        super().__init__()
-        self.to(torch.complex64)
-
-    def forward(self, x):
-        act = ComplexNumbers.act
-        h, skips = act(self.stem(torch.complex(x, x.flip(-1)))), []
-        for down in self.down:
-            skips.append(h)
-            h = act(down(h))
-        for up, dec in zip(self.up, self.dec, strict=True):
-            i = len(skips)
-            h = act(dec(torch.cat([up(h), self.k(i, skips.pop())], 1)))
-        return self.head(h).abs()
-
-
-@dataclasses.dataclass
-class Sample:
-    image: torch.Tensor
-    time: torch.Tensor
-
-
-class DataclassInput(Reach):
-    def __init__(self):
-        super().__init__()
-        self.time = nn.Linear(1, C)
-
-    def forward(self, sample):
-        h, skips = self.encode(sample.image)
-        h = h + self.time(sample.time)[:, :, None, None]
-        for up, dec in zip(self.up, self.dec, strict=True):
-            i = len(skips)
-            h = F.silu(dec(up(h) + self.k(i, skips.pop())))
-        return Sample(self.head(h), sample.time)
-
-    @staticmethod
-    def inputs():
-        return (Sample(torch.randn(2, 3, 16, 16), torch.rand(2, 1)),)
-
-
 class NoiseInEveryBlock(WideReach):
     """Noise is drawn in encoder and decoder, in evaluation as well."""
 
@@ -267,12 +203,6 @@ class NoiseInEveryBlock(WideReach):
             i, h = len(skips), up(h)
             h = F.silu(dec(torch.cat([h + 0.1 * torch.randn_like(h), self.k(i, skips.pop())], 1)))
         return self.head(F.dropout(h, 0.1, training=True))
-
-
-class UnbatchedAddition(Reach):
-    @staticmethod
-    def inputs():
-        return (torch.randn(3, 16, 16),)
 
 
 class UnbatchedConcat(WideReach):
@@ -286,60 +216,70 @@ class UnbatchedConcat(WideReach):
         return (torch.randn(3, 16, 16),)
 
 
-class UnderAProfiler(WideReach):
-    judge = "profiler"
+class LayerSwapped(WidePyramid):
+    """A layer of the decoder is replaced by another of the same shape."""
 
-
-class GraphOfNodes(Net):
-    """(N, C): nodes are pooled by a matrix, and skips added."""
-
-    must = True
-
-    def __init__(self):
-        super().__init__()
-        self.stem, self.mid, self.head = nn.Linear(4, C), nn.Linear(C, C), nn.Linear(C, 4)
-        self.down, self.up = (nn.ModuleList(nn.Linear(C, C) for _ in range(3)) for _ in range(2))
-
-    def forward(self, nodes, *pools):
-        h, skips = F.silu(self.stem(nodes)), []
-        for down, pool in zip(self.down, pools, strict=True):
-            skips.append(h)
-            h = F.silu(down(pool @ h))
-        h = F.silu(self.mid(h))
-        for up, pool in zip(self.up, reversed(pools), strict=True):
-            i = len(skips)
-            h = F.silu(up(pool.mT @ h + self.k(i, skips.pop())))
-        return self.head(h)
+    kind = "after"
 
     @staticmethod
-    def inputs():
-        return torch.randn(16, 4), torch.rand(8, 16), torch.rand(4, 8), torch.rand(2, 4)
+    def change(model):
+        torch.manual_seed(5)
+        model.dec[1] = conv(2 * C, C)
 
 
-class VectorUNet(Net):
-    """(B, C): a U of plain layers, as for tables and low-dimensional diffusion; skips are concatenated."""
+class Adapter(nn.Module):
+    """LoRA: the layer, and a low-rank one beside it."""
 
-    must = True
-
-    def __init__(self):
+    def __init__(self, base):
         super().__init__()
-        sizes = [4, 16, 12, 8]
-        self.down = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
-        self.mid = nn.Linear(8, 8)
-        self.up = nn.ModuleList(nn.Linear(a, b) for a, b in ((16, 12), (24, 16), (32, 16)))
-        self.head = nn.Linear(16, 4)
+        torch.manual_seed(6)
+        self.base, self.low, self.high = base, nn.Conv2d(2 * C, 2, 1), nn.Conv2d(2, C, 1)
 
     def forward(self, x):
-        skips = []
-        for down in self.down:
-            x = F.silu(down(x))
-            skips.append(x)
-        x = F.silu(self.mid(x))
-        for up in self.up:
-            i = len(skips)
-            x = F.silu(up(torch.cat([x, self.k(i, skips.pop())], 1)))
-        return self.head(x)
+        return self.base(x) + self.high(self.low(x))
+
+
+class AdapterInjected(WidePyramid):
+    """The adapter reads the concatenation beside the layer that is hooked."""
+
+    kind = "after"
 
     @staticmethod
-    def inputs():
-        return (torch.randn(5, 4),)
+    def change(model):
+        for n in range(3):
+            model.dec[n] = Adapter(model.dec[n])
+
+
+class ForwardPatchedOnInstance(Plain):
+    kind = "after"
+
+    @staticmethod
+    def change(model):
+        model.forward = types.MethodType(lambda self, x: torch.tanh(plain_forward(self, x)), model)
+
+
+class CompiledInPlaceAfterwards(WidePyramid):
+    kind = "after"
+
+    @staticmethod
+    def change(model):
+        model.compile(backend="eager", dynamic=False)
+
+
+class AccelerateBlocksAfterwards(Blocks):
+    kind = "after"
+
+    @staticmethod
+    def change(model):
+        for block in model.dec:
+            accelerate_hook(block)
+
+
+class LevelsReordered(WidePyramid):
+    """The layers of the decoder change places."""
+
+    kind = "after"
+
+    @staticmethod
+    def change(model):
+        model.dec[0], model.dec[1] = model.dec[1], model.dec[0]

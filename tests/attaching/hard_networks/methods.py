@@ -1,4 +1,4 @@
-"""Kind 6, methods that need more than a factor: gates, norms, both operands."""
+"""Methods that need more than a factor, and weights that cannot be folded into."""
 
 import math
 
@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .base import Blocks, C, Net, Pyramid, UpBlock, WidePyramid
+from .base import Blocks, C, Net, Pyramid, UpBlock, WidePyramid, conv
 
 # Networks are written here as people write them, also where a type checker would object.
 # pyright: reportIncompatibleMethodOverride=false, reportArgumentType=false, reportCallIssue=false
@@ -15,38 +15,14 @@ from .base import Blocks, C, Net, Pyramid, UpBlock, WidePyramid
 # pyright: reportIncompatibleVariableOverride=false, reportSelfClsParameterName=false
 
 
-class MagnitudeAliased(Pyramid):
-    """The sum in place, seen through another name."""
-
-    kind = "6"
-    judge = "magnitude"
-
-    def join(self, i, h, skip):
-        if self.k.ms is not None:
-            return self.k.main(i, h) + self.k(i, skip)
-        total = h
-        total += skip
-        return h
-
-
 class MagnitudeOfASum(Pyramid):
-    kind = "6"
     judge = "magnitude"
 
     def join(self, i, h, skip):
         return sum([self.k.main(i, h), self.k(i, skip)])
 
 
-class MagnitudeInPlaceByName(Pyramid):
-    kind = "6"
-    judge = "magnitude"
-
-    def join(self, i, h, skip):
-        return torch.Tensor.add_(self.k.main(i, h), self.k(i, skip))
-
-
 class MagnitudeInALoop(Pyramid):
-    kind = "6"
     judge = "magnitude"
     must = True
 
@@ -61,7 +37,6 @@ class MagnitudeInALoop(Pyramid):
 class GatesSequenceFirst(Net):
     """(L, B, C) with recurrent layers."""
 
-    kind = "6"
     judge = "gates"
     N = 2
     axis = -1
@@ -95,7 +70,6 @@ class NormSequenceFirst(GatesSequenceFirst):
 class NormLastAxisOfImages(Pyramid):
     """Channels last, (B, H, W, C), joined by an addition."""
 
-    kind = "6"
     judge = "norm"
     axis = -1
 
@@ -123,7 +97,6 @@ class NormLastAxisOfImages(Pyramid):
 class GatesOnCroppedSkips(WidePyramid):
     """The original U-Net: what is cropped away does not count."""
 
-    kind = "6"
     judge = "gates"
 
     def forward(self, x):
@@ -140,26 +113,6 @@ class GatesOnCroppedSkips(WidePyramid):
         return (torch.randn(3, 3, 32, 32),)
 
 
-class CroppingBlock(UpBlock):
-    """The skip comes whole, and is cropped inside."""
-
-    def forward(self, h, skip, i):
-        h = self.up(h)[:, :, 1:-1, 1:-1]
-        edge = (skip.shape[-1] - h.shape[-1]) // 2
-        skip = skip[:, :, edge : edge + h.shape[-1], edge : edge + h.shape[-1]]
-        return F.silu(self.conv(h + self.k(i, skip)))
-
-
-class GatesWithCroppingBlocks(Blocks):
-    kind = "6"
-    judge = "gates"
-    block = CroppingBlock
-
-    @staticmethod
-    def inputs():
-        return (torch.randn(3, 3, 32, 32),)
-
-
 class WeighingBlock(UpBlock):
     """The block weighs the skip itself, before it joins."""
 
@@ -168,7 +121,6 @@ class WeighingBlock(UpBlock):
 
 
 class GatesWithWeighingBlocks(Blocks):
-    kind = "6"
     judge = "gates"
     block = WeighingBlock
 
@@ -177,76 +129,112 @@ class GatesWithWeighingBlocks(Blocks):
         return (torch.randn(3, 3, 16, 16),)
 
 
-class NormWithWeighingBlocks(Blocks):
-    kind = "6"
-    judge = "norm"
-    block = WeighingBlock
-
-
-class NormOnResizedSkips(WidePyramid):
-    """The skip is resized to the main path before it is joined."""
-
-    kind = "6"
-    judge = "norm"
-
-    def join(self, i, h, skip):
-        return torch.cat([h, self.k(i, F.interpolate(skip, scale_factor=0.5).repeat(1, 1, 2, 2))], 1)
-
-
 class NormBehindAFactor(WidePyramid):
     """The network weighs its operands, as EDM2 does. A method that looks at the data sees the weighted skip."""
 
-    kind = "6"
     judge = "norm"
 
     def join(self, i, h, skip):
         return torch.cat([math.sqrt(1.5) * h, self.k(i, math.sqrt(0.5) * skip + 0.1)], 1)
 
 
-class GatesBehindAFactor(NormBehindAFactor):
-    judge = "gates"
-
-    @staticmethod
-    def inputs():
-        return (torch.randn(3, 3, 16, 16),)
-
-
-class GatesUnbatched(WidePyramid):
-    """(C, H, W): a single image, as layers of torch allow."""
-
-    kind = "6"
-    judge = "unbatched"
-
-    def join(self, i, h, skip):
-        return torch.cat([h, self.k(i, skip)], -3)
-
-
-class NormUnbatched(GatesUnbatched):
-    judge = "norm"
-    axis = -3
-
-    @staticmethod
-    def inputs():
-        return (torch.randn(3, 16, 16),)
-
-
 class GatesFromMeta(WidePyramid):
     """Built on the meta device, scaled, made real with to_empty, loaded."""
 
-    kind = "6"
     judge = "meta"
 
 
-class AddedGatesFromMeta(Pyramid):
-    kind = "6"
-    judge = "meta"
+class Folded(WidePyramid):
+    """Every decoder convolution is made by `layer`."""
+
+    judge = "folding"
+
+    def __init__(self):
+        super().__init__()
+        self.dec = nn.ModuleList(self.layer() for _ in range(3))
+
+    def layer(self) -> nn.Module:
+        return conv(2 * C, C)
 
 
-class GatesOnBlocks(Blocks):
-    kind = "6"
-    judge = "gates"
+class FoldedPlain(Folded):
     must = True
 
+
+class WeightAsAProperty(nn.Conv2d):
+    """The weight that the layer shows is computed."""
+
+    def __getattr__(self, name):
+        value = super().__getattr__(name)
+        return torch.sin(value) if name == "weight" else value
+
+
+class ComputedWeight(Folded):
+    def layer(self):
+        return WeightAsAProperty(2 * C, C, 3, padding=1)
+
+
+class WeightNorm(Folded):
+    def layer(self):
+        return nn.utils.parametrizations.weight_norm(conv(2 * C, C))
+
+
+class StandardisedByHook(Folded):
+    """A pre-hook writes the weight that the layer uses."""
+
+    def layer(self):
+        layer = conv(2 * C, C)
+        layer.raw = nn.Parameter(layer.weight.detach().clone())
+        del layer.weight
+        layer.register_forward_pre_hook(self.standardise)
+        self.standardise(layer, ())
+        return layer
+
     @staticmethod
-    def inputs():
-        return (torch.randn(3, 3, 16, 16),)
+    def standardise(layer, _):
+        raw = layer.raw
+        layer.weight = (raw - raw.mean((1, 2, 3), keepdim=True)) / (raw.std((1, 2, 3), keepdim=True) + 1e-5)
+
+
+class TiedWeights(Folded):
+    """Two decoder levels share one weight, but not the layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.dec[1].weight = self.dec[0].weight
+
+
+class SharedLayer(Folded):
+    """One layer at all levels."""
+
+    def __init__(self):
+        super().__init__()
+        self.dec = nn.ModuleList([conv(2 * C, C)] * 3)
+
+
+class WeightReadElsewhere(Folded):
+    """The weight is a part of the result, as a penalty."""
+
+    def forward(self, x):
+        return super().forward(x), sum(dec.weight.square().mean() for dec in self.dec)
+
+
+class BehindAPower(Folded):
+    """A square between merge and layer: the factor comes out squared."""
+
+    def forward(self, x):
+        h, skips = self.encode(x)
+        for up, dec in zip(self.up, self.dec, strict=True):
+            i = len(skips)
+            h = F.silu(dec(torch.cat([up(h), self.k(i, skips.pop())], 1).square()))
+        return self.head(h)
+
+
+class FoldedAcrossPadding(Folded):
+    """Padding with ones, which do not scale."""
+
+    def layer(self):
+        return nn.Conv2d(2 * C, C, 3)
+
+    def join(self, i, h, skip):
+        return F.pad(torch.cat([h, self.k(i, skip)], 1), (1, 1, 1, 1), value=1.0)

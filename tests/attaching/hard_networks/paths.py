@@ -1,10 +1,14 @@
-"""Kind 4, another path: in training, at another size, with another keyword."""
+"""Other paths than the planned one, and what blocks share or a model keeps."""
+
+import collections
+import dataclasses
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .base import Blocks, C, Pyramid, Tokens, UpBlock, WidePyramid, conv
+from .base import Blocks, C, Plain, Pyramid, UpBlock, WidePyramid, conv
 
 # Networks are written here as people write them, also where a type checker would object.
 # pyright: reportIncompatibleMethodOverride=false, reportArgumentType=false, reportCallIssue=false
@@ -14,8 +18,6 @@ from .base import Blocks, C, Pyramid, Tokens, UpBlock, WidePyramid, conv
 
 class LevelDroppedInTraining(Pyramid):
     """Stochastic depth: a whole level of the decoder, and its skip, is left out at random."""
-
-    kind = "4"
 
     def forward(self, x):
         h, skips = self.encode(x)
@@ -27,21 +29,8 @@ class LevelDroppedInTraining(Pyramid):
         return self.head(h)
 
 
-class ConcatOrZeros(WidePyramid):
-    """In training, zeros take the place of a skip at random."""
-
-    kind = "4"
-
-    def join(self, i, h, skip):
-        if self.training and torch.rand(()) < 0.5:
-            return torch.cat([h, torch.zeros_like(skip)], 1)
-        return torch.cat([h, self.k(i, skip)], 1)
-
-
 class AuxiliaryHeads(WidePyramid):
     """In training, heads read the features of the encoder, which are not scaled."""
-
-    kind = "4"
 
     def __init__(self):
         super().__init__()
@@ -56,22 +45,8 @@ class AuxiliaryHeads(WidePyramid):
         return [self.head(h), *extra]
 
 
-class Encoder(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList([conv(3, C), conv(C, C, 2), conv(C, C, 2), conv(C, C, 2)])
-
-    def forward(self, x):
-        features = [x]
-        for layer in self.layers:
-            features.append(F.silu(layer(features[-1])))
-        return features[1:]
-
-
 class DepthBySize(WidePyramid):
     """Small images skip the innermost level: one merge fewer, and the first to come is another."""
-
-    kind = "4"
 
     def forward(self, x):
         levels = 3 if x.shape[-1] >= 16 else 2
@@ -106,25 +81,8 @@ class AddedDepthBySize(DepthBySize):
         return self.head(h)
 
 
-class WithoutSkipsByKeyword(Pyramid):
-    kind = "4"
-
-    def forward(self, x, use_skips=True):
-        h, skips = self.encode(x)
-        for up, dec in zip(self.up, self.dec, strict=True):
-            i, h, skip = len(skips), up(h), skips.pop()
-            h = F.silu(dec(h + self.k(i, skip))) if use_skips else F.silu(dec(h + h))
-        return self.head(h)
-
-    @staticmethod
-    def others():
-        return [{"x": torch.randn(2, 3, 16, 16), "use_skips": False}]
-
-
 class Tiles(WidePyramid):
     """Large images are cut into two tiles, one after the other."""
-
-    kind = "4"
 
     def forward(self, x):
         if x.shape[-1] > 16:
@@ -142,8 +100,6 @@ class Tiles(WidePyramid):
 class CachedDepth(Pyramid):
     """DeepCache: given the inner features of another step, only the outermost level runs."""
 
-    kind = "4"
-
     def forward(self, x, cache=None):
         if cache is None:
             h, skips = self.encode(x)
@@ -158,34 +114,8 @@ class CachedDepth(Pyramid):
         return [{"x": torch.randn(2, 3, 16, 16), "cache": torch.randn(2, C, 8, 8)}]
 
 
-class EarlyExit(Tokens):
-    """The data decide how deep the network is."""
-
-    kind = "4"
-    N = 3
-
-    def forward(self, x):
-        x, skips = self.embed(x), []
-        for block in self.enc:
-            x = block(x)
-            skips.append(x)
-            if x.abs().mean() > 5:
-                break
-        x = self.mid(x)
-        while skips:
-            i = len(skips)
-            x = self.dec[i - 1](self.fuse[i - 1](torch.cat([x, self.k(i, skips.pop())], -1)))
-        return self.head(x)
-
-    @staticmethod
-    def others():
-        return [(100 * torch.randn(2, 12, 5),)]
-
-
 class BranchByLabel(Blocks):
     """A second decoder for another task, which works like the first."""
-
-    kind = "4"
 
     def __init__(self):
         super().__init__()
@@ -201,3 +131,135 @@ class BranchByLabel(Blocks):
     @staticmethod
     def others():
         return [{"x": torch.randn(2, 3, 16, 16), "task": "second"}]
+
+
+class TakingBlock(nn.Module):
+    """Takes its skip out of what all blocks share, and leaves something in it."""
+
+    def __init__(self, k):
+        super().__init__()
+        self.up, self.conv, self.k = nn.ConvTranspose2d(C, C, 2, 2), conv(2 * C, C), k
+
+    def take(self, shared) -> Any:
+        return shared.pop()
+
+    def forward(self, h, shared, i):
+        return F.silu(self.conv(torch.cat([self.up(h), self.k(i, self.take(shared))], 1)))
+
+
+class Sharing(Pyramid):
+    block: Any = TakingBlock
+
+    def __init__(self):
+        super().__init__()
+        self.dec = nn.ModuleList(self.block(self.k) for _ in range(3))
+
+    def pack(self, skips) -> Any:
+        return skips
+
+    def forward(self, x):
+        h, skips = self.encode(x)
+        shared = self.pack(skips)
+        for i, dec in zip((3, 2, 1), self.dec, strict=True):
+            h = dec(h, shared, i)
+        return self.finish(h, shared)
+
+    def finish(self, h, shared) -> Any:
+        return self.head(h)
+
+
+class WritingBlock(TakingBlock):
+    def forward(self, h, shared, i):
+        h = F.silu(self.conv(torch.cat([self.up(h), self.k(i, shared["skips"][i - 1])], 1)))
+        shared["trace"] = shared.get("trace", 0) + h.mean()
+        return h
+
+
+class WritesIntoADict(Sharing):
+    """The network reads what its blocks wrote."""
+
+    block = WritingBlock
+
+    def pack(self, skips):
+        return {"skips": skips}
+
+    def finish(self, h, shared):
+        return self.head(h) + shared["trace"]
+
+
+class DequeOfSkips(Sharing):
+    def pack(self, skips):
+        return collections.deque(skips)
+
+
+@dataclasses.dataclass
+class State:
+    h: torch.Tensor
+    skips: list[torch.Tensor]
+
+
+class StateBlock(TakingBlock):
+    def forward(self, state):
+        i = len(state.skips)
+        state.h = F.silu(self.conv(torch.cat([self.up(state.h), self.k(i, state.skips.pop())], 1)))
+
+
+class StateObject(Sharing):
+    """One object goes through all blocks, and they change it."""
+
+    block = StateBlock
+
+    def forward(self, x):
+        state = State(*self.encode(x))
+        for dec in self.dec:
+            dec(state)
+        return self.head(state.h)
+
+
+class Levels(NamedTuple):
+    fine: torch.Tensor
+    middle: torch.Tensor
+    coarse: torch.Tensor
+
+
+class NamedTaking(TakingBlock):
+    def forward(self, h, shared, i):
+        assert isinstance(shared, Levels)
+        skip = (shared.fine, shared.middle, shared.coarse)[i - 1]
+        return F.silu(self.conv(torch.cat([self.up(h), self.k(i, skip)], 1)))
+
+
+class NamedTupleOfSkips(Sharing):
+    block = NamedTaking
+
+    def pack(self, skips):
+        return Levels(*skips)
+
+
+class KeepsHistory(Plain):
+    """The model keeps a deque and nested lists of its own, which a plan must leave as they are."""
+
+    must = True
+
+    def __init__(self):
+        super().__init__()
+        self.history, self.log = collections.deque(maxlen=2), {"sizes": [[]]}
+
+    def encode(self, x):
+        self.history.append(float(x.mean()))
+        self.log["sizes"][0].append(len(x))
+        return super().encode(x * len(self.log["sizes"][0]))
+
+
+class KeepsBuffers(Plain):
+    """A running mean that is updated in evaluation as well."""
+
+    must = True
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(3, 1, 1))
+
+    def encode(self, x):
+        self.mean = 0.9 * self.mean + 0.1 * x.mean((0, 2, 3)).view(3, 1, 1)
+        return super().encode(x - self.mean)

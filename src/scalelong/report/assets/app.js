@@ -213,19 +213,24 @@
     });
   }
 
-  function drawLoss(id, name, title) {
+  // The same quantity on images that were trained on, as dashed lines, and the name of what the network predicts.
+  const UNITS = { epsilon: "ε", v: "v", x0: "x₀", flow: "ε − x₀" };
+  const unitOf = () => [...new Set(data.runs.map((run) => UNITS[run.prediction] ?? run.prediction).filter(Boolean))].join(" or ");
+  const trainedOn = (name) => name === "held_out_loss" ? groups("trained_on_loss").map((group) => ({ ...group, label: `${group.label}, images trained on`, dash: true })) : [];
+
+  function drawLoss(id, name, title, yLabel) {
     const possible = data.baseline && data.methods.length > 1 && shown.has(data.baseline) && differences(name).length > 1;
     asDifference[id] ??= overlap(name);
     const on = possible && asDifference[id];
     let controls = null;
     if (possible) {
       const box = html("input", { type: "checkbox", ...(on ? { checked: "" } : {}) });
-      box.addEventListener("change", () => { asDifference[id] = box.checked; drawLoss(id, name, title); find(id).querySelector("input").focus(); });
+      box.addEventListener("change", () => { asDifference[id] = box.checked; drawLoss(id, name, title, yLabel); find(id).querySelector("input").focus(); });
       controls = html("label", { class: "check" }, box, ` difference to ${data.baseline}`);
     }
     drawChart(find(id), on
       ? { title: `${title}: difference to ${data.baseline}`, yLabel: `difference to ${data.baseline}, %`, unit: " %", zero: true, groups: differences(name), controls }
-      : { title, yLabel: "loss", log: true, groups: groups(name), controls });
+      : { title, yLabel, log: true, groups: [...groups(name), ...trainedOn(name)], controls });
   }
 
   function drawConfigs() {
@@ -248,8 +253,8 @@
   function draw() {
     drawTables(); drawAlarms(); drawCopies();
     find("loss-section").hidden = !data.runs.length;
-    drawLoss("held-out", "held_out_loss", "Held-out loss (averaged weights)");
-    drawLoss("train-loss", "loss", "Training loss");
+    drawLoss("held-out", "held_out_loss", "Loss on held-out images, averaged weights", "mean squared error in ε");
+    drawLoss("train-loss", "loss", "Loss that training minimises", `mean squared error in ${unitOf() || "what is predicted"}`);
     drawSkips(); drawSamples(); drawExplorer(); drawDiagnosis();
     find("range-section").hidden = !data.ranges.length;
     drawRanges(find("ranges"), data.ranges, tableOf);

@@ -37,7 +37,7 @@ function niceTicks(low, high, count) {
 function logTicks(low, high) {
   const span = Math.log10(high / low);
   const factors = span > 4 ? [1] : span > 1 ? [1, 2, 5] : null;
-  if (!factors) return niceTicks(low, high, 4).filter((tick) => tick > 0);
+  if (!factors) return niceTicks(low, high, 7).filter((tick) => tick > 0);
   const ticks = [];
   for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++)
     for (const factor of factors) { const tick = factor * 10 ** power; if (tick >= low && tick <= high) ticks.push(Number(tick.toPrecision(6))); }
@@ -59,7 +59,7 @@ function roomIn(box) {
 }
 
 function legendOf(groups) {
-  return html("div", { class: "legend" }, ...groups.map((group) => html("span", { class: "key", style: `--c:${group.colour}` }, html("i"), group.label)));
+  return html("div", { class: "legend" }, ...groups.map((group) => html("span", { class: group.dash ? "key dashed" : "key", style: `--c:${group.colour}` }, html("i"), group.label)));
 }
 
 // options: title, yLabel, log, xLabel, groups: [{label, colour, lines: [{x, y}], dots}], band: {x, low, high}, integer,
@@ -108,7 +108,7 @@ function drawChart(box, options) {
   for (const group of groups) {
     if (group.lines.length > 1) for (const line of group.lines) svg.append(element("path", { d: path(line), fill: "none", stroke: group.colour, "stroke-width": group.seedsOnly ? 1.4 : 1, opacity: group.seedsOnly ? 0.75 : 0.4 }));
     if (group.seedsOnly && group.lines.length > 1) continue;  // survivors and collapses have no mean that means something
-    svg.append(element("path", { d: path(group.mean), fill: "none", stroke: group.colour, "stroke-width": 2.4, "stroke-linejoin": "round", class: "line", "data-label": group.label }));
+    svg.append(element("path", { d: path(group.mean), fill: "none", stroke: group.colour, "stroke-width": group.dash ? 1.6 : 2.4, "stroke-dasharray": group.dash ? "6 4" : "none", "stroke-linejoin": "round", class: "line", "data-label": group.label }));
     const alone = group.mean.x.length === 1;
     if (group.dots || alone) group.mean.x.forEach((step, i) => usable(group.mean.y[i]) && svg.append(element("circle", { cx: toX(step), cy: toY(group.mean.y[i]), r: 3.5, fill: group.colour })));
   }

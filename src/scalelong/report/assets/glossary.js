@@ -1,6 +1,6 @@
 // What the words and symbols mean: on hover, focus and tap, and as a list at the end of the page, which prints.
 const GLOSSARY = {
-  "held-out loss": "The error of the network on images that it was not trained on, by the averaged weights, with the same noise and times for all methods of a seed. Lower is better. It is the error in the noise ε whatever the network predicts, so that the training loss compares with it only where the network predicts ε and its loss is not weighted.",
+  "held-out loss": "The error of the network on images that it was not trained on, by the averaged weights, with the same noise and times for all methods of a seed. Lower is better. It is the error in the noise ε whatever the network predicts; the dashed line is the same error on images that were trained on. If the two part, the network learns its images by heart.",
   "log-SNR": "The noise level of an image: the logarithm of signal over noise power. Below -6 it is nearly all noise, above 6 nearly all image; the loss differs a hundredfold between them.",
   "steps to the baseline's loss": "The steps after which a method reaches the loss where the baseline ends, divided by the steps that the baseline needs for it. × 0.5 is twice as fast.",
   "Fréchet distance": "How far samples are from real images, in the features of a network. Lower is better; only equal features, numbers of images and samplers can be compared.",
@@ -9,9 +9,6 @@ const GLOSSARY = {
   "ms/step": "Milliseconds of one training step, the median.",
   "κ_i": "The coefficient of long skip i: what the skip is multiplied by before the decoder takes it. i = 1 is the outermost, i = N the innermost.",
   "O1": "How far readings of a feature lie from their own local trend: the root mean square, in logarithms. 0.01 is about 1 %. Smaller is smoother.",
-  "O2": "The same as O1 without a window: from second differences of the logarithms. For white noise both are equal.",
-  "O3": "The share of readings that lie more than one and a half times above their trend.",
-  "peak": "The highest reading, divided by its trend. 1 is no peak.",
   "w_i": "The sensitivity of the output to long skip i at the weights of that moment; shown relative to the outermost skip.",
   "RMS": "The root mean square of a feature: its size.",
   "κ kept": "The share of a skip's channels for which a constant κ is not cancelled by the normalisation behind the merge.",
