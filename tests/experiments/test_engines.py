@@ -175,7 +175,7 @@ def test_status(undisturbed, tmp_path, capsys):
     assert "4/4" in printed
     assert "3 runs: 3 finished" in printed
     assert main(["compare", "--status", "--out", str(tmp_path)]) == 1
-    sweeps.write_job(tmp_path, "a", {**json.loads((folder / "jobs" / "none-seed0.json").read_text()), "folder": "../a"})
+    sweeps.make_job(tmp_path, "a", {**json.loads((folder / "jobs" / "none-seed0.json").read_text()), "folder": "../a"})
     assert "1 runs: 1 waiting" in sweeps.status_text(tmp_path)
 
 

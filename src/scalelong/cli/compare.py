@@ -5,8 +5,6 @@ interrupted comparison, and --status shows how far it is.
 """
 
 import argparse
-import shlex
-from functools import partial
 from pathlib import Path
 
 from ..config import TrainConfig, with_values
@@ -76,7 +74,6 @@ def run_compare(options: argparse.Namespace) -> int:
         over,
         every=options.every,
         engine=shared.engine_of(options),
-        on_start=partial(remember, options.arguments, out),
     )
     if found is None:
         return shared.left_to_do()
@@ -122,16 +119,3 @@ def default_out(options: argparse.Namespace, config: TrainConfig) -> Path:
     if any((options.config, options.data, options.steps, options.scores, options.base_width)):
         folder += f"-{key_of(recorded_values(config))[:6]}"
     return Path("runs") / folder
-
-
-def remember(arguments: list[str], out: Path) -> None:
-    """Add the command to those that made the runs of the folder."""
-    from ..experiments import COMMANDS
-    from ..files import exclusive, make_folder, read_text, write_text
-
-    path = make_folder(out) / COMMANDS
-    command = f"scalelong compare {shlex.join(arguments)}"
-    with exclusive(out):
-        made = read_text(path).splitlines() if path.exists() else []
-        if command not in made:
-            write_text(path, "\n".join([*made, command]) + "\n")

@@ -1,6 +1,5 @@
 from .comparison import (
-    COMMANDS as COMMANDS,
-    Comparison as Comparison,
+    COMMAND as COMMAND,
     at as at,
     best_rate_rows as best_rate_rows,
     compare as compare,
