@@ -475,7 +475,6 @@ OUT = {
     "sample": ["--model", "digits-class"],
     "report": ["runs/absent"],
     "export": ["--model", "digits-class"],
-    "models": [],
     "find": ["torch.nn:Identity"],
     "diagnose": [],
     "range": [],

@@ -15,7 +15,6 @@ import os
 import re
 import signal
 import sys
-import tempfile
 import traceback
 from contextlib import suppress
 from difflib import get_close_matches

@@ -260,7 +260,7 @@ A small diffusion model, for trying things out: sampling, evaluation, export, tu
 | data | {LICENCES[config.data.removeprefix("captioned-")]}; {data["images"]} images trained on, \
 {config.images.held_out} held out |
 | licence of the weights | Apache-2.0, as the package; the data keep theirs |
-| trained by | `scalelong models make {name}`: {run.step} steps of {config.batch_size} images, rate \
+| trained by | `python -m research.shipped {name}`: {run.step} steps of {config.batch_size} images, rate \
 {config.optimizer.lr:g} with cosine decay, seed {config.seed} |
 | not for | anything but trying things out: it has seen very few pictures, and its samples may resemble them |
 
