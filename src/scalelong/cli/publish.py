@@ -58,11 +58,8 @@ def export_parser() -> Parser:
     made = Parser("export", EXPORT, EXPORT_EXAMPLES, "RUN [OPTIONS]")
     made.flag("run", "the run folder", kind=Path, nargs="?")
     shared.add_model_flag(made)
-    text = "diffusers: a folder for DiffusionPipeline.from_pretrained (default); safetensors: weights with metadata"
-    made.flag("--format", text, "diffusers", kind=("diffusers", "safetensors"))
-    text = "an average of this length, such as 10%, of a run that kept two (train --ema-lengths 5% 10%); the same as "
-    text += "--weights ema:LENGTH. `scalelong eval RUN --ema-lengths` compares lengths"
-    made.flag("--ema", text, metavar="LENGTH")
+    made.flag("--format", "of diffusers, or weights with metadata", "diffusers", kind=("diffusers", "safetensors"))
+    made.flag("--ema", "an average of this length, such as 10%, as --weights ema:10%", metavar="LENGTH")
     shared.add_checkpoint_flags(made)
     shared.add_out_flag(made, "folder (default: export-FORMAT in the run), or a file that ends in .safetensors")
     made.flag("--push-to-hub", "then upload it to the Hugging Face hub", metavar="OWNER/NAME")
