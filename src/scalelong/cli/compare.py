@@ -25,7 +25,7 @@ AXES = {"depth": "depths", "width": "widths", "batch": "batch_sizes", "rate": "r
 
 def compare_parser() -> Parser:
     made = Parser("compare", __doc__ or "", EXAMPLES)
-    made.flag("--methods", "comma-separated", "none,uniform,cs:0.7,ls")
+    made.flag("--methods", "comma-separated", "none,merge_norm,cs:0.7,ls")
     shared.add_variants_flag(made)
     made.flag("--seeds", "number of seeds: 0, 1, ...", 3)
     shared.add_run_flags(made)

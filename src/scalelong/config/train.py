@@ -285,7 +285,7 @@ class TrainConfig(Checked):
     data: str = _field("digits", "A folder of images, a file, or the name of a data set.")
     model: str = _field("uvit", "uvit, unet/small, uvit/cifar10-s2, ..., diffusers' config.json, or module:factory.")
     model_options: dict[str, Any] = _field({}, "Arguments of the model. Size, channels and classes come from the data.")
-    scaling: str = _field("none", "Scaling of the long skips: none, uniform, cs, cs:0.6, ls, ...")
+    scaling: str = _field("none", "Of the long skips: none, merge_norm, cs:0.7, ls, ... (docs/methods.md).")
     start_from: str | None = _field(None, "Weights: a run folder, one of diffusers, or the authors' nnet_ema.pth.")
     lora: int = _field(0, "With start_from, the rank of LoRA adapters; 0 trains all weights.", low=0)
     steps: int = _field(10_000, "Steps of training.", low=1)
