@@ -130,7 +130,7 @@ def test_names_in_help_are_the_real_ones():
     assert tuple(NETWORKS) == SHIPPED
     assert tuple(engines.ENGINES) == ENGINES
     shown = find_command("demo").parser().parse_args([])
-    assert (shown.seeds, shown.steps, shown.depth, shown.rates) == (demo.SEEDS, demo.STEPS, demo.DEPTH, [demo.RATE])
+    assert (shown.seeds, shown.steps) == (demo.SEEDS, demo.STEPS)
 
 
 def test_models_are_listed_and_written_as_json(capsys):

@@ -18,7 +18,7 @@ SMALL = {"patch_size": 8, "dim": 16, "depth": 4, "heads": 2, "init_std": 0.1}
 @pytest.fixture
 def _small(monkeypatch):
     changed = replace(demo_config(), model_options=SMALL, batch_size=4)
-    monkeypatch.setattr(demo, "demo_config", lambda depth: changed)
+    monkeypatch.setattr(demo, "demo_config", lambda: changed)
 
 
 @pytest.mark.usefixtures("_small")

@@ -16,10 +16,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from ..config import TrainConfig, dump_config, load_config, recipe
+from ..config import TrainConfig, dump_config, field_paths, load_config, recipe, with_values
 from ..console import duration, is_terminal
 from ..errors import InvalidConfigError
 from . import shared
@@ -143,30 +142,21 @@ def ask(seconds: float, what: str, yes: bool) -> None:
 
 
 def seconds_of_a_step(config: TrainConfig, options: argparse.Namespace) -> float:
-    """Seconds between two steps while runs share the cores, one thread each: the median of a few."""
+    """Seconds between two steps while runs share the cores, one thread each."""
     import torch
 
-    from ..experiments import RecipeTask
-    from ..models import fuse_
-    from ..randomness import generator
+    from ..runs import load_images
+    from ..training import lengthen_run
 
-    task, threads = RecipeTask(config), torch.get_num_threads()
-    device = shared.device_of(options.device)
-    model = fuse_(task.build(0).to(device)).train()
-    optimizer, taken = task.optimizer(model, config.optimizer.lr), []
+    on_cpu = shared.device_of(options.device) == "cpu"
+    threads, cores = torch.get_num_threads(), os.cpu_count() or 1
     torch.set_num_threads(1)
     try:
-        for i in range(4):
-            began = time.perf_counter()
-            optimizer.zero_grad()
-            task.step(model, i, generator(0, "time", i)).backward()
-            optimizer.step()
-            float(next(model.parameters()).detach().sum())  # waits for the device
-            taken.append(time.perf_counter() - began)
+        data, _ = load_images(config)
+        timed = lengthen_run(with_values(config, {"hardware.cpu": on_cpu}), field_paths(), data)
     finally:
         torch.set_num_threads(threads)
-    cores = os.cpu_count() or 1
-    return median(taken[1:]) / (min(options.jobs or cores, cores) if device == "cpu" else 1)
+    return timed.seconds_per_step / (min(options.jobs or cores, cores) if on_cpu else 1)
 
 
 def range_config(options: argparse.Namespace, out: Path) -> TrainConfig:
@@ -206,8 +196,6 @@ def demo_parser() -> Parser:
     made.flag("--seed", "base seed; n takes the seeds 100 n, 100 n + 1, ...", 0)
     made.flag("--seeds", "runs of each method", 4)
     made.flag("--steps", "steps of each run", 400)
-    made.flag("--depth", "blocks of the U-ViT", 24)
-    made.flag("--rates", "learning rates, with commas (default: 2.4e-2)", [2.4e-2], kind=floats)
     made.flag("--jobs", "runs at a time (default: one per core)", kind=int)
     shared.add_device_flag(made)
     shared.add_quiet_flag(made)
@@ -221,9 +209,8 @@ def run_demo(options: argparse.Namespace) -> int:
 
     began = time.monotonic()
     logger.info(
-        f"The same U-ViT of depth {options.depth}, trained at a rate of {', '.join(map(rate_text, options.rates))} "
-        f"for {options.steps} steps: {options.seeds} seeds each of {', '.join(demo.METHODS)}. Runs that collapse are "
-        f"ended."
+        f"The same U-ViT of depth {demo.DEPTH}, trained at a rate of {rate_text(demo.RATE)} for {options.steps} steps: "
+        f"{options.seeds} seeds each of {', '.join(demo.METHODS)}. Runs that collapse are ended."
     )
     device = None if options.device is None else shared.device_of(options.device)
     found = shared.call(demo.run_demo, options, device=device)

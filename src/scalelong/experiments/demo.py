@@ -40,13 +40,13 @@ COLOURS = ("#555555", "#0072b2", "#d55e00")
 CAPTION = "Images; the same with noise; what the network makes of those after its last step."
 
 
-def demo_config(depth: int = DEPTH) -> TrainConfig:
+def demo_config() -> TrainConfig:
     """A U-ViT on the embedded garments, with the authors' start at the equal of their deviation for this width."""
     start = round(0.02 * (512 / WIDTH) ** 0.5, 4)
     return TrainConfig(
         data="garments",
         model="uvit",
-        model_options={"patch_size": 4, "dim": WIDTH, "depth": depth, "heads": 4, "init_std": start},
+        model_options={"patch_size": 4, "dim": WIDTH, "depth": DEPTH, "heads": 4, "init_std": start},
         batch_size=8,
         diffusion=DiffusionConfig(schedule="vp", prediction="epsilon"),
         optimizer=OptimizerConfig(lr=RATE, weight_decay=0.03, betas=(0.9, 0.99)),
@@ -85,8 +85,6 @@ def run_demo(
     seed: int = 0,
     seeds: int = SEEDS,
     steps: int = STEPS,
-    depth: int = DEPTH,
-    rates: Sequence[float] = (RATE,),
     jobs: int | None = None,
     device: str | None = None,
 ) -> Demo:
@@ -97,13 +95,13 @@ def run_demo(
     samples = make_folder(out / "samples")
 
     def draw(task: RecipeTask, model: nn.Module, run: RateRun) -> None:
-        if run.seed == first and run.rate == max(rates):
+        if run.seed == first:
             save_png(samples / _file(run), image_grid(_denoised(task, model), SHOWN))
 
-    config = demo_config(depth)
+    config = demo_config()
     found = config_range(
         replace(config, optimizer=replace(config.optimizer, lr=0.0)),
-        rates=rates,
+        rates=(RATE,),
         methods=METHODS,
         seeds=range(first, first + seeds),
         steps=steps,
@@ -111,7 +109,7 @@ def run_demo(
         jobs=jobs,
         device=device,
         out=out,
-        title=f"A U-ViT of depth {depth} on 16×16 garments, {steps} steps at constant rates",
+        title=f"A U-ViT of depth {DEPTH} on 16×16 garments, {steps} steps at constant rates",
         after=draw,
     )
     shown = [run for run in found.runs if run.seed == first and (samples / _file(run)).exists()]
