@@ -182,7 +182,7 @@ def test_axes_of_sweeps(tmp_path):
         sweep(small(), ["none"], [0], tmp_path, {"heads": [3]})
     with pytest.raises(InvalidConfigError, match="fast has a rate of its own"):
         sweep(small(), ["none", "fast: lr=0.1"], [0], tmp_path, {"rate": [1e-3, 2e-3]})
-    with pytest.raises(InvalidConfigError, match=r"held-out images.*--config"):
+    with pytest.raises(InvalidConfigError, match=r"held-out images.*`config`"):
         compare(replace(small(), images=replace(small().images, held_out=0)), ["none"], [0], tmp_path)
     assert not list(tmp_path.iterdir())
 

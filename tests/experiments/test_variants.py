@@ -3,12 +3,10 @@
 from dataclasses import replace
 
 import pytest
-import torch
 
 from scalelong.config import TrainConfig
 from scalelong.errors import InvalidConfigError
-from scalelong.experiments import Variant, as_variant, baseline_of, plan_runs
-from scalelong.runs import DataShape, build_model
+from scalelong.experiments import Variant, as_variant, plan_runs
 
 
 def test_a_method_is_a_variant():
@@ -48,16 +46,3 @@ def test_variants_and_methods_in_one_plan(tmp_path):
     assert runs[5].config.batch_size == 8
     with pytest.raises(InvalidConfigError, match="given twice"):
         plan_runs(TrainConfig(), ["none", "none: lr=1"], [0], tmp_path)
-
-
-def test_the_baseline():
-    assert baseline_of(["cs", "none"]) == "none"
-    assert baseline_of(["a", "b"]) == "a"
-
-
-def test_starts_through_the_trainer_begin_as_equation_3():
-    options = {"dim": 16, "depth": 4, "heads": 2, "patch_size": 2, "merge_start": "normalised"}
-    config = TrainConfig(model="uvit", model_options=options, scaling="cs:0.5")
-    model = build_model(config, DataShape(1, 8, 8))
-    weight = model.state_dict()["decoder.0.merge.weight"]  # skip 2, κ = 0.5
-    torch.testing.assert_close(weight, torch.eye(16).repeat(1, 2) / (1 + 0.25) ** 0.5)

@@ -68,8 +68,8 @@ def sweep(
     _require_axes(axes, methods)
     if not config.images.held_out:
         raise InvalidConfigError(
-            "a comparison needs held-out images, and this configuration has none: give --config a YAML file that has "
-            "`images: {held_out: 500}`, or a recipe that holds images out"
+            "a comparison needs held-out images, and this configuration has none: give `config` with `held_out` of "
+            "`images`, such as 500, or a recipe that holds images out"
         )
     config = with_values(config, {"logging.monitor_every": every or max(1, config.steps // RECORDS)})
     by_mup = any(as_variant(method).apply(config).optimizer.base_width is not None for method in methods)
