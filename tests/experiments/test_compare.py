@@ -144,7 +144,7 @@ def test_runs_in_processes_of_their_own(finished, tmp_path, monkeypatch):
     )
     assert (tmp_path / "logs" / "none-seed0.txt").exists()
     for run in comparison.runs:
-        assert "    scalelong compare --seeds 1\n" in (run.folder / "README.md").read_text()
+        assert "    scalelong compare --seeds 1\n" in (tmp_path / run.run / "README.md").read_text()
     assert json.loads((tmp_path / "slow-seed0" / "variant.json").read_text()) == {
         "name": "slow",
         "changes": {"scaling": "cs:0.7"},

@@ -178,8 +178,8 @@ def test_rates_and_widths_are_a_grid(tmp_path, monkeypatch):
     found = sweep(small(), methods, [0, 1], tmp_path, axes)
     assert found is not None
     assert sorted(found) == [(width, rate) for width in (16, 32) for rate in (1e-3, 2e-3, 4e-3)]
-    assert {run.config.model_options["heads"] for run in found[32, 1e-3].runs} == {4}
-    assert {run.config.model_options["heads"] for run in found[16, 1e-3].runs} == {2}
+    assert {run.config["model_options.heads"] for run in found[32, 1e-3].runs} == {4}
+    assert {run.config["model_options.heads"] for run in found[16, 1e-3].runs} == {2}
     assert (tmp_path / "width-32" / "rate-0.001" / "mup-seed0").is_dir()
     names = ("method", "width", "best rate", "regret of the first's best")
     assert [tuple(row[name] for name in names) for row in best_rate_rows(list(axes), found)] == [

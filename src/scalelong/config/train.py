@@ -374,11 +374,15 @@ def _updated(base: Any, values: dict[str, Any], group: str) -> Any:
 
 
 def with_values(config: TrainConfig, values: dict[str, Any]) -> TrainConfig:
-    """The configuration with these values, by dotted name: {"optimizer.lr": 0.1}."""
+    """The configuration with these values, by dotted name: {"optimizer.lr": 0.1, "model_options.depth": 8}."""
     nested: dict[str, Any] = {}
     for path, value in values.items():
-        group, _, name = path.rpartition(".")
-        (nested.setdefault(group, {}) if group else nested)[name] = value
+        group, _, name = path.partition(".")
+        if not name:
+            nested[group] = value
+            continue
+        there = getattr(config, group, None)
+        nested.setdefault(group, dict(there) if isinstance(there, dict) else {})[name] = value
     return from_dict(nested, config)
 
 

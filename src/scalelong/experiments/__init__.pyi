@@ -32,6 +32,7 @@ from .records import (
     own_file as own_file,
     read_curves as read_curves,
     read_own_json as read_own_json,
+    read_own_lines as read_own_lines,
     read_run as read_run,
     steps_ratio as steps_ratio,
     steps_to as steps_to,

@@ -5,8 +5,8 @@ may be given again at any time: what is finished costs nothing, and a run that w
 checkpoint. So an engine only starts commands, and a sweep that was begun on one engine continues on another one. Every
 machine must see the folder under the same path.
 
-`start` returns an object with two methods of a process: `poll` (None while it runs, then its exit code) and
-`terminate` (it saves and ends).
+An engine has three methods for jobs: `start` returns a handle at once, `poll` gives None while the job runs and its
+exit code afterwards, `terminate` lets it save and end.
 """
 
 import os
@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,6 +89,8 @@ class Engine:
     """What all engines share: how many runs go at once, and with what each is given."""
 
     name = ""
+    devices: Sequence[str] = ()
+    """GPUs of this machine that it gives to runs."""
 
     def __init__(
         self,
@@ -114,8 +116,14 @@ class Engine:
         """Refuse what is missing or cannot be reached, before anything is written."""
 
     def start(self, job: Job) -> Any:
-        """Start a job, and return at once."""
+        """Start a job, and return at once what `poll` and `terminate` take."""
         raise NotImplementedError
+
+    def poll(self, started: Any) -> int | None:
+        return started.poll()
+
+    def terminate(self, started: Any) -> None:
+        started.terminate()
 
 
 class LocalEngine(Engine):
@@ -143,13 +151,13 @@ class LocalEngine(Engine):
                 f"`gpus` {self.gpus} asks for more GPUs than this machine has: found {len(self.devices)}"
             )
 
-    def start(self, job: Job) -> Worker:
+    def start(self, job: Job) -> Any:
         """The job sees its own GPUs; with more jobs than GPUs, they are shared in turn."""
         taken = {slot for worker, slot in self._slots.items() if worker.poll() is None}
         slot = next(number for number in range(len(taken) + 1) if number not in taken)
         count = max(1, self.gpus or 1)
         own = [self.devices[(slot * count + i) % len(self.devices)] for i in range(count)] if self.devices else []
-        worker = Worker(job, {"CUDA_VISIBLE_DEVICES": ",".join(own)} if own else {})
+        worker: Any = Worker(job, {"CUDA_VISIBLE_DEVICES": ",".join(own)} if own else {})
         self._slots[worker] = slot
         return worker
 
@@ -198,22 +206,6 @@ TIMEOUTS = 1000
 """How often a job may be queued again. The run advances each time, so there is no reason to give up."""
 
 
-@dataclass
-class _Submitted:
-    job: Any
-
-    def poll(self) -> int | None:
-        if not self.job.done():
-            return None
-        try:
-            return self.job.result()
-        except Exception:  # cancelled, lost, or a result that cannot be read
-            return LOST
-
-    def terminate(self) -> None:
-        self.job.cancel()
-
-
 class SubmititEngine(Engine):
     """submitit's local executor: what `SlurmEngine` does, without a cluster, to try it."""
 
@@ -229,7 +221,7 @@ class SubmititEngine(Engine):
                 "the cluster; the engine submitit tries the same without a cluster"
             )
 
-    def start(self, job: Job) -> _Submitted:
+    def start(self, job: Job) -> Any:
         submitit = needs("submitit", "slurm", f"the engine {self.name}")
         place = job.file.parents[job.name.count("/")] / "submitit"
         executor = submitit.AutoExecutor(folder=place, cluster=self.cluster, slurm_max_num_timeout=TIMEOUTS)
@@ -245,12 +237,23 @@ class SubmititEngine(Engine):
                 slurm_additional_parameters=others,
                 **{"slurm_time": MINUTES} | {f"slurm_{name}": value for name, value in given.items() if name in known},
             )
-            return _Submitted(executor.submit(OnNode(job)))
+            return executor.submit(OnNode(job))
         except (submitit.core.utils.FailedJobError, subprocess.CalledProcessError, ValueError, TypeError) as error:
             raise RunFailedError(
                 f"SLURM or submitit refuses the job: {in_words(error)}. Check `gpus`, `cpus` and `options` "
                 f"(such as partition=NAME account=NAME)"
             ) from error
+
+    def poll(self, started: Any) -> int | None:
+        if not started.done():
+            return None
+        try:
+            return started.result()
+        except Exception:  # cancelled, lost, or a result that cannot be read
+            return LOST
+
+    def terminate(self, started: Any) -> None:
+        started.cancel()
 
 
 class SlurmEngine(SubmititEngine):
@@ -263,30 +266,17 @@ RETRIES = 3
 """How often a task of Ray is begun again when its node is lost. Its run continues after its last checkpoint."""
 
 
-@dataclass
-class _RayTask:
-    ray: Any
-    reference: Any
-
-    def poll(self) -> int | None:
-        if not self.ray.wait([self.reference], timeout=0)[0]:
-            return None
-        try:
-            return self.ray.get(self.reference)
-        except self.ray.exceptions.RayError:  # cancelled, or its node was lost too often
-            return LOST
-
-    def terminate(self) -> None:
-        self.ray.cancel(self.reference, force=False)
-
-
 class RayEngine(Engine):
     """Tasks of the Ray cluster at RAY_ADDRESS, or of this machine. `options` are resources, such as memory=8e9."""
 
     name = "ray"
 
+    @property
+    def ray(self) -> Any:
+        return needs("ray", "ray", "the engine ray")
+
     def check(self) -> None:
-        ray = needs("ray", "ray", "the engine ray")
+        ray = self.ray
         address = os.environ.get("RAY_ADDRESS") or "auto"
         if ray.is_initialized():
             return
@@ -298,15 +288,14 @@ class RayEngine(Engine):
                 f"--head`, and set RAY_ADDRESS to the address HOST:PORT that it prints"
             ) from error
 
-    def start(self, job: Job) -> _RayTask:
-        ray = needs("ray", "ray", "the engine ray")
+    def start(self, job: Job) -> Any:
         try:
             resources = {name: float(amount) for name, amount in self.options.items()}
         except ValueError as error:
             raise InvalidConfigError("`options` of Ray are amounts of resources, such as memory=8e9") from error
         memory = resources.pop("memory", None)
         path = {"PYTHONPATH": os.environ["PYTHONPATH"]} if os.environ.get("PYTHONPATH") else {}
-        task = ray.remote(_call).options(
+        task = self.ray.remote(_call).options(
             num_cpus=self.cpus or 1,
             num_gpus=self.gpus or 0,
             max_retries=RETRIES,
@@ -314,7 +303,18 @@ class RayEngine(Engine):
             resources=resources or None,
             runtime_env={"env_vars": path},  # the node imports scalelong from where this process does
         )
-        return _RayTask(ray, task.remote(OnNode(job)))
+        return task.remote(OnNode(job))
+
+    def poll(self, started: Any) -> int | None:
+        if not self.ray.wait([started], timeout=0)[0]:
+            return None
+        try:
+            return self.ray.get(started)
+        except self.ray.exceptions.RayError:  # cancelled, or its node was lost too often
+            return LOST
+
+    def terminate(self, started: Any) -> None:
+        self.ray.cancel(started, force=False)
 
 
 def _call(function: OnNode) -> int:

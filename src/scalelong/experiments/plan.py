@@ -46,14 +46,9 @@ class Variant:
     changes: dict[str, Any]
 
     def apply(self, config: TrainConfig) -> TrainConfig:
-        given = {
-            name.partition(".")[2]: value for name, value in self.changes.items() if name.startswith(f"{OPTIONS}.")
-        }
-        values = {name: value for name, value in self.changes.items() if not name.startswith(f"{OPTIONS}.")}
-        if config.hardware.precision == "auto":  # all runs of a comparison have the same
-            values = {"hardware.precision": "fp32", **values}
-        changed = with_values(config, values)
-        return replace(changed, model_options={**changed.model_options, **given}) if given else changed
+        # All runs of a comparison have the same precision.
+        precision = {"hardware.precision": "fp32"} if config.hardware.precision == "auto" else {}
+        return with_values(config, {**precision, **self.changes})
 
 
 def as_variant(given: Variant | str) -> Variant:

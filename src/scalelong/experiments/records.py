@@ -97,9 +97,8 @@ LARGEST = 10**300
 
 def read_curves(folder: str | PathLike[str]) -> dict[str, Curve]:
     """All quantities of a run by name. A long curve keeps every 2ᵏ-th record, at equal distances, and the last one."""
-    path = own_file(Path(folder), METRICS)
     found: dict[str, dict[int, float]] = {}
-    for values in read_json_lines(path) if path.exists() else []:
+    for values in read_own_lines(Path(folder) / METRICS):
         try:
             step = int(values.pop("step"))
         except (ValueError, KeyError, TypeError, OverflowError):
@@ -121,9 +120,7 @@ def _curve(values: Mapping[int, float]) -> Curve:
 
 def last_line(folder: Path, name: str) -> dict[str, Any] | None:
     """The newest line of the metrics that has this quantity."""
-    path = own_file(Path(folder), METRICS)
-    lines = read_json_lines(path) if path.exists() else []
-    return next((line for line in reversed(list(lines)) if name in line), None)
+    return next((line for line in reversed(read_own_lines(folder / METRICS)) if name in line), None)
 
 
 # One run
@@ -231,6 +228,11 @@ def own_file(folder: Path, name: str) -> Path:
 def read_own_json(path: Path) -> dict[str, Any]:
     """A JSON object of a run folder; empty if there is no such file."""
     return _read(path, read_json)
+
+
+def read_own_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file of JSON lines of a run folder; cut and foreign lines are left out."""
+    return read_json_lines(path) if own_file(path.parent, path.name).exists() else []
 
 
 def _read(path: Path, reader: Callable[[Path], Any]) -> dict[str, Any]:

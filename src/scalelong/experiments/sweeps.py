@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +135,7 @@ def run_jobs(jobs: Sequence[Job], engine: Engine, finished: Callable[[Job], bool
                     job = queue.pop(0)
                     active[job] = engine.start(job)
                 for job in list(active):
-                    code = active[job].poll()
+                    code = engine.poll(active[job])
                     if code is None:
                         continue
                     del active[job]
@@ -149,18 +149,18 @@ def run_jobs(jobs: Sequence[Job], engine: Engine, finished: Callable[[Job], bool
                     logger.info("%d of %d runs left; `compare --status` shows how far they are", left, len(jobs))
                 time.sleep(POLL_SECONDS)
         finally:
-            _stop(active.values())
+            _stop(engine, list(active.values()))
     if failures:
         more = f"\n... and {len(failures) - 3} more" if len(failures) > 3 else ""
         raise RunFailedError("\n".join(failures[:3]) + more)
 
 
-def _stop(started: Iterable[Any]) -> None:
+def _stop(engine: Engine, started: Sequence[Any]) -> None:
     """End jobs, each of which saves first."""
     for each in started:
-        each.terminate()
+        engine.terminate(each)
     until = time.monotonic() + GRACE_SECONDS
-    while sum(each.poll() is None for each in started) and time.monotonic() < until:
+    while sum(engine.poll(each) is None for each in started) and time.monotonic() < until:
         time.sleep(0.2)
 
 

@@ -29,11 +29,12 @@ from ..experiments import (
     level_rows,
     own_file,
     read_own_json,
+    read_own_lines,
     read_run,
     table_rows,
     verdict,
 )
-from ..files import below, read_json, read_json_lines
+from ..files import below, read_json
 from ..optional import needs
 from ..stability import RateRange, RateRun
 
@@ -179,7 +180,7 @@ def _scores(run: RunRecord) -> list[dict[str, str]]:
     """What `scalelong eval` found, from scores.jsonl, and below it what its anchors have."""
     assert run.folder is not None
     rows: list[dict[str, str]] = []
-    for values in _json_lines(run.folder / SCORES):
+    for values in read_own_lines(run.folder / SCORES):
         with suppress(KeyError, TypeError, ValueError):  # a line that someone else wrote
             protocol = values["protocol"]
             made = {
@@ -205,7 +206,7 @@ def _scores(run: RunRecord) -> list[dict[str, str]]:
 def _copies(run: RunRecord) -> list[dict[str, Any]]:
     """The samples of the newest evaluation that are nearest to a training image, next to it."""
     assert run.folder is not None
-    for values in reversed(_json_lines(run.folder / SCORES)):
+    for values in reversed(read_own_lines(run.folder / SCORES)):
         with suppress(KeyError, TypeError, ValueError, AttributeError):  # a line that someone else wrote
             copies, step = values["subject"]["copies"], values["subject"]["step"]
             # By its name in this folder alone: the run may have been moved, and others may have written the line.
@@ -229,7 +230,7 @@ def _score(values: dict[str, Any]) -> str:
 def _alarms(run: RunRecord) -> list[dict[str, Any]]:
     """Rollbacks, and the alarms that were written down."""
     assert run.folder is not None
-    written = [entry for entry in _json_lines(run.folder / ALARMS) if "step" in entry and "kind" in entry]
+    written = [entry for entry in read_own_lines(run.folder / ALARMS) if "step" in entry and "kind" in entry]
     found = [*_rollbacks(run)]
     found += [{"step": e["step"], "kind": str(e["kind"]), "message": str(e.get("message", ""))} for e in written]
     about = {"method": run.method, "seed": run.seed}
@@ -254,11 +255,6 @@ def _rollbacks(run: RunRecord) -> list[dict[str, Any]]:
             text = f"{why}{named}: back to step {entry['to_step']}, with {rate}."
             rows.append({"step": int(entry["to_step"]), "kind": "rollback", "message": text})
     return rows
-
-
-def _json_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a file of JSON lines; cut and foreign lines are left out."""
-    return read_json_lines(path) if own_file(path.parent, path.name).exists() else []
 
 
 def _diagnosis(folders: Sequence[str | PathLike[str]]) -> dict[str, Any] | None:
