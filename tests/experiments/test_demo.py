@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from scalelong.cli import main
+from scalelong.cli import find_command, main
+from scalelong.cli.range import seconds_of_a_step
 from scalelong.config import recipe
 from scalelong.errors import InvalidConfigError
 from scalelong.experiments import Demo, RecipeTask, config_range, demo, demo_config, run_demo
@@ -64,6 +65,12 @@ def test_the_range_of_a_recipe_from_the_command_line(tmp_path, capsys):
     assert (out / "command.txt").read_text().startswith("scalelong range --recipe digits-class-tiny")
     assert main([*arguments, "--set", "batch_size=8"]) == 1
     assert "batch_size was 4 and is 8" in capsys.readouterr().err
+
+
+def test_a_step_is_timed_before_a_range_begins():
+    options = find_command("range").parser().parse_args(["--jobs", "1"])
+    config = replace(demo_config(), model_options=SMALL, batch_size=4)
+    assert 0 < seconds_of_a_step(config, options) < 10
 
 
 def test_methods_of_a_range_share_the_optimiser(tmp_path):

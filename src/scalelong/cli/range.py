@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import TrainConfig, dump_config, field_paths, load_config, recipe, with_values
-from ..console import duration, is_terminal
+from ..console import counted, duration, is_terminal
 from ..errors import InvalidConfigError
 from . import shared
 from .parser import Parser, floats, split
@@ -64,9 +64,8 @@ def run_range(options: argparse.Namespace) -> int:
     from ..errors import UnfinishedError
     from ..experiments import config_range
     from ..files import make_folder, write_text
-    from ..stability import METHODS, rate_text
+    from ..stability import METHODS
 
-    methods = [*options.methods, *options.variants] if options.methods else options.variants or None
     shared.require_seeds(options.seeds)
     data = options.images or options.data
     out = options.out or Path("runs") / f"range-{options.recipe or (Path(data).name if data else 'digits-tiny')}"
@@ -76,28 +75,22 @@ def run_range(options: argparse.Namespace) -> int:
     engine.check()
     if (engine.gpus or 0) > 1:
         raise InvalidConfigError("a run of a range uses one GPU: leave out `gpus`, or give 1")
-    seeds = range(options.seeds)
     title = f"{shared.network_line(config)}; {options.steps} steps at constant rates"
     logger.info(title)
     pace = {"steps": options.steps, "warmup": options.warmup, "out": out, "title": title, "jobs": options.jobs}
     pace["device"] = None if options.device is None else shared.device_of(options.device)
     run: Any = partial(config_range, config, **pace)
+    methods = [*options.methods, *options.variants] if options.methods else options.variants or None
+    rates, seeds = options.rates, range(options.seeds)
     # Processes that are forked share the data and start at once, but cannot have a GPU each.
     forked = engine.name == "local" and len(engine.devices) < 2
-    rates, count = options.rates, len(options.rates or range(3))
-    runs = count * len(methods or METHODS) * len(seeds)
+    runs = len(rates or range(3)) * len(methods or METHODS) * len(seeds)
     try:
         if forked and runs * options.steps > SMALL:
             seconds = options.steps * seconds_of_a_step(config, options)
-            if rates is None:
-                ask(SEARCH * seconds, f"a run takes about {duration(seconds)}; to find the rates", options.yes)
-                found = run(rates=None, methods=(methods or METHODS)[:1], seeds=seeds[:1])
-                rates = found.rates
-                alive = [rate for rate in rates if found.survivors(found.methods[0], rate)[0]]
-                seen = f"survives {rate_text(alive[-1])}" if alive else f"survives less than {rate_text(rates[0])}"
-                logger.info(f"with one seed it {seen}; `scalelong train` would use {rate_text(config.optimizer.lr)}")
-            first_rate = partial(run, rates=[rates[len(rates) // 2]], methods=methods)
-            methods = first_verdict(first_rate, seconds, options, seeds, runs)
+            rates = rates or find_rates(run, methods or METHODS, seconds, config.optimizer.lr, options.yes)
+            at_first = partial(run, rates=[rates[len(rates) // 2]], methods=methods)
+            methods = first_verdict(at_first, seconds, options, seeds, runs)
         found = run(rates=rates, methods=methods, seeds=seeds, engine=None if forked else engine)
     except UnfinishedError:
         return shared.left_to_do()
@@ -110,6 +103,18 @@ def run_range(options: argparse.Namespace) -> int:
     return 0
 
 
+def find_rates(run: Any, methods: Sequence[str], seconds: float, usual: float, yes: bool) -> Sequence[float]:
+    """Three rates around the highest that the baseline survives, by one seed."""
+    from ..stability import rate_text
+
+    ask(SEARCH * seconds, f"a run takes about {duration(seconds)}; to find the rates", yes)
+    found = run(rates=None, methods=methods[:1], seeds=range(1))
+    alive = [rate for rate in found.rates if found.survivors(found.methods[0], rate)[0]]
+    seen = f"survives {rate_text(alive[-1])}" if alive else f"survives less than {rate_text(found.rates[0])}"
+    logger.info(f"with one seed it {seen}; `scalelong train` would use {rate_text(usual)}")
+    return found.rates
+
+
 def first_verdict(
     run: Any, seconds: float, options: argparse.Namespace, seeds: Sequence[int], runs: int
 ) -> Sequence[str]:
@@ -118,7 +123,7 @@ def first_verdict(
 
     (rate,), methods = run.keywords["rates"], run.keywords["methods"] or METHODS
     few = seeds[: max(1, min(FIRST_SEEDS, int(FIRST_SECONDS / (len(methods) * seconds))))]
-    many = f"{len(few)} seed{'s' * (len(few) > 1)}"
+    many = counted(len(few), "seed")
     ask(len(few) * len(methods) * seconds, f"a first verdict at {rate_text(rate)} with {many}", options.yes)
     found = run(seeds=few)
     counts = [(method, *found.survivors(method, rate)) for method in found.methods]
