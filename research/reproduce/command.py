@@ -17,8 +17,8 @@ def main(arguments: list[str]) -> int:
     options = parser().parse_args(arguments)
 
     # Only here, since these import torch, and --help does not wait for it.
-    from ..pages import summary
     from .items import ITEMS
+    from .pages import summary
     from .run import describe, redraw, reproduce
 
     if options.redraw:

@@ -9,8 +9,8 @@ from typing import Any
 from scalelong.config import TrainConfig, flatten, to_dict
 from scalelong.files import write_text
 
-from .reproduce.claims import RESULTS, Claim, Quantity, Study, StudyResults, Verdict, overall
-from .reproduce.drawing import save
+from .claims import RESULTS, Claim, Quantity, Study, StudyResults, Verdict, overall
+from .drawing import save
 
 # Pages of results, in Markdown: one per item, and an index with all verdicts. Made of the raw results alone.
 
