@@ -1,14 +1,14 @@
 """The page of a study: its verdict by the plan's rule, its tables and its figure. Made of the runs' lines alone."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from scalelong.experiments import interval
 from scalelong.files import write_text
 
-from .statistics import holm, interval, mcnemar
 from .study import LOST, Plan, Results, Run
 
 
@@ -132,11 +132,29 @@ def _against(plan: Plan, results: Results, runs: Sequence[Run]) -> str:
     ratios = [math.log(mine[seed] / theirs[seed]) for seed in mine.keys() & theirs.keys()]
     if runs[0].arm == best and theirs:
         return "the best"
-    return ratio_text(ratios, plan.rule.confidence) if len(ratios) > 1 else "-"
+    return ratio_text(ratios) if len(ratios) > 1 else "-"
 
 
-def ratio_text(logs: Sequence[float], confidence: float) -> str:
-    return "{:.2f} ({:.2f} to {:.2f})".format(*map(math.exp, interval(logs, confidence)))
+def ratio_text(logs: Sequence[float]) -> str:
+    """A mean ratio, and the interval that holds it with 90 % confidence."""
+    return "{:.2f} ({:.2f} to {:.2f})".format(*map(math.exp, (fmean(logs), *interval(logs))))
+
+
+def mcnemar(pairs: Sequence[tuple[bool, bool]]) -> float:
+    """The exact two-sided p of McNemar's test: pairs that differ are as likely to differ either way."""
+    first, second = sum(a and not b for a, b in pairs), sum(b and not a for a, b in pairs)
+    count = first + second
+    if count == 0:
+        return 1.0
+    return min(1.0, 2 * sum(math.comb(count, k) for k in range(min(first, second) + 1)) / 2**count)
+
+
+def holm(tests: Mapping[str, float]) -> dict[str, float]:
+    """p values corrected for their number (Holm 1979)."""
+    found, largest = {}, 0.0
+    for rank, (name, p) in enumerate(sorted(tests.items(), key=lambda entry: entry[1])):
+        largest = found[name] = max(largest, min(1.0, (len(tests) - rank) * p))
+    return found
 
 
 # What it buys
@@ -206,8 +224,8 @@ def _bought(plan: Plan, arm: str, logs: Sequence[float], missed: int) -> tuple[s
     if missed or len(logs) < 2:
         word = "needs more steps" if missed > len(logs) else "cannot be judged"
         return word, f"not reached in {missed} of {missed + len(logs)} seeds" if missed else "-"
-    _, low, high = interval(logs, plan.rule.confidence)
-    text = ratio_text(logs, plan.rule.confidence)
+    low, high = interval(logs)
+    text = ratio_text(logs)
     if low >= math.log(plan.rule.aim):
         return f"**at least {plan.rule.aim:g} times fewer**", text
     return ("saves steps" if low > 0 else "needs more steps" if high < 0 else "cannot be judged"), text
@@ -229,10 +247,8 @@ def _tuning_row(plan: Plan, results: Results, cell: str, arm: str, best: float |
 
 def draw(plan: Plan, results: Results, out: Path) -> str | None:
     """Held-out loss over steps, a panel for each cell; lines end where runs collapse."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
 
     chosen = {
         (cell, arm): rates
@@ -242,10 +258,11 @@ def draw(plan: Plan, results: Results, out: Path) -> str | None:
     }
     if not chosen:
         return None
-    figure, axes = plt.subplots(1, len(plan.cells), figsize=(6 * len(plan.cells), 4.5), squeeze=False)
+    figure = Figure(figsize=(6 * len(plan.cells), 4.5))
+    axes = figure.subplots(1, len(plan.cells), squeeze=False)
     for axis, cell in zip(axes[0], plan.cells, strict=True):
         for number, arm in enumerate(plan.arms):
-            colour = plt.get_cmap("tab10" if len(plan.arms) <= 10 else "tab20")(number)
+            colour = colormaps["tab10" if len(plan.arms) <= 10 else "tab20"](number)
             for rate in chosen.get((cell, arm), ()):
                 lines = [results.of(Run(cell, arm, rate, seed)) for seed in plan.seeds]
                 for line in [line for line in lines if line and line["curve"]]:
@@ -260,7 +277,6 @@ def draw(plan: Plan, results: Results, out: Path) -> str | None:
     figure.tight_layout()
     out.mkdir(parents=True, exist_ok=True)
     figure.savefig(out / "losses.png", dpi=100)
-    plt.close(figure)
     return "losses.png"
 
 

@@ -53,7 +53,6 @@ class Rule:
     """lasts: the level of McNemar's test against the baseline, over all cells, by Holm's correction."""
     aim: float = 2.5
     """buys: how many times fewer steps are wanted."""
-    confidence: float = 0.9
 
 
 @dataclass(frozen=True)

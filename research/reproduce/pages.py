@@ -9,8 +9,9 @@ from typing import Any
 from scalelong.config import TrainConfig, flatten, to_dict
 from scalelong.files import write_text
 
+from ..page import table
 from .claims import RESULTS, Claim, Quantity, Study, StudyResults, Verdict, overall
-from .drawing import save
+from .figures import save
 
 # Pages of results, in Markdown: one per item, and an index with all verdicts. Made of the raw results alone.
 
@@ -47,7 +48,7 @@ def page(item: Study, results: StudyResults) -> str:
         f"**{verdict_of(claims)}**: {counts(claims)}.",
         f"**The paper.** {item.paper}",
         f"**Here.** {item.here} Scale `{results.scale}`, {results.seeds} seeds, all of them shown.",
-        fenced(command(results)),
+        f"```\n{command(results)}\n```",
         *(f"![{name}]({name}.png)" for name in item.figures),
         "## Claims",
         claims_table(claims, range(results.seeds)),
@@ -62,7 +63,7 @@ def page(item: Study, results: StudyResults) -> str:
         settings_table(results),
         f"Raw results: [{RESULTS}]({RESULTS}), made with {versions(results)}.",
     ]
-    return document(parts)
+    return "\n\n".join(parts) + "\n"
 
 
 def command(results: StudyResults) -> str:
@@ -205,7 +206,7 @@ def index(out: Path, items: Iterable[Study]) -> str:
     if (out / "kappa").is_dir():
         raw = "[the raw results](kappa/validation.json) of kappa"
         parts.append(f"Also here: {raw}, how well κ can be chosen, told in [theory.md](../theory.md).")
-    return document(parts)
+    return "\n\n".join(parts) + "\n"
 
 
 STUDIES_FILE = "studies.json"
@@ -215,24 +216,6 @@ def studies_table(rows: Sequence[dict[str, str]]) -> str:
     """A row for each claim of a study, with a link to its page."""
     cells = [[f"[{row['study']}]({row['study']}/README.md)", *list(row.values())[1:]] for row in rows]
     return table(["study", "claim", "setting", "effect (interval)", "verdict"], cells)
-
-
-# Markdown
-
-
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table of Markdown."""
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def fenced(text: str) -> str:
-    """Plain text as it is."""
-    return f"```\n{text}\n```"
-
-
-def document(parts: Iterable[str]) -> str:
-    return "\n\n".join(parts) + "\n"
 
 
 def _seeds(seeds: Iterable[int]) -> list[str]:
