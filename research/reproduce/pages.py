@@ -174,10 +174,11 @@ def index(out: Path, items: Iterable[Study]) -> str:
             rows.append([link, *about, verdict, counts(claims)])
     parts = [
         "# Evidence",
-        "The paper's figures and tables again, by command. Each page has the command, all seeds and the claims.",
-        "Fréchet distances compare the runs of one page with each other, and not with what `scalelong eval` prints: "
-        "those of these figures and tables were measured with the classifier's features, the default before anchors "
-        "(docs/evaluation.md). The studies docs/evidence/quality and docs/evidence/probe have the features of today.",
+        "This page repeats the paper's figures and tables by command. Each item has a page of its own, with its "
+        "command, all seeds and a verdict on each claim.",
+        "Fréchet distances on one page can be compared with each other. They cannot be compared with what "
+        "`scalelong eval` prints, which uses different features ([evaluation](../evaluation.md)). The studies "
+        "[quality](quality/README.md) and [probe](probe/README.md) use the features of `scalelong eval`.",
         table(["figure or table", "scale", "seeds", "steps", "verdict", "claims"], rows),
         "## The rule",
         RULE,
@@ -189,23 +190,27 @@ def index(out: Path, items: Iterable[Study]) -> str:
     if (out / STUDIES_FILE).exists():
         parts.insert(
             2,
-            "These have three seeds, in shallow networks at a rate that all survive. With eight, by plans that were "
-            "committed first: [the paper's own setting taken to this width, and the best one](again/README.md), "
-            "[where runs break](edge/README.md), [Fréchet distances and 10,000 steps](quality/README.md).",
+            "The table has three seeds for each method. Its networks are shallow, and every method survives its "
+            "learning rate, so small effects stay hidden. Three studies ask again with eight seeds; their plans were "
+            "committed before the first run:\n\n"
+            "- [again](again/README.md): the paper's own setting at this width, and the best setting found\n"
+            "- [edge](edge/README.md): learning rates at which runs break\n"
+            "- [quality](quality/README.md): Fréchet distances after 10,000 steps",
         )
         rows = json.loads((out / STUDIES_FILE).read_text(encoding="utf-8"))
         parts += [
             "## All studies",
-            "What the other studies found, each by the rule of its own page: claim, setting, effect with interval, "
-            "verdict. The code of commit 47c1161 computed it (`git show 47c1161:research/studies.py`), but for "
-            "unet-collapse, a plan of `research.study`. Studies without a row here have tables of their own: "
+            "The verdicts of the other studies. Each study judges its claims by the rule on its own page. The code of "
+            "commit 47c1161 made these rows (`git show 47c1161:research/studies.py`), except those of unet-collapse, "
+            "which is a plan of `research.study`. Four studies have no row here, but tables of their own: "
             "[μP](mup/README.md), [probe](probe/README.md), [what lasts](lasts/README.md), "
             "[what it buys](buys/README.md).",
             studies_table(rows),
         ]
     if (out / "kappa").is_dir():
-        raw = "[the raw results](kappa/validation.json) of kappa"
-        parts.append(f"Also here: {raw}, how well κ can be chosen, told in [theory.md](../theory.md).")
+        parts.append(
+            "[theory](../theory.md) tells how well κ can be chosen, by [these results](kappa/validation.json)."
+        )
     return "\n\n".join(parts) + "\n"
 
 
