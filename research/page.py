@@ -55,63 +55,65 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def lasts_tables(plan: Plan, results: Results) -> tuple[str, list[str]]:
-    rows, pairs, lasting = [], {arm: [] for arm in plan.arms}, {arm: [] for arm in plan.arms}
+    rows, lasting = [], {arm: [] for arm in plan.arms}
     finished = wanted = 0
     for cell in plan.cells:
         for arm in plan.arms:
             for rate in plan.rates_of(cell, arm):
-                runs = [Run(cell, arm, rate, seed) for seed in plan.seeds]
-                known = [run for run in runs if results.of(run)]
-                finished, wanted = finished + len(known), wanted + len(runs)
-                alive = [run for run in known if results.alive(run)]
+                known = [run for seed in plan.seeds if results.of(run := Run(cell, arm, rate, seed))]
+                finished, wanted = finished + len(known), wanted + len(plan.seeds)
                 if known:
-                    lasting[arm].append(len(alive) >= plan.rule.lasts * len(known))
-                lines = [results.of(run) or {} for run in known]
-                lost = sorted(line["collapsed"] for line in lines if line["collapsed"])
-                rollbacks = [str(line["rollbacks"]) for line in lines if "rollbacks" in line]
-                losses = [results.loss(run) or 1.0 for run in alive]
-                rows.append(
-                    [
-                        cell,
-                        arm,
-                        f"{rate:g}",
-                        f"{len(alive)} of {len(known)}",
-                        ", ".join(map(str, lost)) + (f" (rollbacks: {', '.join(rollbacks)})" if rollbacks else ""),
-                        f"{math.exp(fmean(map(math.log, losses))):.4f}" if losses else "-",
-                        _against(plan, results, known),
-                        f"{fmean(line['seconds'] for line in lines):.0f}" if lines else "-",
-                    ]
-                )
-                for run in known:
-                    other = Run(cell, plan.baseline, run.rate, run.seed)
-                    if results.of(other):
-                        pairs[arm].append((bool(results.alive(run)), bool(results.alive(other))))
-    tests = holm({arm: mcnemar(found) for arm, found in pairs.items() if arm != plan.baseline and found})
-    verdicts = []
-    for arm, found in pairs.items():
-        alive, base = sum(mine for mine, _ in found), sum(theirs for _, theirs in found)
-        p = tests.get(arm, 1.0)
-        word = (
-            "-"
-            if arm == plan.baseline
-            else "no difference"
-            if p >= plan.rule.level
-            else "more"
-            if alive > base
-            else "fewer"
-        )
-        cells = f"{sum(lasting[arm])} of {len(lasting[arm])}"
-        verdicts.append([arm, f"{alive} of {len(found)}", cells, word, "-" if arm == plan.baseline else f"{p:.2g}"])
+                    alive = sum(bool(results.alive(run)) for run in known)
+                    lasting[arm].append(alive >= plan.rule.lasts * len(known))
+                rows.append([cell, arm, f"{rate:g}", *_fates(plan, results, known)])
     winners = [arm for arm, found in lasting.items() if found and all(found)]
     said = f"Lasts in every cell: {', '.join(winners)}." if winners else "No arm lasts in every cell."
     said += "" if finished == wanted else f" {finished} of {wanted} runs are finished."
     heads = ["cell", "arm", "rate", "alive", "collapsed at step", "held-out loss of those alive"]
     return said, [
         "## Who lasts",
-        table(["arm", "alive", "lasts in cells", f"against {plan.baseline}", "p (McNemar, Holm)"], verdicts),
+        table(
+            ["arm", "alive", "lasts in cells", f"against {plan.baseline}", "p (McNemar, Holm)"],
+            _against_baseline(plan, results, lasting),
+        ),
         "## By cell",
         table([*heads, "ratio to the best arm (interval)", "seconds"], rows),
     ]
+
+
+def _fates(plan: Plan, results: Results, runs: Sequence[Run]) -> list[str]:
+    """Of the finished runs of an arm at a rate: who is alive, where the others collapsed, loss and cost."""
+    lines = [results.of(run) or {} for run in runs]
+    alive = [run for run in runs if results.alive(run)]
+    lost = ", ".join(map(str, sorted(line["collapsed"] for line in lines if line["collapsed"])))
+    rollbacks = ", ".join(str(line["rollbacks"]) for line in lines if "rollbacks" in line)
+    losses = [results.loss(run) or 1.0 for run in alive]
+    return [
+        f"{len(alive)} of {len(runs)}",
+        lost + (f" (rollbacks: {rollbacks})" if rollbacks else ""),
+        f"{math.exp(fmean(map(math.log, losses))):.4f}" if losses else "-",
+        _against(plan, results, runs),
+        f"{fmean(line['seconds'] for line in lines):.0f}" if lines else "-",
+    ]
+
+
+def _against_baseline(plan: Plan, results: Results, lasting: Mapping[str, Sequence[bool]]) -> list[list[str]]:
+    """A row for each arm: how many of its runs are alive, and whether that differs from the baseline."""
+    pairs: dict[str, list[tuple[bool, bool]]] = {arm: [] for arm in plan.arms}
+    for run in plan.runs(plan.seeds):
+        other = Run(run.cell, plan.baseline, run.rate, run.seed)
+        if results.of(run) and results.of(other):
+            pairs[run.arm].append((bool(results.alive(run)), bool(results.alive(other))))
+    tests = holm({arm: mcnemar(found) for arm, found in pairs.items() if arm != plan.baseline and found})
+    rows = []
+    for arm, found in pairs.items():
+        alive, base = (sum(column) for column in zip(*found, strict=True)) if found else (0, 0)
+        word, p = "no difference", tests.get(arm, 1.0)
+        if p < plan.rule.level:
+            word = "more" if alive > base else "fewer"
+        judged = ["-", "-"] if arm == plan.baseline else [word, f"{p:.2g}"]
+        rows.append([arm, f"{alive} of {len(found)}", f"{sum(lasting[arm])} of {len(lasting[arm])}", *judged])
+    return rows
 
 
 def _against(plan: Plan, results: Results, runs: Sequence[Run]) -> str:
