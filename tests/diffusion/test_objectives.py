@@ -131,9 +131,9 @@ def test_a_run_learns_and_is_used(schedule, prediction, tmp_path):
     assert images.float().std() > 10
     # What the exported pipeline must know: another time than its scheduler's.
     from scalelong.experiments import diagnose_run
-    from scalelong.export import export_diffusers
+    from scalelong.export import export_run
 
-    folder = export_diffusers(run, tmp_path / "export")
+    folder = export_run(run, tmp_path / "export")
     index = json.loads((folder / "model_index.json").read_text())
     assert (index["time_scale"], index["time_shift"]) == run.process.time_map
     assert "DPMSolverMultistep" in index["scheduler"][1]

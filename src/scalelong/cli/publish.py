@@ -73,7 +73,7 @@ def export_parser() -> Parser:
 
 def run_export(options: argparse.Namespace) -> None:
     from ..config import AverageLength
-    from ..export import export_diffusers, export_safetensors, push_to_hub
+    from ..export import export_run, push_to_hub
 
     if (options.run is None) == (options.model is None):
         export_parser().error("give a run folder, or --model NAME for a network that comes with the package")
@@ -83,7 +83,7 @@ def run_export(options: argparse.Namespace) -> None:
         options.weights = f"ema:{AverageLength.parse(options.ema, '`ema`')}"
     trained = shared.trained_run(options.run, options)
     place = options.out or trained.folder / f"export-{options.format}"
-    (export_diffusers if options.format == "diffusers" else export_safetensors)(trained, place)
+    export_run(trained, place, options.format)
     print(f"{trained.weights.replace('ema', 'EMA')} weights of step {trained.step}: {place}")
     if options.push_to_hub:
         print(push_to_hub(place, options.push_to_hub, private=not options.public))
@@ -168,7 +168,7 @@ def _make(options: argparse.Namespace) -> None:
     """Train, score and pack a network."""
     from ..config import CONFIG, load_config
     from ..evaluation import score_run
-    from ..export import shipped_card
+    from ..export import model_card
     from ..files import write_text
     from ..runs import CARD, NETWORKS, SCORES, load_run, pack, packed_folder
     from ..training import train
@@ -183,5 +183,5 @@ def _make(options: argparse.Namespace) -> None:
     # Without places on the machine where it was made.
     line = scores.to_dict() | {"subject": {"run": options.name, "step": scores.subject["step"], "seed": 0}}
     write_text(folder / SCORES, json.dumps(line, ensure_ascii=False) + "\n")
-    write_text(folder / CARD, shipped_card(options.name, load_run(work), scores))
+    write_text(folder / CARD, model_card(load_run(work), "shipped", [scores]).replace("NAME", options.name))
     print(f"{folder}: {sum(file.stat().st_size for file in folder.iterdir()) / 1e6:.2f} MB")
