@@ -78,11 +78,33 @@ def test_help_of_every_command_answers_without_torch():
     subprocess.run([sys.executable, "-c", HELP, json.dumps(["", *ALL])], check=True)
 
 
-@pytest.mark.parametrize("command", OURS)
-def test_help_is_whole(command, capsys):
-    printed = help_of(command, capsys)
-    assert "%%" not in printed
-    assert "--quiet" in help_of(command, capsys, "--help-all")
+EVERYWHERE = {
+    "--quiet": OURS,
+    "--json": ["find", "range", "diagnose", "eval", "models", "lab theory", "lab probe", "lab tune", "lab coords"],
+    "--device": ["train", "sample", "eval", "diagnose", "range", "demo", "compare", "lab probe", "lab tune"],
+    "--out, --output-dir": ["train", "sample", "export", "diagnose", "range", "demo", "compare", "lab tune"],
+    "--steps, --max-train-steps": ["train", "range", "compare"],
+    "--steps, --num-inference-steps": ["sample", "eval", "lab tune"],
+}
+
+
+@pytest.mark.parametrize("flag", EVERYWHERE)
+def test_flags_are_spelled_alike(flag, capsys):
+    for command in EVERYWHERE[flag]:
+        printed = help_of(command, capsys, "--help-all")
+        assert flag in printed, command
+        assert "%%" not in printed
+
+
+def test_no_command_speaks_of_another_kappa(capsys):
+    """What commands do by themselves or show is what the recipe says: 0.7, and merge_norm to last."""
+    from scalelong.stability import METHODS
+
+    shown = " ".join([*METHODS, *(help_of(command, capsys, "--help-all") for command in OURS)])
+    assert set(re.findall(r"\bcs:(?:kappa=)?([\d.]+)", shown)) == {"0.7"}
+    compared = find_command("compare").parser().parse_args([]).methods
+    assert "merge_norm" in METHODS
+    assert "merge_norm" in compared
 
 
 def test_the_help_of_train_is_short_and_help_all_has_every_field(capsys):
@@ -94,20 +116,6 @@ def test_the_help_of_train_is_short_and_help_all_has_every_field(capsys):
     assert "examples" in short
     for field in dataclasses.fields(TrainConfig().optimizer):
         assert f"--{field.name.replace('_', '-')}" in whole
-
-
-@pytest.mark.parametrize("command", ["find", "range", "diagnose", "eval", "models", "lab theory", "lab probe"])
-def test_json_is_spelled_alike(command):
-    needed = {"find": ["net.py"], "eval": ["run"], "lab probe": ["run"]}.get(command, [])
-    assert find_command(command).parser().parse_args([*needed, "--json"]).json
-
-
-COMPUTE = ["train", "sample", "eval", "diagnose", "range", "demo", "compare", "lab probe", "lab tune"]
-
-
-@pytest.mark.parametrize("command", COMPUTE)
-def test_what_computes_takes_a_device(command):
-    assert "--device" in find_command(command).parser().format_help()
 
 
 def test_names_in_help_are_the_real_ones():
@@ -475,7 +483,6 @@ OUT = {
     "sample": ["--model", "digits-class"],
     "report": ["runs/absent"],
     "export": ["--model", "digits-class"],
-    "models": [],
     "find": ["torch.nn:Identity"],
     "diagnose": [],
     "range": [],

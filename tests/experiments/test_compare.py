@@ -23,10 +23,9 @@ from scalelong.experiments import (
     plan_runs,
     run_all,
     status_text,
-    summarise,
     sweep,
 )
-from scalelong.experiments.sweeps import write_job
+from scalelong.experiments.sweeps import make_job
 from scalelong.report import collect
 from scalelong.runs import build_model, load_images, saved_steps, shape_of
 from scalelong.training import TrainState, train
@@ -104,10 +103,10 @@ def test_the_table_and_the_files_of_a_comparison(finished):
         assert entry.seconds_per_step
     assert finished.summaries[0].steps_ratio == [1, 1]
     assert "cs:0.7" in str(finished)
-    assert "held-out loss" in (finished.out / "table.txt").read_text()
-    assert len(json.loads((finished.out / "comparison.json").read_text())) == 3
-    assert json.loads((finished.out / "diagnosis.json").read_text())["rows"]
-    assert str(summarise(finished.runs, finished.out)) == str(finished)
+    out = finished.runs[0].folder.parent
+    assert (out / "table.txt").read_text() == f"{finished}\n"
+    assert len(json.loads((out / "comparison.json").read_text())) == 3
+    assert json.loads((out / "diagnosis.json").read_text())["rows"]
 
 
 def test_readings_are_recorded_with_the_run(finished):
@@ -121,10 +120,10 @@ def test_readings_are_recorded_with_the_run(finished):
 
 def test_finished_runs_are_not_repeated(finished, caplog):
     caplog.set_level("INFO", logger="scalelong")
-    before = {run.name: (run.folder / "metrics.jsonl").stat().st_mtime_ns for run in finished.runs}
-    again = compare(small(depth=4), METHODS, [0, 1], finished.out, every=1, jobs=1)
+    before = {run.run: (run.folder / "metrics.jsonl").stat().st_mtime_ns for run in finished.runs}
+    again = compare(small(depth=4), METHODS, [0, 1], finished.runs[0].folder.parent, every=1, jobs=1)
     assert str(again) == str(finished)
-    assert before == {run.name: (run.folder / "metrics.jsonl").stat().st_mtime_ns for run in finished.runs}
+    assert before == {run.run: (run.folder / "metrics.jsonl").stat().st_mtime_ns for run in finished.runs}
     assert "6 of 6 runs are finished" in caplog.text
 
 
@@ -208,16 +207,18 @@ def test_names_that_differ_in_a_space_have_folders_of_their_own(tmp_path):
 # The command
 
 
-def test_the_command(tmp_path, capsys):
+def test_the_command(tmp_path, capsys, monkeypatch):
     path = tmp_path / "small.yaml"
     path.write_text(dump_config(small(2)))
     options = ["compare", "--config", str(path), "--methods", "none", "--seeds", "1", "--jobs", "1"]
-    assert main([*options, "--depths", "2", "--rates", "1e-3,5e-1", "--out", str(tmp_path / "grid")]) == 0
+    options += ["--depths", "2", "--rates", "1e-3,5e-1", "--out", str(tmp_path / "grid")]
+    monkeypatch.setattr("sys.argv", ["scalelong", *options])
+    assert main(options) == 0
     out = capsys.readouterr().out
     assert "depth" in out
     assert "steps to none's loss at its best rate" in out
     assert (tmp_path / "grid" / "depth-2" / "rate-0.5" / "none-seed0").is_dir()
-    assert "--depths 2" in (tmp_path / "grid" / "commands.txt").read_text()
+    assert "--depths 2" in (tmp_path / "grid" / "command.txt").read_text()
 
 
 def test_the_configuration_of_the_command():
@@ -297,7 +298,7 @@ def test_runs_end_with_the_comparison_that_started_them(tmp_path):
     """The pipe to a run closes when the comparison is killed: the run saves what it has, and ends."""
     run = PlannedRun("none", 0, tmp_path / "run", small(100_000))
     described = {"kind": "run", "method": "none", "changes": {}, "folder": "../run"}
-    write_job(tmp_path, "run", {**described, "config": to_dict(run.config), "command": ["scalelong"]})
+    make_job(tmp_path, "run", {**described, "config": to_dict(run.config)})
     child = subprocess.Popen(
         [sys.executable, "-m", "scalelong.experiments", str(tmp_path / "jobs" / "run.json"), "--tied"],
         stdin=subprocess.PIPE,
@@ -353,8 +354,8 @@ def test_a_run_that_ran_out_of_patience_is_finished(tmp_path):
     assert found.summaries[0].step < 8
     assert str(compare(config, ["none"], [0], tmp_path, jobs=1)) == str(found)
     assert collect([tmp_path])["runs"][0]["finished"]
-    patient = replace(found.runs[0], config=replace(config, checkpoints=replace(config.checkpoints, patience=9)))
-    assert not patient.finished
+    patient = replace(config, checkpoints=replace(config.checkpoints, patience=9))
+    assert not plan_runs(patient, ["none"], [0], tmp_path)[0].finished
 
 
 def test_a_run_that_collapses_after_its_rollbacks_is_a_result(tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from scalelong.config import DIVERGED, TrainConfig
-from scalelong.experiments import Comparison, PlannedRun, Results, best_rate_rows, table_rows
+from scalelong.experiments import PlannedRun, Results, best_rate_rows, table_rows
 
 CURVES = {
     ("none", 0.1): {50: 0.9, 100: 0.5},
@@ -17,7 +17,7 @@ CURVES = {
 }
 
 
-def comparison(folder: Path, rate: float, *, diverged: bool = False) -> Comparison:
+def comparison(folder: Path, rate: float, *, diverged: bool = False) -> Results:
     runs = []
     for method in ("none", "cs"):
         for seed in (0, 1):
@@ -30,7 +30,7 @@ def comparison(folder: Path, rate: float, *, diverged: bool = False) -> Comparis
             if diverged and method == "cs":
                 (run.folder / DIVERGED).write_text("{}")
             runs.append(run)
-    return Comparison(folder, runs, Results([run.read() for run in runs]))
+    return Results([run.read() for run in runs])
 
 
 def test_each_method_has_its_own_best_rate(tmp_path):

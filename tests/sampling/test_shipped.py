@@ -24,9 +24,15 @@ def test_all_are_there_small_and_documented():
     files = [file for name in NETWORKS for file in packed_folder(name).iterdir()]
     assert sum(file.stat().st_size for file in files) < 2_000_000
     for name in NETWORKS:
-        load_config(packed_folder(name) / "config.yaml")  # with which `scalelong models make` trains it again
+        load_config(packed_folder(name) / "config.yaml")  # for research.shipped
         card = (packed_folder(name) / "README.md").read_text()
-        for part in (f"scalelong models make {name}", "licence", "held-out real images", "prompt accuracy", "noise"):
+        for part in (
+            f"python -m research.shipped {name}",
+            "licence",
+            "held-out real images",
+            "prompt accuracy",
+            "noise",
+        ):
             assert part in card, (name, part)
 
 

@@ -51,7 +51,7 @@ def test_data_may_stand_anywhere(words):
 )
 def test_the_names_of_other_scripts_are_known(flag, value, path):
     command = parse(["cats", flag, *value.split()])
-    found = str(flatten(to_dict(command.train))[path]) if path else str(command.out)
+    found = str(flatten(to_dict(command.train))[path]) if path else str(command.options.out)
     assert found.strip("[]'") == (value or "True")
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from scalelong import InvalidConfigError, UViT
 from scalelong.cli import main
-from scalelong.mup import Coordinates, coordinates
+from scalelong.mup import Coordinates, coordinates, width_options
 
 
 def mlp(width: int) -> nn.Module:
@@ -113,13 +113,8 @@ def test_the_command_for_recipes(capsys):
     assert "8, 16, 32" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["nothing"], "neither a recipe"),
-        (["torch.nn:Linear", "--config", '{"in_features": 3}'], "the width of Linear is not known"),
-    ],
-)
-def test_the_command_refuses(arguments, message, capsys):
-    assert main(["lab", "coords", *arguments, "--quiet"]) == 1
-    assert message in capsys.readouterr().err
+def test_the_command_refuses_what_is_no_model(capsys):
+    assert main(["lab", "coords", "nothing", "--quiet"]) == 1
+    assert "neither a recipe" in capsys.readouterr().err
+    with pytest.raises(InvalidConfigError, match="the width of Linear is not known"):
+        width_options(nn.Linear, {"in_features": 3}, 16)

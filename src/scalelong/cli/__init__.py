@@ -15,8 +15,8 @@ import os
 import re
 import signal
 import sys
-import tempfile
 import traceback
+from collections.abc import Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from types import FrameType
@@ -122,37 +122,36 @@ def _name(command: str) -> str:
 
 
 def _answer(command: str, arguments: list[str], flags: dict[str, str]) -> int:
-    if not arguments or arguments[0] in ("-h", "--help"):
+    first = arguments[0] if arguments else "--help"
+    if first in ("-h", "--help"):
         print(usage())
-        return 0
-    if arguments[0] == "--version":
+    elif first == "--version":
         print(f"scalelong {__version__}")
-        return 0
-    if arguments[0].partition("=")[0] == "--print-completion":
-        print(completion_script(*arguments[0].split("=")[1:], *arguments[1:]))
-        return 0
-    if not command or command == "lab":
-        return _not_a_command(arguments, COMMANDS if not command else LAB, _name(command))
-    return _run(command, arguments[len(command.split()) :], flags)
-
-
-def _not_a_command(arguments: list[str], known: dict[str, str], prefix: str) -> int:
-    """Answer `scalelong repport`, `scalelong lab` and `scalelong lab theory`."""
-    words = arguments[len(prefix.split()) - 1 :]
-    if known is LAB and (not words or words[0] in ("-h", "--help")):
-        print(f"usage: {prefix} COMMAND [OPTIONS]\n")
+    elif first.partition("=")[0] == "--print-completion":
+        print(completion_script(*first.split("=")[1:], *arguments[1:]))
+    elif command == "lab" and (len(arguments) == 1 or arguments[1] in ("-h", "--help")):
+        print("usage: scalelong lab COMMAND [OPTIONS]\n")
         print("\n".join(f"  {name:<9}  {purpose}" for name, purpose in LAB.items()))
-        return 0
-    near = [f"lab {words[0]}"] if words[0] in LAB else get_close_matches(words[0], known, n=1)
+    elif command == "lab":
+        return _not_a_command(arguments[1], LAB, "scalelong lab")
+    elif not command:
+        return _not_a_command(first, COMMANDS, "scalelong")
+    else:
+        return _run(command, arguments[len(command.split()) :], flags)
+    return 0
+
+
+def _not_a_command(word: str, known: Mapping[str, str], prefix: str) -> int:
+    near = [f"lab {word}"] if word in LAB else get_close_matches(word, known, n=1)
     meant = f"; did you mean {near[0]}?" if near else ""
-    _complain(f"{prefix}: unknown command {words[0]!r}{meant}; scalelong --help lists all")
+    _complain(f"{prefix}: unknown command {word!r}{meant}; scalelong --help lists all")
     return 2
 
 
 def _run(command: str, arguments: list[str], flags: dict[str, str]) -> int:
     made = find_command(command)
     if command.removeprefix("lab ") in CLONE:
-        code = made.run(arguments) or 0
+        code = made.run(arguments)
     else:
         parser = made.parser()
         flags.update(parser.flags())
@@ -162,9 +161,9 @@ def _run(command: str, arguments: list[str], flags: dict[str, str]) -> int:
             is_file = getattr(options, "out_is_file", False) or options.out.suffix in FILES
             (require_file_place if is_file else require_folder_place)(options.out)
         with show_logs(quiet=getattr(options, "quiet", False)):
-            code = made.run(options) or 0
+            code = made.run(options)
     latest = _latest_signal()
-    return 128 + signal.Signals[latest] if code == INTERRUPTED and latest is not None else code
+    return 128 + signal.Signals[latest] if code == INTERRUPTED and latest is not None else code or 0
 
 
 # Errors

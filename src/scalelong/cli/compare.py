@@ -5,8 +5,6 @@ interrupted comparison, and --status shows how far it is.
 """
 
 import argparse
-import shlex
-from functools import partial
 from pathlib import Path
 
 from ..config import TrainConfig, with_values
@@ -17,6 +15,7 @@ from .parser import Parser, floats, integers, split
 EXAMPLES = """\
   scalelong compare --methods none,cs:0.7,ls --seeds 5
   scalelong compare --recipe fashion-tiny --rates 2e-3,4e-3,8e-3
+  scalelong compare --variants 'fast: scaling=cs:0.7 lr=2e-3' 'deep: model_options.depth=12'
   scalelong compare --status                            how far the runs are
 """
 
@@ -26,25 +25,18 @@ AXES = {"depth": "depths", "width": "widths", "batch": "batch_sizes", "rate": "r
 
 def compare_parser() -> Parser:
     made = Parser("compare", __doc__ or "", EXAMPLES)
-    made.flag("--methods", "comma-separated", "none,uniform,cs:0.7,ls")
-    text = "besides methods: what differs in other fields of the configuration as well, for example 'fast: "
-    text += "scaling=cs:0.7 lr=2e-3 model_options.merge_start=additive'"
-    made.flag("--variants", text, [], kind=str, nargs="*", metavar="'NAME: FIELD=VALUE ...'")
+    made.flag("--methods", "comma-separated", "none,merge_norm,cs:0.7,ls")
+    shared.add_variants_flag(made)
     made.flag("--seeds", "number of seeds: 0, 1, ...", 3)
     shared.add_run_flags(made)
     made.flag("--steps --max-train-steps", "training steps of each run", kind=int)
-    text = "folder of the results (default: runs/compare-RECIPE; with other data, steps or --config a short hash of "
-    text += "the configuration is added, so that the same command finds its runs)"
-    shared.add_out_flag(made, text)
+    shared.add_out_flag(made, "folder of the results (default: runs/compare-RECIPE, with a hash of other values)")
     made.flag("--status", "train nothing: show how far the runs of the folder are", False)
-    made.flag("--rates", "compare at several learning rates, and best rate with best rate: 2e-3,4e-3,8e-3", kind=floats)
-    made.flag("--depths", "compare at several depths of the network, for example 4,8,12", kind=integers)
-    text = "at several widths, for example 64,128; several axes together give every combination"
-    made.flag("--widths", text, kind=integers)
-    made.flag("--batch-sizes", "compare at several batch sizes, for example 8,64", kind=integers)
-    text = "train by μP: the rate was tuned at this width (docs/mup.md); the variant 'standard: base_width=null' "
-    text += "is the standard parametrisation next to it"
-    made.flag("--base-width", text, kind=int, rare=True)
+    made.flag("--rates", "compare at several learning rates, and best rate with best rate: 2e-3,4e-3", kind=floats)
+    made.flag("--depths", "compare at several depths of the network: 4,8,12", kind=integers)
+    made.flag("--widths", "compare at several widths: 64,128; several axes give every combination", kind=integers)
+    made.flag("--batch-sizes", "compare at several batch sizes: 8,64", kind=integers)
+    made.flag("--base-width", "train by μP: the width where the rate was tuned", kind=int, rare=True)
     made.flag("--every", "steps between readings of features (default: about 250 per run)", kind=int, rare=True)
     made.flag("--scores", "samples for the Fréchet distance at the end (default: none)", 0)
     shared.add_device_flag(made)
@@ -56,7 +48,6 @@ def compare_parser() -> Parser:
 def run_compare(options: argparse.Namespace) -> int:
     from ..console import show_table
     from ..experiments import best_rate_rows, status_text, sweep, sweep_rows
-    from ..files import require_folder_place
 
     config = compare_config(options)
     methods = [*split(options.methods), *options.variants]
@@ -66,28 +57,19 @@ def run_compare(options: argparse.Namespace) -> int:
     if options.status:
         print(status_text(out))
         return 0
-    require_folder_place(out)
-    over = {axis: getattr(options, flag) for axis, flag in AXES.items() if getattr(options, flag)}
-    found = sweep(
-        config,
-        methods,
-        list(range(options.seeds)),
-        out,
-        over,
-        every=options.every,
-        engine=shared.engine_of(options),
-        on_start=partial(remember, options.arguments, out),
-    )
+    axes = {axis: getattr(options, flag) for axis, flag in AXES.items() if getattr(options, flag)}
+    engine, seeds = shared.engine_of(options), range(options.seeds)
+    found = sweep(config, methods, seeds, out, axes, every=options.every, engine=engine)
     if found is None:
         return shared.left_to_do()
     print()
-    if not over:
+    if not axes:
         print(found[()])
     else:
-        show_table(sweep_rows(list(over), found))
-    if "rate" in over:
+        show_table(sweep_rows(list(axes), found))
+    if "rate" in axes:
         print()
-        show_table(best_rate_rows(list(over), found))
+        show_table(best_rate_rows(list(axes), found))
     print(f"\ntables, figures and runs: {out}; for a report: scalelong report {out}")
     return 0
 
@@ -122,16 +104,3 @@ def default_out(options: argparse.Namespace, config: TrainConfig) -> Path:
     if any((options.config, options.data, options.steps, options.scores, options.base_width)):
         folder += f"-{key_of(recorded_values(config))[:6]}"
     return Path("runs") / folder
-
-
-def remember(arguments: list[str], out: Path) -> None:
-    """Add the command to those that made the runs of the folder."""
-    from ..experiments import COMMANDS
-    from ..files import exclusive, make_folder, read_text, write_text
-
-    path = make_folder(out) / COMMANDS
-    command = f"scalelong compare {shlex.join(arguments)}"
-    with exclusive(out):
-        made = read_text(path).splitlines() if path.exists() else []
-        if command not in made:
-            write_text(path, "\n".join([*made, command]) + "\n")

@@ -6,19 +6,18 @@ MODEL is one of
   a recipe               such as digits-tiny: its network, data and loss
   file.py[:Name]         a Python file with a function model(width), or Name. Its loss(model), on one batch, says
                          what is trained on; without it, fixed random numbers for its example_inputs()
-  package.module:Class   --config gives its keyword arguments, among them the width (dim, width, hidden_size, ..., or
-                         diffusers' block_out_channels), which is replaced; heads keep their size
 """
 
 import argparse
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ..config import RECIPES, TrainConfig, recipe
 from . import shared
-from .find import build, json_object, load_factory
+from .find import build, load_factory
 from .parser import Parser, integers, split
 
 logger = logging.getLogger(__name__)
@@ -26,16 +25,13 @@ logger = logging.getLogger(__name__)
 EXAMPLES = """\
   scalelong lab coords digits-tiny --widths 48,96,192 --out runs/coords
   scalelong lab coords my_unet.py --widths 32,64,128 --parametrisations standard,mup,mup:unit
-  scalelong lab coords diffusers:UNet2DModel --config unet.json --widths 32,64,128
 """
 
 
 def coords_parser() -> Parser:
     made = Parser("lab coords", __doc__ or "", EXAMPLES, "[MODEL] [OPTIONS]")
-    text = "a recipe, file.py[:Name] or module:Class (default: digits-tiny)"
-    made.flag("model", text, "digits-tiny", nargs="?")
-    text = "comma-separated (default: 64,128,256; of a recipe: a half, one and two times its own)"
-    made.flag("--widths", text, kind=integers)
+    made.flag("model", "a recipe or file.py[:Name] (default: digits-tiny)", "digits-tiny", nargs="?")
+    made.flag("--widths", "default: 64,128,256; of a recipe: a half, one and two times its own", kind=integers)
     made.flag("--base", "the width where rates were tuned (default: the smallest)", kind=int)
     made.flag("--parametrisations", "standard, mup, or mup:START with another output start (default: both)", kind=split)
     made.flag("--lr --learning-rate", "the rate at the base", 2e-3)
@@ -44,9 +40,7 @@ def coords_parser() -> Parser:
     made.flag("--seeds", "number of seeds: 0, 1, ...", 3)
     made.flag("--batch-size", "images, of a recipe", 16)
     made.flag("--rows", "modules to look at, comma-separated (default: all blocks)", kind=split)
-    made.flag("--config", "keyword arguments of a class or a function, as JSON or a JSON file")
-    text = "other fields of a recipe, as in scalelong range"
-    made.flag("--set", text, [], kind=str, nargs="+", metavar="FIELD=VALUE")
+    made.flag("--set", "other fields of a recipe", [], kind=str, nargs="+", metavar="FIELD=VALUE")
     shared.add_out_flag(made, "folder for coords.json, all numbers")
     shared.add_output_flags(made, "all numbers")
     return made
@@ -115,16 +109,7 @@ def _recipe_task(options: argparse.Namespace) -> Task:
 
 
 def _model_task(options: argparse.Namespace) -> Task:
-    from ..mup import width_options
-
-    values = json_object(options.config)
     factory, module = load_factory(options.model, "a recipe")
-
-    def make(width: int) -> Any:
-        if module is None:
-            return build(factory, options.model, **width_options(factory, values, width))
-        return build(factory, options.model, width, **values)
-
     inputs = getattr(module, "example_inputs", None)
     task = {"inputs": inputs() if callable(inputs) else inputs, "loss": getattr(module, "loss", None)}
-    return make, task, [64, 128, 256]
+    return partial(build, factory, options.model), task, [64, 128, 256]

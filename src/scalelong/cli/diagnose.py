@@ -32,12 +32,9 @@ EXAMPLES = """\
 
 def diagnose_parser() -> Parser:
     made = Parser("diagnose", __doc__ or "", EXAMPLES, "[RUN|IMAGES] [OPTIONS]")
-    text = "a run folder, whose latest weights are diagnosed, or images, as --data"
-    made.flag("target", text, nargs="?", metavar="RUN|IMAGES")
+    made.flag("target", "a run folder, or images, as --data", nargs="?", metavar="RUN|IMAGES")
     shared.add_run_flags(made)
-    text = "another model, as for `scalelong train` (unet/cifar10, a config.json of diffusers, package.module:factory),"
-    text += " or file.py with model() and example_inputs(), as for `scalelong find`"
-    made.flag("--model", text)
+    made.flag("--model", "another model, as for train, or file.py with model() and example_inputs(), as for find")
     made.flag("--size --resolution", "size of the images (default: the model's)", kind=int)
     made.flag("--kappa-range", "also print the range of κ that Section 4.1 gives for the data", False)
     shared.add_out_flag(made, "also write diagnosis.json into this folder, for `scalelong report`")

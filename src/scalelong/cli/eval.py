@@ -44,8 +44,7 @@ def eval_parser() -> Parser:
     made.flag("--data", f"what to compare with (default: the data of the run); {shared.DATA}")
     made.flag("--size --resolution", "size of --data, if its images differ in size", kind=int)
     made.flag("--statistics", "also write mu and sigma of the data as .npz", kind=Path, metavar="FILE")
-    text = "instead of scores: the held-out loss of averages of these lengths, for a run that kept two "
-    text += f"(train --ema-lengths 5% 10%); default: {LENGTHS}"
+    text = f"instead: held-out losses of averages of a run that kept two; default: {LENGTHS}"
     made.flag("--ema-lengths", text, nargs="?", const=LENGTHS)
     shared.add_output_flags(made, "the scores")
     return made

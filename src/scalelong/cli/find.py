@@ -33,8 +33,7 @@ def find_parser() -> Parser:
     made = Parser("find", __doc__ or "", EXAMPLES, "MODEL [OPTIONS]")
     made.flag("model", "module:Class, a save_pretrained folder, or a Python file with model()")
     made.flag("--config", "keyword arguments of the class, as JSON or a JSON file")
-    text = "shape of one positional input, such as 1,3,64,64 or 1:long; once for each input"
-    made.flag("--input", text, action="append", metavar="SHAPE")
+    made.flag("--input", "its shape: 1,3,64,64 or 1:long; once for each input", action="append", metavar="SHAPE")
     made.flag("--include", "only long skips that match", action="append", metavar="PATTERN")
     made.flag("--exclude", "no long skips that match", action="append", metavar="PATTERN")
     made.flag("--out", "also write the plan to this file, as JSON", kind=Path, metavar="FILE")

@@ -134,8 +134,7 @@ def tune_parser() -> Parser:
     made.flag("-n --n --num-images", "of a trial", 512)
     shared.add_sampling_flags(made, steps=10)
     shared.add_feature_flags(made)
-    text = "linear: from 1 at the outermost skip to κ_inner (default); free: each κ_i"
-    made.flag("--kind", text, "linear", kind=("linear", "free"))
+    made.flag("--kind", "from 1 to κ_inner, or each κ_i by itself", "linear", kind=("linear", "free"))
     made.flag("--trials", "at most so many", 16)
     made.flag("--budget", "at most so long, such as 10m: the search ends then, and the test follows")
     shared.add_out_flag(made, "folder of the results (default: tune in the run)")

@@ -16,6 +16,7 @@ import types
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
+from ..console import counted
 from ..files import parse_json
 
 
@@ -70,7 +71,7 @@ class Parser(argparse.ArgumentParser):
         for action in self.rare:
             action.help = argparse.SUPPRESS
         try:
-            return f"{self.format_help()}\n{len(texts)} more flags: {self.prog} --help-all\n"
+            return f"{self.format_help()}\n{counted(len(texts), 'more flag')}: {self.prog} --help-all\n"
         finally:
             for action, text in zip(self.rare, texts, strict=True):
                 action.help = text

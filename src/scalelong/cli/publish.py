@@ -58,11 +58,8 @@ def export_parser() -> Parser:
     made = Parser("export", EXPORT, EXPORT_EXAMPLES, "RUN [OPTIONS]")
     made.flag("run", "the run folder", kind=Path, nargs="?")
     shared.add_model_flag(made)
-    text = "diffusers: a folder for DiffusionPipeline.from_pretrained (default); safetensors: weights with metadata"
-    made.flag("--format", text, "diffusers", kind=("diffusers", "safetensors"))
-    text = "an average of this length, such as 10%, of a run that kept two (train --ema-lengths 5% 10%); the same as "
-    text += "--weights ema:LENGTH. `scalelong eval RUN --ema-lengths` compares lengths"
-    made.flag("--ema", text, metavar="LENGTH")
+    made.flag("--format", "of diffusers, or weights with metadata", "diffusers", kind=("diffusers", "safetensors"))
+    made.flag("--ema", "an average of this length, such as 10%, as --weights ema:10%", metavar="LENGTH")
     shared.add_checkpoint_flags(made)
     shared.add_out_flag(made, "folder (default: export-FORMAT in the run), or a file that ends in .safetensors")
     made.flag("--push-to-hub", "then upload it to the Hugging Face hub", metavar="OWNER/NAME")
@@ -91,18 +88,12 @@ def run_export(options: argparse.Namespace) -> None:
 
 # scalelong models
 
-MODELS = """\
-List the trained networks that come with the package, and the paper's networks with their sizes.
-
-`scalelong models make NAME` trains one of the former again, as its card says, and packs it into --out."""
+MODELS = "List the trained networks that come with the package, and the paper's networks with their sizes."
 
 
 def models_parser() -> Parser:
-    made = Parser("models", MODELS, usage="[list|make NAME] [OPTIONS]")
-    made.flag("action", "default: list", "list", kind=("list", "make"), nargs="?")
-    made.flag("name", "which network to make", kind=shared.SHIPPED, nargs="?", metavar="NAME")
+    made = Parser("models", MODELS)
     made.flag("--trained", "list the trained networks alone", False)
-    made.flag("--out", "make: folder for NAME", Path("runs/made"), kind=Path)
     shared.add_output_flags(made, "the list")
     return made
 
@@ -110,9 +101,6 @@ def models_parser() -> Parser:
 def run_models(options: argparse.Namespace) -> None:
     from ..console import show_table
 
-    if options.action == "make":
-        _make(options)
-        return
     rows = _trained_rows() if options.trained else _paper_rows()
     if options.json:
         print(json.dumps(rows, indent=1, ensure_ascii=False))
@@ -162,26 +150,3 @@ def _paper_rows() -> list[dict[str, Any]]:
         row = {"network": family, "preset": name, "parameters": parameters, "published": published}
         rows.append({**row, "difference": difference, "note": note})
     return rows
-
-
-def _make(options: argparse.Namespace) -> None:
-    """Train, score and pack a network."""
-    from ..config import CONFIG, load_config
-    from ..evaluation import score_run
-    from ..export import model_card
-    from ..files import write_text
-    from ..runs import CARD, NETWORKS, SCORES, load_run, pack, packed_folder
-    from ..training import train
-
-    if options.name is None:
-        models_parser().error(f"say which network to make: {', '.join(NETWORKS)}")
-    out = options.out
-    work = out / f"{options.name}-run"
-    train(load_config(packed_folder(options.name) / CONFIG), work)
-    scores = score_run(load_run(work), n=1000)
-    folder = pack(work, out / options.name)
-    # Without places on the machine where it was made.
-    line = scores.to_dict() | {"subject": {"run": options.name, "step": scores.subject["step"], "seed": 0}}
-    write_text(folder / SCORES, json.dumps(line, ensure_ascii=False) + "\n")
-    write_text(folder / CARD, model_card(load_run(work), "shipped", [scores]).replace("NAME", options.name))
-    print(f"{folder}: {sum(file.stat().st_size for file in folder.iterdir()) / 1e6:.2f} MB")

@@ -46,13 +46,10 @@ def range_parser() -> Parser:
     made = Parser("range", __doc__ or "", EXAMPLES, "[IMAGES] [OPTIONS]")
     made.flag("images", "a folder of images, a file or the name of a data set", nargs="?", metavar="IMAGES")
     shared.add_run_flags(made)
-    text = "other fields of the configuration, for example model_options.depth=24 batch_size=8"
-    made.flag("--set", text, [], kind=str, nargs="+", metavar="FIELD=VALUE")
+    made.flag("--set", "other fields of the configuration", [], kind=str, nargs="+", metavar="FIELD=VALUE")
     made.flag("--rates", "comma-separated (default: three around the highest that the network survives)", kind=floats)
-    text = "comma-separated; the first is the baseline (default: none and the cures, see docs/range.md)"
-    made.flag("--methods", text, kind=split)
-    text = "besides methods: networks with other options, for example 'unit gain: model_options.init_std=unit'"
-    made.flag("--variants", text, [], kind=str, nargs="*", metavar="'NAME: FIELD=VALUE ...'")
+    made.flag("--methods", "comma-separated; the first is the baseline (default: none and the cures)", kind=split)
+    shared.add_variants_flag(made)
     made.flag("--seeds", "runs of each method at each rate", 8)
     made.flag("--steps --max-train-steps", "of each run", 100)
     made.flag("--warmup --lr-warmup-steps", "steps (default: a sixth of the steps)", kind=int)

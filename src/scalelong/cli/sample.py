@@ -20,14 +20,13 @@ EXAMPLES = """\
 
 def sample_parser() -> Parser:
     made = Parser("sample", __doc__ or "", EXAMPLES, "RUN [PROMPT ...] [OPTIONS]")
-    text = "the run folder, then classes or texts to draw, which take turns; with --model, these alone"
-    made.flag("targets", text, nargs="*", metavar="RUN|PROMPT")
+    made.flag("targets", "the run folder, unless --model, then classes or texts", nargs="*", metavar="RUN|PROMPT")
     shared.add_model_flag(made)
     made.flag("-n --n --num-images", "number of images", 64)
     made.flag("--class --prompt", "the same as after RUN; may be repeated", dest="prompts", action="append")
     shared.add_sampling_flags(made, steps=25)  # as good as 250 of DDPM: `scalelong lab bench sampling/sweep`
-    text = "multiply in bf16 or fp16: faster where the device has instructions for it; not quite the same images "
-    made.flag("--precision --mixed-precision", f"{text}(default: fp32)", "fp32", kind=("fp32", "bf16", "fp16", "no"))
+    text = "of products; bf16 and fp16 are faster on some devices"
+    made.flag("--precision --mixed-precision", text, "fp32", kind=("fp32", "bf16", "fp16", "no"))
     shared.add_out_flag(made, "folder for the images (default: a name that says how, in the run)")
     shared.add_quiet_flag(made)
     return made

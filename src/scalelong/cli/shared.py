@@ -41,6 +41,11 @@ def add_run_flags(parser: Parser, default: str = "digits-tiny") -> None:
     parser.set_defaults(default_recipe=default)
 
 
+def add_variants_flag(parser: Parser) -> None:
+    text = "besides methods: what differs in other fields as well, such as 'unit: model_options.init_std=unit'"
+    parser.flag("--variants", text, [], kind=str, nargs="*", metavar="'NAME: FIELD=VALUE ...'")
+
+
 def run_config(options: argparse.Namespace) -> TrainConfig:
     """The recipe's configuration, then the file's values, then --data."""
     config = recipe(options.default_recipe if options.recipe is None else options.recipe)
@@ -88,8 +93,7 @@ def add_trust_flag(parser: Parser) -> None:
 
 
 def add_model_flag(parser: Parser) -> None:
-    text = "instead of RUN: a small trained network that comes with the package; its run folder is runs/NAME"
-    parser.flag("--model", text, kind=SHIPPED)
+    parser.flag("--model", "instead of RUN: a trained network that comes with the package", kind=SHIPPED)
 
 
 def model_folder(name: str) -> Path:
@@ -105,10 +109,9 @@ def model_folder(name: str) -> Path:
 
 def add_checkpoint_flags(parser: Parser) -> None:
     """Which weights of a run: those of the newest checkpoint, averaged, unless something else is wanted."""
-    text = "averaged weights (default), raw ones, or an average of another length such as ema:10%"
-    parser.flag("--weights", text, metavar="ema|raw|ema:LENGTH")
+    parser.flag("--weights", "averaged (default), raw, or of another length such as ema:10%", metavar="NAME")
     parser.flag("--checkpoint", "default: the newest", kind=_step_or_best, metavar="STEP|best")
-    parser.flag("--tuned", "scale the long skips as this file of `scalelong lab tune` says", kind=Path, metavar="FILE")
+    parser.flag("--tuned", "scale the long skips as this file of `lab tune` says", kind=Path, metavar="FILE")
     add_trust_flag(parser)
 
 
@@ -155,11 +158,8 @@ def sample_settings(options: argparse.Namespace) -> SampleSettings:
 
 
 def add_feature_flags(parser: Parser) -> None:
-    parser.flag(
-        "--features",
-        "auto: the first that tell noise from the data (default); random; pixels; inception; or package.module:factory",
-        "auto",
-    )
+    text = "auto: the first that tell noise from data (default); random; pixels; inception; package.module:factory"
+    parser.flag("--features", text, "auto")
     parser.flag("--feature-weights", "the weights of Inception, from torch-fidelity", kind=Path)
 
 
@@ -191,14 +191,11 @@ def is_cpu(device: str) -> bool:
 
 def add_engine_flags(parser: Parser) -> None:
     """Where the runs of a sweep are carried out (docs/sweeps.md). `engine_of` makes the engine."""
-    text = "local: processes of this machine (default); submitit: its local executor; slurm: SLURM, through submitit; "
-    text += "ray: a Ray cluster. The same command with another engine continues the sweep there"
-    parser.flag("--engine", text, "local", kind=ENGINES)
+    parser.flag("--engine", "where runs are trained: this machine (default), SLURM, Ray", "local", kind=ENGINES)
     parser.flag("--jobs", "runs at a time (default: one per core or per GPU here)", kind=int)
-    text = "cores of each run (default: as the sweep began, or 1)"
-    parser.flag("--cpus-per-run", text, kind=int, rare=True, dest="cpus")
+    parser.flag("--cpus-per-run", "cores (default: as the sweep began, or 1)", kind=int, rare=True, dest="cpus")
     parser.flag("--gpus-per-run", "GPUs of each run", kind=int, rare=True, dest="gpus")
-    text = "slurm: of submitit or sbatch, such as partition=gpu time=240 account=lab; ray: resources, as memory=8e9"
+    text = "slurm: such as partition=gpu time=240 account=lab; ray: resources, as memory=8e9"
     values: Any = {"nargs": "+", "action": NamedValues, "metavar": "NAME=VALUE", "dest": "options"}
     parser.flag("--engine-options", text, kind=str, rare=True, **values)
 

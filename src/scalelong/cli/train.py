@@ -38,9 +38,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DESCRIPTION = """\
-Train a diffusion model on a folder of images, a file or the name of a data set. Image size, network, batch and steps
-are chosen for this machine and --budget, apart from those that are given. To continue a run, give the same command
-again. A recipe or a file fixes all that is not given. Folders of classes are used with --condition class."""
+Train a diffusion model on a folder of images, a file or the name of a data set. The same command continues it.
+
+Image size, network, batch and steps are chosen for this machine and --budget, apart from those that are given. A recipe
+or a file fixes all that is not given. Folders of classes are used with --condition class."""
 
 EXAMPLES = """\
   scalelong train photos/ --budget 30m                 train for half an hour on this machine
@@ -94,17 +95,16 @@ def train_parser() -> Parser:
 
 @dataclasses.dataclass
 class TrainCommand:
-    """A parsed command line."""
+    """A parsed command line: the configuration, and which of its fields the user gave."""
 
     train: TrainConfig
-    out: Path | None = None
-    dry_run: bool = False
-    quiet: bool = False
-    given: frozenset[str] = frozenset()
-    """The fields of the configuration that have a flag on the command line."""
-    by_name: bool = False
-    """Begins with a recipe or a file, which say all that is not given; otherwise it is chosen for the machine."""
-    trust: bool = False
+    given: frozenset[str]
+    options: argparse.Namespace
+
+    @property
+    def by_name(self) -> bool:
+        """A recipe or a file says all that is not given; otherwise it is chosen for the machine."""
+        return self.options.recipe is not None or self.options.config is not None
 
     @property
     def is_sized(self) -> bool:
@@ -121,13 +121,13 @@ def run_train(options: argparse.Namespace) -> int:
             raise InvalidConfigError("`needs_for` counts a network that is known: give `recipe`, `config` or `model`")
         print(describe_needs(command.train, options.needs_for, options.device_memory))
         return 0
-    if command.dry_run:
+    if options.dry_run:
         print(dry_run(command))
         return 0
     config, folder, plan = settle(command)
     if plan is not None:
         logger.info(str(plan))
-    result = train(config, folder, quiet=command.quiet)
+    result = train(config, folder, quiet=options.quiet)
     if os.environ.get("RANK", "0") == "0":
         print(result, flush=True)
         if result.finished and (remark := worth(config, command.given)):
@@ -157,11 +157,7 @@ def command_of(options: argparse.Namespace) -> TrainCommand:
     values = {name: value for name, value in vars(options).items() if name in paths}
     if options.images_given is not None:
         values["data"] = options.images_given
-    if not (
-        {"data", "needs_for"} & {*values, *(["needs_for"] if options.needs_for else [])}
-        or options.recipe
-        or options.config
-    ):
+    if "data" not in values and not (options.recipe or options.config or options.needs_for):
         raise InvalidConfigError(
             "nothing to train on: give a folder of images (scalelong train IMAGES), --recipe NAME or --config FILE; "
             "--help shows more"
@@ -176,9 +172,7 @@ def command_of(options: argparse.Namespace) -> TrainCommand:
     config = dataclasses.replace(config, model_options={**inherited, **values.get("model_options", {})})
     if options.config is not None:
         _require_trust(config, options.config, options.trust, values)
-    by_name = options.recipe is not None or options.config is not None
-    given = frozenset(values)
-    return TrainCommand(config, options.out, options.dry_run, options.quiet, given, by_name, options.trust)
+    return TrainCommand(config, frozenset(values), options)
 
 
 def settle(command: TrainCommand) -> tuple[TrainConfig, Path, Plan | None]:
@@ -190,7 +184,7 @@ def settle(command: TrainCommand) -> tuple[TrainConfig, Path, Plan | None]:
 
     config, given = command.train, command.given
     network_open = command.is_sized and not given & {"model", "model_options"}
-    folder = command.out or default_folder(config, network_open)
+    folder = command.options.out or default_folder(config, network_open)
     require_folder_place(folder)  # before minutes of measuring
     before = RunFolder(folder).begun_with()
     if before is not None:
@@ -226,7 +220,7 @@ def started(command: TrainCommand) -> Plan:
     from ..runs import adopt_weights, load_images
     from ..training import fit_held_out, held_out, lengthen_run
 
-    config, given = adopt_weights(command.train, command.given, command.trust), command.given
+    config, given = adopt_weights(command.train, command.given, command.options.trust), command.given
     if "held_out" not in given:
         if not command.by_name:
             config = with_values(config, {"images.held_out": held_out(len(load_images(config)[0]))})
@@ -239,7 +233,7 @@ def continued(command: TrainCommand, before: TrainConfig) -> TrainConfig:
     config, given, paths = command.train, command.given, field_paths()
     was, now = flatten(to_dict(before)), flatten(to_dict(config))
     if not command.by_name or before.start_from is not None:
-        _require_trust(before, command.out or "the run folder", command.trust, given)
+        _require_trust(before, command.options.out or "the run folder", command.options.trust, given)
         settings = config.optimizer
         dictionaries = {"optimizer_options": settings.optimizer_options, "decay_options": settings.decay_options}
         values = {paths[name]: dictionaries.get(name, now.get(paths[name])) for name in given - {"model_options"}}

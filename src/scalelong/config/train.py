@@ -13,6 +13,7 @@ Names are unique across the groups, so that each can be a flag. Files, flags and
 import dataclasses
 import logging
 import math
+import operator
 import os
 import types
 from dataclasses import dataclass, field
@@ -106,12 +107,12 @@ def _check(value: Any, entry: dataclasses.Field[Any]) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return
     require(math.isfinite(value) and abs(value) <= LARGEST, f"`{name}` must be a number up to 2^62, got {value!r}")
-    if "low" in about:
-        require(value >= about["low"], f"`{name}` must be at least {about['low']}, got {value!r}")
-    if "above" in about:
-        require(value > about["above"], f"`{name}` must be above {about['above']}, got {value!r}")
-    if "below" in about:
-        require(value < about["below"], f"`{name}` must be below {about['below']}, got {value!r}")
+    for bound, (holds, words) in BOUNDS.items():
+        limit = about.get(bound)
+        require(limit is None or holds(value, limit), f"`{name}` must be {words} {limit}, got {value!r}")
+
+
+BOUNDS = {"low": (operator.ge, "at least"), "above": (operator.gt, "above"), "below": (operator.lt, "below")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,9 +127,7 @@ class ImagesConfig(Checked):
     workers: int = _field(0, "Background workers that read images which do not fit into memory.", "speed", low=0)
     # Images that fit into memory have another fingerprint than those that do not.
     memory_limit: float = _field(2.0, "GiB of pixels up to which all images are decoded into memory.", low=0)
-    image_cache: str = _field(
-        "auto", 'Where images beyond it are decoded into, once: auto (SCALELONG_CACHE), a folder, or "none".', "speed"
-    )
+    image_cache: str = _field("auto", "Where others are decoded into: auto, a folder, or none.", "speed")
     image_cache_limit: float | None = _field(None, "Largest such file, GiB; None: half the free disk.", "speed", low=0)
     autoencoder: str | None = _field(None, "A folder with diffusers' AutoencoderKL, to train on its latents.")
 
@@ -145,9 +144,7 @@ class ImagesConfig(Checked):
 class DiffusionConfig(Checked):
     """The noise process, the objective and the condition."""
 
-    schedule: names.Schedule = _field(
-        "vp", "The authors' VP-SDE, DDPM's, the cosine, Stable Diffusion's, a rectified flow (flow-logit), or EDM's."
-    )
+    schedule: names.Schedule = _field("vp", "VP-SDE, DDPM's, the cosine, Stable Diffusion's, a flow, or EDM's.")
     prediction: names.Prediction = _field("epsilon", "ε, v or x_0; flow goes with flow and flow-logit, edm with edm.")
     loss_weighting: names.Weighting = _field("none", '"min-snr" weighs each image by its noise level (Min-SNR-γ).')
     min_snr_gamma: float = _field(5.0, "γ of Min-SNR: the largest weight of an error in x_0.", above=0)
@@ -187,18 +184,12 @@ class OptimizerConfig(Checked):
     decay_steps: int | None = _field(None, "Step at which the decay reaches zero; None takes `steps`.", low=1)
     clip: float | None = _field(None, "Largest gradient norm; None does not clip.", above=0)
     base_width: int | None = _field(None, "The width at which lr was tuned, for μP (docs/mup.md).", low=1)
-    output_start: str = _field(
-        "strict", "With base_width, the output layer: strict (1/√m), unit (as drawn), zero, or so many times strict."
-    )
+    output_start: str = _field("strict", "Of μP's output layer: strict (1/√m), unit, zero, or so many times strict.")
     ema_rate: float = _field(0.9999, "Share of the moving average that is kept at each step.", low=0, below=1)
     # Of a fixed rate of 0.9999, 37 % of the random start are left after 10,000 steps.
     ema_warmup: bool = _field(True, "Begin with a shorter average: min(ema_rate, (1 + step) / (10 + step)).")
-    ema_length: str | None = _field(
-        None, "Instead of ema_rate: a share of the run so far (10%), steps (5000steps) or images (200kimages)."
-    )
-    ema_lengths: tuple[str, ...] = _field(
-        (), "Further averages; from two shares (5% 10%) any other share can be made after training."
-    )
+    ema_length: str | None = _field(None, "Instead of ema_rate: a share of the run (10%), 5000steps or 200kimages.")
+    ema_lengths: tuple[str, ...] = _field((), "Further averages; of two shares (5% 10%) others can be made afterwards.")
 
     def check(self) -> None:
         known = get_args(names.Optimizer)
@@ -238,9 +229,7 @@ class HardwareConfig(Checked):
     cpu: bool = _field(False, "Do not use an accelerator even if there is one.", "speed")
     tf32: bool = _field(False, "On NVIDIA GPUs, let float32 products use TF32: faster, with 10 bits.", "speed")
     cudnn_benchmark: bool = _field(False, "Let cuDNN try its convolutions and keep the fastest.", "speed")
-    split_cores: bool | None = _field(
-        None, "On a CPU, each core takes its own images; None does so for U-ViTs that are not small.", "speed"
-    )
+    split_cores: bool | None = _field(None, "On a CPU, a core takes its own images; None: in larger U-ViTs.", "speed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,9 +260,7 @@ class LoggingConfig(Checked):
     samples: int = _field(64, "Images in a grid.", "nothing", low=1)
     sampler: str = _field("dpm++", f"Sampler of the grids: {', '.join(SAMPLERS)}.", "nothing", choices=SAMPLERS)
     sampler_steps: int = _field(25, "Steps of the sampler.", "nothing", low=1)
-    monitor_every: int | None = _field(
-        None, "Steps between readings of the monitor, with alarms; None takes 50 or more, 0 none.", "nothing", low=0
-    )
+    monitor_every: int | None = _field(None, "Steps between readings; None: 50 or more, 0: none.", "nothing", low=0)
     scores_every: int = _field(0, "Steps between Fréchet distances, precision and recall; 0: none.", "nothing", low=0)
     scores_images: int = _field(500, "Images that are made for the scores.", "nothing", low=10)
 
@@ -282,9 +269,7 @@ class LoggingConfig(Checked):
 class GuardConfig(Checked):
     """What to do when the loss collapses, or when the loss or the gradient is no longer finite."""
 
-    on_collapse: names.OnCollapse = _field(
-        "stop", "Stop with a diagnosis, go back to a good checkpoint with a lower rate, or go on regardless.", "nothing"
-    )
+    on_collapse: names.OnCollapse = _field("stop", "Or go back to a checkpoint with a lower rate, or go on.", "nothing")
     on_nan: names.OnNaN = _field("stop", "The same for numbers that are not finite.", "nothing")
     max_rollbacks: int = _field(3, "Rollbacks of a run, of both kinds together.", "nothing", low=0)
     rollback_factor: float = _field(0.5, "The rate is multiplied by this at each rollback.", "nothing", above=0)
@@ -298,18 +283,14 @@ class TrainConfig(Checked):
     """A run: which data, which model, which scaling, how long. The groups hold the rest."""
 
     data: str = _field("digits", "A folder of images, a file, or the name of a data set.")
-    model: str = _field(
-        "uvit", 'A preset ("uvit/cifar10-s2", "unet/cifar10"), diffusers\' config.json, or "package.module:factory".'
-    )
+    model: str = _field("uvit", "uvit, unet/small, uvit/cifar10-s2, ..., diffusers' config.json, or module:factory.")
     model_options: dict[str, Any] = _field({}, "Arguments of the model. Size, channels and classes come from the data.")
-    scaling: str = _field("none", "Scaling of the long skips: none, uniform, cs, cs:0.6, ls, ...")
+    scaling: str = _field("none", "Of the long skips: none, merge_norm, cs:0.7, ls, ... (docs/methods.md).")
     start_from: str | None = _field(None, "Weights: a run folder, one of diffusers, or the authors' nnet_ema.pth.")
     lora: int = _field(0, "With start_from, the rank of LoRA adapters; 0 trains all weights.", low=0)
     steps: int = _field(10_000, "Steps of training.", low=1)
     batch_size: int = _field(128, "Images in a step, over all processes.", low=1)
-    budget: str | None = _field(
-        None, "Time for which what is not given is chosen: 30m, 2h; an hour on a CPU, a day on a GPU.", "nothing"
-    )
+    budget: str | None = _field(None, "Time to train: 30m, 2h (an hour on a CPU, a day on a GPU).", "nothing")
     seed: int = _field(0, "Seed of all random numbers.", low=0)
     images: ImagesConfig = field(default_factory=ImagesConfig)
     diffusion: DiffusionConfig = field(default_factory=DiffusionConfig)

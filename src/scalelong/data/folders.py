@@ -166,7 +166,7 @@ SAMPLES = "samples.json"
 OURS = (
     {"config.yaml", "data.json"},
     {"comparison.json", "table.txt"},
-    {"commands.txt", "diagnosis.json"},
+    {"command.txt", "diagnosis.json"},
     {"range.json"},
     {"settings.json", "runs.jsonl"},
     {"decoded.json", "pixels"},

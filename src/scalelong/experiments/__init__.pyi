@@ -1,10 +1,8 @@
 from .comparison import (
-    COMMANDS as COMMANDS,
-    Comparison as Comparison,
+    COMMAND as COMMAND,
     at as at,
     best_rate_rows as best_rate_rows,
     compare as compare,
-    summarise as summarise,
     sweep as sweep,
     sweep_rows as sweep_rows,
 )
@@ -22,7 +20,6 @@ from .plan import (
     diagnose_run as diagnose_run,
     plan_runs as plan_runs,
     recorded_values as recorded_values,
-    run_one as run_one,
     slug as slug,
     write_diagnosis as write_diagnosis,
 )
@@ -30,10 +27,8 @@ from .rates import RecipeTask as RecipeTask, config_range as config_range
 from .records import (
     BASELINE as BASELINE,
     DIAGNOSIS as DIAGNOSIS,
-    STOPPED as STOPPED,
     Curve as Curve,
     RunRecord as RunRecord,
-    last_line as last_line,
     own_file as own_file,
     read_curves as read_curves,
     read_own_json as read_own_json,
@@ -49,7 +44,6 @@ from .results import (
     level_rows as level_rows,
     ratio_text as ratio_text,
     spread as spread,
-    student_t as student_t,
     table_rows as table_rows,
     verdict as verdict,
 )

@@ -16,6 +16,7 @@ import torch
 from ..console import show_logs
 from ..errors import CannotReadError, RunFolderError, ScaleLongError
 from ..files import read_json
+from ..runs import COMMAND_VARIABLE
 from .engines import INTERRUPTED
 from .plan import run_one
 from .rates import run_part
@@ -43,14 +44,12 @@ def do(file: Path) -> bool:
     """Do one job. False if it was interrupted."""
     try:
         job = read_json(file)
-        is_run, command = job["kind"] == "run", job.get("command", [])
+        is_run, command = job["kind"] == "run", job["command"]
     except (CannotReadError, KeyError, TypeError) as error:
         raise RunFolderError(f"{file} is not a job of a sweep: give the command of the sweep again") from error
-    if not is_run:
-        return run_part(file, job)
     # The README of the run folder says how to continue it: by the command of the sweep, not by this process.
-    sys.argv[:] = command
-    return run_one(planned_run(file))
+    os.environ[COMMAND_VARIABLE] = command
+    return run_one(planned_run(file)) if is_run else run_part(file, job)
 
 
 def _exit(*_: object) -> None:

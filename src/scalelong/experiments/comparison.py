@@ -3,61 +3,32 @@ size and rate, or any combination of them."""
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from itertools import product
 from os import PathLike
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-from ..config import TrainConfig
-from ..console import text_table
+from ..config import TrainConfig, with_values
 from ..errors import InvalidConfigError
-from ..files import write_text
-from ..runs import is_uvit, with_width
+from ..files import make_folder, write_text
+from ..runs import is_uvit, this_command, with_width
 from .engines import Engine
 from .plan import PlannedRun, Variant, as_variant, diagnose_config, plan_runs, require_same, write_diagnosis
 from .records import DIAGNOSIS, steps_ratio
-from .results import MethodSummary, Results, baseline_of, level_rows, ratio_text, spread, table_rows
+from .results import Results, baseline_of, ratio_text, spread
 from .sweeps import run_all
 
-COMMANDS = "commands.txt"
-"""The command lines that made the runs of a folder."""
+COMMAND = "command.txt"
+"""The command line that made the runs of a folder."""
 RECORDS = 250
 """Roughly how many readings of features and coefficients a run keeps."""
-
 AXES = {"depth": "model_options.depth", "width": "model_options.dim", "batch": "batch_size", "rate": "optimizer.lr"}
 """What a sweep changes, and the field of the configuration that holds it."""
 FLAGS = {"batch": "batch_sizes"}
 Cell = tuple[float, ...]
 """A value for each axis of a sweep."""
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The runs of a comparison and what became of them."""
-
-    out: Path
-    runs: list[PlannedRun]
-    results: Results
-
-    @cached_property
-    def summaries(self) -> list[MethodSummary]:
-        return self.results.summaries()
-
-    def __str__(self) -> str:
-        levels = level_rows(self.results)
-        named = f"\n\nheld-out loss by noise level (bounds of log-SNR):\n{text_table(levels)}" if levels else ""
-        return f"{text_table(table_rows(self.summaries))}{named}"
-
-    def mean_loss(self, method: str) -> float:
-        """The mean over seeds at the end; infinite where a seed diverged, so that its rate is never the best."""
-        runs = self.results.of(method)
-        if any(run.diverged is not None for run in runs):
-            return math.inf
-        return fmean([run.held_out.values[-1] for run in runs if len(run.held_out)] or [math.inf])
 
 
 def compare(
@@ -66,7 +37,7 @@ def compare(
     seeds: Sequence[int],
     out: str | PathLike[str],
     **pace: Any,
-) -> Comparison | None:
+) -> Results | None:
     """Train every method with every seed; runs that are finished are not repeated. None if not all are finished now:
     it was interrupted.
 
@@ -87,13 +58,12 @@ def sweep(
     every: int | None = None,
     jobs: int | None = None,
     engine: Engine | None = None,
-    on_start: Callable[[], object] | None = None,
-) -> dict[Cell, Comparison] | None:
+) -> dict[Cell, Results] | None:
     """A comparison for every combination of values of the axes ({"width": [64, 128], "rate": [1e-3, 2e-3]}), each in a
     folder of its own; their runs are carried out together. None if not all are finished now.
 
     `every` is the number of steps between two readings of features and coefficients, `jobs` how many runs go at once,
-    `engine` where they are trained (`make_engine`). `on_start` is called when nothing can be refused any more.
+    `engine` where they are trained (`make_engine`).
     """
     _require_axes(axes, methods)
     if not config.images.held_out:
@@ -101,8 +71,7 @@ def sweep(
             "a comparison needs held-out images, and this configuration has none: give --config a YAML file that has "
             "`images: {held_out: 500}`, or a recipe that holds images out"
         )
-    every = every or max(1, config.steps // RECORDS)
-    config = replace(config, logging=replace(config.logging, monitor_every=every))
+    config = with_values(config, {"logging.monitor_every": every or max(1, config.steps // RECORDS)})
     by_mup = any(as_variant(method).apply(config).optimizer.base_width is not None for method in methods)
     planned: dict[Cell, list[PlannedRun]] = {}
     folders: dict[Cell, Path] = {}
@@ -119,20 +88,19 @@ def sweep(
     for cell, runs in planned.items():
         if not (folders[cell] / DIAGNOSIS).exists():
             write_diagnosis(diagnose_config(runs[0].config), folders[cell])
-    if on_start is not None:
-        on_start()
-    run_all(together, jobs, Path(out), engine)
-    if not all(run.finished for run in together):
+    if command := this_command():
+        write_text(make_folder(out) / COMMAND, f"{command}\n")
+    if not run_all(together, jobs, Path(out), engine):
         return None
     return {cell: summarise(runs, folders[cell]) for cell, runs in planned.items()}
 
 
-def summarise(runs: list[PlannedRun], out: Path) -> Comparison:
+def summarise(runs: Sequence[PlannedRun], out: Path) -> Results:
     """The table of runs that are there: table.txt and comparison.json."""
-    comparison = Comparison(out, runs, Results([run.read() for run in runs]))
-    write_text(out / "table.txt", f"{comparison}\n")
-    write_text(out / "comparison.json", json.dumps([asdict(entry) for entry in comparison.summaries], indent=1))
-    return comparison
+    results = Results([run.read() for run in runs])
+    write_text(out / "table.txt", f"{results}\n")
+    write_text(out / "comparison.json", json.dumps([asdict(entry) for entry in results.summaries], indent=1))
+    return results
 
 
 # Axes
@@ -163,9 +131,9 @@ def _require_axes(axes: Mapping[str, Sequence[float]], methods: Sequence[str | V
                 )
 
 
-def sweep_rows(axes: Sequence[str], found: Mapping[Cell, Comparison]) -> list[dict[str, str]]:
+def sweep_rows(axes: Sequence[str], found: Mapping[Cell, Results]) -> list[dict[str, str]]:
     """A row per cell and method."""
-    base = baseline_of([entry.method for comparison in found.values() for entry in comparison.summaries])
+    base = baseline_of([entry.method for results in found.values() for entry in results.summaries])
     return [
         {
             **{axis: f"{value:g}" for axis, value in zip(axes, cell, strict=True)},
@@ -175,12 +143,12 @@ def sweep_rows(axes: Sequence[str], found: Mapping[Cell, Comparison]) -> list[di
             "O1": spread([score.o1 for score in entry.oscillation if score.valid], "{:.2g}"),
             "collapsed or diverged": f"{len({*entry.collapsed, *entry.diverged})} of {len(entry.seeds)}",
         }
-        for cell, comparison in found.items()
-        for entry in comparison.summaries
+        for cell, results in found.items()
+        for entry in results.summaries
     ]
 
 
-def best_rate_rows(axes: Sequence[str], found: Mapping[Cell, Comparison]) -> list[dict[str, str]]:
+def best_rate_rows(axes: Sequence[str], found: Mapping[Cell, Results]) -> list[dict[str, str]]:
     """Best rate against best rate: at one rate for all, a method may only like that rate better.
 
     A row per method and per value of the other axes: the rate with the lowest mean loss, the steps to where the
@@ -192,7 +160,7 @@ def best_rate_rows(axes: Sequence[str], found: Mapping[Cell, Comparison]) -> lis
     methods = [entry.method for entry in next(iter(found.values())).summaries]
     base = baseline_of(methods)
 
-    def there(other: Cell, rate: float) -> Comparison:
+    def there(other: Cell, rate: float) -> Results:
         return found[(*other[:place], rate, *other[place:])]
 
     def best(method: str, other: Cell) -> float | None:
@@ -203,10 +171,10 @@ def best_rate_rows(axes: Sequence[str], found: Mapping[Cell, Comparison]) -> lis
         rate, theirs, first = best(method, other), best(base, other), best(method, others[0])
         if rate is None:
             return {"method": method, **_named(axes, other), "best rate": "none"}
-        runs = there(other, rate).results.of(method)
-        baselines = {} if theirs is None else {run.seed: run for run in there(other, theirs).results.of(base)}
+        runs = there(other, rate).of(method)
+        baselines = {} if theirs is None else {run.seed: run for run in there(other, theirs).of(base)}
         ratios = [steps_ratio(run.held_out, baselines[run.seed].held_out) for run in runs if run.seed in baselines]
-        well = [r for r in rates if all(run.survived for run in there(other, r).results.of(method))]
+        well = [r for r in rates if all(run.survived for run in there(other, r).of(method))]
         regret = None if first is None else there(other, first).mean_loss(method) / there(other, rate).mean_loss(method)
         end = len(rates) > 1 and {rates[0]: " (the smallest tried)", rates[-1]: " (the largest tried)"}.get(rate)
         return {

@@ -85,10 +85,10 @@ def devices() -> list[str]:
     return named[:count] if len(named) >= count else [str(number) for number in range(count)]
 
 
-class LocalEngine:
-    """Processes of this machine: one per core, each with its share of the threads, or one per GPU."""
+class Engine:
+    """What all engines share: how many runs go at once, and with what each is given."""
 
-    name = "local"
+    name = ""
 
     def __init__(
         self,
@@ -101,22 +101,41 @@ class LocalEngine:
             if value is not None and value < low:
                 raise InvalidConfigError(f"`{name}` must be at least {low}, got {value}")
         self.jobs, self.cpus, self.gpus, self.options = jobs, cpus, gpus, dict(options or {})
-        self.devices = devices() if self.name == "local" and gpus != 0 else []
-        self._slots: dict[Worker, int] = {}
 
     def at_once(self, runs: int) -> int:
         """Jobs that are started before one has ended."""
-        if self.name != "local":
-            return self.jobs or runs
+        return self.jobs or runs
+
+    def threads(self, runs: int) -> int:  # noqa: ARG002
+        """Threads of each run."""
+        return self.cpus or 1
+
+    def check(self) -> None:
+        """Refuse what is missing or cannot be reached, before anything is written."""
+
+    def start(self, job: Job) -> Any:
+        """Start a job, and return at once."""
+        raise NotImplementedError
+
+
+class LocalEngine(Engine):
+    """Processes of this machine: one per core, each with its share of the threads, or one per GPU."""
+
+    name = "local"
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.devices = [] if self.gpus == 0 else devices()
+        self._slots: dict[Worker, int] = {}
+
+    def at_once(self, runs: int) -> int:
         most = len(self.devices) // max(1, self.gpus or 1) if self.devices else cores() // (self.cpus or 1)
         return max(1, min(runs, self.jobs or most))
 
     def threads(self, runs: int) -> int:
-        """Threads of each run."""
-        return self.cpus or (max(1, cores() // (self.jobs or self.at_once(runs))) if self.name == "local" else 1)
+        return self.cpus or max(1, cores() // (self.jobs or self.at_once(runs)))
 
     def check(self) -> None:
-        """Refuse what is missing or cannot be reached, before anything is written."""
         if self.options:
             raise InvalidConfigError("the engine local has no `options`: leave them out")
         if (self.gpus or 0) > len(self.devices):
@@ -124,8 +143,8 @@ class LocalEngine:
                 f"`gpus` {self.gpus} asks for more GPUs than this machine has: found {len(self.devices)}"
             )
 
-    def start(self, job: Job) -> Any:
-        """Start a job, and return at once. It sees its own GPUs; with more jobs than GPUs, they are shared in turn."""
+    def start(self, job: Job) -> Worker:
+        """The job sees its own GPUs; with more jobs than GPUs, they are shared in turn."""
         taken = {slot for worker, slot in self._slots.items() if worker.poll() is None}
         slot = next(number for number in range(len(taken) + 1) if number not in taken)
         count = max(1, self.gpus or 1)
@@ -133,10 +152,6 @@ class LocalEngine:
         worker = Worker(job, {"CUDA_VISIBLE_DEVICES": ",".join(own)} if own else {})
         self._slots[worker] = slot
         return worker
-
-
-Engine = LocalEngine
-"""What other engines look like as well."""
 
 
 # Other machines
@@ -191,16 +206,15 @@ class _Submitted:
         if not self.job.done():
             return None
         try:
-            outcome, result = self.job._get_outcome_and_result()
-        except Exception:  # submitit's UncompletedJobError, or a result that cannot be read
+            return self.job.result()
+        except Exception:  # cancelled, lost, or a result that cannot be read
             return LOST
-        return result if outcome == "success" and isinstance(result, int) else 1
 
     def terminate(self) -> None:
         self.job.cancel()
 
 
-class SubmititEngine(LocalEngine):
+class SubmititEngine(Engine):
     """submitit's local executor: what `SlurmEngine` does, without a cluster, to try it."""
 
     name, cluster = "submitit", "local"
@@ -266,7 +280,7 @@ class _RayTask:
         self.ray.cancel(self.reference, force=False)
 
 
-class RayEngine(LocalEngine):
+class RayEngine(Engine):
     """Tasks of the Ray cluster at RAY_ADDRESS, or of this machine. `options` are resources, such as memory=8e9."""
 
     name = "ray"
@@ -307,7 +321,9 @@ def _call(function: OnNode) -> int:
     return function()
 
 
-ENGINES = {"local": LocalEngine, "submitit": SubmititEngine, "slurm": SlurmEngine, "ray": RayEngine}
+ENGINES: dict[str, type[Engine]] = {
+    engine.name: engine for engine in (LocalEngine, SubmititEngine, SlurmEngine, RayEngine)
+}
 
 
 def make_engine(

@@ -30,7 +30,7 @@ from ..stability import METHODS, RUNS, Method, RateRange, RateRun, rate_range
 from ..training import make_optimizer
 from .engines import Engine
 from .plan import Variant, as_variant
-from .sweeps import job_of, run_jobs, write_job
+from .sweeps import make_job, run_jobs
 
 _SET_BY_RANGE = (
     "steps",
@@ -166,13 +166,12 @@ def _in_jobs(
             return [run for run in runs if (run.method, run.rate, run.seed) in jobs[name]]
 
         left = [name for name in jobs if len(done(name)) < len(jobs[name])]
+        made = []
         for name in left:
             _, rate, seed = jobs[name][0]
             given = {"methods": [texts[method] for method, _, _ in jobs[name]], "rate": rate, "seed": seed, **shared}
-            write_job(out, name, {"kind": "range", "out": f"../{PARTS}/{name}", **given})
-        if left:
-            made = [job_of(out, name, 1) for name in left]
-            run_jobs(made, engine, lambda job: len(done(job.name)) == len(jobs[job.name]))
+            made.append(make_job(out, name, {"kind": "range", "out": f"../{PARTS}/{name}", **given}))
+        run_jobs(made, engine, lambda job: len(done(job.name)) == len(jobs[job.name]))
         yield from (run for name in jobs for run in done(name))
 
     return carry_out

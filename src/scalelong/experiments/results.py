@@ -1,7 +1,7 @@
 """The results of runs as rows, sentences and intervals: compare, the report and `research/` use them.
 
     results = Results([read_run(folder) for folder in folders])
-    print(text_table(table_rows(results.summaries())))
+    print(results)
 
 `Results` selects records, pairs them by seed and summarises them by method. Nothing here needs torch: a report of a
 long run should be there in a second.
@@ -10,8 +10,10 @@ long run should be there in a second.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from statistics import NormalDist, fmean, stdev
 
+from ..console import text_table
 from ..stability import Oscillation
 from .records import BASELINE, Curve, RunRecord, steps_ratio
 
@@ -75,9 +77,22 @@ class Results:
     def last_common_step(self) -> int:
         return min((run.held_out.steps[-1] for run in self.runs if len(run.held_out)), default=0)
 
+    @cached_property
     def summaries(self) -> list[MethodSummary]:
         """A row per method, over all seeds."""
         return [self._summary(method) for method in self.methods()]
+
+    def mean_loss(self, method: str) -> float:
+        """The mean over seeds at the end; infinite where a seed diverged, so that its rate is never the best."""
+        runs = self.of(method)
+        if any(run.diverged is not None for run in runs):
+            return math.inf
+        return fmean([run.held_out.values[-1] for run in runs if len(run.held_out)] or [math.inf])
+
+    def __str__(self) -> str:
+        levels = level_rows(self)
+        named = f"\n\nheld-out loss by noise level (bounds of log-SNR):\n{text_table(levels)}" if levels else ""
+        return f"{text_table(table_rows(self.summaries))}{named}"
 
     def _summary(self, method: str) -> MethodSummary:
         runs = [run for run in self.runs if run.method == method]

@@ -1,6 +1,6 @@
 """Sweeps: many runs, trained by an engine, and how far they are.
 
-    run_all(plan_runs(config, ["none", "cs:0.7"], range(6), out), every=10, engine=make_engine("slurm"))
+    run_all(plan_runs(config, ["none", "cs:0.7"], range(6), out), engine=make_engine("slurm"))
 
 Finished runs are not repeated, so the same call continues a sweep, on this engine or on another one.
 """
@@ -8,10 +8,9 @@ Finished runs are not repeated, so the same call continues a sweep, on this engi
 import json
 import logging
 import os
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from ..config import from_dict, to_dict
 from ..console import text_table
 from ..errors import RunFailedError, RunFolderError
 from ..files import make_folder, read_json, write_text
-from ..runs import COMMAND_VARIABLE, this_command
+from ..runs import this_command
 from ..training import Interrupt
 from .engines import INTERRUPTED, Engine, Job, LocalEngine
 from .plan import PlannedRun, require_same, run_one
@@ -44,39 +43,51 @@ def run_all(
     `folder` is that of the sweep (default: where the runs are). `jobs` is for the local engine, which is the default.
     """
     require_same(runs)
-    folder = runs[0].folder.parent if folder is None else folder
-    engine = LocalEngine(jobs) if engine is None else engine
+    folder = folder or runs[0].folder.parent
+    engine = engine or LocalEngine(jobs)
     waiting = {_name(run, folder): run for run in runs if not run.finished}
     if len(waiting) < len(runs):
         logger.info("%d of %d runs are finished already", len(runs) - len(waiting), len(runs))
     if not waiting:
         return True
     engine.check()
-    before = torch.get_num_threads()
-    alone = engine.name == "local" and (engine.jobs or engine.at_once(len(waiting))) == 1 and (engine.gpus or 1) == 1
-    threads = agreed_threads(engine, folder, before if alone else engine.threads(len(waiting)))
-    for name, run in waiting.items():
-        # Paths are relative to the job file, so that the folder of a sweep may be moved.
-        place = os.path.relpath(name, Path(JOBS, name).parent)
-        described = {"kind": "run", "method": run.method, "changes": run.changes, "folder": place}
-        write_job(folder, name, {**described, "config": to_dict(run.config), "command": sys.argv})
-    if not alone:
-        made = [job_of(folder, name, threads, engine.gpus or 1) for name in waiting]
+    here, processes = torch.get_num_threads(), engine.gpus or 1
+    one_by_one = engine.name == "local" and (engine.jobs or engine.at_once(len(waiting))) == 1 and processes == 1
+    threads = agreed_threads(engine, folder, here if one_by_one else engine.threads(len(waiting)))
+    made = [
+        make_job(
+            folder,
+            name,
+            # Paths are relative to the job file, so that the folder of a sweep may be moved.
+            {
+                "kind": "run",
+                "method": run.method,
+                "changes": run.changes,
+                "folder": os.path.relpath(name, Path(JOBS, name).parent),
+                "config": to_dict(run.config),
+            },
+            threads,
+            processes,
+        )
+        for name, run in waiting.items()
+    ]
+    if not one_by_one:
         run_jobs(made, engine, lambda job: waiting[job.name].finished)
         return all(run.finished for run in runs)
     torch.set_num_threads(threads)
     try:
         return all(map(run_one, waiting.values()))
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(here)
 
 
 def agreed_threads(engine: Engine, folder: Path, usual: int) -> int:
     """The threads of each run: those that are asked for, or those that the sweep began with. With a different number
     of threads sums are added in a different order and round differently."""
-    path = folder / JOBS / SWEEP
+    path = make_folder(folder / JOBS) / SWEEP
     before = read_json(path).get("threads") if path.exists() else None
-    threads = engine.cpus or before or usual
+    engine.cpus = engine.cpus or before
+    threads = engine.cpus or usual
     if before not in (None, threads):
         logger.warning(
             "this sweep began with %s thread(s) for each run and continues with %s: results agree up to rounding, "
@@ -84,8 +95,6 @@ def agreed_threads(engine: Engine, folder: Path, usual: int) -> int:
             before,
             threads,
         )
-    engine.cpus = threads if before else engine.cpus
-    make_folder(path.parent)
     write_text(path, json.dumps({"threads": threads}))
     return threads
 
@@ -93,28 +102,22 @@ def agreed_threads(engine: Engine, folder: Path, usual: int) -> int:
 # Jobs
 
 
-def write_job(folder: Path, name: str, described: Mapping[str, Any]) -> None:
-    """Write all that a worker needs."""
-    path = folder / JOBS / f"{name}.json"
-    make_folder(path.parent)
-    write_text(path, json.dumps(described, ensure_ascii=False, indent=1))
+def make_job(folder: Path, name: str, described: Mapping[str, Any], threads: int = 1, processes: int = 1) -> Job:
+    """Write all that a worker needs into a file."""
+    root = Path(os.path.abspath(folder))
+    file = root / JOBS / f"{name}.json"
+    make_folder(file.parent)
+    write_text(file, json.dumps({**described, "command": this_command() or ""}, ensure_ascii=False, indent=1))
+    environment = {variable: value for variable, value in os.environ.items() if variable.startswith("SCALELONG_")}
+    environment |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
+    return Job(name, file, root / LOGS / f"{name}.txt", environment, processes)
 
 
 def planned_run(file: Path) -> PlannedRun:
     """The run of a job file."""
     job = read_json(file)
-    config = from_dict(job["config"])
-    return PlannedRun(
-        job["method"], config.seed, Path(os.path.normpath(file.parent / job["folder"])), config, job["changes"]
-    )
-
-
-def job_of(folder: Path, name: str, threads: int, processes: int = 1) -> Job:
-    environment = {variable: value for variable, value in os.environ.items() if variable.startswith("SCALELONG_")}
-    environment |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
-    environment |= {COMMAND_VARIABLE: this_command() or ""}
-    root = Path(os.path.abspath(folder))
-    return Job(name, root / JOBS / f"{name}.json", root / LOGS / f"{name}.txt", environment, processes)
+    config, folder = from_dict(job["config"]), Path(os.path.normpath(file.parent / job["folder"]))
+    return PlannedRun(job["method"], config.seed, folder, config, job["changes"])
 
 
 def _name(run: PlannedRun, folder: Path) -> str:
@@ -152,7 +155,7 @@ def run_jobs(jobs: Sequence[Job], engine: Engine, finished: Callable[[Job], bool
         raise RunFailedError("\n".join(failures[:3]) + more)
 
 
-def _stop(started: Any) -> None:
+def _stop(started: Iterable[Any]) -> None:
     """End jobs, each of which saves first."""
     for each in started:
         each.terminate()

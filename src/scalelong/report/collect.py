@@ -161,7 +161,7 @@ def _title(runs: Sequence[RunRecord]) -> str:
 
 def _table(runs: Sequence[RunRecord]) -> dict[str, Any]:
     """The table of the comparison, without columns that say nothing: all dashes, or a method against itself."""
-    summaries = Results(runs).summaries()
+    summaries = Results(runs).summaries
     rows = table_rows(summaries)
     empty = [name for name in rows[0] if all(row[name] == "-" for row in rows)]
     empty += [name for name in rows[0] if name.startswith("steps to ") and len(summaries) == 1]

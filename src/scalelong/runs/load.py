@@ -4,8 +4,8 @@
     load_trained("digits-class").sample(16, prompts=["7"])     a small network that comes with the package
 
 A network of the package is a folder in `trained/`: the configuration and the data of its run, its scores, a card, and
-the averaged weights in half precision. `unpack` makes a run folder of it, in which every command works. `scalelong
-models make NAME` trains it again by its config.yaml, and packs it.
+the averaged weights in half precision. `unpack` makes a run folder of it, in which every command works. `python -m
+research.shipped NAME` trains it again by its config.yaml, and packs it.
 """
 
 import json
