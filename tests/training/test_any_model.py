@@ -19,7 +19,7 @@ from scalelong.models import Denoiser, UViT
 from scalelong.runs import DataShape, build_model, load_run
 from scalelong.runs.model import uses_channels_last
 from scalelong.training import train
-from scalelong.training.sizing import memory_needed
+from scalelong.training.dry_run import memory_needed
 
 # GroupNorm right behind the merges of small UNets divides most of a constant κ out, and a warning says so.
 pytestmark = pytest.mark.filterwarnings("ignore::scalelong.errors.CancelledScalingWarning")
