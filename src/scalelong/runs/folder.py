@@ -58,7 +58,7 @@ from ..files import (
     remove_leftovers,
     writing,
 )
-from .checkpoint import newest_good, remove_unfinished, run_of, saved_steps
+from .checkpoint import newest_good, remove_unfinished, saved_steps
 from .model import DataShape, RunData, factory_of, shape_of
 
 logger = logging.getLogger(__name__)
@@ -192,10 +192,10 @@ class RunFolder:
 
     @property
     def id(self) -> str | None:
-        """The id that tells this run from others of the same shapes. Runs of earlier versions have none."""
-        if not os.path.lexists(self.path / RUN):
-            return run_of(self.checkpoints)
-        mend = "remove it to take the id that all checkpoints carry"
+        """The id that tells this run from others of the same shapes; None before its first checkpoint."""
+        if not os.path.lexists(self.path / RUN) and not saved_steps(self.checkpoints):
+            return None
+        mend = 'write {"id": "..."} with the id that "run" is in the manifest.json of its checkpoints'
         found = self._json(RUN, mend)
         if not isinstance(found, dict) or "id" not in found:
             raise RunFolderError(f"{self.path / RUN} has no entry 'id': restore it, or {mend}")

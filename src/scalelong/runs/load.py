@@ -152,7 +152,6 @@ def load_run(
     A run folder may name a model of someone's own, "package.module:factory". That code is run with `trust` only.
     `scaling` replaces the constants that the run was trained with ("custom:1,0.9,0.8", see `scalelong lab tune`).
     `model` is the network to put the weights into, for a run that was given one (`train(config, model=...)`).
-    `log` gets a line for each damaged checkpoint that is passed over.
     """
     run = RunFolder(path)
     if not (run.path / CONFIG).exists():

@@ -428,10 +428,6 @@ class RunData:
         """A fixed batch for looking at networks, of held-out images where there are some."""
         return self.inputs(device).probe(self.held_out or self.train, count)
 
-    def clean(self, count: int) -> Tensor:
-        """x_0 of the first images to train on."""
-        return self.inputs().clean(self.train, count)
-
 
 def load_run_data(
     config: TrainConfig,

@@ -11,7 +11,7 @@ import hashlib
 import io
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import chain, islice
 from pathlib import Path
@@ -54,12 +54,8 @@ class SampleFolder:
         if (self.path / NOTE).exists():
             before = self.note()
             kept = {key: value for key, value in before.items() if key != "wishes"}
-            if kept != about:
-                changes = "\n".join(
-                    f"  {key}: {kept.get(key)!r} -> {about.get(key)!r}"
-                    for key in {**kept, **about}
-                    if kept.get(key) != about.get(key)
-                )
+            if changed := [key for key in {**kept, **about} if kept.get(key) != about.get(key)]:
+                changes = "\n".join(f"  {key}: {kept.get(key)!r} -> {about.get(key)!r}" for key in changed)
                 raise RunFolderError(
                     f"{self.path} holds samples that were made in a different way:\n{changes}\n"
                     f"Give the same values to continue, or another folder with --out"
@@ -115,11 +111,6 @@ class SampleFolder:
         """The images as one tensor, uint8 (B, C, H, W)."""
         return stack_images([self.file(request) for request in wanted])
 
-    def read(self, wanted: Sequence[Request]) -> Iterator[Tensor]:
-        """The images, uint8 (C, H, W)."""
-        for request in wanted:
-            yield read_png(self.file(request))
-
 
 def stack_images(files: Sequence[Path]) -> Tensor:
     """Images of one size as one tensor, uint8 (B, C, H, W); others are refused by name."""
@@ -162,17 +153,13 @@ def folder_name(run: Run, settings: SampleSettings) -> str:
     return f"step{run.step}-{weights}-{settings.sampler}{settings.steps}{guidance}{precision}{tuned}"
 
 
-UNSAID = (("precision", "no"),)
-
-
 def describe_samples(run: Run, settings: SampleSettings) -> dict[str, Any]:
     """All that decides the images but their seeds and prompts."""
     return {
         "weights": run.weights,
         "step": run.step,
         "weights_sha256": run.weights_sha256,
-        # Folders that were made before there were these do not name them.
-        **{name: value for name, value in asdict(settings).items() if (name, value) not in UNSAID},
+        **asdict(settings),
         **({"scaling": run.config.scaling} if run.is_rescaled else {}),
     }
 

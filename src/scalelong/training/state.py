@@ -287,8 +287,7 @@ def restore(state: TrainState, saved: Snapshot, seed: int) -> None:
     else:  # a different number of processes than before: dropout goes on with other numbers
         seed_global(seed, "process", process, saved.step)
     state.step, state.seconds, state.window = training["step"], training["seconds"], list(training["window"])
-    # Checkpoints of earlier versions have neither.
-    state.collapse, state.best = dict(training.get("collapse", {})), dict(training.get("best", {}))
+    state.collapse, state.best = dict(training["collapse"]), dict(training["best"])
 
 
 @torch.no_grad()
