@@ -75,7 +75,7 @@ def test_without_a_usable_checkpoint_nothing_is_begun(full_tiny, run, harm, said
     before = contents(run)
     with pytest.raises(CheckpointError, match=said) as caught:
         train(full_tiny, run)
-    assert all(word in str(caught.value) for word in ("step-00000012", "step-00000008", "--out", "from a copy"))
+    assert all(word in str(caught.value) for word in ("step-00000012", "step-00000008", "`out`", "from a copy"))
     assert contents(run) == before
     with pytest.raises(CheckpointError, match=said):
         load_run(run)
@@ -91,7 +91,7 @@ def test_metrics_are_not_overwritten_where_checkpoints_are_lost(full_tiny, run, 
     before = contents(run)
     # Also under another configuration: without checkpoints it is not compared, and must not be written either.
     for config in (full_tiny, replace(full_tiny, batch_size=4)):
-        with pytest.raises(ScaleLongError, match="--out"):
+        with pytest.raises(ScaleLongError, match="`out`"):
             train(config, run)
     assert contents(run) == before
 
@@ -258,5 +258,5 @@ def test_a_checkpoint_that_is_pruned_while_it_is_read(full_tiny, run, monkeypatc
 
 
 def test_a_step_that_is_not_there(run):
-    with pytest.raises(CheckpointError, match=r"no checkpoint of step 5 .* there are: 8, 12"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint of step 5; there are: 8, 12"):
         load_run(run, step=5)

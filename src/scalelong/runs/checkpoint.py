@@ -213,7 +213,7 @@ def newest_good(
     found = "; ".join(damage) or f"there are only those that were set aside: {', '.join(aside)}"
     raise CheckpointError(
         f"{folder} holds no checkpoint that can be used: {found}. Nothing was changed. To go on, restore one from a "
-        f"copy, or use the scalelong that wrote it; to begin again, choose another folder (--out) or move "
+        f"copy, or use the scalelong that wrote it; to begin again, choose another folder (`out`) or move "
         f"{folder.parent} away"
     )
 

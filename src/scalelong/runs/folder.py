@@ -139,7 +139,7 @@ class RunFolder:
         elif not (self.path / CONFIG).exists() and any(
             name for name in self.files.names() if not name.startswith(".") and name != VARIANT
         ):
-            raise RunFolderError(f"{self.path} is not empty and holds no run; choose another folder (--out)")
+            raise RunFolderError(f"{self.path} is not empty and holds no run; choose another folder (`out`)")
         for folder in (self.path, self.samples):
             remove_leftovers(folder)
         remove_unfinished(self.checkpoints)
@@ -148,7 +148,7 @@ class RunFolder:
             raise RunFolderError(
                 f"{self.path} has {METRICS} and no checkpoint in {self.checkpoints}: to begin again would overwrite "
                 f"what was recorded. To continue the run, restore its checkpoints from a copy; to begin again, choose "
-                f"another folder (--out), or move {self.path} away"
+                f"another folder (`out`), or move {self.path} away"
             )
         return path
 
@@ -162,7 +162,7 @@ class RunFolder:
             changes = "\n".join(f"  {name}: {old!r} -> {new!r}" for name, (old, new) in conflicts.items())
             raise RunFolderError(
                 f"{self.path} holds a run with a different configuration:\n{changes}\n"
-                f"Give the same values to continue it, or another folder (--out)"
+                f"Give the same values to continue it, or another folder (`out`)"
             )
         require_same_data(self.path, config, fingerprints(data))
         for name, (old, new) in differences(before, config).items():
@@ -342,7 +342,7 @@ def require_same_data(folder: Path, config: TrainConfig, now: dict[str, str]) ->
             which = "the held-out images of" if name.startswith("held_out") else "the data"
             raise RunFolderError(
                 f"{which} {config.data!r} have changed since {folder} was begun (fingerprint {str(before[name])[:12]} "
-                f"before, {value[:12]} now); restore them, or choose another folder (--out)"
+                f"before, {value[:12]} now); restore them, or choose another folder (`out`)"
             )
 
 

@@ -226,7 +226,7 @@ def _read_weights(run: RunFolder, step: int | None, file: str) -> tuple[dict[str
         steps = saved_steps(run.checkpoints)
         if step is not None and step not in steps:
             there = ", ".join(map(str, steps)) or "none"
-            raise CheckpointError(f"{run.path} has no checkpoint of step {step} (--checkpoint); there are: {there}")
+            raise CheckpointError(f"{run.path} has no checkpoint of step {step}; there are: {there}")
         checkpoint = step_folder(run.checkpoints, step) if step is not None else None
         checkpoint = checkpoint or newest_good(run.checkpoints, run=run.id, needed=True)
         if checkpoint is None:

@@ -58,24 +58,24 @@ class SampleFolder:
                 changes = "\n".join(f"  {key}: {kept.get(key)!r} -> {about.get(key)!r}" for key in changed)
                 raise RunFolderError(
                     f"{self.path} holds samples that were made in a different way:\n{changes}\n"
-                    f"Give the same values to continue, or another folder with --out"
+                    f"Give the same values to continue, or another folder with `out`"
                 )
             for request in wanted:
                 prompt = before["wishes"].get(str(request.seed), request.prompt)
                 if prompt != request.prompt:
                     raise RunFolderError(
                         f"{self.file(request)} shows {prompt!r}, and {request.prompt!r} is asked for now; choose "
-                        f"another folder with --out"
+                        f"another folder with `out`"
                     )
             return before["wishes"] | prompts
         try:
             used = self.path.exists() and any(entry for entry in self.path.iterdir() if not entry.name.startswith("."))
         except OSError as error:
             raise RunFolderError(
-                f"{self.path} cannot hold samples: {in_words(error)}; choose a folder with --out"
+                f"{self.path} cannot hold samples: {in_words(error)}; choose a folder with `out`"
             ) from error
         if used:
-            raise RunFolderError(f"{self.path} is not empty and holds no samples; choose another folder with --out")
+            raise RunFolderError(f"{self.path} is not empty and holds no samples; choose another folder with `out`")
         return prompts
 
     def open(self, about: dict[str, Any], wanted: Sequence[Request]) -> None:
@@ -91,12 +91,12 @@ class SampleFolder:
         try:
             note = read_json(self.path / NOTE)
         except CannotReadError as error:
-            raise RunFolderError(f"{error}, or choose another folder with --out") from error
+            raise RunFolderError(f"{error}, or choose another folder with `out`") from error
         known = {"weights": str, "sampler": str, "steps": int, "guidance": float | int, "wishes": dict}
         if not isinstance(note, dict) or not all(isinstance(note.get(name), kind) for name, kind in known.items()):
             raise RunFolderError(
                 f"{self.path / NOTE} does not say how the samples were made ({', '.join(known)}); choose another "
-                f"folder with --out, or remove this one to make the samples again"
+                f"folder with `out`, or remove this one to make the samples again"
             )
         return note
 
@@ -217,6 +217,6 @@ def require_device(device: str | None) -> None:
     except (RuntimeError, AssertionError, ValueError, NotImplementedError):
         pass
     raise InvalidConfigError(
-        f"--device {str(device)[:40]!r} cannot be used on this machine, or by this build of torch: choose "
+        f"`device` {str(device)[:40]!r} cannot be used on this machine, or by this build of torch: choose "
         f"cpu, or leave it out"
     )
