@@ -33,7 +33,7 @@ from ..noise import SCHEDULES, NoiseProcess
 from ..scaling import Constants, as_scaling
 from .folder import CONFIG, RunFolder, require_no_links
 from .load import load_run
-from .model import EMBEDDING, DataShape, example_forward, logger, require_trust
+from .model import EMBEDDING, DataShape, add_adapters_, example_forward, logger, require_trust
 
 TOLERANCE = 1e-5
 """Largest change of the outputs, relative to their size, that attaching a scaling may cause."""
@@ -254,7 +254,8 @@ def adopt_weights(config: TrainConfig, given: Collection[str] = (), trust: bool 
 
 
 def load_start_(model: nn.Module, config: TrainConfig, shape: DataShape) -> None:
-    """Put the weights of `config.start_from` into the network that `build_model(config, shape)` made."""
+    """Put the weights of `config.start_from` into the network that `build_model(config, shape, adapters=False)` made,
+    and then the adapters on it, if there are to be some."""
     assert config.start_from is not None
     # The configuration names the same code as the run that the weights come from, and was agreed to with it.
     origin = read_origin(config.start_from, config.model_options, trust=True)
@@ -280,6 +281,8 @@ def load_start_(model: nn.Module, config: TrainConfig, shape: DataShape) -> None
         )
     with without_records():
         model.load_state_dict(weights)
+    if config.lora:
+        add_adapters_(model, config.lora, config.seed)
     logger.info(f"start: the weights of {config.start_from}" + "".join(f"; {remark}" for remark in remarks))
 
 

@@ -240,8 +240,8 @@ def make_cores(config: TrainConfig, model: nn.Module, accelerator: Any) -> CoreP
     """None where all cores share every operation: on accelerators, in fp16 (whose gradients are scaled as a whole),
     for small networks, and for those of unknown kinds."""
     wanted, cores = config.hardware.split_cores, torch.get_num_threads()
-    can = accelerator.device.type == "cpu" and accelerator.num_processes == 1 and not config.hardware.compile
-    can = can and accelerator.mixed_precision in ("no", "bf16")
+    alone_on_cpu = accelerator.device.type == "cpu" and accelerator.num_processes == 1
+    can = alone_on_cpu and accelerator.mixed_precision in ("no", "bf16") and not config.hardware.compile
     require(
         can or not wanted,
         "split_cores is for one process on a CPU, in float32 or bf16, without compile; leave it out here",

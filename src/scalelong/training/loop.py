@@ -31,7 +31,6 @@ from ..runs import (
     RunData,
     RunFolder,
     abandon_after,
-    add_adapters_,
     average,
     build_model,
     check_batch_size,
@@ -198,8 +197,6 @@ class Trainer:
         network = build_model(config, data.shape, adapters=not starts, model=model)
         if starts:
             load_start_(network, config, data.shape)
-            if config.lora:
-                add_adapters_(network, config.lora, config.seed)
         self.state = create(config, accelerator, network, data)
         self.cores = make_cores(config, self.state.bare, accelerator)
         self.order = DataOrder(len(data.train), config.batch_size, config.seed)
