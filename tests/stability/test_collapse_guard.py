@@ -357,28 +357,6 @@ def test_lightning():
         callback.on_train_start(SimpleNamespace(optimizers=[optimizer, optimizer]), model)
 
 
-def test_the_trainer_of_transformers(tmp_path):
-    transformers = pytest.importorskip("transformers")
-    rows = [{"x": a, "labels": b} for x, y in broken_data(90, range(60, 65)) for a, b in zip(x, y, strict=True)]
-    callback = trainer_guard(zero_loss=1.0, every=10)
-    arguments = transformers.TrainingArguments(
-        output_dir=str(tmp_path),
-        per_device_train_batch_size=8,
-        num_train_epochs=1,
-        learning_rate=0.1,
-        lr_scheduler_type="constant",
-        report_to=[],
-        save_strategy="no",
-        use_cpu=True,
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
-        train_sampling_strategy="sequential",
-    )
-    transformers.Trainer(model=Line(), args=arguments, train_dataset=rows, callbacks=[callback]).train()
-    assert callback.watcher.steps == 90
-    assert callback.watcher.rollbacks[0]["to_step"] == 60
-
-
 def test_a_model_that_returns_no_loss_is_named():
     model = Line()
     callback = trainer_guard()

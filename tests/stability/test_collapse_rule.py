@@ -136,7 +136,9 @@ def by_report(losses):
 
 
 @pytest.mark.parametrize(
-    "way", [by_detector, by_guard, by_monitor, by_range, by_trainer, by_compare, by_report], ids=lambda way: way.__name__
+    "way",
+    [by_detector, by_guard, by_monitor, by_range, by_trainer, by_compare, by_report],
+    ids=lambda way: way.__name__,
 )
 @pytest.mark.parametrize("name", CURVES)
 def test_all_say_the_same_of_one_curve(name, way):

@@ -12,7 +12,6 @@ import scalelong as sl
 import zoo
 from report.made_up import made_up_range as made_up
 from scalelong.errors import RunFolderError
-from scalelong.report import collect
 from scalelong.stability import Method, RateRange, StepFailedError, rate_range
 
 torch.set_num_threads(1)
@@ -267,12 +266,6 @@ def test_rates_that_are_not_given_are_found(edge, lowest):
     assert len(found.runs) == 6
 
 
-def test_a_lost_run_says_from_where_on():
-    run = made_up({"none": {8e-3: 0}}, seeds=1).runs[0]
-    assert str(replace(run, onset=41)) == "none at 8e-3, seed 0: collapsed at step 41"
-    assert str(replace(run, outcome="not finite", steps=9)) == "none at 8e-3, seed 0: not finite after 9 steps"
-
-
 def test_a_run_that_loses_the_little_it_had_learned_is_ended_and_has_not_learned():
     losses = [1.0] * 10 + [0.85] * 40 + [1.0] * 200
 
@@ -370,32 +363,6 @@ def test_what_lasts_is_advised_unless_another_method_has_more_survivors_than_cha
     # Eight pairs of one sign: 2 / 2^8, times two methods for the smaller of two (Holm).
     found = made_up({"none": {8e-3: 0}, "cs": {8e-3: 8}, "ls": {8e-3: 0}})
     assert [entry.p for entry in found.differences] == [2 / 2**8 * 2, 1.0]
-
-
-def test_the_best_loss_is_the_median_of_the_smallest_losses_as_in_the_report(tmp_path):
-    found = made_up({"none": {4e-3: 8, 8e-3: 8}}, seeds=3)
-    best = {(4e-3, 0): 0.1, (4e-3, 1): 0.2, (4e-3, 2): 0.9, (8e-3, 0): 0.3, (8e-3, 1): 0.3, (8e-3, 2): 0.3}
-    found = replace(found, runs=tuple(replace(run, best=best[run.rate, run.seed]) for run in found.runs))
-    assert found.rows()[0]["best loss (at)"] == "0.2 (4e-3)"
-    assert "best loss: the median of the runs' smallest smoothed losses" in str(found)
-    found.save(tmp_path)
-    (shown,) = collect([tmp_path])["ranges"]
-    assert [cell["best"] for cell in shown["cells"][0]] == [0.2, 0.3]
-
-
-def test_what_left_first_names_all_places_that_are_equally_common(tmp_path):
-    def left(*places: str) -> str:
-        made = made_up({"none": {8e-3: 0}}, seeds=len(places))
-        runs = tuple(replace(run, left_first={"where": places[run.seed]}) for run in made.runs)
-        found = replace(made, runs=runs)
-        found.save(tmp_path)
-        return found.rows()[0]["left first"]
-
-    assert left("a", "b", "b") == "b (2 of 3)"
-    assert left("a", "b", "b", "a", "c") == "a and b (2 of 5 each)"
-    assert left("a", "b", "c", "d", "e") == "a, b, c and 2 others (1 of 5 each)"
-    (shown,) = collect([tmp_path])["ranges"]
-    assert shown["rows"][0]["left first"] == "a, b, c and 2 others (1 of 5 each)"
 
 
 def test_json_round_trip_and_bad_json():
