@@ -18,7 +18,7 @@ from scalelong.errors import ConditionError, EvaluationError, MetadataError
 from scalelong.evaluation.probe import PENALTIES, Parts, Reader, fit, judged, noised, ridge
 from scalelong.training import train
 
-BASELINES = {"untrained network", "untrained network, same t", "pixels, same t", "clean pixels"}
+BASELINES = {"untrained network", "pixels, same t", "clean pixels"}
 
 
 def tiny(**changes: Any) -> sl.UViT:

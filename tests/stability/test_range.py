@@ -294,7 +294,7 @@ def test_rates_that_do_not_bracket_the_half_say_so():
     found = made_up({"none": {4e-3: 0, 8e-3: 0}, "cs": {4e-3: 8, 8e-3: 8}})
     assert [half.text for half in found.half_rates] == ["below 4e-3", "above 8e-3"]
     assert [half.rate for half in found.half_rates] == [None, None]
-    assert "more than 8e-3 with cs and less than 4e-3 with none" in found.verdict
+    assert "above 8e-3 with cs, below 4e-3 with none" in found.verdict
 
 
 def test_shares_are_made_monotone():
@@ -322,7 +322,7 @@ def test_the_verdict_names_a_difference_and_what_to_do():
     assert found.differences[0].differs
     assert not found.differences[1].differs
     assert found.verdict == (
-        "Half of the runs survive more than 1.2e-2 with merge_norm and 5.9e-3 with none. "
+        "Half of the runs survive: above 1.2e-2 with merge_norm, 5.9e-3 with none. "
         'Call sl.scale_skips_(model, "merge_norm", inputs) before the first step, or stay at 4e-3 or below, where all '
         "survive without it. No difference that 8 seeds can show with ls. "
         "Survivors: none 9 of 24; merge_norm 20 of 24; ls 10 of 24. "
@@ -359,7 +359,7 @@ def test_what_lasts_is_advised_unless_another_method_has_more_survivors_than_cha
     close = made_up({"none": {8e-3: 0}, "merge_norm": {8e-3: 6}, "start:cs": {8e-3: 8}})
     assert close.verdict.startswith("At a rate of 8e-3 more runs survive with merge_norm than with none. Call")
     clear = made_up({"none": {8e-3: 0, 9e-3: 0}, "merge_norm": {8e-3: 8, 9e-3: 0}, "norms": {8e-3: 8, 9e-3: 8}})
-    assert "with norms and less than 8e-3 with none." in clear.verdict
+    assert "with norms, below 8e-3 with none." in clear.verdict
     # Eight pairs of one sign: 2 / 2^8, times two methods for the smaller of two (Holm).
     found = made_up({"none": {8e-3: 0}, "cs": {8e-3: 8}, "ls": {8e-3: 0}})
     assert [entry.p for entry in found.differences] == [2 / 2**8 * 2, 1.0]

@@ -157,7 +157,7 @@ def sample_settings(options: argparse.Namespace) -> SampleSettings:
 def add_feature_flags(parser: Parser) -> None:
     parser.flag(
         "--features",
-        "auto: the first that tell noise from the data (default); random; pixels; inception; or package.module:factory",
+        "auto: inception with its weights, else random (default); random; inception; or package.module:factory",
         "auto",
     )
     parser.flag("--feature-weights", "the weights of Inception, from torch-fidelity", kind=Path)

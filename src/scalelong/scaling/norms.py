@@ -74,7 +74,7 @@ class MergeNorm(Scaling):
             forced = "" if self.on == "concatenation" else "; MergeNorm(everywhere=True) tries it all the same"
             raise UnsupportedModelError(
                 f"merge_norm is for merges that concatenate; long skips {', '.join(map(str, added))} are added to the "
-                f'main path, where it was not shown to help. Train with a lower learning rate, or with Muon{forced}'
+                f"main path, where it was not shown to help. Train with a lower learning rate, or with Muon{forced}"
             )
         scaling = MergeNormScaling(self, sites)
         norms = scaling.own_norms()

@@ -81,8 +81,8 @@ SMOOTHING = 0.9
 NOT_LEARNED = 0.9
 """A run that has not collapsed and ends above this share of the reference loss has not learned."""
 GONE, GONE_FOR = 0.97, 60
-"""A run that was below NOT_LEARNED, and then stays above the first share for so many steps, is ended. It has not learned
-enough for the rule of collapse to judge it."""
+"""A run that was below NOT_LEARNED, and then stays above the first share for so many steps, is ended. What it had learned
+is too little for the rule of collapse."""
 READ_EVERY = 10
 """Steps between two looks at the losses on an accelerator."""
 SIZES_EVERY = 5
@@ -524,9 +524,7 @@ def _attempt(key: Key) -> RateRun:
     except Exception:
         # As text: not every exception can be pickled.
         method, rate, seed = key
-        raise StepFailedError(
-            f"{method} at {rate_text(rate)}, seed {seed} failed:\n{traceback.format_exc()}"
-        ) from None
+        raise StepFailedError(f"{method} at {rate_text(rate)}, seed {seed} failed:\n{traceback.format_exc()}") from None
 
 
 # Finished runs in a folder, one JSON line each
