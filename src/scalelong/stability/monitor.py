@@ -133,7 +133,7 @@ class StabilityMonitor:
 
     def _read(self) -> dict[str, float]:
         on_device = {**self._coefficients(), **_features(self._meter, ""), **self._updates.readings()}
-        limits = dict(self._meter.limits)
+        on_device |= _largest(self._meter)
         if self.probe_call is not None:
             on_device |= _features(measure(self.host, self.plan, *self.probe_call), "probe_")
         # All losses since the last reading go along, under their numbers.
@@ -145,14 +145,6 @@ class StabilityMonitor:
             # Sums and maxima keep NaN, so a single bad step shows.
             largest = math.nan if any(map(math.isnan, losses)) else max(losses)
             reading |= {"loss": sum(losses) / len(losses), "loss_max": largest}
-        peaks = {name: reading.pop(f"block_max/{name}") for name in limits}
-        for name in [name for name in reading if name.startswith("probe_block_max/")]:
-            del reading[name]
-        if peaks:
-            reading["activation_max"] = max(peaks.values(), key=lambda peak: math.inf if math.isnan(peak) else peak)
-            narrow = {name: peak for name, peak in peaks.items() if limits[name] < WIDE}
-            if narrow:
-                reading["headroom"] = min(limits[name] / max(peak, 1e-30) for name, peak in narrow.items())
         self._publish(reading, losses)
         return reading
 
@@ -194,8 +186,18 @@ class StabilityMonitor:
 def _features(meter: Meter, prefix: str) -> dict[str, Tensor | float]:
     found: dict[str, Tensor | float] = {f"{prefix}skip_rms/{i}": meter.skips[i][0] for i in sorted(meter.skips)}
     found |= {f"{prefix}block_rms/{name}": size[0] for name, size in meter.blocks.items()}
-    found |= {f"{prefix}similarity/{name}": value for name, value in meter.alike.items()}
-    return found | {f"{prefix}block_max/{name}": size[1] for name, size in meter.blocks.items()}
+    return found | {f"{prefix}similarity/{name}": value for name, value in meter.alike.items()}
+
+
+def _largest(meter: Meter) -> dict[str, Tensor]:
+    """The largest activation of all blocks, and the least room that the dtype of one of them leaves; NaN stays NaN."""
+    if not meter.blocks:
+        return {}
+    device = next(iter(meter.blocks.values())).device
+    peaks = {name: size[1].to(device) for name, size in meter.blocks.items()}
+    narrow = [meter.limits[name] / peak.clamp(min=1e-30) for name, peak in peaks.items() if meter.limits[name] < WIDE]
+    found = {"activation_max": torch.stack([*peaks.values()]).max()}
+    return found | ({"headroom": torch.stack(narrow).min()} if narrow else {})
 
 
 def _to_numbers(values: dict[str, Tensor | float]) -> dict[str, float]:

@@ -81,8 +81,8 @@ SMOOTHING = 0.9
 NOT_LEARNED = 0.9
 """A run that has not collapsed and ends above this share of the reference loss has not learned."""
 GONE, GONE_FOR = 0.97, 60
-"""A run that was below NOT_LEARNED, and then stays above the first share for so many steps, is ended. What it had learned
-is too little for the rule of collapse."""
+"""A run that was below NOT_LEARNED, and then stays above the first share for so many steps, is ended. It has not
+collapsed, because it had learned too little."""
 READ_EVERY = 10
 """Steps between two looks at the losses on an accelerator."""
 SIZES_EVERY = 5
@@ -171,8 +171,7 @@ def rate_range(
     _require_count("jobs", jobs, 1)
     with ExitStack() as end:
         end.callback(StateSnapshot().restore)
-        task = task if methods is not None else task.accepted()
-        task, prints = task.prepared(reference_loss)
+        task, prints = task.prepared(reference_loss, leave_out=methods is None)
     folder = None if out is None else Path(out)
     settings = {"steps": task.steps, "warmup": task.warmup, "clip": clip, "rule": RULE, "about": about or {}}
     # Sums may come out differently in the last digits on another machine.
@@ -322,37 +321,34 @@ class Task:
             scale_skips_(model, method.change, plan=plan)
         return fuse_(model).train()
 
-    def accepted(self) -> "Task":
-        """Without the methods that this network refuses, or that change nothing: a norm where its merges have norms."""
-        found, kept = self._find(self.methods[0]), [self.methods[0]]
-        for method in self.methods[1:]:
-            if method.change == "merge_norm" and not bare_merges(found):
-                logger.warning("without merge_norm: no merge of this network is a concatenation without a norm")
-                continue
-            try:
-                self.make(method, 0, found)
-            except ScaleLongError as error:
-                logger.warning("without %s, which this network refuses: %s", method.name, error)
-            else:
-                kept.append(method)
-        return replace(self, methods=tuple(kept), rates=self.rates or None)
+    def prepared(self, reference: float | None, *, leave_out: bool) -> tuple["Task", dict[str, str]]:
+        """Try every method for a step, before any work: what is wrong shows now. Gives its weights' hashes as well.
 
-    def prepared(self, reference: float | None) -> tuple["Task", dict[str, str]]:
-        """Try every method for a step, before any work: what is wrong shows now. Gives its weights' hashes as well."""
+        `leave_out`: methods that this network refuses are left out; otherwise they raise.
+        """
+        kept: list[Method] = []
         plans: list[SkipPlan | None] = []
         prints: dict[str, str] = {}
-        for position, method in enumerate(self.methods):
-            shared = position > 0 and method.build is None and self.methods[0].build is None
-            found = plans[0] if shared else None
-            if found is None:
-                try:
-                    found = self._find(method)
-                except ScaleLongError:
-                    # Without long skips a network can still be trained, but not scaled.
-                    if isinstance(method.change, str) and not method.plain:
-                        raise
+        for method in self.methods:
+            shared = bool(plans) and method.build is None and kept[0].build is None
+            try:
+                found = (plans[0] if shared else None) or self._find(method)
+            except ScaleLongError:
+                # Without long skips a network can still be trained, but not scaled.
+                if leave_out or (isinstance(method.change, str) and not method.plain):
+                    raise
+                found = None
+            try:
+                if leave_out and method.change == "merge_norm" and not bare_merges(found or ()):
+                    raise UnsupportedModelError("no merge of this network is a concatenation without a norm")
+                model = self.make(method, 0, found)
+            except ScaleLongError as error:
+                if method.plain or not leave_out:
+                    raise
+                logger.warning("without %s, which this network refuses: %s", method.name, error)
+                continue
+            kept.append(method)
             plans.append(found)
-            model = self.make(method, 0, found)
             prints[method.name] = _fingerprint(model)
             losses = [self._loss(model, i, 0) for i in range(REFERENCE_BATCHES if reference is None else 1)]
             if not isinstance(loss := losses[0], Tensor) or loss.numel() != 1 or not loss.requires_grad:
@@ -369,7 +365,8 @@ class Task:
                 f"the loss at the start is {reference:g}, and collapse is judged in shares of it: give reference_loss, "
                 f"the loss of a network that has learned nothing, above 0"
             )
-        return replace(self, plans=tuple(plans), reference=reference, rates=self.rates or None), prints
+        given = {"methods": tuple(kept), "rates": self.rates or None}
+        return replace(self, plans=tuple(plans), reference=reference, **given), prints
 
     def _find(self, method: Method) -> SkipPlan:
         """The long skips, on what the model is given in the first step."""
