@@ -265,20 +265,6 @@ def test_composes_with_the_compiler():
     torch.compiler.reset()
 
 
-def test_composes_with_distributed_data_parallel(tmp_path):
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        model = tiny()
-        wrapped = nn.parallel.DistributedDataParallel(model)
-        with StabilityMonitor(wrapped, every=2, probe_batch=batch()) as monitor:
-            train(wrapped, 2, monitor)
-    finally:
-        dist.destroy_process_group()
-    assert monitor.history[0]["gradient_norm/middle"] > 0
-
-
 def test_accelerate_counts_optimiser_steps():
     accelerate = pytest.importorskip("accelerate")
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)

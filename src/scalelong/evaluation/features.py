@@ -81,11 +81,11 @@ class InceptionFeatures:
     name = "inception"
 
     def __init__(self, weights: str | Path, sha256: str = SHA256) -> None:
-        path = at_home(weights, "--feature-weights")
+        path = at_home(weights, "feature_weights")
         if not path.is_file():
             raise EvaluationError(
                 f"there are no Inception weights at {path}; they are weights-inception-2015-12-05-6726825d.pth of "
-                f"torch-fidelity's release v0.2.0; give their place with --feature-weights"
+                f"torch-fidelity's release v0.2.0; give their place as `feature_weights`"
             )
         found = file_digest(path)
         if not found.startswith(sha256):
@@ -113,7 +113,7 @@ class InceptionFeatures:
             images = images.expand(-1, 3, -1, -1)
         if images.shape[1] != 3:
             raise EvaluationError(
-                f"Inception takes images of 1 or 3 channels, not {images.shape[1]}: choose other --features"
+                f"Inception takes images of 1 or 3 channels, not {images.shape[1]}: choose other `features`"
             )
         (features,) = self._model(images)
         return features
@@ -155,7 +155,9 @@ def load_extractor(
         return RandomFeatures(data.channels).to(device or default_device())
     if spec == "inception":
         if weights is None:
-            raise EvaluationError("Inception needs the path of its weights: --feature-weights weights-inception-….pth")
+            raise EvaluationError(
+                "Inception needs the path of its weights, weights-inception-….pth, as `feature_weights`"
+            )
         return InceptionFeatures(weights).to(device or default_device())
     if ":" not in spec:
         raise EvaluationError(
@@ -183,7 +185,7 @@ def features_of(extractor: FeatureExtractor, images: Tensor) -> Tensor:
             f"{extractor.name} must give (B, D) and gave {tuple(features.shape)} for {len(images)} images"
         )
     if not bool(torch.isfinite(features).all()):
-        raise EvaluationError(f"{extractor.name} gave features that are not finite: choose others with --features")
+        raise EvaluationError(f"{extractor.name} gave features that are not finite: choose other `features`")
     return features
 
 

@@ -81,7 +81,7 @@ def frechet_distance(a: Moments, b: Moments) -> float:
         if not bool(torch.isfinite(moments.mean).all() and torch.isfinite(moments.covariance).all()):
             raise EvaluationError(
                 "the features are not all finite, so they have no Fréchet distance: check the images, or "
-                "choose other --features"
+                "choose other `features`"
             )
     root = torch.linalg.svdvals(a.root @ b.root).sum()
     distance = (a.mean - b.mean).square().sum() + a.covariance.trace() + b.covariance.trace() - 2 * root
