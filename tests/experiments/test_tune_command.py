@@ -39,7 +39,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-FAST = ["--steps", "3", "--features", "pixels", "--batch-size", "16", "--quiet"]
+FAST = ["--steps", "3", "--features", "random", "--batch-size", "16", "--quiet"]
 
 
 def test_coefficients_are_found_and_used(run, tmp_path, capsys):

@@ -101,16 +101,14 @@ def probe_parser() -> Parser:
 
 
 def run_probe(options: argparse.Namespace) -> int:
-    from ..console import Progress
     from ..evaluation import TIMES, probe_run
     from ..files import make_folder
 
     trained = shared.trained_run(options.run, options)
     trained.model.to(shared.device_of(options.device))
     names = ("data", "split", "layers", "images", "seed", "batch_size")
-    with Progress("noise levels", enabled=not options.json) as progress:
-        given = {name: getattr(options, name) for name in names}
-        found = probe_run(trained, times=options.times or TIMES, progress=progress, **given)
+    given = {name: getattr(options, name) for name in names}
+    found = probe_run(trained, times=options.times or TIMES, **given)
     out = make_folder(options.out or options.run / "probe")
     name = f"step-{trained.step}-{trained.weights.replace(':', '').replace('%', '')}-ridge"
     found.save(out / f"{name}.json")

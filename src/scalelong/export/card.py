@@ -106,7 +106,8 @@ images = pipeline({arguments}num_inference_steps=50, generator=torch.Generator()
 model from.""",
     "shipped": """\
 A small network that comes with the package, for trying things out and nothing else: it has seen very few pictures, and
-its samples may resemble them. `python -m research.shipped NAME` trains it again. Scored before the weights were halved.""",
+its samples may resemble them. `python -m research.shipped NAME` trains it again. Scored before the weights were
+halved.""",
     "plain": """\
 ```python
 from diffusers import {kind}
