@@ -34,6 +34,8 @@ from functools import partial, reduce
 from itertools import pairwise
 from typing import Any
 
+from torch import nn
+
 from ..tracing import Call, CallSite, Invocation, Trace, common_scope
 from .candidates import Candidate, longest_chain
 
@@ -202,12 +204,14 @@ def _select_cats(cats: list[Candidate]) -> Selection:
         innermost, others = chain[-1], chain[:-1]
         if innermost.site not in {c.site for c in others} and not innermost.goes_lower:
             # On a line of its own, around the middle alone: a dense or parallel branch looks like it.
-            if innermost.skip_layers and _reads_one_variable(innermost.merge.site):
+            in_one = _reads_one_variable(innermost.merge.site)
+            if innermost.skip_layers and in_one:
                 return _select_cats([c for c in cats if c is not innermost])
             # `cat([f(h), h])` is the innermost level of a U that is written out. Where the others stand in a loop, it
             # may as well be a dense block.
             in_loop = len(others) > 1 and len({c.site for c in others}) == 1
-            if in_loop or (all(c.goes_lower for c in others) and not _below_the_input(chain[0])):
+            may_be_block = in_loop or (all(c.goes_lower for c in others) and not _below_the_input(chain[0]))
+            if may_be_block and (in_one or not _is_like_a_level(innermost, others)):
                 return Selection(others, [innermost])
         doubtful = _doubtful(chain, [c for c in cats if c not in chain])
         repeats = _repeats(chain, doubtful)
@@ -264,8 +268,9 @@ def _select_adds(adds: list[Candidate]) -> Selection:
         # A residual across several lines in the middle of a U looks like its innermost level. It is none where the
         # skips begin at full resolution; where they begin below, as in Demucs, the innermost goes around the middle.
         full = bool(chain) and all(c.goes_lower for c in chain) and not _below_the_input(chain[0])
-        in_doubt = added if full or len(joined) < 3 else []
-        chain = joined if not in_doubt or not chain else chain
+        if full or len(joined) < 3:
+            in_doubt = [c for c in added if not _is_like_a_level(c, chain)]
+        chain = [c for c in joined if c not in in_doubt]
     if len(chain) < 2:
         # Demucs with two levels, or a residual in the middle of one level.
         may_be_levels = chain and in_doubt and _below_the_input(chain[0]) and chain[0].start != in_doubt[0].start
@@ -280,6 +285,30 @@ def _below_the_input(outermost: Candidate) -> bool:
     shape = outermost.merge.shapes[outermost.operand]
     same = [image for image in _images(outermost) if len(image) == len(shape) > 2]
     return bool(same) and all(math.prod(shape[2:]) < math.prod(image[2:]) for image in same)
+
+
+def _is_like_a_level(c: Candidate, levels: list[Candidate]) -> bool:
+    """True if modules like those of a level make the skip and read the merge: an encoder block and a decoder block."""
+    ends = _maker_and_reader(c)
+    return None not in ends and any(_maker_and_reader(level) == ends for level in levels)
+
+
+def _maker_and_reader(c: Candidate) -> tuple[object, object]:
+    trace, node, reader = c.trace, c.end, None
+    while reader is None:
+        reader = next((call.module for call in trace.taking[node] if any(True for _ in call.module.parameters())), None)
+        if len(trace.users[node]) != 1:
+            break
+        node = trace.users[node][0]
+    maker = trace.producer(c.start)
+    return None if maker.startswith("input ") else _likeness(trace.model.get_submodule(maker)), _likeness(reader)
+
+
+def _likeness(module: nn.Module | None) -> object:
+    """The class of a module; of those of torch, what is in them as well."""
+    if module is None or not type(module).__module__.startswith("torch."):
+        return None if module is None else type(module)
+    return type(module), getattr(module, "kernel_size", None), *map(_likeness, module.children())
 
 
 def _reads_one_variable(site: CallSite) -> bool:

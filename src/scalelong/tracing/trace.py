@@ -361,6 +361,12 @@ class Trace:
         return sum(1 << node.index for node in inputs if len(node.shape) == most)
 
     @cached_property
+    def resizes(self) -> int:
+        """The nodes that change the number of positions, or may do so: convolutions, poolings, interpolations."""
+        names = ("conv", "_pool", "upsample")
+        return sum(1 << node.index for node in self.nodes if any(name in node.name for name in names))
+
+    @cached_property
     def taking(self) -> defaultdict[int, list[Call]]:
         """The module calls that get each node."""
         return self._by_node(lambda call: call.inputs)
@@ -384,13 +390,10 @@ class Trace:
         return bool(self.nodes[node].ancestors >> on & 1)
 
     def layers_between(self, start: int, end: int) -> list[int]:
-        """The layers on the paths from one node to another, without the first."""
-        return self._between(self.layers, start, end)
+        return self.between(self.layers, start, end)
 
-    def mixes_between(self, start: int, end: int) -> int:
-        return len(self._between(self.mixtures, start, end))
-
-    def _between(self, nodes: int, start: int, end: int) -> list[int]:
+    def between(self, nodes: int, start: int, end: int) -> list[int]:
+        """Those of a set of nodes that lie on the paths from one node to another, without the first."""
         first = start + 1  # the sets are shifted, so that a short path costs little in a long forward
         found = (self.with_ancestors(end) >> first) & (nodes >> first)
         return [first + place for place in bits(found) if self.depends(first + place, start)]
