@@ -65,9 +65,9 @@ class Candidate:
         """True if this skip spans another: it leaves earlier and returns later."""
         return self.trace.depends(inner.start, self.start) and self.trace.depends(self.end, inner.end)
 
-    def repeats(self, inner: "Candidate") -> bool:
-        """True if the very same feature is merged a second time here, later."""
-        same = self.start == inner.start and not self.skip_layers and not inner.skip_layers
+    def repeats(self, inner: "Candidate", layers: int = 0) -> bool:
+        """True if the very same feature is merged a second time here, later; after so many layers of its own."""
+        same = self.start == inner.start and self.skip_layers <= layers and not inner.skip_layers
         return same and self.trace.depends(self.end, inner.end)
 
     def precedes(self, outer: "Candidate", inner: "Candidate") -> bool:

@@ -378,7 +378,7 @@ def _merged_again(found: list[Candidate], chain: list[Candidate]) -> list[Candid
     """Merges of the very features of the skips at a second place of the decoder: with one of two uses scaled, such a
     skip would be neither scaled nor left alone. Of one skip alone, and later, it is a residual around the U.
     """
-    later = [c for c in found if any(c.repeats(one) for one in chain)]
+    later = [c for c in found if any(c.repeats(one, layers=1) for one in chain)]
     before = [c for c in found if any(c.precedes(one, inner) for one, inner in pairwise(chain))]
     return before + later if before or len({c.start for c in later}) > 1 else []
 
