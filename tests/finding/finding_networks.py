@@ -459,4 +459,6 @@ class GatedLevel(Levels):
 @expect("refused")
 class ChosenLevel(AddedLevels):
     def join(self, i: int, h: Tensor, skip: Tensor) -> Tensor:
-        return h + skip if i != 2 else torch.where(h > skip, h, skip)
+        if i == 2:
+            return torch.where(h > skip, h, skip)
+        return h + skip

@@ -54,8 +54,8 @@ class Selection:
     """Merges that a reader could take for long skips, and why they are none."""
 
 
-def select(trace: Trace, found: Sequence[Candidate]) -> Selection:
-    """Concatenations first, then additions. Empty if there is no U."""
+def select(trace: Trace, found: Sequence[Candidate], itself: Sequence[Candidate] = ()) -> Selection:
+    """Concatenations first, then additions. Empty if there is no U. `itself`: merges of a tensor with itself."""
     known = [c for c in found if c.merge.is_scalable]
     shown = _shown_again(known)
     cats = _without_dense([c for c in known if c.merge.form.joins_channels and c not in shown])
@@ -66,7 +66,7 @@ def select(trace: Trace, found: Sequence[Candidate]) -> Selection:
     if selection.chosen:
         selection = _with_additions(selection, adds)
     elif not selection.doubtful:
-        selection = _select_adds(adds)
+        selection = _select_adds(adds, itself)
     if not selection.chosen:
         return selection
     selection = _with_main_paths(selection)
@@ -252,7 +252,7 @@ def _with_additions(selection: Selection, adds: list[Candidate]) -> Selection:
 # Additions
 
 
-def _select_adds(adds: list[Candidate]) -> Selection:
+def _select_adds(adds: list[Candidate], itself: Sequence[Candidate]) -> Selection:
     nests = [c for same in _by_site(adds).values() if len(longest_chain(same)) > 1 for c in same]
     levels = [c for c in adds if c not in nests and c.goes_lower and c.has_decoder]
     sure = [*nests, *levels]
@@ -271,6 +271,8 @@ def _select_adds(adds: list[Candidate]) -> Selection:
         if full or len(joined) < 3:
             in_doubt = [c for c in added if not _is_like_a_level(c, chain)]
         chain = [c for c in joined if c not in in_doubt]
+    if len(chain) == 1 and not in_doubt and innermost_around_nothing(chain, itself) is not None:
+        return Selection(chain)  # two levels, the inner one around nothing
     if len(chain) < 2:
         # Demucs with two levels, or a residual in the middle of one level.
         may_be_levels = chain and in_doubt and _below_the_input(chain[0]) and chain[0].start != in_doubt[0].start

@@ -186,9 +186,7 @@ class _Search:
         yield replace(place, module=method.module, source=source)
 
 
-def _before(
-    trace: Trace, merge: Merge, operand: int, passes: Callable[[Node], bool]
-) -> Iterator[tuple[int, int, int]]:
+def _before(trace: Trace, merge: Merge, operand: int, passes: Callable[[Node], bool]) -> Iterator[tuple[int, int, int]]:
     """The operand, and what it was before operations that pass: (node, its user, channel axis)."""
     node, follower = merge.operands[operand], merge.node
     assert node is not None

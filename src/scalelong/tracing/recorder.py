@@ -181,6 +181,7 @@ class Recorder(TorchDispatchMode):
             start=len(self.trace.nodes),
             inputs=self._tracked((args, kwargs)),
             site=self._python.site(sys._getframe(1)),
+            is_mapped=torch._C._functorch.maybe_current_level() is not None,
         )
         self.trace.call_count[name] += 1
         self._stack.append(call)

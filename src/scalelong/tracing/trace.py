@@ -247,6 +247,8 @@ class Call(RanCall):
     module: nn.Module
     parent: "Call | None"
     inputs: list[Leaf]
+    is_mapped: bool = False
+    """True under torch.vmap, where modules do not see the shapes that the operations have."""
 
     def stack(self) -> Iterator["Call"]:
         """This call and those around it, innermost first."""
