@@ -44,7 +44,7 @@ class Candidate:
         """The innermost run of a function in which all of it took place."""
         layers = self.trace.layers_between(self.start, self.main_node)
         scopes = [scope for layer in layers if (scope := self.trace.nodes[layer].scope) is not None]
-        return reduce(common_scope, scopes, self.merge.scope)
+        return reduce(common_scope, scopes, self.merge.site.frames[0].invocation)
 
     @cached_property
     def goes_lower(self) -> bool:

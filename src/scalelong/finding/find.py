@@ -215,7 +215,7 @@ def _describe(trace: Trace, candidate: Candidate, index: int, repeats: int) -> L
     here = [
         m.node
         for m in trace.merges
-        if (m.site.text, m.call.name, m.form) == (merge.site.text, merge.call.name, merge.form)
+        if (m.site.text, m.call.name, m.kind) == (merge.site.text, merge.call.name, merge.kind)
     ]
     own_axis = merge_axis(trace, merge, candidate.skip_node)
     axis = own_axis if place is None else place.axis

@@ -58,9 +58,9 @@ def select(trace: Trace, found: Sequence[Candidate], itself: Sequence[Candidate]
     """Concatenations first, then additions. Empty if there is no U. `itself`: merges of a tensor with itself."""
     known = [c for c in found if c.merge.is_scalable]
     shown = _shown_again(known)
-    cats = _without_dense([c for c in known if c.merge.form.joins_channels and c not in shown])
+    cats = _without_dense([c for c in known if c.merge.kind == "cat" and c not in shown])
     cats = _without_blocks(_without_injections(trace, cats))
-    adds = [c for c in known if not c.merge.form.joins_channels and c not in shown]
+    adds = [c for c in known if c.merge.kind != "cat" and c not in shown]
     adds = _without_blocks(_without_injections(trace, adds))
     selection = _select_cats(cats)
     if selection.chosen:
@@ -127,7 +127,7 @@ def _shown_again(found: Sequence[Candidate]) -> list[Candidate]:
         return len({c.start for c in same}) == 1 and len(ends) >= least and in_order
 
     shown = [c for same in _by_site(found).values() if is_one_in_sequence(same, 2) for c in same]
-    cats = [c for c in found if c.merge.form.joins_channels and c not in shown]
+    cats = [c for c in found if c.merge.kind == "cat" and c not in shown]
     several = [same for same in _grouped(cats, lambda c: c.start).values() if len({c.end for c in same}) > 1]
     return shown + (several[0] if len(several) == 1 and is_one_in_sequence(several[0], 3) else [])
 
