@@ -364,17 +364,23 @@ class Levels(Net):
     def join(self, i: int, h: Tensor, skip: Tensor) -> Tensor:
         return torch.cat([h, self.k(i, skip)], 1)
 
-    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
+    def encode(self, x: Tensor, *more: Tensor) -> tuple[Tensor, list[Tensor]]:
         h, skips = F.silu(self.stem(x)), []
         for n, down in enumerate(self.down):
             h = self.level(n, h, *more)
             skips.append(h)
             h = F.silu(down(h))
-        h = self.middle(h, *more)
+        return h, skips
+
+    def decode(self, h: Tensor, skips: list[Tensor], *more: Tensor) -> Tensor:
         for n, (up, dec) in enumerate(zip(self.up, self.dec, strict=True)):
             i = len(skips)
             h = self.level(3 + n, F.silu(dec(self.join(i, up(h), skips.pop()))), *more)
         return self.head(h)
+
+    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
+        h, skips = self.encode(x, *more)
+        return self.decode(self.middle(h, *more), skips, *more)
 
 
 @network
@@ -682,11 +688,7 @@ class ImageAtEveryLevel(Levels):
             skips.append(h)
             x = F.avg_pool1d(x, 2)
             h = F.silu(self.enter(torch.cat([down(h), self.image(x)], 1)))
-        h = self.middle(h)
-        for up, dec in zip(self.up, self.dec, strict=True):
-            i = len(skips)
-            h = F.silu(dec(self.join(i, up(h), skips.pop())))
-        return self.head(h)
+        return self.decode(self.middle(h), skips)
 
 
 # Every level on a line of its own, and a middle at the resolution of the innermost skip.
