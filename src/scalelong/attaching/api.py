@@ -27,7 +27,8 @@ from .attach import acts_after_norm, follow_structure, has_scaling
 from .fold import undo_compensation_
 from .host import Host, host_of, require_scaled, scaled_host_of
 from .record import class_name, spelled
-from .verify import call_to_keep, verify_attached, with_batch_axes
+from .reruns import call_to_keep
+from .verify import verify_attached, with_batch_axes
 
 
 def scale_skips_(
