@@ -11,7 +11,7 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -129,7 +129,6 @@ class Result:
 
     outputs: list[Tensor]
     readings: list[Tensor]
-    coefficients: dict[int, Tensor] = field(default_factory=dict)
 
     def difference(self, wanted: "Result") -> float | None:
         """How far the first values are apart that differ; None if all are the same."""
@@ -145,9 +144,8 @@ class Result:
         return None
 
 
-def _distance(found: Tensor, wanted: Tensor, tolerance: float | None = None) -> float | None:
+def _distance(found: Tensor, wanted: Tensor, tolerance: float) -> float | None:
     """How far apart they are, relative to the largest value; None if that is within the tolerance."""
-    tolerance = _TOLERANCES.get(wanted.dtype, 1e-1) if tolerance is None else tolerance
     if found.shape != wanted.shape or found.dtype != wanted.dtype:
         return float("inf")
     one, other = (value.cpu().double().nan_to_num() for value in (found, wanted))  # some devices have no float64
@@ -217,26 +215,16 @@ class Reruns:
             args, kwargs = _copied(call)
             with observer:
                 output = self.host(*args, **kwargs)
-            coefficients = {}
-            for edit in self.state.edits if mode.constants is None else ():
-                if edit.factor is None:
-                    try:
-                        value = self.state.scaling.coefficient(edit.skip.index)
-                    except ScaleLongError:  # a run without gates
-                        value = 1.0
-                    coefficients[edit.skip.index] = _samples([torch.as_tensor(value)])[0]
-            return Result(_samples(_tensors_in(output)), observer.readings, coefficients)
+            return Result(_samples(_tensors_in(output)), observer.readings)
 
     def run_scaled(self, call: Call, mode: Mode) -> Result:
         """The same, of the scaled model: what it raises is an error of the scaling."""
         try:
             return self.run(call, mode)
-        except ScaleLongError as error:
-            raise VerificationError(f"{error}. {WAY_OUT}") from error
         except Exception as error:
+            kind = "" if isinstance(error, ScaleLongError) else f" with {type(error).__name__}"
             raise VerificationError(
-                f"the scaled {type(self.host).__name__} fails where the plain one runs: {type(error).__name__}: "
-                f"{error}. {WAY_OUT}"
+                f"the scaled {type(self.host).__name__} fails where the plain one runs{kind}: {error}. {WAY_OUT}"
             ) from error
 
 
@@ -283,17 +271,6 @@ def _copied(call: Call) -> tuple[Any, Any]:
 
     args, kwargs = call
     return pytree.tree_map(copied, tuple(args)), pytree.tree_map(copied, dict(kwargs))
-
-
-def _without_zeros(call: Call) -> Call:
-    """Zeros as example inputs leave networks without biases at zero: noise in their place."""
-    generator = torch.Generator().manual_seed(0)
-
-    def filled(tensor: Tensor) -> Tensor:
-        dead = tensor.is_floating_point() and tensor.dim() > 2 and not bool(tensor.any())
-        return torch.randn(tensor.shape, generator=generator).to(tensor) if dead else tensor
-
-    return pytree.tree_map_only(Tensor, filled, (tuple(call[0]), dict(call[1])))
 
 
 def _tensors_in(value: Any) -> list[Tensor]:
