@@ -4,58 +4,36 @@ import copy
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import scalelong as sl
+import zoo
 from scalelong.errors import InvalidConfigError
-
-
-class Block(nn.Module):
-    def __init__(self, inputs: int, width: int) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(inputs, width, 3, padding=1)
-        self.time = nn.Linear(1, width)
-
-    def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        return torch.tanh(self.conv(x) + self.time(t[:, None])[:, :, None, None])
-
-
-class U(nn.Module):
-    """Two long skips."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.inner = Block(3, 8), Block(8, 8)
-        self.middle = Block(8, 8)
-        self.inner_up, self.outer_up = Block(16, 8), Block(16, 8)
-        self.last = nn.Conv2d(8, 3, 3, padding=1)
-
-    def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        first = self.first(x, t)
-        inner = self.inner(first, t)
-        h = self.inner_up(torch.cat([self.middle(inner, t), inner], 1), t)
-        return self.last(self.outer_up(torch.cat([h, first], 1), t))
 
 
 def images(seed: int = 1, count: int = 2) -> Tensor:
     return torch.randn(count, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
 
 
-INPUTS = (images(), torch.full((2,), 0.5))
+INPUTS = (images(),)
+
+
+def given(model, seed):
+    return (images(seed), torch.full((2,), 0.5)) if isinstance(model, sl.UViT) else (images(seed),)
 
 
 def sampler(model, seeds) -> Tensor:
     with torch.no_grad():
-        return torch.cat([model(images(seed), torch.full((2,), 0.5)) for seed in seeds])
+        return torch.cat([model(*given(model, seed)) for seed in seeds])
 
 
 SEARCH, TEST = range(4), range(10, 12)
 
 
 @pytest.fixture
-def model() -> U:
+def model() -> zoo.HandWritten:
     torch.manual_seed(0)
-    return U().eval()
+    return zoo.HandWritten().eval()
 
 
 def one_seed(model, scaling):
@@ -69,7 +47,7 @@ def one_seed(model, scaling):
     return score
 
 
-@pytest.mark.parametrize("best", [(1.0, 0.6), (1.0, 1.4)])
+@pytest.mark.parametrize("best", [(1.0, 0.8, 0.6), (1.0, 1.2, 1.4)])
 def test_the_best_is_found_and_the_test_agrees(model, tmp_path, best):
     plain = sampler(model, SEARCH)
     score = one_seed(model, sl.CustomScaling(best))

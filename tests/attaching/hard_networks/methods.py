@@ -15,18 +15,6 @@ from .base import C, Net, Pyramid, WidePyramid, conv
 # pyright: reportIncompatibleVariableOverride=false, reportSelfClsParameterName=false
 
 
-class MagnitudeInALoop(Pyramid):
-    judge = "magnitude"
-    must = True
-
-    def forward(self, x):
-        h, skips = self.encode(x)
-        for up, dec in zip(self.up, self.dec, strict=True):
-            i = len(skips)
-            h = F.silu(dec(self.k(i, skips.pop()) + self.k.main(i, up(h))))
-        return self.head(h)
-
-
 class GatesSequenceFirst(Net):
     """(L, B, C) with recurrent layers."""
 
