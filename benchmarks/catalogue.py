@@ -41,7 +41,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--list", action="store_true", help="print the names of all cases")
     made.add_argument("--quick", action="store_true", help="tiny networks and few rounds, to see that it works")
     made.add_argument("--threads", type=int, default=cores(), help="threads of a step (default: all cores)")
-    made.add_argument("--rounds", type=int, help="rounds of every case, instead of its own number")
+    made.add_argument("--rounds", type=int, help="rounds of every case, instead of its own number; seeds of quality")
+    made.add_argument("--steps", type=int, help="steps of a training in quality, instead of 1500")
     made.add_argument("--out", type=Path, metavar="FILE", help="put the results into this JSON file, case by case")
     made.add_argument(
         "--official", type=Path, metavar="PATH", help="a checkout of the authors' code, to measure it too"
@@ -74,7 +75,7 @@ def main(arguments: list[str]) -> int:
 def _measure(cases: list[str], options: argparse.Namespace) -> None:
     if options.out and options.out.exists():
         read_results(options.out)  # better to know now that it cannot be added to
-    settings = Settings(options.threads, options.quick, options.rounds, options.official)
+    settings = Settings(options.threads, options.quick, options.rounds, options.official, options.steps)
     print(describe_machine(settings.threads), flush=True)
     for case in cases:
         benchmark, _, name = case.partition("/")

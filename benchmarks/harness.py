@@ -47,9 +47,11 @@ class Settings:
     """Instead of each case's own number."""
     official: Path | None = None
     """A checkout of the authors' code."""
+    steps: int | None = None
+    """Of a training in `quality`, instead of its own number."""
 
     def __post_init__(self) -> None:
-        for name in ("threads", "rounds"):
+        for name in ("threads", "rounds", "steps"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidConfigError(f"`{name}` must be at least 1, got {value}")

@@ -1,10 +1,11 @@
-"""Time to quality: steps and seconds until the authors' final held-out loss, ours against their loop.
+"""Time to quality: steps and seconds until the final held-out loss of others' training, ours against their loop.
 
-All contenders of a seed train in turns in one process, on the same images, times and noise. The authors' side is their
-network, optimiser and rate (warm-up, then constant) in float32, at the best of four rates. With `--official` the
-network comes from their checkout; without, it is ours with their start. Then parts are added one after the other, and
-last comes what this library does by default. Losses are of averaged weights (a tenth of the steps so far, on every
-side alike) on images that nobody trains on, with fixed noise. Looking at them is not timed.
+All contenders of a seed train in turns in one process, on the same images, times and noise. Of a U-ViT the other side
+is the authors' network, optimiser and rate (warm-up, then constant); with `--official` the network comes from their
+checkout, without it is ours with their start. Of a UNet it is the network, optimiser and schedule of diffusers' script.
+Both are trained in float32, at the best of four rates. Then parts of ours are added one after the other, and last comes
+what this library does by default. Losses are of averaged weights (a tenth of the steps so far, on every side alike) on
+images that nobody trains on, with fixed noise. Looking at them is not timed.
 """
 
 import copy
@@ -12,7 +13,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -22,14 +23,15 @@ from torch import Tensor, nn
 import scalelong as sl
 from scalelong.config import NEW_RUN, NEW_UVIT
 from scalelong.data import load_data, to_float
-from scalelong.models import fuse_, gain_of_bfloat16
+from scalelong.models import fuse_, gain_of_bfloat16, output_tensor, unet
 from scalelong.noise import NoiseProcess, even_fractions, mean_square
 from scalelong.randomness import generator
+from scalelong.training.sizing import NARROW
 
 from .harness import Settings, Spread, seconds_text
 
-RATES = (5e-4, 1e-3, 2e-3, 4e-3)
-"""Given to the authors' loop; the best counts."""
+RATES = {"uvit": (5e-4, 1e-3, 2e-3, 4e-3), "unet": (1e-4, 3e-4, 1e-3, 3e-3)}
+"""Given to the other side; the best counts."""
 AUTHORS = {"init_std": 0.02, "final_start": "authors", "residual_scaling": "none"}
 AVERAGE = 6.94
 """The exponent of the average whose length is a tenth of the steps so far (Karras et al., 2024)."""
@@ -39,6 +41,8 @@ AVERAGE = 6.94
 class Task:
     """What all contenders have in common."""
 
+    model: str = "uvit"
+    """"uvit", or "unet" for the preset unet/small."""
     data: str = "cifar10"
     image: int = 16
     patch: int = 2
@@ -46,7 +50,6 @@ class Task:
     depth: int = 12
     batch: int = 32
     steps: int = 1500
-    warmup: int = 50
     look_every: int = 25
     held_out: int = 512
 
@@ -54,8 +57,13 @@ class Task:
     def sizes(self) -> dict[str, Any]:
         return {"image_size": self.image, "patch_size": self.patch, "dim": self.dim, "depth": self.depth}
 
+    def __str__(self) -> str:
+        network = "UNet of unet/small" if self.model == "unet" else f"U-ViT of width {self.dim} and depth {self.depth}"
+        return f"{network} on {self.data} of {self.image}x{self.image}, {self.steps} steps of {self.batch} images"
 
-TINY = Task(data="digits", image=8, dim=32, depth=2, batch=4, steps=6, warmup=2, look_every=2, held_out=16)
+
+TINY: dict[str, Any] = {"data": "digits", "image": 8, "dim": 32, "depth": 2, "batch": 4, "steps": 6, "look_every": 2}
+TINY["held_out"] = 16
 
 
 @dataclass
@@ -64,28 +72,40 @@ class Contender:
 
     name: str
     rate: float
-    network: dict[str, Any] | None = None
-    """Arguments of `sl.UViT`; None is the authors' network."""
+    theirs: bool = False
+    network: dict[str, Any] = field(default_factory=dict)
+    """Arguments of our network."""
     muon: bool = False
     fused: bool = False
     low: bool = False
     betas: tuple[float, float] = (0.9, 0.99)
+    weight_decay: float = 0.03
+    warmup: int = 50
+    cosine: bool = False
+    """After the warm-up the rate falls to 0, as diffusers' script has it; else it stays."""
+    clip: float = math.inf
     curve: list[tuple[int, float, float]] = field(default_factory=list)
     """Steps, seconds of training, held-out loss."""
 
 
-def contenders(low: bool) -> list[Contender]:
-    """Parts are added from top to bottom; the last one is what new networks and runs have by default."""
-    names = (f"authors, rate {rate:g}" for rate in RATES)
-    found = [Contender(name, rate, betas=(0.99, 0.999)) for name, rate in zip(names, RATES, strict=True)]
-    parts: dict[str, Any] = {"network": NEW_UVIT}
-    rate = NEW_RUN["lr"]
+def contenders(task: Task, low: bool) -> list[Contender]:
+    """Parts are added from top to bottom; the last one is what `scalelong train` does by default."""
+    rates = RATES[task.model]
+    if task.model == "unet":
+        script: dict[str, Any] = {"betas": (0.95, 0.999), "weight_decay": 1e-6, "cosine": True, "clip": 1.0}
+        warmup = min(500, task.steps // 3)
+        found = [Contender(f"diffusers' script, rate {r:g}", r, True, **script, warmup=warmup) for r in rates]
+        found.append(Contender("our settings", 1e-3, warmup=100, clip=1.0))
+        return [*found, Contender("+ bfloat16", 1e-3, warmup=100, clip=1.0, low=True)] if low else found
+    found = [Contender(f"authors, rate {rate:g}", rate, True, betas=(0.99, 0.999)) for rate in rates]
+    rate, parts = NEW_RUN["lr"], {"network": NEW_UVIT, "warmup": NEW_RUN["warmup"]}
     found.append(Contender("our network (start, branches × 0.3)", rate, **parts))
     found.append(Contender("+ Muon", rate, **(parts := {**parts, "muon": True})))
     if low:
         found.append(Contender("+ bfloat16", rate, **(parts := {**parts, "low": True})))
-    found.append(Contender("+ fused blocks: our defaults", rate, **parts, fused=True))
-    return found
+    # `train` takes Muon for networks below this width, where it was measured.
+    last = "+ fused blocks: our defaults" if task.dim < NARROW else "+ fused blocks"
+    return [*found, Contender(last, rate, **parts, fused=True)]
 
 
 def load(task: Task) -> tuple[Tensor, Tensor]:
@@ -104,13 +124,18 @@ def trained(
     model = make(contender, images.shape[1])
     model = fuse_(model) if contender.fused else model
     average = copy.deepcopy(model).requires_grad_(False)
-    options: dict[str, Any] = {"lr": contender.rate, "betas": contender.betas, "weight_decay": 0.03}
-    optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), **options)
+    options: dict[str, Any] = {"lr": contender.rate, "weight_decay": contender.weight_decay}
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), betas=contender.betas, **options)
     if contender.muon:
-        groups = sl.muon_groups(model, lr=contender.rate, weight_decay=0.03)
+        groups = sl.muon_groups(model, **options)
         optimizer = sl.Muon(groups, betas=contender.betas, **NEW_RUN["optimizer_options"])
-    warmup = task.warmup if contender.network is None else min(task.warmup, NEW_RUN["warmup"])
-    rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / warmup))
+
+    def share_of_rate(step: int) -> float:
+        warm = min(1.0, (step + 1) / contender.warmup)
+        done = max(0.0, (step - contender.warmup) / max(1, task.steps - contender.warmup))
+        return warm * (1 + math.cos(math.pi * done)) / 2 if contender.cosine else warm
+
+    rates = torch.optim.lr_scheduler.LambdaLR(optimizer, share_of_rate)
     process, seconds = NoiseProcess(), 0.0
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     for step in range(1, task.steps + 1):
@@ -120,8 +145,10 @@ def trained(
         x = process.add_noise(x0, noise, t)
         began = clock()
         with torch.autocast("cpu", torch.bfloat16) if contender.low else nullcontext():
-            output = model(x, t)
+            output = output_tensor(model(x, t))
         (output.float() - noise).square().mean().backward()
+        if math.isfinite(contender.clip):
+            nn.utils.clip_grad_norm_(model.parameters(), contender.clip)
         optimizer.step()
         optimizer.zero_grad()
         rates.step()
@@ -139,27 +166,32 @@ def trained(
 def held_out_loss(model: nn.Module, images: Tensor, process: NoiseProcess) -> float:
     t, noise = process.times(even_fractions(len(images))), torch.randn(images.shape, generator=generator(0, "held out"))
     parts = zip(process.add_noise(images, noise, t).split(64), t.split(64), noise.split(64), strict=True)
-    return float(torch.cat([mean_square(model(x, t) - wanted) for x, t, wanted in parts]).mean())
+    return float(torch.cat([mean_square(output_tensor(model(x, t)) - wanted) for x, t, wanted in parts]).mean())
 
 
 def quality(task: Task, seeds: int, settings: Settings) -> dict[str, Any]:
-    """The table: for each contender the final loss, and steps and seconds until the authors' final loss."""
-    task, seeds = (TINY, 2) if settings.quick else (task, settings.rounds or seeds)
+    """The table: for each contender the final loss, and steps and seconds until the other side's final loss."""
+    steps = settings.steps or task.steps
+    task = replace(task, **TINY) if settings.quick else replace(task, steps=steps, look_every=min(25, -(-steps // 20)))
+    seeds = settings.rounds or (2 if settings.quick else seeds)
     torch.set_num_threads(settings.threads)
     low = gain_of_bfloat16() > 1
     images, held_out = load(task)
     runs = []
     for seed in range(seeds):
-        found = contenders(low)
+        found = contenders(task, low)
         waiting = [trained(task, each, seed, images, held_out, maker(task, settings)) for each in found]
         while waiting:
             waiting = [each for each in waiting if next(each, False) is None]
         runs.append(found)
     best, rows = compared(runs)
     side = "the authors' checkout" if settings.official else "sl.UViT with the authors' start (no --official was given)"
-    notes = [f"The authors' side is {side}, float32, torch's AdamW, best of {len(RATES)} rates: {best}. {seeds} seeds."]
-    title = f"Time to quality, U-ViT of width {task.dim} and depth {task.depth} on {task.data}, {task.steps} steps"
-    columns = ["", "final loss", "steps to the authors' loss", "seconds to it", "times as fast"]
+    side = side if task.model == "uvit" else "UNet2DModel, trained as diffusers' script does"
+    notes = [f"The other side is {side}, in float32 with torch's AdamW, at the best of its rates: {best}."]
+    clock = "processor time" if settings.threads == 1 else "time on the clock"
+    notes += [f"{seeds} seeds, median and quartiles; {clock}."]
+    title = f"Time to quality, {task}"
+    columns = ["", "final loss", "steps to the other side's loss", "seconds to it", "times as fast"]
     curves = {each.name: [run[i].curve for run in runs] for i, each in enumerate(runs[0])}
     return {"title": title, "columns": columns, "rows": rows, "notes": notes, "seconds": curves}
 
@@ -168,24 +200,28 @@ def maker(task: Task, settings: Settings) -> Callable[..., nn.Module]:
     heads = max(1, task.dim // 32)
 
     def make(contender: Contender, channels: int) -> nn.Module:
-        if contender.network is None and settings.official is not None:
+        if task.model == "unet":
+            return unet("small", sample_size=task.image, in_channels=channels, out_channels=channels)
+        if contender.theirs and settings.official is not None:
             from .theirs import checkout, network_class
 
             sizes = {"img_size": task.image, "patch_size": task.patch, "in_chans": channels, "embed_dim": task.dim}
             return network_class(checkout(settings.official))(**sizes, depth=task.depth, num_heads=heads)
-        return sl.UViT(**task.sizes, channels=channels, heads=heads, **(contender.network or AUTHORS))
+        return sl.UViT(
+            **task.sizes, channels=channels, heads=heads, **(AUTHORS if contender.theirs else contender.network)
+        )
 
     return make
 
 
 def compared(runs: Sequence[Sequence[Contender]]) -> tuple[str, list[list[str]]]:
-    """The name of the best of the authors' rates, and a row for it and for each contender of ours."""
+    """The name of the best of the other side's rates, and a row for it and for each contender of ours."""
     final = {each.name: Spread.of([run[i].curve[-1][2] for run in runs]) for i, each in enumerate(runs[0])}
-    theirs = [each.name for each in runs[0] if each.network is None]
+    theirs = [each.name for each in runs[0] if each.theirs]
     best = min(theirs, key=lambda name: final[name].median if math.isfinite(final[name].median) else math.inf)
     rows = []
     for i, each in enumerate(runs[0]):
-        if each.network is None and each.name != best:
+        if each.theirs and each.name != best:
             continue
         reached, ratios = [], []
         for run in runs:

@@ -6,7 +6,8 @@
 Healthy runs are long and small: small batches, small networks and noisy data are where noise is largest against what
 there is to lose, and there a rule of collapse errs first. They go through all kinds of recipes (unconditional, class,
 text, latent, UNet), objectives, scalings and optimisers (AdamW, Muon, μP). Collapses are deep networks at high rates,
-with seeds, depths and settings that did not shape the rule. A run that was recorded is not trained again.
+with seeds, depths and settings of which those from number 2000 on did not shape the rule. A run that was recorded is
+not trained again.
 """
 
 import sys
@@ -73,6 +74,10 @@ def runs() -> Iterator[Run]:
         kind = (("vp", "flow", "vp v")[i // 8 % 3], 8, "unconditional", ("none", "none", "cs:0.7")[i % 3], "adamw")
         rate = (1.2e-2, 2.4e-2)[i // 2 % 2] if i < 24 else 4.8e-2
         yield Run(1000 + i, DATA[i % 2], *kind, lr=rate, dim=32, depth=(12, 16, 20)[i % 3], steps=250)
+    for i in range(24):  # recorded after the rule had its constants
+        kind = (tuple(OBJECTIVES)[i % 4], (4, 16)[i // 4 % 2], "unconditional", ("none", "none", "ls")[i % 3], "adamw")
+        sizes = {"dim": (24, 48)[i // 2 % 2], "depth": (14, 18)[i // 8 % 2], "steps": 250}
+        yield Run(2000 + i, DATA[i % 2], *kind, lr=3.4e-2, **sizes)
 
 
 def images(data: str) -> Tensor:

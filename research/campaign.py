@@ -6,7 +6,7 @@
 A trial is one command in a small world of its own: a trained run, a folder of images, a note of the user's. It is drawn
 from (seed, kind, number) alone. The kinds:
 
-    kills      SIGKILL or SIGTERM at the n-th operation on a file
+    kills      a signal at the n-th operation on a file: SIGKILL, and those of terminals and schedulers
     disk       ENOSPC, EACCES, EROFS or EIO at the n-th operation on a file and all later ones
     links      a file of the run folder is a link to the user's note, or to nothing
     mutations  a file of the run folder is cut, emptied, overwritten or changed in some bytes
@@ -70,6 +70,7 @@ READERS = ("resume", "sample", "export", "report")
 """The commands that read a run folder of somebody else."""
 KINDS = ("kills", "disk", "links", "mutations")
 ERRORS = ("ENOSPC", "EACCES", "EROFS", "EIO")
+SIGNALS = {name: getattr(signal, f"SIG{name}") for name in ("KILL", "TERM", "HUP", "USR1", "USR2", "XCPU")}
 NOTE = "not ours\n"
 SECONDS = 120
 """After which a command hangs."""
@@ -86,8 +87,8 @@ class Fault:
     code: str
 
     def strike(self) -> None:
-        if self.code in ("KILL", "TERM"):
-            os.kill(os.getpid(), getattr(signal, f"SIG{self.code}"))
+        if self.code in SIGNALS:
+            os.kill(os.getpid(), SIGNALS[self.code])
         else:
             number = getattr(errno, self.code)
             raise OSError(number, os.strerror(number))
@@ -110,7 +111,7 @@ class Outcome:
             return "a traceback"
         if "a bug in scalelong" in self.text:
             return "an error without a name"
-        if self.code in (0, 2, 143):
+        if self.code in (0, 2, *(128 + number for number in SIGNALS.values())):
             return None
         lines = [line for line in self.text.splitlines() if re.match(r"scalelong[\w ]*: [A-Z]\w+Error: ", line)]
         if self.code != 1 or len(lines) != 1:
@@ -240,11 +241,11 @@ class Campaign:
     def interrupted(self, kind: str, draw: random.Random, world: Path) -> tuple[str, str | None, str]:
         name = draw.choice(list(JOBS))
         operations, wanted = self.reference(name)
-        code = draw.choice(("KILL", "KILL", "TERM") if kind == "kills" else ERRORS)
+        code = draw.choice(("KILL", *SIGNALS) if kind == "kills" else ERRORS)
         fault = Fault(draw.randint(1, max(operations, 1)), code)
         first = run(JOBS[name].words, world, fault)
         about = f"{name}, {code} at operation {fault.nth} of {operations}"
-        ended = first.code in (-signal.SIGKILL, -signal.SIGTERM)
+        ended = -first.code in SIGNALS.values()
         if (why := first.fault()) and not (kind == "kills" and ended):
             return about, why, first.text
         again = run(JOBS[name].words, world)

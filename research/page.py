@@ -1,14 +1,14 @@
 """The page of a study: its verdict by the plan's rule, its tables and its figure. Made of the runs' lines alone."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from scalelong.experiments import interval
 from scalelong.files import write_text
 
-from .statistics import holm, interval, mcnemar
 from .study import LOST, Plan, Results, Run
 
 
@@ -55,63 +55,65 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def lasts_tables(plan: Plan, results: Results) -> tuple[str, list[str]]:
-    rows, pairs, lasting = [], {arm: [] for arm in plan.arms}, {arm: [] for arm in plan.arms}
+    rows, lasting = [], {arm: [] for arm in plan.arms}
     finished = wanted = 0
     for cell in plan.cells:
         for arm in plan.arms:
             for rate in plan.rates_of(cell, arm):
-                runs = [Run(cell, arm, rate, seed) for seed in plan.seeds]
-                known = [run for run in runs if results.of(run)]
-                finished, wanted = finished + len(known), wanted + len(runs)
-                alive = [run for run in known if results.alive(run)]
+                known = [run for seed in plan.seeds if results.of(run := Run(cell, arm, rate, seed))]
+                finished, wanted = finished + len(known), wanted + len(plan.seeds)
                 if known:
-                    lasting[arm].append(len(alive) >= plan.rule.lasts * len(known))
-                lines = [results.of(run) or {} for run in known]
-                lost = sorted(line["collapsed"] for line in lines if line["collapsed"])
-                rollbacks = [str(line["rollbacks"]) for line in lines if "rollbacks" in line]
-                losses = [results.loss(run) or 1.0 for run in alive]
-                rows.append(
-                    [
-                        cell,
-                        arm,
-                        f"{rate:g}",
-                        f"{len(alive)} of {len(known)}",
-                        ", ".join(map(str, lost)) + (f" (rollbacks: {', '.join(rollbacks)})" if rollbacks else ""),
-                        f"{math.exp(fmean(map(math.log, losses))):.4f}" if losses else "-",
-                        _against(plan, results, known),
-                        f"{fmean(line['seconds'] for line in lines):.0f}" if lines else "-",
-                    ]
-                )
-                for run in known:
-                    other = Run(cell, plan.baseline, run.rate, run.seed)
-                    if results.of(other):
-                        pairs[arm].append((bool(results.alive(run)), bool(results.alive(other))))
-    tests = holm({arm: mcnemar(found) for arm, found in pairs.items() if arm != plan.baseline and found})
-    verdicts = []
-    for arm, found in pairs.items():
-        alive, base = sum(mine for mine, _ in found), sum(theirs for _, theirs in found)
-        p = tests.get(arm, 1.0)
-        word = (
-            "-"
-            if arm == plan.baseline
-            else "no difference"
-            if p >= plan.rule.level
-            else "more"
-            if alive > base
-            else "fewer"
-        )
-        cells = f"{sum(lasting[arm])} of {len(lasting[arm])}"
-        verdicts.append([arm, f"{alive} of {len(found)}", cells, word, "-" if arm == plan.baseline else f"{p:.2g}"])
+                    alive = sum(bool(results.alive(run)) for run in known)
+                    lasting[arm].append(alive >= plan.rule.lasts * len(known))
+                rows.append([cell, arm, f"{rate:g}", *_fates(plan, results, known)])
     winners = [arm for arm, found in lasting.items() if found and all(found)]
     said = f"Lasts in every cell: {', '.join(winners)}." if winners else "No arm lasts in every cell."
     said += "" if finished == wanted else f" {finished} of {wanted} runs are finished."
     heads = ["cell", "arm", "rate", "alive", "collapsed at step", "held-out loss of those alive"]
     return said, [
         "## Who lasts",
-        table(["arm", "alive", "lasts in cells", f"against {plan.baseline}", "p (McNemar, Holm)"], verdicts),
+        table(
+            ["arm", "alive", "lasts in cells", f"against {plan.baseline}", "p (McNemar, Holm)"],
+            _against_baseline(plan, results, lasting),
+        ),
         "## By cell",
         table([*heads, "ratio to the best arm (interval)", "seconds"], rows),
     ]
+
+
+def _fates(plan: Plan, results: Results, runs: Sequence[Run]) -> list[str]:
+    """Of the finished runs of an arm at a rate: who is alive, where the others collapsed, loss and cost."""
+    lines = [results.of(run) or {} for run in runs]
+    alive = [run for run in runs if results.alive(run)]
+    lost = ", ".join(map(str, sorted(line["collapsed"] for line in lines if line["collapsed"])))
+    rollbacks = ", ".join(str(line["rollbacks"]) for line in lines if "rollbacks" in line)
+    losses = [results.loss(run) or 1.0 for run in alive]
+    return [
+        f"{len(alive)} of {len(runs)}",
+        lost + (f" (rollbacks: {rollbacks})" if rollbacks else ""),
+        f"{math.exp(fmean(map(math.log, losses))):.4f}" if losses else "-",
+        _against(plan, results, runs),
+        f"{fmean(line['seconds'] for line in lines):.0f}" if lines else "-",
+    ]
+
+
+def _against_baseline(plan: Plan, results: Results, lasting: Mapping[str, Sequence[bool]]) -> list[list[str]]:
+    """A row for each arm: how many of its runs are alive, and whether that differs from the baseline."""
+    pairs: dict[str, list[tuple[bool, bool]]] = {arm: [] for arm in plan.arms}
+    for run in plan.runs(plan.seeds):
+        other = Run(run.cell, plan.baseline, run.rate, run.seed)
+        if results.of(run) and results.of(other):
+            pairs[run.arm].append((bool(results.alive(run)), bool(results.alive(other))))
+    tests = holm({arm: mcnemar(found) for arm, found in pairs.items() if arm != plan.baseline and found})
+    rows = []
+    for arm, found in pairs.items():
+        alive, base = (sum(column) for column in zip(*found, strict=True)) if found else (0, 0)
+        word, p = "no difference", tests.get(arm, 1.0)
+        if p < plan.rule.level:
+            word = "more" if alive > base else "fewer"
+        judged = ["-", "-"] if arm == plan.baseline else [word, f"{p:.2g}"]
+        rows.append([arm, f"{alive} of {len(found)}", f"{sum(lasting[arm])} of {len(lasting[arm])}", *judged])
+    return rows
 
 
 def _against(plan: Plan, results: Results, runs: Sequence[Run]) -> str:
@@ -132,11 +134,29 @@ def _against(plan: Plan, results: Results, runs: Sequence[Run]) -> str:
     ratios = [math.log(mine[seed] / theirs[seed]) for seed in mine.keys() & theirs.keys()]
     if runs[0].arm == best and theirs:
         return "the best"
-    return ratio_text(ratios, plan.rule.confidence) if len(ratios) > 1 else "-"
+    return ratio_text(ratios) if len(ratios) > 1 else "-"
 
 
-def ratio_text(logs: Sequence[float], confidence: float) -> str:
-    return "{:.2f} ({:.2f} to {:.2f})".format(*map(math.exp, interval(logs, confidence)))
+def ratio_text(logs: Sequence[float]) -> str:
+    """A mean ratio, and the interval that holds it with 90 % confidence."""
+    return "{:.2f} ({:.2f} to {:.2f})".format(*map(math.exp, (fmean(logs), *interval(logs))))
+
+
+def mcnemar(pairs: Sequence[tuple[bool, bool]]) -> float:
+    """The exact two-sided p of McNemar's test: pairs that differ are as likely to differ either way."""
+    first, second = sum(a and not b for a, b in pairs), sum(b and not a for a, b in pairs)
+    count = first + second
+    if count == 0:
+        return 1.0
+    return min(1.0, 2 * sum(math.comb(count, k) for k in range(min(first, second) + 1)) / 2**count)
+
+
+def holm(tests: Mapping[str, float]) -> dict[str, float]:
+    """p values corrected for their number (Holm 1979)."""
+    found, largest = {}, 0.0
+    for rank, (name, p) in enumerate(sorted(tests.items(), key=lambda entry: entry[1])):
+        largest = found[name] = max(largest, min(1.0, (len(tests) - rank) * p))
+    return found
 
 
 # What it buys
@@ -206,8 +226,8 @@ def _bought(plan: Plan, arm: str, logs: Sequence[float], missed: int) -> tuple[s
     if missed or len(logs) < 2:
         word = "needs more steps" if missed > len(logs) else "cannot be judged"
         return word, f"not reached in {missed} of {missed + len(logs)} seeds" if missed else "-"
-    _, low, high = interval(logs, plan.rule.confidence)
-    text = ratio_text(logs, plan.rule.confidence)
+    low, high = interval(logs)
+    text = ratio_text(logs)
     if low >= math.log(plan.rule.aim):
         return f"**at least {plan.rule.aim:g} times fewer**", text
     return ("saves steps" if low > 0 else "needs more steps" if high < 0 else "cannot be judged"), text
@@ -229,10 +249,8 @@ def _tuning_row(plan: Plan, results: Results, cell: str, arm: str, best: float |
 
 def draw(plan: Plan, results: Results, out: Path) -> str | None:
     """Held-out loss over steps, a panel for each cell; lines end where runs collapse."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
 
     chosen = {
         (cell, arm): rates
@@ -242,10 +260,11 @@ def draw(plan: Plan, results: Results, out: Path) -> str | None:
     }
     if not chosen:
         return None
-    figure, axes = plt.subplots(1, len(plan.cells), figsize=(6 * len(plan.cells), 4.5), squeeze=False)
+    figure = Figure(figsize=(6 * len(plan.cells), 4.5))
+    axes = figure.subplots(1, len(plan.cells), squeeze=False)
     for axis, cell in zip(axes[0], plan.cells, strict=True):
         for number, arm in enumerate(plan.arms):
-            colour = plt.get_cmap("tab10" if len(plan.arms) <= 10 else "tab20")(number)
+            colour = colormaps["tab10" if len(plan.arms) <= 10 else "tab20"](number)
             for rate in chosen.get((cell, arm), ()):
                 lines = [results.of(Run(cell, arm, rate, seed)) for seed in plan.seeds]
                 for line in [line for line in lines if line and line["curve"]]:
@@ -260,7 +279,6 @@ def draw(plan: Plan, results: Results, out: Path) -> str | None:
     figure.tight_layout()
     out.mkdir(parents=True, exist_ok=True)
     figure.savefig(out / "losses.png", dpi=100)
-    plt.close(figure)
     return "losses.png"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from scalelong.config import CONFIG, load_config
 from scalelong.evaluation import score_run
-from scalelong.export import shipped_card
+from scalelong.export import model_card
 from scalelong.files import write_text
 from scalelong.runs import CARD, NETWORKS, SCORES, load_run, pack, packed_folder
 from scalelong.training import train
@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> None:
     # Without places on the machine where it was made.
     line = scores.to_dict() | {"subject": {"run": options.name, "step": scores.subject["step"], "seed": 0}}
     write_text(folder / SCORES, json.dumps(line, ensure_ascii=False) + "\n")
-    write_text(folder / CARD, shipped_card(options.name, load_run(work), scores))
+    write_text(folder / CARD, model_card(load_run(work), "shipped", [scores]).replace("NAME", options.name))
     print(f"{folder}: {sum(file.stat().st_size for file in folder.iterdir()) / 1e6:.2f} MB")
 
 

@@ -53,7 +53,6 @@ class Rule:
     """lasts: the level of McNemar's test against the baseline, over all cells, by Holm's correction."""
     aim: float = 2.5
     """buys: how many times fewer steps are wanted."""
-    confidence: float = 0.9
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,9 @@ class Plan:
             if "rates" in arm:
                 arm["rates"] = tuple(map(float, arm["rates"]))
             arms[name] = _made(Arm, arm, f"arm {name}")
-        rule = _made(Rule, values.pop("rule", {}), "rule")
+        rule = values.pop("rule", {})
+        rule.pop("confidence", None)  # earlier plans name it; it was 0.9 in all of them
+        rule = _made(Rule, rule, "rule")
         seeds = {key: tuple(values.pop(key, ())) for key in ("seeds", "tuning_seeds")}
         plan = _made(cls, {**values, **seeds, "cells": cells, "arms": arms, "rates": own, "rule": rule}, "plan")
         if plan.kind not in ("lasts", "buys") or plan.baseline not in plan.arms:

@@ -4,18 +4,15 @@
     python -m research.walks attach train     # some of them
 
 A profiler counts the functions of the package that run, and the passes from one file or package into another. What runs
-while a module is being imported does not count. Beside the walks stands the house itself: files, lines, packages, and
-*drawers* (files under 60 lines that one other file imports).
+while a module is being imported does not count. `python tests/test_architecture.py` shows the packages themselves.
 """
 
 import argparse
-import ast
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
-from functools import cache
 from io import StringIO
 from pathlib import Path
 from types import FrameType
@@ -26,7 +23,6 @@ from scalelong.cli import main as command
 from scalelong.console import text_table
 
 PACKAGE = Path(scalelong.__file__).resolve().parent
-SMALL = 60
 
 
 @dataclass
@@ -154,46 +150,6 @@ WALKS: dict[str, Callable[[Path], list[dict[str, Any]]]] = {
 }
 
 
-def house(root: Path) -> list[dict[str, Any]]:
-    """Files, lines, packages and drawers of the wheel, the benchmarks and the research."""
-    rows = []
-    for name, folder in (("wheel", PACKAGE), ("benchmarks", root / "benchmarks"), ("research", root / "research")):
-        files = {path: path.read_text(encoding="utf-8") for path in sorted(folder.rglob("*.py"))}
-        sizes = sorted(text.count("\n") for path, text in files.items() if path.name != "__init__.py")
-        users = {path: sum(_imports(other, path) for other in files.items()) for path in files}
-        drawers = [p for p, t in files.items() if p.stem not in ("__init__", "__main__") and t.count("\n") < SMALL]
-        rows.append(
-            {
-                "part": name,
-                "files": len(files),
-                "lines": sum(text.count("\n") for text in files.values()),
-                "packages": len({path.parent for path in files}),
-                "median file": sizes[len(sizes) // 2],
-                "longest": sizes[-1],
-                "under 60 lines": sum(size < SMALL for size in sizes),
-                "drawers": sum(users[path] == 1 for path in drawers),
-            }
-        )
-    return rows
-
-
-@cache
-def _nodes(source: str) -> list[ast.AST]:
-    return list(ast.walk(ast.parse(source)))
-
-
-def _imports(other: tuple[Path, str], path: Path) -> bool:
-    """Whether a file imports another by its name; doors (`__init__`) count as users too."""
-    if other[0] == path:
-        return False
-    for node in _nodes(other[1]):
-        if isinstance(node, ast.ImportFrom):
-            names = {*(node.module or "").split("."), *(alias.name for alias in node.names)}
-            if path.stem in names and (path.parent.name in names or other[0].parent == path.parent):
-                return True
-    return False
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m research.walks", description=__doc__)
     parser.add_argument("walks", nargs="*", metavar="WALK", help=f"{', '.join(WALKS)} (default: all)")
@@ -201,10 +157,9 @@ def main(arguments: list[str] | None = None) -> int:
     unknown = sorted(set(options.walks) - set(WALKS))
     if unknown:
         parser.error(f"unknown walk {', '.join(unknown)}; known: {', '.join(WALKS)}")
-    print(text_table(house(Path(__file__).resolve().parents[1])))
     with tempfile.TemporaryDirectory() as folder:
         rows = [row for name in options.walks or WALKS for row in WALKS[name](Path(folder))]
-    print(f"\n{text_table(rows)}")
+    print(text_table(rows))
     return 0
 
 

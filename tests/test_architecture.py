@@ -6,6 +6,7 @@ under TYPE_CHECKING does not run, so it may look up, but each such look is liste
 
 import ast
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,13 +41,6 @@ LAYERS = [
 """From the ground to the roof. Packages of one layer do not import each other. The root itself holds names only."""
 
 HEIGHT = {package: height for height, layer in enumerate(LAYERS) for package in layer}
-
-# What is not yet as it should be: package and package that it must not import. The lists may only shrink.
-UPWARD: dict[tuple[str, str], str] = {}
-CIRCLES: dict[tuple[str, str], str] = {}
-
-# Imports of our own modules inside functions, and why.
-INSIDE_FUNCTIONS: dict[tuple[str, str], str] = {}
 
 # Looks upwards that only type checkers take, and why.
 FOR_TYPES: dict[tuple[str, str], str] = {
@@ -132,8 +126,7 @@ def test_every_package_has_its_place(imports):
 
 
 def test_imports_go_down(imports):
-    upward = {found.packages for found in imports if found.place != "types" and is_upward(found)}
-    assert upward == set(UPWARD), "an import goes up, or an exception is no longer needed"
+    assert [found for found in imports if found.place != "types" and is_upward(found)] == []
 
 
 def test_looks_upward_for_types_are_few(imports):
@@ -142,12 +135,9 @@ def test_looks_upward_for_types_are_few(imports):
 
 
 def test_functions_import_what_is_optional_or_slow(imports):
-    inside = {
-        (found.source, found.target)
-        for found in imports
-        if found.place == "function" and found.packages[0] not in SLOW_BY_DESIGN
-    }
-    assert inside == set(INSIDE_FUNCTIONS), "an import inside a function has no reason, or is gone"
+    """A module of our own is neither, except for the commands."""
+    inside = [found for found in imports if found.place == "function"]
+    assert [found for found in inside if found.packages[0] not in SLOW_BY_DESIGN] == []
 
 
 MOST_PAST = 2
@@ -175,12 +165,9 @@ def test_no_module_imports_in_a_circle(imports):
     """Of all imports that run, at the top of a module or in a function."""
     graph: dict[str, set[str]] = {}
     for found in imports:
-        if found.place != "types" and found.source != found.target and found.packages not in UPWARD:
+        if found.place != "types" and found.source != found.target:
             graph.setdefault(found.source, set()).add(found.target)
-    for source, target in CIRCLES:
-        assert source in graph[target], f"the circle of {source} and {target} is gone: remove the exception"
-        graph[source].remove(target)
-    assert find_cycle(graph) is None
+    TopologicalSorter(graph).prepare()  # CycleError names the modules
 
 
 def test_the_wheel_does_not_import_the_workshops():
@@ -190,30 +177,6 @@ def test_the_wheel_does_not_import_the_workshops():
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) and node.level == 0 else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             assert not {name.partition(".")[0] for name in names} & {"benchmarks", "research", "tests"}, path
-
-
-def find_cycle(graph: dict[str, set[str]]) -> list[str] | None:
-    """Modules that import each other in a circle, or None."""
-    done: set[str] = set()
-
-    def walk(node: str, path: list[str]) -> list[str] | None:
-        if node in path:
-            return [*path[path.index(node) :], node]
-        if node in done:
-            return None
-        for target in sorted(graph.get(node, ())):
-            cycle = walk(target, [*path, node])
-            if cycle:
-                return cycle
-        done.add(node)
-        return None
-
-    return next((cycle for node in sorted(graph) if (cycle := walk(node, []))), None)
-
-
-def test_a_circle_is_found():
-    assert find_cycle({"a": {"b"}, "b": {"c"}, "c": {"a"}}) == ["a", "b", "c", "a"]
-    assert find_cycle({"a": {"b", "c"}, "b": {"c"}}) is None
 
 
 def direct_edges(found: list[Import]) -> set[tuple[str, str]]:
@@ -231,19 +194,14 @@ def direct_edges(found: list[Import]) -> set[tuple[str, str]]:
 
 
 def mermaid(found: list[Import]) -> str:
-    """The graph of packages for CONTRIBUTING: an arrow means "imports"; arrows that follow from others are left out."""
+    """The graph of packages: an arrow means "imports"; arrows that follow from others are left out."""
     hidden = {"_version", "__main__"}
     edges = sorted(pair for pair in direct_edges(found) if not hidden & set(pair))
     return "\n".join(["graph BT", *(f"  {source} --> {target}" for source, target in edges)])
 
 
-def layers() -> str:
-    """The same as one line, from the ground up."""
-    return " < ".join(", ".join(layer) for layer in LAYERS if layer[0] not in ("_version", "__main__"))
-
-
 if __name__ == "__main__":
     everything = all_imports()
     across = [entry for entry in everything if entry.packages[0] != entry.packages[1]]
-    print(f"{layers()}\n\n{mermaid(everything)}\n")
+    print(f"{' < '.join(', '.join(layer) for layer in LAYERS)}\n\n{mermaid(everything)}\n")
     print(f"{len(past_doors(everything))} of {len(across)} imports from other packages go past a door")

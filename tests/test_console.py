@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from scalelong import console
-from scalelong.console import Progress, byte_size, listed, show_table, text_table
+from scalelong.console import Progress, listed, text_table
 
 ROWS = [{"name": "cs", "value": 0.123456, "n": 3}, {"name": "longer", "value": 12.0, "n": 1200}]
 PLAIN = """\
@@ -42,11 +42,6 @@ def test_a_plain_table():
 def test_alignment_and_rule():
     assert text_table(ROWS, left=True, rule=False).splitlines()[1] == "cs      0.1235  3"
     assert text_table(ROWS, left=["name"], rule=False).splitlines()[1] == "cs      0.1235     3"
-
-
-def test_a_table_with_a_title(capsys):
-    show_table(ROWS, "Title")
-    assert capsys.readouterr().out == f"Title\n{PLAIN}\n"
 
 
 def terminal_output(code: str, **environment: str) -> str:
@@ -133,11 +128,6 @@ def test_a_quiet_command_shows_warnings_alone(capsys):
     assert tuple(capsys.readouterr()) == ("", "a damaged file\n")
 
 
-def test_sizes():
-    assert byte_size(2_500_000) == "2.5 MB"
-    assert byte_size(3.5e9) == "3.50 GB"
-
-
 def test_log_lines_go_to_the_standard_error_and_the_handler_leaves(capsys):
     logger = logging.getLogger("scalelong.data")
     with console.show_logs(), console.show_logs():
@@ -145,11 +135,3 @@ def test_log_lines_go_to_the_standard_error_and_the_handler_leaves(capsys):
         logger.debug("not shown")
     logger.info("after")
     assert tuple(capsys.readouterr()) == ("", "100 images\n")
-
-
-def test_a_message_is_said_once(capsys):
-    logger = logging.getLogger("scalelong.test")
-    with console.show_logs():
-        for text in ("one", "two", "one"):
-            logger.info(text)
-    assert capsys.readouterr().err == "one\ntwo\n"

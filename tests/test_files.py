@@ -24,7 +24,6 @@ from scalelong.files import (
     cached_array,
     cached_bytes,
     digest,
-    file_digest,
     fitting,
     key_of,
     locked,
@@ -334,12 +333,6 @@ def test_a_file_that_should_hold_fields(tmp_path, text):
         files.read_fields(path)
     path.write_text("steps: 3\nimages: {size: 8}\n")
     assert files.read_fields(path) == {"steps": 3, "images": {"size": 8}}
-
-
-def test_digests(tmp_path):
-    (tmp_path / "abc").write_bytes(b"abc")
-    known = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # FIPS 180-2, B.1
-    assert digest(b"abc") == file_digest(tmp_path / "abc") == known
 
 
 @dataclass

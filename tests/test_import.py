@@ -65,10 +65,6 @@ def test_public_things_can_be_pickled():
         assert pickle.loads(pickle.dumps(thing)) == thing
 
 
-def test_type_checkers_are_told_that_there_are_types():
-    assert (PACKAGE / "py.typed").is_file()
-
-
 def test_a_public_name_is_written_once():
     """A door re-exports `Name as Name`, which type checkers take as public, and needs no `__all__` beside it."""
     for door in PACKAGE.glob("*/__init__.py"):

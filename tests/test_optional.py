@@ -10,10 +10,6 @@ from scalelong.errors import EvaluationError, InvalidConfigError, MissingDepende
 from scalelong.optional import load_object, needs
 
 
-def test_a_module_that_is_there():
-    assert needs("math", "train", "counting") is math
-
-
 def test_an_absent_package_names_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
     monkeypatch.delitem(sys.modules, "PIL.Image", raising=False)

@@ -7,19 +7,16 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.figure import Figure
 
 from scalelong.errors import InvalidConfigError
-from scalelong.experiments import Curve, PlannedRun, Results, RunRecord, steps_ratio
+from scalelong.experiments import Curve, PlannedRun, Results, RunRecord, interval, steps_ratio
 from scalelong.files import write_text
 from scalelong.stability import Oscillation
 
-from ..statistics import interval
 from .settings import CS, LS, NONE, UNIFORM, Arm, Method, Scale
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 # The rule by which a claim is judged. It looks at the spread over seeds alone.
 #
@@ -31,8 +28,6 @@ if TYPE_CHECKING:
 # - contradicted: the whole interval lies in the opposite region
 # - no effect larger than x: neither, and the interval leaves out an effect of the paper's size, on either side of none
 # - cannot be judged at this scale: anything else
-
-CONFIDENCE = 0.9
 
 
 class Verdict(StrEnum):
@@ -58,9 +53,9 @@ class Region:
 BELOW_ZERO, ABOVE_ZERO = Region(high=0.0), Region(low=0.0)
 
 
-def region_of(values: Sequence[float], confidence: float = CONFIDENCE) -> Region:
-    """Where the mean lies with this confidence; everywhere, for fewer than two values."""
-    return Region(*interval(values, confidence)[1:]) if values else Region()
+def region_of(values: Sequence[float]) -> Region:
+    """Where the mean lies with 90 % confidence; everywhere, for fewer than two values."""
+    return Region(*interval(values))
 
 
 def judge(
@@ -68,12 +63,11 @@ def judge(
     claimed: Region,
     opposite: Sequence[Region],
     effect: float | None = None,
-    confidence: float = CONFIDENCE,
 ) -> Verdict:
     """`effect` is the size of the paper's, as a distance from zero; None where zero does not stand for no effect."""
     if len(values) < 2:
         return Verdict.CANNOT_BE_JUDGED
-    found = region_of(values, confidence)
+    found = region_of(values)
     if claimed.holds(found):
         return Verdict.REPRODUCED
     if any(region.holds(found) for region in opposite):
@@ -282,12 +276,10 @@ class Claim:
     show: Callable[[float], str] = percent
     effect: float | None = None
     """The size of the paper's effect, as a distance from zero, which is no effect; None where there is no such size."""
-    confidence: float = CONFIDENCE
-    """Of the interval: higher where many claims are to hold together."""
 
     @property
     def verdict(self) -> Verdict:
-        return judge(self.known, self.claimed, self.opposite, self.effect, self.confidence)
+        return judge(self.known, self.claimed, self.opposite, self.effect)
 
     @property
     def known(self) -> list[float]:
@@ -295,7 +287,7 @@ class Claim:
 
     @property
     def region(self) -> Region:
-        return region_of(self.known, self.confidence)
+        return region_of(self.known)
 
     def text_of(self, value: float | None) -> str:
         return "-" if value is None else self.show(value)
@@ -311,7 +303,7 @@ class Claim:
         return "-" if self.effect is None else self.show(self.effect)
 
     def interval_text(self) -> str:
-        """The mean, and where it lies with the confidence of the claim."""
+        """The mean, and where it lies with 90 % confidence."""
         found = self.region
         if math.isinf(found.low):
             return "-"
@@ -416,7 +408,7 @@ class Study:
     quantities: tuple[Quantity, ...]
     """What the tables of the page show of every run."""
     claims: Callable[[StudyResults], list[Claim]]
-    figures: "dict[str, Callable[[StudyResults], Figure]]"
+    figures: dict[str, Callable[[StudyResults], Figure]]
     """By name of the file."""
     published: dict[str, str] = field(default_factory=dict)
     """The paper's own numbers by method, where it prints them."""

@@ -5,6 +5,7 @@ from pathlib import Path
 from scalelong.cli.parser import Parser
 from scalelong.cli.shared import add_engine_flags, engine_of, left_to_do
 from scalelong.errors import InvalidConfigError
+from scalelong.optional import needs
 
 OUT = Path("reproduced")
 
@@ -16,9 +17,10 @@ SCALE_NAMES = ("tiny", "paper")
 def main(arguments: list[str]) -> int:
     options = parser().parse_args(arguments)
 
+    needs("matplotlib", "report", "drawing the figures")
     # Only here, since these import torch, and --help does not wait for it.
-    from ..pages import summary
     from .items import ITEMS
+    from .pages import summary
     from .run import describe, redraw, reproduce
 
     if options.redraw:

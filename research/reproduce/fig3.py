@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from scalelong.data import load_data, to_float
@@ -16,20 +17,15 @@ from scalelong.runs.model import load_run_data
 from scalelong.theory import expected_input_norm, noise_gain, sampled_statistics, second_moment
 
 from .claims import ABOVE_ZERO, BELOW_ZERO, CLEARLY, Claim, Quantity, Region, Study, StudyResults, below, rounded
-from .drawing import draw_seeds, legend
-from .figures import by_method, colour, panels
+from .figures import by_method, colour, draw_seeds, legend, panels
 from .settings import CS, LS, NONE, PAPER, UNIFORM, Arm, Scale, arms, base, unet
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 # Figure 3: histograms of the input, and the loss of trained networks under extra noise.
 
 RANGES = {"norm": (0, 2, "‖x_t‖² / m"), "ratio": (0, 6, "‖ε‖² / ‖x_t‖²")}
 
 
-def noise_figure(results: StudyResults) -> "Figure":
+def noise_figure(results: StudyResults) -> Figure:
     figure, axes = panels(2 + len(results.settings))
     histograms, losses = axes[:2], axes[2:]
     for axis, (name, (low, high, label)) in zip(histograms, RANGES.items(), strict=True):

@@ -1,27 +1,23 @@
 """Figure 7: the coefficients that LS learns, against the band of CS."""
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 
 from scalelong.attaching import coefficients
 from scalelong.experiments import PlannedRun, Results, RunRecord
 from scalelong.runs.load import load_run
 
 from .claims import Claim, Quantity, Region, Study, StudyResults, rounded
-from .drawing import draw_seeds, legend
-from .figures import by_method, colour, panels
+from .figures import by_method, colour, draw_seeds, legend, panels
 from .settings import LS, LS_FROM_CS, Arm, Method, Scale, arms, base, deepest, other_data, other_unets, unet
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 # κ_i over i, against the band of CS (Figure 7).
 
 
-def coefficient_figure(results: StudyResults) -> "Figure":
+def coefficient_figure(results: StudyResults) -> Figure:
     figure, axes = panels(len(results.settings))
     for axis, setting in zip(axes, results.settings, strict=True):
         count = 0

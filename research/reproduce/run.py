@@ -11,9 +11,9 @@ from scalelong.config import TrainConfig, differences, with_values
 from scalelong.errors import InvalidConfigError
 from scalelong.experiments import Engine, PlannedRun, make_engine, run_all
 
-from ..pages import write_index, write_item
 from .claims import RESULTS, Study, StudyResults, record
 from .items import ITEMS
+from .pages import write_index, write_item
 from .settings import Scale, planned
 
 READINGS = 75

@@ -210,7 +210,7 @@ class NonFiniteError(ScaleLongError, ArithmeticError):
 
 
 class CollapseError(ScaleLongError, ArithmeticError):
-    """The loss went back to that of a network which always answers zero. The message says what left first."""
+    """The loss went back to that of a network that knows nothing. The message says what left first."""
 
 
 class RunFailedError(ScaleLongError, RuntimeError):

@@ -156,6 +156,10 @@ class Muon(torch.optim.Optimizer):
                     f"Muon is for matrices, and a parameter has the shape {tuple(parameter.shape)}: make the groups "
                     f"with muon_groups(model, lr=...), or give its group muon=False"
                 )
+            if group["muon"] and hasattr(parameter, "full_tensor"):
+                raise UnsupportedModelError(
+                    "Muon needs whole matrices, and these are sharded (FSDP): use DistributedDataParallel, or AdamW"
+                )
         if group["products"] == "auto":
             group["products"] = _fast_products(group["params"][0].device)
 
@@ -178,8 +182,6 @@ class Muon(torch.optim.Optimizer):
             state = self.state[parameter]
             if state:
                 continue
-            if hasattr(parameter, "full_tensor"):
-                raise UnsupportedModelError("Muon needs whole matrices, and these are sharded (FSDP): take AdamW")
             for name in ("momentum_buffer",) if by_muon else ("exp_avg", "exp_avg_sq"):
                 state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
             if not by_muon:

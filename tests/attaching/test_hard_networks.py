@@ -261,16 +261,6 @@ def by_reference(net, method: str, coefficients) -> tuple[Any, Any]:
     return model, reference
 
 
-def by_magnitude(net) -> str:
-    """mp, where both operands of an addition are multiplied by √½."""
-
-    def halves(model, reference):
-        reference.k.ks = reference.k.ms = [math.sqrt(0.5)] * net.N
-
-    by_reference(net, "mp", halves)
-    return f"{net.N} skips"
-
-
 def by_norm(net) -> str:
     """norm: zero mean and unit variance over the channels, at each position, of what enters the merge."""
 
@@ -353,7 +343,6 @@ def by_folding(net) -> str:
 JUDGES = {
     "constants": by_constants,
     "none": by_none,
-    "magnitude": by_magnitude,
     "norm": by_norm,
     "gates": by_gates,
     "meta": by_meta,

@@ -121,16 +121,26 @@ def test_example_inputs_are_not_kept_alive():
         torch.testing.assert_close(model(x), wanted)
 
 
-def test_gates_that_no_optimiser_trains_are_named():
-    model = Normalises()
+@pytest.mark.parametrize("make", [Normalises, lambda: sl.UViT(image_size=8, patch_size=2, dim=16, depth=4, heads=2)])
+def test_gates_that_no_optimiser_trains_are_named(make):
+    model = make()
+    inputs = IMAGE if isinstance(model, Normalises) else None
     optimizer = torch.optim.AdamW(model.parameters())
     with pytest.warns(sl.FrozenGatesWarning, match="add_param_group"):
-        sl.scale_skips_(model, "ls", IMAGE)
+        sl.scale_skips_(model, "ls", inputs)
     optimizer.add_param_group({"params": sl.scaling_of(model).parameters()})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        sl.scale_skips_(Normalises(), "ls", IMAGE)
-        sl.scale_skips_(sl.unscale_(model), "cs", IMAGE)
+        sl.scale_skips_(make(), "ls", inputs)
+        sl.scale_skips_(sl.unscale_(model), "cs", inputs)
+
+
+@pytest.mark.parametrize("make", [Normalises, lambda: sl.UViT(image_size=8, patch_size=2, dim=16, depth=4, heads=2)])
+def test_gates_that_a_wrapper_would_not_know_are_refused(make):
+    wrapped = nn.DataParallel(make())
+    with pytest.raises(sl.UnsupportedModelError, match="scale the long skips first"):
+        sl.scale_skips_(wrapped, "ls", IMAGE if isinstance(wrapped.module, Normalises) else None)
+    assert not sl.is_scaled(wrapped)
 
 
 @pytest.mark.parametrize("method", ["cs", "ls"])

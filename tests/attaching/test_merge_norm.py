@@ -59,7 +59,16 @@ def test_only_merges_without_a_norm_get_one(norm):
     assert scaling_of(model).constants(3) == (1.0, 0.25)  # after the norm, where nothing divides it out
 
 
-@pytest.mark.parametrize("name", ["additive", "HDiT", "MONAI SegResNet"])
+@pytest.mark.parametrize("name", ["U-ViT, authors'", "MONAI UNet", "MONAI BasicUNet"])
+def test_merges_without_a_norm_get_one_each(name):
+    c = case(name)
+    model = sl.scale_skips_(copy.deepcopy(c.model), "merge_norm", c.inputs)
+    assert not sl.summary(model).norms
+    with torch.no_grad():
+        assert not torch.allclose(call(model, c.inputs), c.output)
+
+
+@pytest.mark.parametrize("name", ["additive", "HDiT", "MONAI SegResNet", "hourglass", "additive tokens"])
 def test_additions_are_refused_with_what_to_call_instead(name):
     c = case(name)
     model = copy.deepcopy(c.model)

@@ -88,15 +88,6 @@ def test_a_checkpoint_of_the_plain_network_loads_strictly(batch):
         scaled.load_state_dict(broken)
 
 
-def test_a_compiled_and_run_model_notices(batch):
-    torch.compiler.reset()
-    model = tiny()
-    compiled = torch.compile(model, backend="eager")
-    compiled(*batch)
-    sl.scale_skips_(compiled, "custom:0,0,0")  # pyright: ignore[reportArgumentType]
-    torch.testing.assert_close(compiled(*batch), sl.scale_skips_(tiny(), "custom:0,0,0")(*batch))
-
-
 def test_a_model_without_long_skips():
     with pytest.raises(sl.NoLongSkipsError):
         sl.scale_skips_(torch.nn.Linear(2, 2), "cs", (torch.zeros(1, 3, 2),))

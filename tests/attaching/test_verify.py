@@ -325,19 +325,3 @@ def test_two_models_of_one_class_with_different_plans():
     assert not torch.allclose(one(*images()), other(*images()))
     for copied in (copy.deepcopy(one), pickle.loads(pickle.dumps(one))):
         assert torch.equal(copied(*images()), one(*images()))
-
-
-# Folding and wrappers.
-
-
-@pytest.mark.parametrize("wrap", [nn.Sequential, nn.DataParallel, torch.optim.swa_utils.AveragedModel, torch.compile])
-def test_wrappers_are_seen_through(wrap):
-    wrapped = wrap(sl.scale_skips_(Concat().eval(), "cs:0.5", images()))
-    assert sl.is_scaled(wrapped)
-    assert sl.coefficients(wrapped) == [1.0, 0.5, 0.25]
-    assert len(sl.plan_of(wrapped)) == 3
-    assert not sl.fold_(wrapped).kept
-    assert not sl.is_scaled(wrapped)
-
-
-# Methods that look at the data.

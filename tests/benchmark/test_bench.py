@@ -86,6 +86,14 @@ def test_definitions_are_taken_without_the_imports_of_others(tmp_path):
         definitions(file, ("other",))
 
 
+def test_time_to_quality_of_a_unet_against_diffusers_script(capsys):
+    assert main(["lab", "bench", "quality/unet", "--quick", "--threads", "1", "--rounds", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "| diffusers' script, rate" in said
+    assert "1 seeds" in said
+    assert "processor time" in said
+
+
 def test_time_to_quality_from_end_to_end(tmp_path, capsys):
     file = tmp_path / "bench.json"
     assert main(["lab", "bench", "quality/width-128", "--quick", "--threads", "1", "--out", str(file)]) == 0
@@ -102,7 +110,7 @@ def test_time_to_quality_from_end_to_end(tmp_path, capsys):
 
 def contender(name: str, losses: list[float], theirs: bool = False) -> Contender:
     curve = [(10 * (i + 1), 1.0 * (i + 1), loss) for i, loss in enumerate(losses)]
-    return Contender(name, 1e-3, None if theirs else {}, curve=curve)
+    return Contender(name, 1e-3, theirs, curve=curve)
 
 
 def test_steps_until_the_authors_loss():

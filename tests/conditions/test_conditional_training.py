@@ -83,7 +83,7 @@ def test_condition_reaches_the_network(model: str, options: dict[str, object], c
     images = run.sample(2, prompts=prompts, steps=2, guidance=3.0)
     assert images.shape == (2, 3, 16, 16)
     if condition == "text":
-        with pytest.raises(InvalidConfigError, match="--prompt"):
+        with pytest.raises(InvalidConfigError, match="`prompts`"):
             run.sample(2, steps=2)
         with pytest.raises(ConditionError, match=r"word pink; it knows a, at, .*circle"):
             run.sample(2, prompts=["a pink circle at the top"], steps=2)

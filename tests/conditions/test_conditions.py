@@ -106,7 +106,7 @@ def test_a_text_encoder_of_transformers(clip: Path) -> None:
         expected = CLIPTextModel.from_pretrained(clip)(input_ids=ids["input_ids"]).last_hidden_state
     torch.testing.assert_close(tokens[:1], expected)
     assert not torch.allclose(tokens[0], tokens[1])
-    with pytest.raises(ConditionError, match=r"\(8, 16\).*text_dim 768"):
+    with pytest.raises(ConditionError, match=r"\(8, 16\).*`text_dim` 768"):
         PretrainedTextEncoder(clip, 8, 768).encode(["a"])
     with pytest.raises(ConditionError, match="no text encoder in"):
         PretrainedTextEncoder(clip / "absent", 8, 16)

@@ -11,7 +11,6 @@ from PIL import Image
 from scalelong.cli import main
 from scalelong.data import ImageData, MemoryData, load_data
 from scalelong.evaluation import (
-    Anchors,
     Score,
     anchors_of,
     bad_images,
@@ -92,20 +91,6 @@ def test_features_that_praise_noise_are_refused_by_name(shared_cache: None, digi
     assert "no precision and recall by lots features: uniform noise has precision 0." in str(scores)
 
 
-def test_the_next_features_are_tried(
-    shared_cache: None, digits: ImageData, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    from scalelong.evaluation import anchors
-
-    load = anchors.load_extractor
-    monkeypatch.setattr(anchors, "AUTO", ("lots", "pixels"))
-    monkeypatch.setattr(anchors, "load_extractor", lambda name, *rest: Lots() if name == "lots" else load(name, *rest))
-    caplog.set_level("INFO")
-    extractor, _ = trusted_features("auto", digits)
-    assert extractor.name == "pixels"
-    assert any("lots features are refused for precision and recall on digits: " in line for line in caplog.messages)
-
-
 def test_anchors_are_measured_once(shared_cache: None, digits: ImageData, monkeypatch: pytest.MonkeyPatch) -> None:
     extractor, reference = trusted_features("random", digits)
     first = anchors_of(digits, extractor, reference, 50)
@@ -132,17 +117,6 @@ def test_bad_images_of_any_shape(shape: tuple[int, int, int]) -> None:
     assert all(kind.shape == images.shape and kind.dtype == torch.uint8 for kind in bad.values())
     # Shuffling moves pixels and changes none.
     assert torch.equal(bad["shuffled"].flatten(2).sort().values, images.flatten(2).sort().values)
-
-
-def test_remarks_name_what_precision_misses() -> None:
-    values = {
-        kind: {"precision": precision, "recall": 0.9 if kind == "real" else 0.0}
-        for kind, precision in (("real", 0.9), ("noise", 0.0), ("blurred", 0.88), ("shuffled", 0.3))
-    }
-    assert Anchors(100, values).fault == ""
-    assert "images are blurred; the distances do" in Anchors(100, values).remark
-    values["real"]["recall"] = 0.5
-    assert "real images have recall 0.50" in Anchors(100, values).fault
 
 
 def test_eval_shows_anchors_and_stores_them(

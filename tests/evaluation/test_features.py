@@ -12,7 +12,6 @@ from scalelong.data import ImageData, load_data
 from scalelong.errors import EvaluationError
 from scalelong.evaluation import (
     InceptionFeatures,
-    PixelFeatures,
     RandomFeatures,
     features as features_module,
     features_of,
@@ -148,18 +147,3 @@ def test_an_accelerator_is_used_where_there_is_one(digits, monkeypatch):
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("meta"))
     assert load_extractor("random", digits).device.type == "meta"  # type: ignore[attr-defined]
-
-
-def test_images_go_to_a_gpu_from_pinned_memory(monkeypatch):
-    class OnGpu(PixelFeatures):
-        device = torch.device("cuda")
-
-        def __call__(self, images):
-            return images.flatten(1).float()
-
-    pinned, moved = [], []
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: pinned.append(len(self)) or self)
-    monkeypatch.setattr(torch.Tensor, "to", lambda self, *given, **options: moved.append((given, options)) or self)
-    features_of(OnGpu(), torch.zeros(300, 1, 2, 2, dtype=torch.uint8))
-    assert pinned == [256, 44]
-    assert moved[0] == ((torch.device("cuda"),), {"non_blocking": True})

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
-from research.pages import index, page
 from research.reproduce import fig3
 from research.reproduce.claims import (
     ABOVE_ZERO,
@@ -25,6 +24,7 @@ from research.reproduce.claims import (
     region_of,
 )
 from research.reproduce.items import ITEMS
+from research.reproduce.pages import index, page
 from research.reproduce.run import describe, redraw, reproduce
 from research.reproduce.settings import CS, LS, NONE, SCALES, planned, tiny_uvit
 from scalelong.cli import main

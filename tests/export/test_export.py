@@ -6,7 +6,7 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from scalelong.cli import main
 from scalelong.config import DiffusionConfig, ImagesConfig, LoggingConfig, OptimizerConfig, TextConfig, TrainConfig
 from scalelong.errors import ExportError
 from scalelong.evaluation import SCORES, STORED, Protocol, Score, Scores, store
-from scalelong.export import export_diffusers, export_safetensors, model_card, push_to_hub
+from scalelong.export import export_run, model_card, push_to_hub
 from scalelong.runs import save_png
 from scalelong.runs.load import load_run
 from scalelong.training import train
@@ -44,6 +44,7 @@ BASE = TrainConfig(
     logging=LoggingConfig(trackers=(), samples_every=0),
 )
 UVIT = {"model": "uvit", "model_options": {"patch_size": 2, "dim": 32, "depth": 2, "heads": 2}}
+FORMATS: tuple[Literal["diffusers", "safetensors"], ...] = ("diffusers", "safetensors")
 BY_CLASS = DiffusionConfig(condition="class", prediction="v")
 
 LOAD = """
@@ -130,7 +131,7 @@ def test_an_unconditional_unet_needs_nothing_of_ours(unet_run: Path, tmp_path: P
 @pytest.mark.parametrize("scaling", ["none", "cs:kappa=0.5,behind_norms=true"])
 def test_what_is_in_the_weights_needs_standard_classes_alone(scaling: str, tmp_path: Path) -> None:
     train(replace(BASE, scaling=scaling, steps=2), tmp_path / "run")
-    export_diffusers(load_run(tmp_path / "run"), tmp_path / "model")
+    export_run(load_run(tmp_path / "run"), tmp_path / "model")
     assert not list((tmp_path / "model").rglob("*.py"))
     kind, images = in_this_process(tmp_path / "model", trust=False, batch_size=8)
     assert kind == "DDPMPipeline"
@@ -144,7 +145,7 @@ def test_every_constant_method_is_carried_and_the_run_is_left_alone(scaling: str
     x, t = torch.randn(8, 1, 8, 8), torch.full((8,), 300.0)
     with torch.no_grad():
         before = run.network(x, t)
-        export_diffusers(run, tmp_path / "model")
+        export_run(run, tmp_path / "model")
         assert torch.equal(run.network(x, t), before)
     factors = json.loads((tmp_path / "model" / "unet" / "config.json").read_text())["factors"]
     assert len(factors) == 4
@@ -159,14 +160,14 @@ def test_an_export_that_would_compute_something_else_is_refused(
     right = unet._factors
     monkeypatch.setattr(unet, "_factors", lambda model: (right(model) or [])[::-1])
     with pytest.raises((ExportError, RuntimeError)):
-        export_diffusers(load_run(unet_run), tmp_path / "model")
+        export_run(load_run(unet_run), tmp_path / "model")
     assert not (tmp_path / "model").exists()
 
 
 def test_a_class_conditional_unet_brings_a_pipeline_without_scalelong(tmp_path: Path) -> None:
     train(replace(BASE, diffusion=replace(BY_CLASS, schedule="cosine")), tmp_path / "run")
     run = load_run(tmp_path / "run")
-    export_diffusers(run, tmp_path / "model")
+    export_run(run, tmp_path / "model")
     kind, images = in_this_process(
         tmp_path / "model", trust=True, class_labels=["3", 4, "5", 6, "3", 4, "5", 6], guidance_scale=2.0
     )
@@ -181,7 +182,7 @@ def test_a_class_conditional_unet_brings_a_pipeline_without_scalelong(tmp_path: 
 def test_uvit_brings_its_class(tmp_path: Path) -> None:
     train(replace(BASE, **UVIT, scaling="ls", diffusion=BY_CLASS), tmp_path / "run")
     run = load_run(tmp_path / "run")
-    export_diffusers(run, tmp_path / "model")
+    export_run(run, tmp_path / "model")
     kind, images = in_this_process(tmp_path / "model", trust=True, class_labels=[7] * 8, guidance_scale=1.5)
     assert kind == "ExportedPipeline"
     assert_same_images(images, run.sample(8, prompts=["7"], steps=5, guidance=1.5))
@@ -242,7 +243,7 @@ def test_a_text_encoder_goes_with_the_model(tmp_path: Path) -> None:
     train(config, tmp_path / "run")
     run = load_run(tmp_path / "run")
     expected = run.sample(8, prompts=PROMPTS, steps=5, guidance=3.0)
-    export_diffusers(run, tmp_path / "model")
+    export_run(run, tmp_path / "model")
     encoder.rename(tmp_path / "gone")
     kind, images = in_this_process(tmp_path / "model", trust=True, prompt=PROMPTS, guidance_scale=3.0)
     assert kind == "ExportedPipeline"
@@ -279,17 +280,17 @@ def test_nothing_is_overwritten(unet_run: Path, tmp_path: Path) -> None:
     (tmp_path / "taken" / "thesis.txt").write_text("precious")
     run = load_run(unet_run)
     with pytest.raises(ExportError, match="exists already"):
-        export_diffusers(run, tmp_path / "taken")
-    export_safetensors(run, tmp_path / "weights.safetensors")
+        export_run(run, tmp_path / "taken")
+    export_run(run, tmp_path / "weights.safetensors", "safetensors")
     with pytest.raises(ExportError, match="exists already"):
-        export_safetensors(run, tmp_path / "weights.safetensors")
+        export_run(run, tmp_path / "weights.safetensors", "safetensors")
     assert [path.name for path in (tmp_path / "taken").iterdir()] == ["thesis.txt"]
 
 
 @pytest.mark.parametrize(("weights", "said"), [("ema", "EMA"), ("raw", "not averaged")])
 def test_a_file_says_what_it_holds(weights: str, said: str, unet_run: Path, tmp_path: Path) -> None:
     run = load_run(unet_run, weights=weights)  # pyright: ignore[reportArgumentType]
-    path = export_safetensors(run, tmp_path / weights)
+    path = export_run(run, tmp_path / weights, "safetensors")
     with safe_open(path, framework="pt") as file:
         about = json.loads(file.metadata()["scalelong"])
         assert set(file.keys()) == set(run.model.state_dict())
@@ -298,7 +299,7 @@ def test_a_file_says_what_it_holds(weights: str, said: str, unet_run: Path, tmp_
     assert about["scaling"]["method"] if "method" in about["scaling"] else about["scaling"]
     assert about["config"]["data"] == "digits"
     assert len(about["coefficients"]) >= 2
-    again = export_safetensors(run, tmp_path / "again")
+    again = export_run(run, tmp_path / "again", "safetensors")
     assert again.read_bytes() == path.read_bytes()
 
 
@@ -318,7 +319,7 @@ def test_the_card_tells_data_method_kappa_and_scores(unet_run: Path, tmp_path: P
     score = dict.fromkeys(SCORES, Score(12.5, 11.0, 14.0))
     store(unet_run / STORED, Scores(protocol, score, {"run": "x", "step": 8}))
     store(unet_run / STORED, Scores(replace(protocol, images=77), score, {"run": "x", "step": 5}))
-    export_diffusers(load_run(unet_run), tmp_path / "model")
+    export_run(load_run(unet_run), tmp_path / "model")
     card = (tmp_path / "model" / "README.md").read_text()
     for part in (
         "digits",
@@ -359,9 +360,9 @@ def test_a_card_shows_samples_and_no_place_of_this_machine(tmp_path: Path) -> No
     (tmp_path / "run" / "data.json").write_text(json.dumps(about | {"name": "/home/me/photos"}))
     for step in (1, 9):
         save_png(tmp_path / "run" / "samples" / f"step-{step:08d}.png", torch.full((3, 4, 4), step, dtype=torch.uint8))
-    for export in (export_diffusers, export_safetensors):
-        folder = tmp_path / export.__name__
-        export(load_run(tmp_path / "run"), folder)
+    for form in FORMATS:
+        folder = tmp_path / form
+        export_run(load_run(tmp_path / "run"), folder, form)
         card = (folder / "README.md").read_text()
         assert " on photos\n" in card
         assert not any(b"/home/me" in file.read_bytes() for file in folder.rglob("*") if file.is_file())
@@ -408,13 +409,13 @@ def test_a_killed_export_can_be_repeated(tmp_path, monkeypatch, unet_run):
 
     with monkeypatch.context() as patch:
         patch.setattr("scalelong.export.exporter.model_card", killed)
-        for export in (export_safetensors, export_diffusers):
+        for form in FORMATS:
             with pytest.raises(Killed):
-                export(run, tmp_path / export.__name__)
-            assert not (tmp_path / export.__name__).exists()
-    path = export_safetensors(run, tmp_path / "export_safetensors")
+                export_run(run, tmp_path / form, form)
+            assert not (tmp_path / form).exists()
+    path = export_run(run, tmp_path / "safetensors", "safetensors")
     assert sorted(file.name for file in path.parent.iterdir()) == ["README.md", "model.safetensors"]
-    assert (export_diffusers(run, tmp_path / "export_diffusers") / "model_index.json").exists()
+    assert (export_run(run, tmp_path / "diffusers") / "model_index.json").exists()
 
 
 @pytest.mark.parametrize("name", ["folder", "file.safetensors"])
@@ -424,7 +425,7 @@ def test_of_several_exports_to_one_place_one_succeeds(tmp_path, name, unet_run):
     def export():
         start.wait()
         try:
-            outcomes.append(str(export_safetensors(run, tmp_path / name)))
+            outcomes.append(str(export_run(run, tmp_path / name, "safetensors")))
         except ExportError as error:
             outcomes.append(f"refused: {error}")
 

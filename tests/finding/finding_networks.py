@@ -9,7 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-C = 6
+import deceptive
+from deceptive import D as C
+
 EXPECTED: dict[str, tuple[type[nn.Module], int | str]] = {}
 
 
@@ -25,43 +27,14 @@ def conv(inside: int, outside: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(inside, outside, 3, stride, 1)
 
 
-class Levels(nn.Module):
-    """Three levels of a U; `middle` and `join` are what the networks below differ in."""
+class Levels(deceptive.Levels):
+    """Three levels of a U on images; `middle` and `join` are what the networks below differ in."""
 
-    joined = 2 * C
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.mid, self.head = conv(3, C), conv(C, C), conv(C, 3)
-        self.down = nn.ModuleList(conv(C, C, 2) for _ in range(3))
-        self.up = nn.ModuleList(nn.ConvTranspose2d(C, C, 2, 2) for _ in range(3))
-        self.dec = nn.ModuleList(conv(self.joined, C) for _ in range(3))
+    dims = 2
 
     @staticmethod
     def inputs() -> tuple[Tensor, ...]:
-        return (torch.randn(2, 3, 16, 16),)
-
-    def middle(self, h: Tensor) -> Tensor:
-        return F.silu(self.mid(h))
-
-    def join(self, i: int, h: Tensor, skip: Tensor) -> Tensor:
-        return torch.cat([h, skip], 1)
-
-    def encode(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-        h, skips = F.silu(self.stem(x)), []
-        for down in self.down:
-            skips.append(h)
-            h = F.silu(down(h))
-        return h, skips
-
-    def decode(self, h: Tensor, skips: list[Tensor]) -> Tensor:
-        for i, up, dec in zip((3, 2, 1), self.up, self.dec, strict=True):
-            h = F.silu(dec(self.join(i, up(h), skips.pop())))
-        return self.head(h)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h, skips = self.encode(x)
-        return self.decode(self.middle(h), skips)
+        return (torch.randn(2, 5, 16, 16),)
 
 
 class AddedLevels(Levels):
@@ -78,7 +51,7 @@ class AddedLevels(Levels):
 class InlineResidual(AddedLevels):
     """The residual around the middle stands beside the additions of the U."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
         h, skips = self.encode(x)
         h = h + self.mid(F.silu(h))
         for up, dec in zip(self.up, self.dec, strict=True):
@@ -93,7 +66,7 @@ class TorchTransformer(AddedLevels):
         layer = nn.TransformerEncoderLayer(C, 2, 8, batch_first=True)
         self.transformer = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
 
-    def middle(self, h: Tensor) -> Tensor:
+    def middle(self, h: Tensor, *more: Tensor) -> Tensor:
         return self.transformer(h.flatten(2).mT).mT.reshape(h.shape)
 
 
@@ -106,7 +79,7 @@ class InlinePooledPyramid(Levels):
         self.branches = nn.ModuleList(nn.Conv2d(C, C, 1) for _ in range(2))
         self.fuse = nn.Conv2d(3 * C, C, 1)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
         h, skips = self.encode(x)
         pooled = [branch(h.mean((2, 3), keepdim=True)).expand_as(h) for branch in self.branches]
         h = self.fuse(torch.cat([h, *pooled], 1))
@@ -122,7 +95,7 @@ class Branches(nn.Module):
         super().__init__()
         self.a, self.b1, self.b2, self.out = nn.Conv2d(C, C, 1), nn.Conv2d(C, C, 1), conv(C, C), nn.Conv2d(2 * C, C, 1)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
         one = self.a(x)
         other = self.b2(F.relu(self.b1(x)))
         return self.out(torch.cat([one, other], 1))
@@ -145,21 +118,21 @@ class SpatialReduction(AddedLevels):
         super().__init__()
         self.q, self.kv, self.reduce = nn.Linear(C, C), nn.Linear(C, 2 * C), nn.Conv2d(C, C, 2, 2)
 
-    def middle(self, h: Tensor) -> Tensor:
+    def middle(self, h: Tensor, *more: Tensor) -> Tensor:
         k, v = self.kv(self.reduce(h).flatten(2).mT).chunk(2, -1)
         tokens = F.scaled_dot_product_attention(self.q(h.flatten(2).mT), k, v)
         return h + tokens.mT.reshape(h.shape)
 
     @staticmethod
     def inputs() -> tuple[Tensor, ...]:
-        return (torch.randn(2, 3, 32, 32),)
+        return (torch.randn(2, 5, 32, 32),)
 
 
 @expect(3)
 class SpatialGate(AddedLevels):
     """A gate for each position and channel, in the middle: a product of two features."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
         h, skips = self.encode(x)
         h = h * self.mid(h).sigmoid()
         for up, dec in zip(self.up, self.dec, strict=True):
@@ -180,14 +153,14 @@ class NumpyLayer(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.randn(C, C))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
         return Doubled.apply(x, self.weight)
 
 
 class FillingLayer(NumpyLayer):
     """Writes into memory that torch made, as kernels of Triton do."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
         out = torch.empty_like(x)
         out.numpy()[...] = np.einsum("bchw,dc->bdhw", x.numpy(), self.weight.detach().numpy())
         return out
@@ -203,7 +176,7 @@ class UnseenBottleneck(AddedLevels):
         super().__init__()
         self.unseen = self.layer()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
         h, skips = F.silu(self.stem(x)), []
         for down in self.down:
             h = F.silu(down(h))
@@ -226,7 +199,7 @@ class FilledBottleneck(UnseenBottleneck):
 class WrittenOutAdditions(AddedLevels):
     """Demucs without a loop: the innermost addition goes around the middle alone."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
         s1 = F.silu(self.down[0](F.silu(self.stem(x))))
         s2 = F.silu(self.down[1](s1))
         s3 = F.silu(self.down[2](s2))
@@ -264,7 +237,7 @@ class TimeMaps(Levels):
 class InPlaceHalves(Levels):
     """Half of the channels are changed in place; the other half must not be taken for changed."""
 
-    def middle(self, h: Tensor) -> Tensor:
+    def middle(self, h: Tensor, *more: Tensor) -> Tensor:
         first, second = self.mid(h).chunk(2, 1)
         first.relu_()
         return torch.cat([second, first], 1)
@@ -287,7 +260,7 @@ class UnpooledByIndices(Levels):
         self.down = nn.ModuleList(conv(C, C) for _ in range(3))
         self.up = nn.ModuleList(conv(C, C) for _ in range(3))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
         h, skips, places = F.silu(self.stem(x)), [], []
         for down in self.down:
             skips.append(h)
@@ -304,7 +277,7 @@ class UnpooledByIndices(Levels):
 class Masked(AddedLevels):
     """A mask of the input, at each size, multiplies every level."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
         h, skips, masks = F.silu(self.stem(x)), [], [(x > 0).float().mean(1, keepdim=True).expand(-1, C, -1, -1)]
         for down in self.down:
             h = h * masks[-1]
@@ -325,7 +298,7 @@ class NormBeforeTheInnermost(Levels):
         super().__init__()
         self.norms = nn.ModuleList(nn.GroupNorm(2, C) for _ in range(4))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
         h, skips = self.stem(x), []
         for norm, down in zip(self.norms, self.down, strict=False):
             h = F.relu(norm(h), inplace=True)
@@ -346,14 +319,14 @@ class InjectedInput(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem, self.head = conv(3, C), conv(C, 3)
+        self.stem, self.head = conv(5, C), conv(C, 5)
         self.blocks = nn.ModuleList(conv(C, C) for _ in range(5))
 
     @staticmethod
     def inputs() -> tuple[Tensor, ...]:
-        return (torch.randn(2, 3, 8, 8),)
+        return (torch.randn(2, 5, 8, 8),)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
         first = h = F.silu(self.stem(x))
         for block in self.blocks:
             h = F.silu(block(h + first))
@@ -370,7 +343,7 @@ class ResidualGroups(InjectedInput):
             h = h + block(F.silu(h))
         return self.blocks[3](h) + start
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
         first = h = self.stem(x)
         for _ in range(3):
             h = self.group(h)
@@ -381,7 +354,7 @@ class ResidualGroups(InjectedInput):
 class NoisyAutoencoder(InjectedInput):
     """Constants that are made anew lie where features lay: nothing goes around."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
         h = F.relu_(self.stem(x))
         for block in self.blocks:
             maps = torch.linspace(0, 1, h.shape[-1]).expand(len(h), C, h.shape[-2], -1).clone()
@@ -394,7 +367,7 @@ class NoisyAutoencoder(InjectedInput):
 class WeightedDepths(InjectedInput):
     """Every block reads a weighted sum of all features before it."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
         features = [F.silu(self.stem(x))]
         for block in self.blocks:
             h = sum((n + 1) * feature for n, feature in enumerate(features))
@@ -408,7 +381,7 @@ class Inception(InjectedInput):
         super().__init__()
         self.blocks = nn.ModuleList(Branches() for _ in range(3))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
         h = self.stem(x)
         for block in self.blocks:
             h = block(h)
@@ -423,9 +396,9 @@ class DenseByLine(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b, self.c, self.out = conv(3, 4), conv(4, 4), conv(8, 4), conv(12, 3)
+        self.a, self.b, self.c, self.out = conv(5, 4), conv(4, 4), conv(8, 4), conv(12, 3)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
         x = F.relu(self.a(x))
         x = torch.cat([x, F.relu(self.b(x))], 1)
         x = torch.cat([x, F.relu(self.c(x))], 1)
@@ -444,7 +417,7 @@ class TwoUs(nn.Module):
     def inputs() -> tuple[Tensor, ...]:
         return Levels.inputs()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
         return self.second(self.first(x))
 
 
@@ -459,4 +432,6 @@ class GatedLevel(Levels):
 @expect("refused")
 class ChosenLevel(AddedLevels):
     def join(self, i: int, h: Tensor, skip: Tensor) -> Tensor:
-        return h + skip if i != 2 else torch.where(h > skip, h, skip)
+        if i == 2:
+            return torch.where(h > skip, h, skip)
+        return h + skip

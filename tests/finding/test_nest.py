@@ -58,7 +58,7 @@ class Tagged(Tensor):
 
 
 def test_subclasses_of_tensors_are_followed():
-    image = torch.randn(2, 3, 16, 16)
+    image = torch.randn(2, 5, 16, 16)
     model = Levels()
     plan = find_skips(model, image)
     assert find_skips(model, image.as_subclass(Tagged)) == plan
@@ -69,7 +69,7 @@ def test_subclasses_of_tensors_are_followed():
 def test_inference_tensors_and_other_modes():
     from torch.utils.flop_counter import FlopCounterMode
 
-    model, image = Levels(), torch.randn(2, 3, 16, 16)
+    model, image = Levels(), torch.randn(2, 5, 16, 16)
     plan = find_skips(model, image)
     with torch.inference_mode():
         assert find_skips(model, image.clone()) == plan

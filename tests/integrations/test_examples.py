@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def example(tmp_path, monkeypatch):
     """Run an example of the folder, in one where it may leave files."""
 
-    def run(name: str, *needed: str, **options: Any) -> dict[str, Any]:
+    def run(name: str, *needed: str, function: str = "main", **options: Any) -> dict[str, Any]:
         for package in needed:
             if find_spec(package) is None:
                 pytest.skip(f"needs {package}, which is not among the development packages")
@@ -24,7 +24,7 @@ def example(tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of other people's packages, which change with their versions
-            return import_module(name).main(tmp_path, **options)
+            return getattr(import_module(name), function)(tmp_path, **options)
 
     yield run
     sys.modules.pop("trackers", None)
@@ -74,6 +74,24 @@ def test_accelerate_in_two_processes(example):
     assert found["largest difference after a resume"] == 0
     assert found["processes agree"] == 1
     assert found["gates"] > 0
+
+
+def test_segmentation_models_pytorch(example):
+    found = example("torchvision_networks", "torchvision", "segmentation_models_pytorch", function="segmentation")
+    assert found["smp: long skips"] == 4
+    assert found["smp: scaling changes the output by"] > 1e-4
+    assert found["smp: read back, difference"] == 0
+    assert found["smp: folded"] == 4
+    assert found["smp: folded, difference"] < 1e-6
+
+
+def test_lucidrains_trainer(example):
+    needed = ("torchvision", "denoising_diffusion_pytorch", "ema_pytorch")
+    found = example("torchvision_networks", *needed, function="diffusion")
+    assert found["lucidrains: long skips"] > 2
+    assert found["lucidrains: readings"] == 3
+    assert found["lucidrains: read back, difference"] == 0
+    assert found["lucidrains: average is scaled"] == 1
 
 
 def test_monai(example):

@@ -50,17 +50,6 @@ def test_merge_is_a_linear_of_the_concatenation(factors):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_the_merge_saves_no_concatenated_copy():
-    """What autograd keeps: the two operands and views of the weight, nothing of the size of the concatenation."""
-    merge = SkipMerge(16)
-    main, skip = torch.randn(2, 50, 16, requires_grad=True), torch.randn(2, 50, 16, requires_grad=True)
-    saved = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
-        merge(main, skip, Constants(1.0, 0.5))
-    operands = {main.data_ptr(), skip.data_ptr()}
-    assert all(t.numel() <= merge.weight.numel() or t.data_ptr() in operands for t in saved)
-
-
 @pytest.mark.parametrize(
     ("method", "changes"), [("cs", {}), ("ls", {"checkpointing": True}), ("merge_norm", {}), ("cs", BOTH)]
 )
@@ -126,21 +115,6 @@ def test_other_image_sizes_on_request():
     assert torch.equal(model(*inputs()), tiny(scaling="ls:gate=channel")(*inputs())), "unchanged at its own size"
     with pytest.raises(sl.InvalidInputError, match="cannot be cut into patches"):
         model(torch.randn(2, 3, 9, 8), t, y)
-
-
-def test_interpolated_positions_keep_a_linear_ramp():
-    model = tiny(interpolate_positions=True, image_size=32)
-    position = model.position_embedding
-    with torch.no_grad():
-        ramp = torch.arange(16.0).repeat(16, 1).flatten()
-        position.weight[0, position.extra_tokens :] = ramp[:, None]
-        middle = position((16, 32))[0, position.extra_tokens :, 0].view(16, 32)[:, 8:-8]
-    torch.testing.assert_close(middle, ((torch.arange(32.0) + 0.5) / 2 - 0.5)[8:-8].expand(16, -1), atol=0.06, rtol=0)
-
-
-def test_rectangular_images():
-    model = tiny(image_size=(8, 16), classes=None)
-    assert model(torch.randn(2, 3, 8, 16), torch.zeros(2)).shape == (2, 3, 8, 16)
 
 
 @pytest.mark.parametrize(
@@ -244,17 +218,6 @@ def randomise(model: torch.nn.Module) -> None:
     generator = torch.Generator().manual_seed(2)
     for parameter in model.parameters():
         parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
-
-
-def test_norms_draw_nothing_and_are_off_by_default():
-    plain, normed = tiny(), tiny(**BOTH)
-    weights = normed.state_dict()
-    for name, value in plain.state_dict().items():
-        if isinstance(value, torch.Tensor):
-            assert torch.equal(value, weights[name]), name
-    added = {name.rsplit(".", 2)[1] for name in set(weights) - set(plain.state_dict())}
-    assert added == {"query_norm", "key_norm", "main_norm", "skip_norm"}
-    assert torch.equal(tiny(qk_norm=False, merge_norm=False)(*inputs()), plain(*inputs()))
 
 
 def test_attention_is_the_plain_formula_on_normed_queries_and_keys():

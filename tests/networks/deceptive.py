@@ -364,17 +364,23 @@ class Levels(Net):
     def join(self, i: int, h: Tensor, skip: Tensor) -> Tensor:
         return torch.cat([h, self.k(i, skip)], 1)
 
-    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
+    def encode(self, x: Tensor, *more: Tensor) -> tuple[Tensor, list[Tensor]]:
         h, skips = F.silu(self.stem(x)), []
         for n, down in enumerate(self.down):
             h = self.level(n, h, *more)
             skips.append(h)
             h = F.silu(down(h))
-        h = self.middle(h, *more)
+        return h, skips
+
+    def decode(self, h: Tensor, skips: list[Tensor], *more: Tensor) -> Tensor:
         for n, (up, dec) in enumerate(zip(self.up, self.dec, strict=True)):
             i = len(skips)
             h = self.level(3 + n, F.silu(dec(self.join(i, up(h), skips.pop()))), *more)
         return self.head(h)
+
+    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
+        h, skips = self.encode(x, *more)
+        return self.decode(self.middle(h, *more), skips, *more)
 
 
 @network
@@ -593,6 +599,24 @@ class GateOfTheChannels(Levels):
         return torch.cat([h * gate.sigmoid(), self.k(i, skip)], 1)
 
 
+@network
+class ConcatenatedAndModulated(Levels):
+    """Later in the level, the skip multiplies the features as well."""
+
+    must = False
+
+    def level(self, i: int, h: Tensor, *more: Tensor) -> Tensor:
+        return h if i < 3 else h * (1 + self.mid(self.k(6 - i, self.features[0])))
+
+    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
+        self.__dict__["features"] = []
+        return super().forward(x)
+
+    def join(self, i: int, h: Tensor, skip: Tensor) -> Tensor:
+        self.features.insert(0, skip)
+        return super().join(i, h, skip)
+
+
 # Additions that broadcast: refused, because the numbers of the others depend on them.
 
 
@@ -664,11 +688,121 @@ class ImageAtEveryLevel(Levels):
             skips.append(h)
             x = F.avg_pool1d(x, 2)
             h = F.silu(self.enter(torch.cat([down(h), self.image(x)], 1)))
-        h = self.middle(h)
-        for up, dec in zip(self.up, self.dec, strict=True):
+        return self.decode(self.middle(h), skips)
+
+
+# Every level on a line of its own, and a middle at the resolution of the innermost skip.
+
+
+class Twice(nn.Module):
+    def __init__(self, inside: int, residual: bool) -> None:
+        super().__init__()
+        self.a, self.b, self.residual = nn.Conv1d(inside, D, 3, 1, 1), nn.Conv1d(D, D, 3, 1, 1), residual
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.silu(self.b(F.silu(self.a(x))))
+        return h + x[:, :D] if self.residual else h
+
+
+class Written(Net):
+    N = 2
+    width, residual = 2 * D, False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head, self.up = nn.Conv1d(5, D, 3, 1, 1), nn.Conv1d(D, 5, 1), nn.ConvTranspose1d(D, D, 2, 2)
+        self.e1, self.e2, self.mid = (Twice(D, self.residual) for _ in range(3))
+        self.d2, self.d1 = (Twice(self.width, self.residual) for _ in range(2))
+
+    inputs = staticmethod(Levels.inputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        s1 = self.e1(self.stem(x))
+        s2 = self.e2(F.max_pool1d(s1, 2))
+        x = self.mid(s2)
+        x = self.d2(torch.cat([x, self.k(2, s2)], 1))
+        x = self.d1(torch.cat([self.up(x), self.k(1, s1)], 1))
+        return self.head(x)
+
+
+network(Written)
+
+
+@network
+class WrittenWithResiduals(Written):
+    residual = True
+
+
+@network
+class WrittenAdditions(Written):
+    width = D
+
+    def forward(self, x: Tensor) -> Tensor:
+        s1 = self.e1(self.stem(x))
+        s2 = self.e2(F.max_pool1d(s1, 2))
+        x = self.mid(s2)
+        x = self.d2(self.k(2, s2) + x)
+        x = self.d1(self.up(x) + self.k(1, s1))
+        return self.head(x)
+
+
+@network
+class WrittenBelow(WrittenAdditions):
+    """A residual block between a pooling and an interpolation: a path without layers at the lower resolution."""
+
+    residual = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        s1 = self.e1(self.stem(x))
+        s2 = self.e2(F.max_pool1d(s1, 2))
+        x = self.mid(F.max_pool1d(s2, 2))
+        x = self.d2(self.k(2, s2) + F.interpolate(x, scale_factor=2))
+        x = self.d1(self.k(1, s1) + F.interpolate(x, scale_factor=2))
+        return self.head(x)
+
+
+@network
+class DenseInTheMiddle(Written):
+    """Two lines that look like a level of the U, but for what reads them: a dense block."""
+
+    N = 1
+    must = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fuse = nn.Conv1d(2 * D, D, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        s1 = self.e1(self.stem(x))
+        h = self.e2(F.max_pool1d(s1, 2))
+        more = self.mid(h)
+        x = self.fuse(torch.cat([h, more], 1))
+        x = self.d1(torch.cat([self.up(x), self.k(1, s1)], 1))
+        return self.head(x)
+
+
+@network
+class Demucs(Net):
+    """Additions of strided features, with no layer in the middle: the innermost is merged with itself."""
+
+    N = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enc = nn.ModuleList(nn.Conv1d(c, D, 4, 2, 1) for c in (5, D))
+        self.dec = nn.ModuleList(nn.ConvTranspose1d(D, c, 4, 2, 1) for c in (D, 5))
+
+    inputs = staticmethod(Levels.inputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        skips = []
+        for layer in self.enc:
+            x = F.silu(layer(x))
+            skips.append(x)
+        for layer in self.dec:
             i = len(skips)
-            h = F.silu(dec(self.join(i, up(h), skips.pop())))
-        return self.head(h)
+            x = F.silu(layer(x + self.k(i, skips.pop())))
+        return x
 
 
 # The same U several times in one forward.

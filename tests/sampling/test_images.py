@@ -229,6 +229,6 @@ def test_the_command_samples_in_bf16_and_never_mixes(arguments: list[str], capsy
     note = json.loads((Path(arguments[arguments.index("--out") + 1]) / "samples.json").read_text())
     assert note["precision"] == "bf16"
     assert main(arguments) != 0
-    assert "precision: 'bf16' -> None" in capsys.readouterr().err
+    assert "precision: 'bf16' -> 'no'" in capsys.readouterr().err
     with pytest.raises(InvalidConfigError, match="precision must be one of no, bf16, fp16, got 'int4'"):
         SampleSettings(precision="int4")

@@ -13,7 +13,7 @@ from torch import nn
 
 import scalelong as sl
 from research.alarms import WITHIN, alarms, onset
-from scalelong.errors import CheckpointError, CollapseError, InvalidConfigError
+from scalelong.errors import CollapseError, InvalidConfigError
 from scalelong.stability import Collapse, CollapseDetector, Spike, lightning_guard, trainer_guard
 from scalelong.stability.collapse import MARGIN, first_to_leave, last_good
 
@@ -64,13 +64,9 @@ FALLING = [max(0.1, 1 - 0.05 * step) for step in range(60)]
 @pytest.mark.parametrize(
     ("losses", "kinds"),
     [
-        (FALLING, []),
-        ([*FALLING, *[1.0] * 20], [Collapse]),
-        ([*FALLING, *[0.45] * 100], []),  # less than half of what was learned is lost
         ([*FALLING, 50.0, *[0.1] * 20], []),  # one wild step
         ([*FALLING, *[3.0] * 3, *[0.1] * 20], [Spike]),
         ([*FALLING, *[1.0] * 20, *[0.1] * 40, *[1.0] * 20], [Collapse, Collapse]),
-        ([1.0] * 200, []),
         ([*[1.0] * 50, *[5.0] * 50], []),  # it has never learned anything
         ([*FALLING, math.nan], [Collapse]),
     ],
@@ -303,14 +299,6 @@ def test_bad_options_are_named(options, message):
         sl.CollapseGuard(model, object())
 
 
-def test_a_snapshot_that_is_gone_is_named(tmp_path):
-    model = Line()
-    guard = sl.CollapseGuard(model, torch.optim.SGD(model.parameters()), folder=tmp_path)
-    (tmp_path / "good-0.pt").unlink()
-    with pytest.raises(CheckpointError, match="good-0"):
-        guard._restore()
-
-
 # In other people's loops
 
 
@@ -355,28 +343,6 @@ def test_lightning():
     assert callback.guard.rollbacks[0]["to_step"] == 60
     with pytest.raises(InvalidConfigError, match="this module has 2"):
         callback.on_train_start(SimpleNamespace(optimizers=[optimizer, optimizer]), model)
-
-
-def test_the_trainer_of_transformers(tmp_path):
-    transformers = pytest.importorskip("transformers")
-    rows = [{"x": a, "labels": b} for x, y in broken_data(90, range(60, 65)) for a, b in zip(x, y, strict=True)]
-    callback = trainer_guard(zero_loss=1.0, every=10)
-    arguments = transformers.TrainingArguments(
-        output_dir=str(tmp_path),
-        per_device_train_batch_size=8,
-        num_train_epochs=1,
-        learning_rate=0.1,
-        lr_scheduler_type="constant",
-        report_to=[],
-        save_strategy="no",
-        use_cpu=True,
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
-        train_sampling_strategy="sequential",
-    )
-    transformers.Trainer(model=Line(), args=arguments, train_dataset=rows, callbacks=[callback]).train()
-    assert callback.watcher.steps == 90
-    assert callback.watcher.rollbacks[0]["to_step"] == 60
 
 
 def test_a_model_that_returns_no_loss_is_named():

@@ -14,7 +14,6 @@ import yaml
 from scalelong.cli import main
 from scalelong.config import RECIPES, ImagesConfig, LoggingConfig, TrainConfig, recipe, to_dict
 from scalelong.experiments import diagnose_config
-from scalelong.training import train
 
 SIZE = 16
 UVIT = {"patch_size": 4, "dim": 16, "depth": 4, "heads": 2}
@@ -92,13 +91,6 @@ def test_every_recipe_is_diagnosed(name, images, autoencoder, tmp_path, capsys) 
     # U-ViT's last layer starts with weights, so its sensitivities say something.
     assert config.model.startswith("unet") or "w_i/w_1" in shown
     assert (tmp_path / "out" / "diagnosis.json").exists()
-
-
-def test_a_text_run_on_latents_is_diagnosed_too(images, autoencoder, tmp_path, capsys) -> None:
-    train(small(recipe("mscoco256-uvit-s2"), images, autoencoder), tmp_path / "run")
-    capsys.readouterr()
-    assert main(["diagnose", str(tmp_path / "run")]) == 0
-    assert "UViT" in capsys.readouterr().out
 
 
 def test_the_condition_reaches_the_network(images, autoencoder, monkeypatch) -> None:

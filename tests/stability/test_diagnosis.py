@@ -44,7 +44,7 @@ def test_one_page_about_a_uvit():
     assert all(skip.not_cancelled == 1 and skip.rms > 0 for skip in found.skips)
     assert all(skip.similarity is not None and -1 <= skip.similarity < 0.9 for skip in found.skips)
     text = str(found)
-    for part in ("4 long skips", "encoder.3", "w_i/w_1", "Jacobian norm", "fp16 headroom", "recommended:"):
+    for part in ("4 long skips", "encoder.3", "w_i/w_1", "fp16 headroom", "recommended:"):
         assert part in text
 
 
@@ -76,7 +76,6 @@ def test_an_output_that_starts_at_zero_and_little_room_for_half_precision_are_sa
     found = diagnose(model, batch())
     assert all(skip.sensitivity is None for skip in found.skips)
     assert any("starts at zero" in reason for reason in found.reasons)
-    assert found.jacobian_norm == 0
     assert found.fp16_headroom < 8
     assert any("bf16" in reason for reason in found.reasons)
 

@@ -265,20 +265,6 @@ def test_composes_with_the_compiler():
     torch.compiler.reset()
 
 
-def test_composes_with_distributed_data_parallel(tmp_path):
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        model = tiny()
-        wrapped = nn.parallel.DistributedDataParallel(model)
-        with StabilityMonitor(wrapped, every=2, probe_batch=batch()) as monitor:
-            train(wrapped, 2, monitor)
-    finally:
-        dist.destroy_process_group()
-    assert monitor.history[0]["gradient_norm/middle"] > 0
-
-
 def test_accelerate_counts_optimiser_steps():
     accelerate = pytest.importorskip("accelerate")
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
@@ -324,29 +310,6 @@ def test_clear_errors():
         StabilityMonitor(tiny(), every=0)
     with pytest.raises(ExampleInputsError, match="probe_batch="):
         StabilityMonitor(nn.Sequential(nn.Linear(2, 2)))
-
-
-@pytest.mark.parametrize("probed", [True, False])
-def test_readings_are_drawn(probed):
-    pytest.importorskip("matplotlib")
-    model = tiny("ls")
-    with StabilityMonitor(model, every=1, probe_batch=batch() if probed else None, on_alarm=silent) as monitor:
-        train(model, 3, monitor)
-        monitor.history[1]["loss"] = math.inf
-        monitor.alarms.append(Alarm(2, "non-finite", "loss", math.inf, "gone"))
-        figure: Any = monitor.plot()
-    figure.canvas.draw()
-    for axes in figure.axes:
-        for axis in (axes.xaxis, axes.yaxis):
-            assert sum(bool(label.get_text()) for label in axis.get_ticklabels()) >= 2, axes.get_title()
-    curves = [[line for line in axes.lines if len(line.get_xdata()) == 3] for axes in figure.axes]
-    assert [len(lines) for lines in curves] == [1, 1, 1, 2, 2, 5]
-    prefix = "probe_" if probed else ""
-    assert curves[4][1].get_ydata()[2] == monitor.history[2][f"{prefix}skip_rms/2"]
-    losses = curves[0][0].get_ydata()
-    assert losses[0] == monitor.history[0]["loss"]
-    assert math.isnan(losses[1])
-    assert all(any(list(line.get_xdata()) == [2, 2] for line in axes.lines) for axes in figure.axes)
 
 
 def test_a_monitor_that_is_dropped_without_close_keeps_nothing_alive():

@@ -10,16 +10,18 @@ import pytest
 import torch
 from diffusers.models.unets.unet_2d import UNet2DModel
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from scalelong.attaching import coefficients
 from scalelong.config import DiffusionConfig, HardwareConfig, TrainConfig
 from scalelong.data import load_data
+from scalelong.diffusion import as_picture
 from scalelong.errors import CannotReadError, InvalidConfigError, NoLongSkipsError
 from scalelong.models import Denoiser, UViT
 from scalelong.runs import DataShape, build_model, load_run
 from scalelong.runs.model import uses_channels_last
 from scalelong.training import train
-from scalelong.training.sizing import memory_needed
+from scalelong.training.dry_run import memory_needed
 
 # GroupNorm right behind the merges of small UNets divides most of a constant κ out, and a warning says so.
 pytestmark = pytest.mark.filterwarnings("ignore::scalelong.errors.CancelledScalingWarning")
@@ -195,12 +197,24 @@ def test_the_example_runs(tmp_path, monkeypatch, capsys):
     assert "UNet2DModel at step 4" in capsys.readouterr().out
 
 
-def test_a_module_and_a_data_set_object(tiny, tmp_path):
+def of_torch(images):
+    return TensorDataset(images.images.float() / 255, images.labels)
+
+
+def of_hugging_face(images):
+    datasets = pytest.importorskip("datasets")
+    columns = {"image": [as_picture(image) for image in images.images], "label": images.labels.tolist()}
+    return datasets.Dataset.from_dict(columns).cast_column("image", datasets.Image())
+
+
+@pytest.mark.parametrize("kind", [lambda images: images, of_torch, of_hugging_face], ids=["ours", "torch", "datasets"])
+def test_a_module_and_a_data_set_object(tiny, kind, tmp_path):
     def network():
         torch.manual_seed(0)
         return UViT(image_size=8, channels=1, patch_size=4, dim=16, depth=2, heads=2)
 
-    data = load_data("digits", limit=40)
+    digits = load_data("digits", limit=40)
+    data = digits if kind.__name__ == "<lambda>" else kind(digits.fetch(range(40)))
     config = replace(tiny, scaling="cs", steps=2)
     train(config, tmp_path / "run", model=network(), data=data, quiet=True)
     result = train(replace(config, steps=4), tmp_path / "run", model=network(), data=data, quiet=True)

@@ -64,7 +64,7 @@ def test_it_stops_with_a_diagnosis_and_can_be_taken_back_afterwards(learner, fin
     message = str(caught.value)
     assert "What left first: block" in message or "What left first: skip" in message
     assert "The learning rate was 0.01" in message
-    assert "--on-collapse rollback" in message
+    assert "`on_collapse` rollback" in message
     assert "attach" not in message
     (entry,) = [line for line in read_json_lines(a / "alarms.jsonl") if line["kind"] == "collapse"]
     assert BROKEN_AT < entry["step"] <= BROKEN_AT + 30

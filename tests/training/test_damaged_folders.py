@@ -4,12 +4,9 @@ import shutil
 from dataclasses import replace
 
 import pytest
-import torch
 
 from scalelong.cli import main
 from scalelong.config import CheckpointConfig, LoggingConfig, TrainConfig, dump_config
-from scalelong.data import load_data
-from scalelong.runs import save_png
 from scalelong.training import train
 
 PICTURES = ["-n", "2", "--sampler", "ddim", "--steps", "2"]
@@ -98,13 +95,6 @@ def test_foreign_lines_in_metrics_and_scores(run, capsys):
     assert train(replace(TINY, steps=4), run).step == 4
     (run / "config.yaml").write_text((run / "config.yaml").read_text().replace("steps: 4", "steps: many"))
     assert main(["report", str(run)]) == 0, "a report is of what there is"
-
-
-def test_labels_of_very_many_digits_are_names(tmp_path, run):
-    for name in ("a.png", "b.png"):
-        save_png(tmp_path / "pictures" / name, torch.zeros(1, 8, 8, dtype=torch.uint8))
-    (tmp_path / "pictures" / "metadata.csv").write_text(f"file_name,label\na.png,{'9' * 5000}\nb.png,1\n")
-    assert len(load_data(tmp_path / "pictures").classes or ()) == 2
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"weights": 3}', '{"weights": "ema", "wishes": []}'])

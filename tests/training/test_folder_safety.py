@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,7 +12,7 @@ from scalelong.cli import main
 from scalelong.config import load_config
 from scalelong.data import load_data
 from scalelong.errors import InvalidConfigError, LinkRefusedError, RunFolderError
-from scalelong.runs import load_run, read_metrics, require_whole_curve, save_png
+from scalelong.runs import load_run, make_accelerator, read_metrics, require_whole_curve, save_png
 from scalelong.training import train
 
 FILES = ["config.yaml", "data.json", "run.json", "environment.json", "README.md", "metrics.jsonl", "alarms.jsonl"]
@@ -164,3 +165,11 @@ def test_variables_of_accelerate_change_no_run_silently_and_are_named(variable, 
     with pytest.raises(InvalidConfigError, match=variable[0]):
         train(replace(tiny, steps=1), tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("kind", ["FSDP", "DEEPSPEED", "MEGATRON_LM"])
+def test_flat_shards_are_refused(kind, monkeypatch, tiny):
+    configured = SimpleNamespace(distributed_type=SimpleNamespace(value=kind), is_fsdp2=False)
+    monkeypatch.setattr("accelerate.Accelerator", lambda **_: configured)
+    with pytest.raises(InvalidConfigError, match=f"configured for {kind}, .* or FSDP2"):
+        make_accelerator(tiny, ".")

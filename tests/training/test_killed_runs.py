@@ -18,6 +18,8 @@ from safetensors.torch import load_file
 
 from scalelong.cli import main
 from scalelong.runs import read_metrics, saved_steps
+from scalelong.training import train
+from tests.training.two_processes import CONFIG
 
 STEPS = 16
 FLAGS = {
@@ -139,11 +141,10 @@ def test_two_processes_killed_and_equal_to_one(undisturbed, tmp_path):
     finish(start(tmp_path / "killed", processes=2))
     finish(launch(["tests/training/two_processes.py", str(tmp_path), *flags_of(tmp_path / "calm")[1:]], processes=2))
     assert_same_files(tmp_path / "calm", tmp_path / "killed")
-    one, two = (
-        load_file(folder / "checkpoints" / "latest" / "model.safetensors")
-        for folder in (undisturbed, tmp_path / "calm")
-    )
-    torch.testing.assert_close(two, one, rtol=1e-4, atol=1e-5)
+    train(CONFIG, tmp_path / "unsharded", quiet=True)
+    for alone, together in ((undisturbed, tmp_path / "calm"), (tmp_path / "unsharded", tmp_path / "straight")):
+        one, two = (load_file(each / "checkpoints" / "latest" / "model.safetensors") for each in (alone, together))
+        torch.testing.assert_close(two, one, rtol=1e-4, atol=1e-5)
     for name in ("model.safetensors", "ema.safetensors"):
         files = [tmp_path / run / "checkpoints" / "latest" / name for run in ("straight", "twice")]
         assert files[0].read_bytes() == files[1].read_bytes()

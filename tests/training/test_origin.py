@@ -68,7 +68,7 @@ def test_step_zero_computes_what_the_run_computed(source, scaling):
 
 
 def test_gates_that_look_at_the_data_are_refused(source):
-    with pytest.raises(InvalidConfigError, match=r"--scaling ls:start=paper would change"):
+    with pytest.raises(InvalidConfigError, match="`scaling` ls:start=paper would change"):
         begun(source, scaling="ls:start=paper")
 
 
@@ -79,7 +79,7 @@ def test_what_the_weights_decide_is_not_overruled(source):
         "condition": replace(config, diffusion=DiffusionConfig(condition="none")),
         "channels": replace(config, images=ImagesConfig(channels=3)),
     }.items():
-        with pytest.raises(InvalidConfigError, match=f"--{name} .* does not go with the weights"):
+        with pytest.raises(InvalidConfigError, match=f"`{name}` .* does not go with the weights"):
             adopt_weights(changed, given={name})
     with pytest.raises(InvalidConfigError, match="dim=32 does not go"):
         adopt_weights(replace(config, model_options={"dim": 32}), given={"model_options"})

@@ -82,21 +82,6 @@ def test_a_line_shows_the_held_out_loss_of_its_own_step(full_tiny, tmp_path, cap
     assert shown == [(str(step), measured[at]) for step, at in ((6, 5), (8, 5), (10, 10), (12, 12))]
 
 
-def test_training_says_its_lines_in_a_pipe(capsys):
-    now = [100.0]
-    progress = TrainingProgress(10, enabled=True, clock=lambda: now[0])
-    progress.begin_at(3)
-    now[0] += 4.0  # 2 seconds a step, whatever was done in them
-    progress.record({"step": 5, "loss": 1, "gradient_norm": 2, "images_per_second": 3.14, "seconds_per_step": 1})
-    progress.errors = {"trained_on_loss": 0.4, "held_out_loss": 0.5}
-    progress.record({"step": 5, "loss": 1, "gradient_norm": 2, "images_per_second": 31.4, "seconds_per_step": 1})
-    progress.close()
-    assert capsys.readouterr().err.splitlines() == [
-        "step 5/10  loss (ε) 1.0000  gradient 2  3.1 images/s  0:00:10 left",
-        "step 5/10  loss (ε) 1.0000  in ε: training 0.4000, held-out 0.5000  gradient 2  31 images/s  0:00:10 left",
-    ]
-
-
 def test_slow_steps_show_between_two_records(capsys):
     now = [0.0]
     progress = TrainingProgress(10, enabled=True, clock=lambda: now[0])

@@ -13,6 +13,7 @@ from scalelong.data import load_data
 from scalelong.errors import InvalidConfigError
 from scalelong.runs import DataShape, build_model, make_accelerator, read_metrics, save_png, shape_of
 from scalelong.training import fit_held_out, held_out, sizing, step_seconds
+from scalelong.training.dry_run import memory_needed
 from scalelong.training.sizing import MOST_EPOCHS, Pictures, choose, lengthened, possible_runs
 
 PHOTOGRAPHS = Pictures(count=400, channels=3, height=64, width=96)
@@ -274,7 +275,7 @@ def test_what_a_run_needs_on_accelerators_is_counted(capsys):
     # What an image keeps on the meta device is what it keeps on the CPU.
     config = recipe("cifar10-uvit-s2")
     shape = DataShape(3, 32, 32)
-    _, kept = sizing.memory_needed(config, build_model(config, shape), shape)
+    _, kept = memory_needed(config, build_model(config, shape), shape)
     shown = float(re.search(r"keeps ([\d.]+) MB", rows["network"])[1])  # type: ignore[index]
     assert shown * 1e6 == pytest.approx(kept, rel=0.1)
     assert main(["train", "digits", "--dry-run", "--for", "2"]) == 1

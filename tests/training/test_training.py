@@ -11,9 +11,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from scalelong.config import GuardConfig, HardwareConfig
-from scalelong.data import load_data
 from scalelong.errors import InvalidConfigError, NonFiniteError, RunFolderError
-from scalelong.runs import checkpoint as checkpoint_module, load_run, read_metrics, saved_steps
+from scalelong.runs import load_run, read_metrics, saved_steps
 from scalelong.training import train
 
 
@@ -183,24 +182,6 @@ def test_changed_data_are_refused(tiny, tmp_path):
         train(config, tmp_path / "a")
 
 
-def test_a_full_disk_in_the_middle_leaves_a_run_that_continues(tiny, final_state, monkeypatch, tmp_path):
-    train(tiny, tmp_path / "a")
-    plain, writes = checkpoint_module._write_files, []
-
-    def fills_up(folder, snapshot):
-        writes.append(snapshot.step)
-        if snapshot.step == 8:
-            raise OSError(28, "No space left on device")
-        plain(folder, snapshot)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoint_module, "_write_files", fills_up)
-        with pytest.raises(checkpoint_module.CheckpointError, match=r"No space left.*step-00000004 is intact"):
-            train(tiny, tmp_path / "b")
-    train(tiny, tmp_path / "b")
-    same(final_state(tmp_path / "a"), final_state(tmp_path / "b"))
-
-
 def test_a_non_finite_step_stops_with_a_diagnosis(tiny, tmp_path):
     config = replace(tiny, model=f"{__name__}:Explosive", model_options={})
     with pytest.raises(NonFiniteError) as caught:
@@ -294,13 +275,3 @@ def test_it_learns(tiny, tmp_path):
 def test_mistakes_are_named(tiny, tmp_path, changes, message):
     with pytest.raises(InvalidConfigError, match=message):
         train(replace(tiny, **changes), tmp_path / "a")
-
-
-def test_labels_are_needed_for_a_condition(full_tiny, tmp_path):
-    images = tmp_path / "images"
-    images.mkdir()
-    for i in range(8):
-        Image.new("RGB", (8, 8), (i, 0, 0)).save(images / f"{i}.png")
-    assert load_data(str(images)).classes is None
-    with pytest.raises(InvalidConfigError, match="needs labels"):
-        train(replace(full_tiny, data=str(images)), tmp_path / "a")

@@ -1,11 +1,17 @@
 """Muon: torch's updates, the right parameters, exact states, and rates over widths."""
 
 import copy
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 import scalelong as sl
 from scalelong.muon import groups_for_muon, orthogonalised
@@ -135,3 +141,46 @@ def test_blocks_move_alike_at_all_widths():
     groups = sl.muon_groups(make(64), lr=0.1, weight_decay=0.01, base=16)
     rates = {(group["muon"], group["lr"], group["weight_decay"]) for group in groups}
     assert rates == {(False, 0.1, 0.01), (False, 0.025, 0.04), (True, 0.05, 0.02)}
+
+
+# Several processes
+
+
+def small_uvit() -> sl.UViT:
+    torch.manual_seed(0)
+    return sl.UViT(image_size=4, patch_size=2, channels=1, dim=16, depth=2, heads=2, scaling="ls")
+
+
+def images(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(4, 1, 4, 4, generator=torch.Generator().manual_seed(rank)), torch.linspace(0, 999, 4)
+
+
+def two_steps(model: nn.Module, optimizer: torch.optim.Optimizer, ranks: list[int]) -> None:
+    for _ in range(2):
+        optimizer.zero_grad()
+        for rank in ranks:
+            (model(*images(rank)).square().mean() / len(ranks)).backward()
+        optimizer.step()
+
+
+def _process(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    model = DistributedDataParallel(small_uvit())
+    two_steps(model, sl.Muon(sl.muon_groups(model, lr=0.01)), [rank])
+    sharded = fully_shard(small_uvit())
+    with pytest.raises(sl.UnsupportedModelError, match=r"sharded \(FSDP\)"):
+        sl.Muon(sl.muon_groups(sharded, lr=0.01))  # pyright: ignore[reportArgumentType]
+    torch.save(model.module.state_dict(), f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_two_processes_take_the_steps_of_one_and_sharded_matrices_are_refused(tmp_path: Path):
+    mp.spawn(_process, (str(tmp_path),), nprocs=2)  # pyright: ignore[reportPrivateImportUsage]
+    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
+    alone = small_uvit()
+    two_steps(alone, sl.Muon(sl.muon_groups(alone, lr=0.01), products="float32"), [0, 1])
+    for name, parameter in alone.named_parameters():
+        torch.testing.assert_close(first[name], parameter.detach(), rtol=1e-3, atol=1e-4, msg=name)

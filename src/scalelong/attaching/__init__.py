@@ -5,7 +5,7 @@ rewriting                 scaling inside a function: the code exchanged for one 
 host                      one protocol for models that scale their skips themselves and for all others
 merging                   `merge(x, skip, i)`: merges that the author of a model names himself
 record, saving            the scaling in state dicts and in files
-verify                    forwards compared: is it right?
+reruns, verify            forwards compared: is it right?
 fold                      constants in the weights, after training or before
 api                       scale, unscale, coefficients
 tune                      coefficients after training

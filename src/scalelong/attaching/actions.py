@@ -78,6 +78,17 @@ def running_backward() -> int:
     return torch._C._current_graph_task_id()
 
 
+class _Thread(threading.local):
+    """What a thread knows of its own forwards."""
+
+    def __init__(self) -> None:
+        self.mode = REAL
+        self.gates: SkipScaling | None = None
+        """The gates of the replica that it runs, if it runs one."""
+        self.forwards: list[tuple[int, list[int]]] = []
+        """For each forward that runs: the backward in which it does, and how often each edit has acted."""
+
+
 class ForwardCounter:
     """The mode of a scaled model, and how often each edit has acted in the forward that is running.
 
@@ -90,13 +101,13 @@ class ForwardCounter:
         """One for each edit; the position is its slot."""
         self.repeats = repeats
         """How often each edit acts in one forward; 0 if the model names its merges, each as often as it likes."""
-        self._thread = threading.local()
+        self._thread = _Thread()
         self._traced: list[int] = []
         self._compiled = False
 
     @property
     def mode(self) -> Mode:
-        return REAL if torch.compiler.is_compiling() else getattr(self._thread, "mode", REAL)
+        return REAL if torch.compiler.is_compiling() else self._thread.mode
 
     @contextmanager
     def set_to(self, mode: Mode) -> Iterator[None]:
@@ -109,7 +120,7 @@ class ForwardCounter:
     @property
     def gates(self) -> SkipScaling | None:
         """The gates of the replica that this thread runs, if it runs one."""
-        return None if torch.compiler.is_compiling() else getattr(self._thread, "gates", None)
+        return None if torch.compiler.is_compiling() else self._thread.gates
 
     def add(self, label: str) -> int:
         """One more slot."""
@@ -121,10 +132,9 @@ class ForwardCounter:
             self._traced = [0] * len(self.labels)
             return
         self._thread.gates = gates
-        running = self._running()
-        if len(running) > 32:  # forwards that ended with an exception
-            running.clear()
-        running.append((running_backward(), [0] * len(self.labels)))
+        if len(self._thread.forwards) > 32:  # those that ended with an exception
+            self._thread.forwards.clear()
+        self._thread.forwards.append((running_backward(), [0] * len(self.labels)))
 
     def count(self, slots: Sequence[int]) -> None:
         if torch.compiler.is_compiling():
@@ -134,10 +144,10 @@ class ForwardCounter:
                 return
             counts = self._traced
         else:
-            running = self._running()
-            if not running or running[-1][0] != running_backward():
+            forwards = self._thread.forwards
+            if not forwards or forwards[-1][0] != running_backward():
                 return
-            counts = running[-1][1]
+            counts = forwards[-1][1]
         for slot in slots:
             counts[slot] += 1
             if counts[slot] > self.repeats == 1:
@@ -147,8 +157,8 @@ class ForwardCounter:
         if torch.compiler.is_compiling():
             counts, self._traced = self._traced, []
         else:
-            running = self._running()
-            counts = running.pop()[1] if running else []
+            forwards = self._thread.forwards
+            counts = forwards.pop()[1] if forwards else []
         if self.mode.is_off:
             return
         # A network that runs several times may do so as often as it likes, but then with all of its skips.
@@ -160,11 +170,6 @@ class ForwardCounter:
                     f"{label} was reached {count} times in this forward instead of {max(wanted, 1)}: the model took "
                     f"another path, or a layer, its forward or its hooks were replaced. {AGAIN}"
                 )
-
-    def _running(self) -> list[tuple[int, list[int]]]:
-        if not hasattr(self._thread, "counts"):
-            self._thread.counts = []
-        return self._thread.counts
 
     def __reduce__(self) -> Any:
         return ForwardCounter, (self.labels, self.repeats)

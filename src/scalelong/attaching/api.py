@@ -27,7 +27,8 @@ from .attach import acts_after_norm, follow_structure, has_scaling
 from .fold import undo_compensation_
 from .host import Host, host_of, require_scaled, scaled_host_of
 from .record import class_name, spelled
-from .verify import call_to_keep, verify_attached, with_batch_axes
+from .reruns import call_to_keep
+from .verify import verify_attached, with_batch_axes
 
 
 def scale_skips_(
@@ -52,16 +53,16 @@ def scale_skips_(
     config = as_scaling(config)
     host = host_of(model)
     _require_unscaled(host)
+    call = None
     if host.is_native:
         plan = host.plan() if plan is None else plan
         assert plan is not None
-        host.attach(Attached(plan, config.build(plan.sites)))
-        return model
-    known = plan is None or example_inputs is not None
-    plan = find_skips(model, example_inputs, include=include, exclude=exclude) if plan is None else plan
-    call = example_call(host.model, example_inputs) if known else None
-    if config.looks_at_data and call is not None:
-        plan = with_batch_axes(host, plan, call)
+    else:
+        if plan is None or example_inputs is not None:
+            call = example_call(host.model, example_inputs)
+        plan = find_skips(model, example_inputs, include=include, exclude=exclude) if plan is None else plan
+        if config.looks_at_data and call is not None:
+            plan = with_batch_axes(host, plan, call)
     scaling = config.build(plan.sites)
     if host.model is not model and next(scaling.parameters(), None) is not None and hasattr(model, "module"):
         raise UnsupportedModelError(
@@ -70,12 +71,12 @@ def scale_skips_(
         )
     state = Attached(plan, scaling, inputs=None if call is None else call_to_keep(call))
     host.attach(state)
-    try:
-        if verify and call is not None:
+    if verify and call is not None:
+        try:
             verify_attached(host.model, state, call)
-    except ScaleLongError:
-        host.detach()
-        raise
+        except ScaleLongError:
+            host.detach()
+            raise
     _warn_if_not_optimised(host.model, scaling)
     _warn_if_cancelled(plan, scaling)
     return model

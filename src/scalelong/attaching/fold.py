@@ -26,7 +26,7 @@ from ..scaling import UNSCALED, Constants, Scaling, SkipScaling, as_scaling
 from .attach import acts_after_norm, has_scaling, weights_reading
 from .host import Host, host_of, scaled_host_of
 from .record import COMPENSATED, spelled
-from .verify import Call, obstacle_to_reruns, recalled, recomputed
+from .reruns import Call, obstacle_to_reruns, recalled, recomputed
 
 logger = logging.getLogger(__name__)
 

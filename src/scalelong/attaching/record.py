@@ -38,9 +38,10 @@ COMPENSATED = "_compensated"
 """The attribute of a scaling that holds the skips whose weights were divided (`fold_(inverse=True)`)."""
 
 
-def describe(host: nn.Module) -> dict[str, Any]:
+def describe(host: Any) -> dict[str, Any]:
     """What is written down about the scaling of a model."""
-    state, scaling = host.__dict__.get(STATE), _scaling(host)
+    state = host.__dict__.get(STATE)
+    scaling: SkipScaling = host.skip_scaling if state is None else state.scaling
     plan: Any = native_plan(host) if state is None else state.plan
     return {
         "class": class_name(host),
@@ -50,11 +51,6 @@ def describe(host: nn.Module) -> dict[str, Any]:
         "folded": [] if state is None else sorted(state.folded),
         "compensated": sorted(vars(scaling).get(COMPENSATED, ())),
     }
-
-
-def _scaling(host: Any) -> SkipScaling:
-    state = host.__dict__.get(STATE)
-    return host.skip_scaling if state is None else state.scaling
 
 
 def class_name(host: nn.Module) -> str:
@@ -159,9 +155,10 @@ class SaveHook:
 class LoadHook:
     """Takes the tensor out of a state dict before the weights are read, and compares."""
 
-    def __call__(self, host: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    def __call__(self, host: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
         found = {name: state_dict.pop(name) for name in list(state_dict) if name.startswith(prefix) and KEY in name}
-        ours, scaling = json.loads(_text(describe(host))), _scaling(host)
+        state: Any = host.__dict__.get(STATE)
+        ours, scaling = json.loads(_text(describe(host))), host.skip_scaling if state is None else state.scaling
         for name, tensor in found.items():
             saved = decode_record(tensor, name)
             require_same_record(saved, ours, type(host).__name__)

@@ -4,17 +4,13 @@
     print(found)                                        # what was tried, and the test on other seeds
     scale_skips_(model, found.scaling, inputs)          # a scaling like any other: fold it, save it, export it
 
-The search goes through the parameters, moves each up and down by a step, and halves the step when nothing helps. All
-trials use the same seeds, so that they differ by the parameters alone. The result is then compared with the model as it
+κ_i goes in a straight line from 1 at the outermost skip to κ_inner at the innermost, and each κ_inner of a grid is
+tried. All trials use the same seeds, so that they differ by κ alone. The best one is then compared with the model as it
 is on seeds that the search has never seen, in blocks: the best of many trials looks better than it is.
-
-    linear   κ_i goes in a straight line from 1 at the outermost skip to κ_inner at the innermost: one parameter
-    free     κ_1 ... κ_N, one by one
 """
 
 import json
 import math
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -37,10 +33,10 @@ Score = Callable[[Tensor], float]
 """Lower is better. A score that is not finite counts as `WORST`."""
 Progress = Callable[[int, int, str], None]
 WORST = 1e300
-KINDS = ("linear", "free")
+KAPPAS = (0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.3, 1.4, 1.6)
+"""The values of κ_inner that are tried, besides 1."""
 BLOCKS = 8
 """The number of blocks of test seeds."""
-FIRST_STEP, LAST_STEP, LARGEST = 0.2, 0.02, 3.0
 # Half of the 95 % interval of a mean of n differences is this many standard errors (Student's t, n - 1 degrees).
 _T = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 16: 2.13, 32: 2.04}
 
@@ -49,15 +45,11 @@ _T = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 16: 2.13, 
 class TunedSkips:
     """What `tune_skips` found. `scaling` is the result; print it; `save` it, and `load` it."""
 
-    kind: str
-    model: str
     base: dict[str, Any]
     """The scaling that the search began with."""
     tuned: dict[str, Any]
-    names: tuple[str, ...]
-    """The names of the parameters."""
     trials: tuple[tuple[tuple[float, ...], float], ...]
-    """(parameters, score) of each trial in order; the first is the model as it was."""
+    """((κ_inner,), score) of each trial in order; the first is the model as it was."""
     test: tuple[tuple[float, float], ...]
     """Scores of the model as it was and of the tuned one, for each block of other seeds. Empty if nothing was found."""
     images: int
@@ -95,12 +87,7 @@ class TunedSkips:
         return f"custom:{','.join(repr(kappa) for kappa in self.tuned['kappas'])}"
 
     def __str__(self) -> str:
-        rows, lowest = [], math.inf
-        for number, (values, score) in enumerate(self.trials, start=1):
-            if score < lowest:
-                lowest = score
-                cells = {name: f"{value:.3g}" for name, value in zip(self.names, values, strict=True)}
-                rows.append({"trial": str(number), **cells, "score": score})
+        rows = [{"κ_inner": ", ".join(f"{v:.3g}" for v in values), "score": score} for values, score in self.trials]
         lines = [text_table(rows, rule=False), f"{len(self.trials)} trials of {self.images} images"]
         if not self.test:
             return "\n".join([*lines, "nothing was better than the model as it is"])
@@ -121,8 +108,7 @@ class TunedSkips:
             values = parse_json(read_text(path))
             known = {name: values[name] for name in cls.__dataclass_fields__ if name in values}
             known |= {name: as_scaling(values[name]).to_dict() for name in ("base", "tuned")}
-            known["names"] = tuple(values["names"])
-            known["trials"] = tuple((tuple(values), score) for values, score in values["trials"])
+            known["trials"] = tuple((tuple(tried), score) for tried, score in values["trials"])
             known["test"] = tuple((before, after) for before, after in values["test"])
             return fitting(cls, known)
         except (KeyError, TypeError, ValueError, ScaleLongError) as error:
@@ -137,29 +123,22 @@ def tune_skips(
     score: Score,
     example_inputs: ExampleInputs = None,
     *,
-    kind: str = "linear",
+    kappas: Sequence[float] = KAPPAS,
     seeds: Sequence[int] = range(512),
     test_seeds: Sequence[Sequence[int]] | None = None,
     test_score: Score | None = None,
-    trials: int = 16,
-    seconds: float | None = None,
     progress: Progress | None = None,
 ) -> TunedSkips:
-    """Search the scaling of the long skips with the lowest score. The model is left as it was.
+    """Find the κ_inner with the lowest score. The model is left as it was.
 
-    kind: "linear" or "free", as the text of this module says.
     seeds: of the search. `test_seeds`: blocks of others; by default eight, each half as large as `seeds`.
     test_score: for the test, if it is not `score`: with statistics of other real images, say.
-    trials, seconds: the search ends after so many trials, or when the time is over.
-    progress: called with (trials done, trials at most, a note).
+    progress: called with (trials done, trials in all, a note).
 
     A model that is scaled by constants already is tuned from there: its κ_i are multiplied.
     """
-    if kind not in KINDS or trials < 2 or not seeds:
-        raise InvalidConfigError(
-            f"a search needs a kind ({', '.join(KINDS)}), at least 2 trials and some seeds, got {kind!r}, {trials} and "
-            f"{len(seeds)} seeds"
-        )
+    if not kappas or not seeds:
+        raise InvalidConfigError(f"a search needs some kappas and some seeds, got {len(kappas)} and {len(seeds)}")
     first, size = max(seeds) + 1, max(1, len(seeds) // 2)
     blocks = test_seeds or [range(first + i * size, first + (i + 1) * size) for i in range(BLOCKS)]
     shared = set(seeds) & {seed for block in blocks for seed in block}
@@ -177,28 +156,30 @@ def tune_skips(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", CancelledScalingWarning)  # the score shows what a norm cancels
             plan = (host.plan() if host.is_native else None) or find_skips(model, example_inputs)
-            kappas = base.curve(len(plan))
-            names = ("κ_inner",) if kind == "linear" else tuple(f"κ_{skip.index}" for skip in plan)
+            curve = base.curve(len(plan))
 
-            def scaling(values: Sequence[float]) -> CustomScaling:
-                if kind == "linear":
-                    values = [1 + (values[0] - 1) * i / max(len(kappas) - 1, 1) for i in range(len(kappas))]
-                return CustomScaling(tuple(round(k * factor, 6) for k, factor in zip(kappas, values, strict=True)))
+            def scaling(inner: float) -> CustomScaling:
+                line = [1 + (inner - 1) * i / max(len(curve) - 1, 1) for i in range(len(curve))]
+                return CustomScaling(tuple(round(k * factor, 6) for k, factor in zip(curve, line, strict=True)))
 
-            def measured(values: tuple[float, ...], seeds: Sequence[int], score: Score) -> float:
+            def measured(inner: float, seeds: Sequence[int], score: Score) -> float:
                 unscale_(model)
-                scale_skips_(model, scaling(values), plan=plan)
+                scale_skips_(model, scaling(inner), plan=plan)
                 found = float(score(sampler(model, seeds)))
                 return found if math.isfinite(found) else WORST
 
             # Verified once, with factors that are not 1; afterwards the coefficients alone change.
-            scale_skips_(model, scaling([0.9] * len(names)), example_inputs, plan=plan)
-            ends = math.inf if seconds is None else time.monotonic() + seconds
-            tried = _search(len(names), lambda values: measured(values, seeds, score), trials, ends, progress)
-            start, best = (1.0,) * len(names), min(tried, key=lambda values: tried[values])
+            scale_skips_(model, scaling(0.9), example_inputs, plan=plan)
+            tried: dict[float, float] = {}
+            for inner in dict.fromkeys((1.0, *kappas)):
+                if progress is not None:
+                    note = f"best {min(tried.values()):.4g}" if tried else ""
+                    progress(len(tried), 1 + len(kappas), note)
+                tried[inner] = measured(inner, seeds, score)
+            best = min(tried, key=lambda inner: tried[inner])
             pairs = []
-            for number, block in enumerate(blocks if best != start else (), start=1):
-                pairs.append((measured(start, block, test_score or score), measured(best, block, test_score or score)))
+            for number, block in enumerate(blocks if best != 1.0 else (), start=1):
+                pairs.append((measured(1.0, block, test_score or score), measured(best, block, test_score or score)))
                 if progress is not None:
                     progress(len(tried), len(tried), f"test {number} of {len(blocks)}")
     finally:
@@ -207,43 +188,10 @@ def tune_skips(
         if before is not None:
             host.attach(before)
     return TunedSkips(
-        kind=kind,
-        model=type(host.model).__name__,
         base=base.to_dict(),
         tuned=scaling(best).to_dict(),
-        names=names,
-        trials=tuple(tried.items()),
+        trials=tuple(((inner,), score) for inner, score in tried.items()),
         test=tuple(pairs),
         images=len(seeds),
         test_images=len(blocks[0]),
     )
-
-
-def _search(
-    count: int,
-    score: Callable[[tuple[float, ...]], float],
-    trials: int,
-    ends: float,
-    progress: Progress | None,
-) -> dict[tuple[float, ...], float]:
-    """The scores of all that was tried, in order. Each parameter moves by a step, which is halved if nothing helps."""
-    best = (1.0,) * count
-    tried = {best: score(best)}
-    step, signs = FIRST_STEP, [-1] * count
-    while step >= LAST_STEP:
-        start = best
-        for at, sign in [(at, factor * signs[at]) for at in range(count) for factor in (1, -1)]:
-            if progress is not None:
-                progress(len(tried), trials, f"best {tried[best]:.4g}")
-            if len(tried) >= trials or time.monotonic() > ends:
-                return tried
-            moved = round(min(max(start[at] + sign * step, 0.0), LARGEST), 4)
-            values = (*best[:at], moved, *best[at + 1 :])
-            # If the first direction was better, the second is not tried.
-            if values in tried or best[at] != start[at]:
-                continue
-            tried[values] = score(values)
-            if tried[values] < tried[best]:
-                best, signs[at] = values, sign
-        step = step if best != start else step / 2
-    return tried

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..config import seconds_of
 from . import shared
 from .parser import Parser, floats, split
 
@@ -101,16 +100,14 @@ def probe_parser() -> Parser:
 
 
 def run_probe(options: argparse.Namespace) -> int:
-    from ..console import Progress
     from ..evaluation import TIMES, probe_run
     from ..files import make_folder
 
     trained = shared.trained_run(options.run, options)
     trained.model.to(shared.device_of(options.device))
     names = ("data", "split", "layers", "images", "seed", "batch_size")
-    with Progress("noise levels", enabled=not options.json) as progress:
-        given = {name: getattr(options, name) for name in names}
-        found = probe_run(trained, times=options.times or TIMES, progress=progress, **given)
+    given = {name: getattr(options, name) for name in names}
+    found = probe_run(trained, times=options.times or TIMES, **given)
     out = make_folder(options.out or options.run / "probe")
     name = f"step-{trained.step}-{trained.weights.replace(':', '').replace('%', '')}-ridge"
     found.save(out / f"{name}.json")
@@ -124,19 +121,17 @@ def run_probe(options: argparse.Namespace) -> int:
 TUNE = """\
 Search the coefficients of the long skips with the lowest Fréchet distance, for a sampler and few steps.
 
-This is Skip-Tuning. What is found is tested on other seeds and written to a
+This is Skip-Tuning: κ_i on a straight line from 1 to κ_inner, which is tried
+on a grid. What is found is tested on other seeds and written to a
 file for `scalelong sample RUN --tuned FILE`."""
 
 
 def tune_parser() -> Parser:
-    made = Parser("lab tune", TUNE, "  scalelong lab tune runs/mine --steps 5 --trials 12\n", "RUN [OPTIONS]")
+    made = Parser("lab tune", TUNE, "  scalelong lab tune runs/mine --steps 5\n", "RUN [OPTIONS]")
     made.flag("run", "the run folder", kind=Path)
     made.flag("-n --n --num-images", "of a trial", 512)
     shared.add_sampling_flags(made, steps=10)
     shared.add_feature_flags(made)
-    made.flag("--kind", "from 1 to κ_inner, or each κ_i by itself", "linear", kind=("linear", "free"))
-    made.flag("--trials", "at most so many", 16)
-    made.flag("--budget", "at most so long, such as 10m: the search ends then, and the test follows")
     shared.add_out_flag(made, "folder of the results (default: tune in the run)")
     shared.add_output_flags(made, "the result")
     return made
@@ -149,12 +144,11 @@ def run_tune(options: argparse.Namespace) -> int:
 
     trained, settings = shared.trained_run(options.run, options), shared.sample_settings(options)
     with Progress("trials") as progress:
-        seconds = None if options.budget is None else seconds_of(options.budget)
         device = shared.device_of(options.device)
-        more = {"run": trained, "seconds": seconds, "settings": settings, "device": device, "progress": progress}
+        more = {"run": trained, "settings": settings, "device": device, "progress": progress}
         found = shared.call(tune_run, options, **more)
     out = make_folder(options.out or trained.folder / "tune")
-    file = out / f"{options.kind}-{settings.sampler}{settings.steps}.json"
+    file = out / f"linear-{settings.sampler}{settings.steps}.json"
     found.save(file)
     print(read_text(file) if options.json else found)
     logger.info(f"written: {file}")

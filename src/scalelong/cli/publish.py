@@ -70,7 +70,7 @@ def export_parser() -> Parser:
 
 def run_export(options: argparse.Namespace) -> None:
     from ..config import AverageLength
-    from ..export import export_diffusers, export_safetensors, push_to_hub
+    from ..export import export_run, push_to_hub
 
     if (options.run is None) == (options.model is None):
         export_parser().error("give a run folder, or --model NAME for a network that comes with the package")
@@ -80,7 +80,7 @@ def run_export(options: argparse.Namespace) -> None:
         options.weights = f"ema:{AverageLength.parse(options.ema, '`ema`')}"
     trained = shared.trained_run(options.run, options)
     place = options.out or trained.folder / f"export-{options.format}"
-    (export_diffusers if options.format == "diffusers" else export_safetensors)(trained, place)
+    export_run(trained, place, options.format)
     print(f"{trained.weights.replace('ema', 'EMA')} weights of step {trained.step}: {place}")
     if options.push_to_hub:
         print(push_to_hub(place, options.push_to_hub, private=not options.public))

@@ -158,7 +158,7 @@ def sample_settings(options: argparse.Namespace) -> SampleSettings:
 
 
 def add_feature_flags(parser: Parser) -> None:
-    text = "auto: the first that tell noise from data (default); random; pixels; inception; package.module:factory"
+    text = "auto: inception with its weights, else random (default); random; inception; or package.module:factory"
     parser.flag("--features", text, "auto")
     parser.flag("--feature-weights", "the weights of Inception, from torch-fidelity", kind=Path)
 

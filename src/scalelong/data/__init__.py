@@ -18,7 +18,6 @@ from ..errors import (
     UnreadableDataError as UnreadableDataError,
     UnsafeArchiveError as UnsafeArchiveError,
 )
-from .builtin import COLOURS as COLOURS, PLACES as PLACES, SHAPES as SHAPES, caption as caption
 from .dataset import (
     Annotations as Annotations,
     Batch as Batch,

@@ -5,7 +5,8 @@ Shapes are drawn: "a red circle at the top left". Image i is a pure function of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from dataclasses import replace
 from importlib.resources import files
 
 import torch
@@ -59,14 +60,13 @@ def load_captioned(name: str, options: Options) -> ImageData:
         wordings = [(word, f"the digit {number}", f"a handwritten {word}") for number, word in enumerate(NUMBER_WORDS)]
     else:
         data = load_garments(name, options)
-        bare = [phrase.removeprefix("a ").removeprefix("an ") for phrase in GARMENT_WORDS]
         wordings = [
-            (word, phrase, f"a photograph of {phrase}") for word, phrase in zip(bare, GARMENT_WORDS, strict=True)
+            (phrase.removeprefix("a ").removeprefix("an "), phrase, f"a photograph of {phrase}")
+            for phrase in GARMENT_WORDS
         ]
-    about = data.annotations
-    assert about.labels is not None
-    captions = [wordings[label][row % 3] for row, label in enumerate(about.labels.tolist())]
-    data.annotations = Annotations(about.labels, about.classes, captions)
+    assert data.annotations.labels is not None
+    captions = [wordings[label][row % 3] for row, label in enumerate(data.annotations.labels.tolist())]
+    data.annotations = replace(data.annotations, captions=captions)
     return data
 
 
@@ -100,58 +100,20 @@ COUNT = 10_000
 SEEDS = {"train": 0, "test": 1, "validation": 2}
 
 
-def _circle(x: Tensor, y: Tensor) -> Tensor:
-    return torch.hypot(x, y) - 1
-
-
-def _square(x: Tensor, y: Tensor) -> Tensor:
-    return torch.maximum(x.abs(), y.abs()) - 0.85
-
-
-def _triangle(x: Tensor, y: Tensor) -> Tensor:
-    # Three half planes: below the two slanted sides, above the base.
-    return torch.maximum(0.866 * x.abs() - 0.5 * y - 0.5, y - 0.6) - 0.1
-
-
 def _cross(x: Tensor, y: Tensor) -> Tensor:
     return torch.minimum(torch.maximum(x.abs() - 1, y.abs() - 0.32), torch.maximum(x.abs() - 0.32, y.abs() - 1))
 
 
-def _ring(x: Tensor, y: Tensor) -> Tensor:
-    return (torch.hypot(x, y) - 0.8).abs() - 0.22
-
-
 # Distance to the outline, negative inside, for a shape of radius 1; y grows downwards.
 SHAPES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "circle": _circle,
-    "square": _square,
-    "triangle": _triangle,
+    "circle": lambda x, y: torch.hypot(x, y) - 1,
+    "square": lambda x, y: torch.maximum(x.abs(), y.abs()) - 0.85,
+    # Three half planes: below the two slanted sides, above the base.
+    "triangle": lambda x, y: torch.maximum(0.866 * x.abs() - 0.5 * y - 0.5, y - 0.6) - 0.1,
     "cross": _cross,
-    "ring": _ring,
+    "ring": lambda x, y: (torch.hypot(x, y) - 0.8).abs() - 0.22,
 }
 CLASSES = tuple(f"{colour} {shape}" for colour in COLOURS for shape in SHAPES)
-
-
-def caption(colour: str, shape: str, place: str) -> str:
-    return f"a {colour} {shape} at the {place}"
-
-
-def shape_mask(
-    shape: str, height: int, width: int, row: Tensor | float, column: Tensor | float, radius: Tensor | float
-) -> Tensor:
-    """How much of each pixel the shape covers, (B, height, width) in [0, 1]; places and radius in pixels."""
-    rows, columns, radii = (
-        torch.as_tensor(value, dtype=torch.float32).reshape(-1, 1, 1) for value in (row, column, radius)
-    )
-    y = (torch.arange(height)[None, :, None] + 0.5 - rows) / radii
-    x = (torch.arange(width)[None, None, :] + 0.5 - columns) / radii
-    return (0.5 - SHAPES[shape](x, y) * radii).clamp(0, 1)
-
-
-def _paint(mask: Tensor, colour: Tensor) -> Tensor:
-    background = torch.tensor(BACKGROUND, dtype=torch.float32)[None, :, None, None]
-    mask = mask[:, None]
-    return (mask * colour.to(torch.float32)[:, :, None, None] + (1 - mask) * background).round().to(torch.uint8)
 
 
 def load_shapes(name: str, options: Options) -> ImageData:
@@ -167,22 +129,18 @@ def load_shapes(name: str, options: Options) -> ImageData:
         )
     height, width = options.shape or (32, 32)
     numbers, seed = torch.arange(options.limit or COUNT), SEEDS[part]
-    tables = (COLOURS, SHAPES, PLACES)
-    kinds = [_choice(numbers, seed, stream, len(known)) for stream, known in enumerate(tables)]
-    words = [_words(known, kind) for known, kind in zip(tables, kinds, strict=True)]
-    about = Annotations(
-        kinds[0] * len(SHAPES) + kinds[1], CLASSES, [caption(*three) for three in zip(*words, strict=True)]
-    )
+    tables = [list(known) for known in (COLOURS, SHAPES, PLACES)]
+    kinds = [_bits(numbers, seed, stream) % len(known) for stream, known in enumerate(tables)]
+    captions = [
+        "a {} {} at the {}".format(*(known[number] for known, number in zip(tables, three, strict=True)))
+        for three in torch.stack(kinds, dim=1).tolist()
+    ]
+    about = Annotations(kinds[0] * len(SHAPES) + kinds[1], CLASSES, captions)
     drawn = [
         convert_channels(_drawn(rows, [kind[rows] for kind in kinds], seed, height, width), options.channels or 3)
         for rows in numbers.split(512)
     ]
     return MemoryData(name, torch.cat(drawn), about)
-
-
-def _words(known: Iterable[str], kind: Tensor) -> list[str]:
-    names = list(known)
-    return [names[number] for number in kind.tolist()]
 
 
 def _drawn(rows: Tensor, kinds: list[Tensor], seed: int, height: int, width: int) -> Tensor:
@@ -193,11 +151,17 @@ def _drawn(rows: Tensor, kinds: list[Tensor], seed: int, height: int, width: int
     row = (middles[:, 0] + JITTER * (2 * down - 1)) * height
     column = (middles[:, 1] + JITTER * (2 * right - 1)) * width
     radius = (RADIUS[0] + (RADIUS[1] - RADIUS[0]) * growth) * min(height, width)
-    mask = torch.empty(len(rows), height, width)
-    for number, name in enumerate(SHAPES):
+    row, column, radius = (value.view(-1, 1, 1) for value in (row, column, radius))
+    y = (torch.arange(height)[None, :, None] + 0.5 - row) / radius
+    x = (torch.arange(width)[None, None, :] + 0.5 - column) / radius
+    covered = torch.empty(len(rows), 1, height, width)  # the share of each pixel
+    for number, distance in enumerate(SHAPES.values()):
         of_this = shape == number
-        mask[of_this] = shape_mask(name, height, width, row[of_this], column[of_this], radius[of_this])
-    return _paint(mask, torch.tensor(list(COLOURS.values()))[colour])
+        outline = distance(x[of_this], y[of_this]) * radius[of_this]
+        covered[of_this, 0] = (0.5 - outline).clamp(0, 1)
+    ink = torch.tensor(list(COLOURS.values()), dtype=torch.float32)[colour][:, :, None, None]
+    paper = torch.tensor(BACKGROUND, dtype=torch.float32)[None, :, None, None]
+    return (covered * ink + (1 - covered) * paper).round().to(torch.uint8)
 
 
 def _bits(rows: Tensor, seed: int, stream: int) -> Tensor:
@@ -215,7 +179,3 @@ def _shifted(state: Tensor, by: int) -> Tensor:
 
 def _uniform(rows: Tensor, seed: int, stream: int) -> Tensor:
     return (_bits(rows, seed, stream).to(torch.float64) / 2**53).to(torch.float32)
-
-
-def _choice(rows: Tensor, seed: int, stream: int, count: int) -> Tensor:
-    return _bits(rows, seed, stream) % count

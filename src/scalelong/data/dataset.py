@@ -280,15 +280,13 @@ class ImageData(ABC):
         return ", ".join(parts)
 
     def _checked(self, indices: Tensor | Sequence[int]) -> Tensor:
-        rows = torch.as_tensor(indices if isinstance(indices, Tensor) else list(indices))
-        if rows.numel() == 0:
-            return torch.empty(0, dtype=torch.int64)
-        if rows.dim() != 1 or rows.dtype == torch.bool or rows.is_floating_point():
-            raise InvalidConfigError(f"indices must be whole numbers, not {rows.dtype} of {tuple(rows.shape)}")
-        least, most = int(rows.min()), int(rows.max())
-        if least < 0 or most >= len(self):
-            raise IndexError(f"indices {least}..{most} are outside the {len(self)} images of {self.name!r}")
-        return rows.to("cpu", torch.int64)
+        rows = indices if isinstance(indices, Tensor) else torch.tensor(list(indices), dtype=torch.int64)
+        require(
+            rows.dim() == 1 and rows.dtype == torch.int64, f"indices must be whole numbers (int64), not {rows.dtype}"
+        )
+        if len(rows) and (int(rows.min()) < 0 or int(rows.max()) >= len(self)):
+            raise IndexError(f"{rows.tolist()[:20]} are not all among the {len(self)} images of {self.name!r}")
+        return rows.cpu()
 
 
 class MemoryData(ImageData):

@@ -6,6 +6,8 @@ Gray stays gray, everything else becomes RGB; alpha is kept if four channels are
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -63,62 +65,60 @@ def prepare() -> list[str]:
     """
     for module in ("numpy", "PIL.ImageOps"):
         needs(module, "train", "decoding images")
-    pillow = needs("PIL.Image", "train", "reading image files")
+    pillow = _pillow()
     pillow.init()
     if suffixes() >= HEIC:
         needs("pillow_heif", "heic", "reading HEIC photographs").register_heif_opener()
     return [name for name in FORMATS if name in pillow.OPEN]
 
 
-def read_header(data: bytes) -> Header:
-    """Size and kind without decoding the pixels."""
-    image = open_image(data)
+def _pillow() -> Any:
+    return needs("PIL.Image", "train", "reading image files")
+
+
+@contextmanager
+def _broken_image() -> Iterator[None]:
+    """Decoders meet damaged files with almost any exception. Whichever it is, this image is broken, the set is not."""
     try:
-        return header_of(image)
+        yield
+    except (UndecodableError, ScaleLongError):
+        raise
     except Exception as error:
-        raise _undecodable(error) from error
-
-
-def decode(data: bytes, channels: int, height: int, width: int) -> tuple[np.ndarray, Header]:
-    """Pixels as uint8 (C, height, width), and what the image was.
-
-    The largest centred part with these proportions is taken, and resized if need be.
-    """
-    return decode_image(open_image(data), channels, height, width)
-
-
-def decode_image(image: Image, channels: int, height: int, width: int) -> tuple[np.ndarray, Header]:
-    """The same for an image of Pillow."""
-    np = needs("numpy", "train", "decoding images")
-    try:
-        seen = header_of(image)
-        if min(image.size) >= 4 * max(height, width):
-            # JPEG can be decoded at a fraction of its size; twice what is asked for keeps the resizing sharp.
-            room = 2 * max(height, width)
-            image.draft(None, (room, room))
-        pixels = np.asarray(_resized(_converted(_upright(image), channels), height, width))
-    # Decoders meet damaged files with almost any exception; whichever it is, this image is broken and the set is not.
-    except Exception as error:
-        raise _undecodable(error) from error
-    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1), seen
+        # The message of an UnidentifiedImageError holds a memory address.
+        unknown = type(error).__name__ == "UnidentifiedImageError"
+        raise UndecodableError("not an image, or not of a known format" if unknown else in_words(error)) from error
 
 
 def open_image(data: bytes) -> Any:
     """An image of Pillow from the bytes of a file, of the listed formats alone; UndecodableError if it is none."""
     if not data:
         raise UndecodableError("empty file")
-    try:
-        return needs("PIL.Image", "train", "reading image files").open(BytesIO(data), formats=prepare())
-    except Exception as error:
-        raise _undecodable(error) from error
+    with _broken_image():
+        return _pillow().open(BytesIO(data), formats=prepare())
 
 
-def _undecodable(error: Exception) -> Exception:
-    if isinstance(error, (UndecodableError, ScaleLongError)):
-        return error
-    if type(error).__name__ == "UnidentifiedImageError":  # its message holds a memory address
-        return UndecodableError("not an image, or not of a known format")
-    return UndecodableError(in_words(error))
+def read_header(data: bytes) -> Header:
+    """Size and kind without decoding the pixels."""
+    with _broken_image():
+        return header_of(open_image(data))
+
+
+def decode(image: bytes | Image, channels: int, height: int, width: int) -> tuple[np.ndarray, Header]:
+    """Pixels as uint8 (C, height, width), and what the image was. `image`: a file's bytes, or an image of Pillow.
+
+    The largest centred part with these proportions is taken, and resized if need be.
+    """
+    import numpy as np
+
+    opened = open_image(image) if isinstance(image, bytes) else image
+    with _broken_image():
+        seen = header_of(opened)
+        if min(opened.size) >= 4 * max(height, width):
+            # JPEG can be decoded at a fraction of its size; twice what is asked for keeps the resizing sharp.
+            room = 2 * max(height, width)
+            opened.draft(None, (room, room))
+        pixels = np.asarray(_resized(_converted(_upright(opened), channels), height, width))
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1), seen
 
 
 def header_of(image: Image) -> Header:
@@ -151,8 +151,6 @@ def _upright(image: Image) -> Image:
 
 
 def _converted(image: Image, channels: int) -> Image:
-    pillow = needs("PIL.Image", "train", "decoding images")
-
     if image.mode == "F":
         raise UndecodableError("32-bit float pixels have no agreed range; convert them to 8 or 16 bits")
     if image.mode.startswith("I"):
@@ -160,30 +158,27 @@ def _converted(image: Image, channels: int) -> Image:
     if "A" in image.getbands() or "a" in image.getbands() or "transparency" in image.info:
         image = image.convert("RGBA")
         if channels != 4 and image.getchannel("A").getextrema() != (255, 255):
-            image = pillow.alpha_composite(pillow.new("RGBA", image.size, "white"), image)
+            image = _pillow().alpha_composite(_pillow().new("RGBA", image.size, "white"), image)
     wanted = {1: "L", 3: "RGB", 4: "RGBA"}[channels]
     return image if image.mode == wanted else image.convert(wanted)
 
 
 def _eight_bits(image: Image) -> Image:
-    np = needs("numpy", "train", "decoding images")
-    pillow = needs("PIL.Image", "train", "decoding images")
+    import numpy as np
 
     values = np.asarray(image).astype(np.int64)
     if values.min() < 0 or values.max() > 65535:
         raise UndecodableError(f"values from {values.min()} to {values.max()} do not fit 16 bits")
-    return pillow.fromarray(((values * 255 + 32767) // 65535).astype(np.uint8))
+    return _pillow().fromarray(((values * 255 + 32767) // 65535).astype(np.uint8))
 
 
 def _resized(image: Image, height: int, width: int) -> Image:
     if image.size == (width, height):
         return image
-    pillow = needs("PIL.Image", "train", "decoding images")
-
     scale = min(image.width / width, image.height / height)
     left, top = (image.width - width * scale) / 2, (image.height - height * scale) / 2
     box = (max(left, 0), max(top, 0), min(left + width * scale, image.width), min(top + height * scale, image.height))
-    return image.resize((width, height), pillow.Resampling.BICUBIC, box=box)
+    return image.resize((width, height), _pillow().Resampling.BICUBIC, box=box)
 
 
 # The same for tensors: arrays in memory, and items of data set objects.

@@ -196,48 +196,37 @@ def _walk(root: Path) -> Iterable[str]:
 
 MAX_RATIO = 100  # images are compressed already, so honest archives stay near 1; deflate can reach 1032
 RATIO_FROM = 1024**2  # bytes below which a ratio does no harm (a small flat BMP may well exceed it)
-MAX_TOTAL = 1024**4
 
 
 class ZipTree(FileTree):
-    """A zip, read in place. Nothing is unpacked to disk, so names can do no harm.
-
-    Opened once in each process: a file handle must not be shared with forked ones.
-    """
+    """A zip, read in place. Nothing is unpacked to disk, so names can do no harm."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._opened: tuple[int, zipfile.ZipFile] | None = None
-        members = [info for info in self._zip().infolist() if not info.is_dir()]
+        try:
+            self._zip = zipfile.ZipFile(path)
+        except (zipfile.BadZipFile, OSError) as error:
+            raise UnreadableDataError(
+                f"{path} cannot be read as a zip archive ({in_words(error)}): pack or download it again"
+            ) from error
+        members = [info for info in self._zip.infolist() if not info.is_dir()]
         _require_safe(members, path)
         self._versions = {info.filename: f"{info.file_size}:{info.CRC:08x}" for info in members}
         self.names = sorted(name for name in self._versions if not hidden(name))
 
     def read(self, name: str) -> bytes:
         try:
-            return self._zip().read(name)
+            return self._zip.read(name)
         except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
             raise UndecodableError(f"damaged in the archive: {in_words(error)}") from error
 
     def version(self, name: str) -> str:
         return self._versions[name]
 
-    def _zip(self) -> zipfile.ZipFile:
-        if self._opened is None or self._opened[0] != os.getpid():
-            try:
-                self._opened = os.getpid(), zipfile.ZipFile(self.path)
-            except (zipfile.BadZipFile, OSError) as error:
-                raise UnreadableDataError(
-                    f"{self.path} cannot be read as a zip archive ({in_words(error)}): pack or download it again"
-                ) from error
-        return self._opened[1]
-
 
 def _require_safe(members: list[zipfile.ZipInfo], path: Path) -> None:
     """Refuses what would unpack to a multiple of its size, encrypted members, and names that occur twice."""
     on_disk, stored = path.stat().st_size, sum(info.compress_size for info in members)
-    sizes = [(info.filename, info.file_size, info.compress_size, RATIO_FROM, MAX_MEMBER) for info in members]
-    sizes.append(("the whole", sum(info.file_size for info in members), on_disk, 16 * RATIO_FROM, MAX_TOTAL))
     for info in members:
         if info.flag_bits & 1 or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise UnreadableDataError(  # the other methods unpack without bounds
@@ -246,8 +235,9 @@ def _require_safe(members: list[zipfile.ZipInfo], path: Path) -> None:
     twice = [name for name, times in Counter(info.filename for info in members).items() if times > 1]
     if twice:
         raise MetadataError(f"{path} holds these names more than once: {first_names(twice)}; pack it again")
-    for name, unpacked, packed, harmless, most in sizes:
-        if unpacked > most or (unpacked > harmless and unpacked > MAX_RATIO * max(packed, 1)):
+    sizes = [(info.filename, info.file_size, info.compress_size) for info in members]
+    for name, unpacked, packed in [*sizes, ("the whole", sum(info.file_size for info in members), on_disk)]:
+        if unpacked > max(RATIO_FROM, MAX_RATIO * packed) or (unpacked > MAX_MEMBER and name != "the whole"):
             raise UnsafeArchiveError(
                 f"{path} is refused: {name} would unpack from {packed} to {unpacked} bytes; unpack it yourself if you "
                 "trust it, and give the folder"

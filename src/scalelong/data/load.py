@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import DataNotFoundError, InvalidConfigError, UnreadableDataError
 from ..files import at_home, digest, in_words, read_bytes, read_json
 from ..optional import needs
-from .builtin import GARMENTS, load_captioned, load_digits, load_garments, load_shapes
+from .builtin import DIGITS, GARMENTS, load_captioned, load_digits, load_garments, load_shapes
 from .dataset import Annotations, ImageData, Options, Progress
 from .decode import UndecodableError, suffixes
 from .folders import (
@@ -42,20 +42,12 @@ from .stream import Source, decoded_once, from_source
 VARIABLE = "SCALELONG_DATA"  # folders to search first, separated as in PATH
 
 
-@dataclass(frozen=True)
-class Known:
-    """A public data set that is known by name."""
-
-    folders: tuple[str, ...]  # below a place where data sets are kept
-    classes: tuple[str, ...]
-    hub: str
-
-
+# Public sets: their folders below a place where data sets are kept, their classes, and their name on the hub.
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 KNOWN = {
-    "mnist": Known(("mnist", "MNIST"), tuple("0123456789"), "ylecun/mnist"),
-    "fashion-mnist": Known(("fashion-mnist", "fashion_mnist"), GARMENTS, "zalando-datasets/fashion_mnist"),
-    "cifar10": Known(("cifar10", "CIFAR10", "cifar-10"), CIFAR10_CLASSES, "uoft-cs/cifar10"),
+    "mnist": (("mnist", "MNIST"), DIGITS, "ylecun/mnist"),
+    "fashion-mnist": (("fashion-mnist", "fashion_mnist"), GARMENTS, "zalando-datasets/fashion_mnist"),
+    "cifar10": (("cifar10", "CIFAR10", "cifar-10"), CIFAR10_CLASSES, "uoft-cs/cifar10"),
 }
 EMBEDDED = {
     "digits": load_digits,
@@ -173,23 +165,23 @@ def _roots() -> list[Path]:
 
 def _find_known(name: str) -> Path | None:
     """The folder of a data set that is known by name; None if it is not on this machine."""
-    candidates = [root / folder for root in _roots() for folder in KNOWN[name].folders]
+    candidates = [root / folder for root in _roots() for folder in KNOWN[name][0]]
     return next((folder for folder in candidates if folder.is_dir() and any(folder.iterdir())), None)
 
 
 def _load_known(name: str, folder: Path | None, options: Options) -> ImageData:
-    known = KNOWN[name]
+    folders, classes, hub = KNOWN[name]
     try:
-        data = _load_hub(f"hf:{known.hub}", options) if folder is None else _load_folder(name, folder, options)
+        data = _load_hub(f"hf:{hub}", options) if folder is None else _load_folder(name, folder, options)
     except (DataNotFoundError, ImportError) as error:
         raise DataNotFoundError(
-            f"{name} is not on this machine. Looked for {' or '.join(known.folders)} in "
+            f"{name} is not on this machine. Looked for {' or '.join(folders)} in "
             f"{', '.join(map(str, _roots()))}, and on the hub ({error}). Name its parent folder in {VARIABLE}, or "
             f"give its path instead of {name!r}"
         ) from error
     about = data.annotations
-    if about.labels is not None and int(about.labels.max()) < len(known.classes):
-        data.annotations = replace(about, classes=known.classes)
+    if about.labels is not None and int(about.labels.max()) < len(classes):
+        data.annotations = replace(about, classes=classes)
     return data
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ..errors import DataNotFoundError, InvalidConfigError, UnreadableDataError
 from .dataset import Annotations, Options, logger
-from .decode import Header, as_bytes, convert_channels, decode_image, header_of, resize
+from .decode import Header, as_bytes, convert_channels, decode, header_of, resize
 from .folders import CAPTIONS, IMAGES, LABELS, check_captions, first_of, number_labels
 from .stream import Source
 
@@ -83,7 +83,7 @@ class ObjectSource(Source):
     def pixels(self, row: int, channels: int, height: int, width: int) -> tuple[Any, Header]:
         image, *_ = _taken_apart(self._item(row), self.name(row))
         if not isinstance(image, Tensor):
-            return decode_image(image.copy(), channels, height, width)
+            return decode(image.copy(), channels, height, width)
         if channels != len(image) and not {len(image), channels} <= {1, 3, 4}:
             raise InvalidConfigError(f"{self.name(row)} of {self.where} has {len(image)} channels, not {channels}")
         values = as_bytes(image, f"{self.name(row)} of {self.where}", self.signed)

@@ -137,7 +137,7 @@ class Survey:
         if options.shape is None and len(self.sizes) > 1:
             common = self.sizes.most_common(SHOWN_SIZES)
             sizes = ", ".join(f"{width}×{height} ({count} images)" for (height, width), count in common)
-            more = f" and {len(self.sizes) - SHOWN_SIZES} more" if len(self.sizes) > SHOWN_SIZES else ""
+            more = ", ..." if len(self.sizes) > SHOWN_SIZES else ""
             smallest = min(min(size) for size in self.sizes)
             error = MixedSizesError(
                 f"{broken.where}: the images have {len(self.sizes)} different sizes (width×height): {sizes}{more}. "
@@ -157,7 +157,7 @@ def _survey(source: Source, rows: Tensor, options: Options, broken: BrokenImages
     names all of them.
     """
     survey, bad = Survey(), set()
-    for row, seen in _in_threads(lambda row: _look_at(source, row), rows, options.progress):
+    for row, seen in _in_threads(lambda row: _tried(source, row, source.header), rows, options.progress):
         if isinstance(seen, BrokenImage):
             broken.add(seen)
             bad.add(row)
@@ -184,25 +184,22 @@ def _decode_all(
     return good, survey
 
 
-def _look_at(source: Source, row: int) -> Header | BrokenImage:
-    try:
-        return source.header(row)
-    except (UndecodableError, OSError) as error:
-        return _broken(source, row, error)
-
-
 def _decode_into(image: np.ndarray, source: Source, row: int) -> Header | BrokenImage:
-    try:
+    def decoded(row: int) -> Header:
         image[...], seen = source.pixels(row, *image.shape)
+        return seen
+
+    return _tried(source, row, decoded)
+
+
+def _tried(source: Source, row: int, look: Callable[[int], Header]) -> Header | BrokenImage:
+    """What `look` finds in a stored image, or that it is broken."""
+    try:
+        return look(row)
     except (UndecodableError, OSError) as error:
-        return _broken(source, row, error)
-    return seen
-
-
-def _broken(source: Source, row: int, error: Exception) -> BrokenImage:
-    if isinstance(error, OSError) and error.errno in NOT_THE_FILE:  # the machine lacks something
-        raise refusal(error, source.name(row), CannotReadError) or error
-    return BrokenImage(source.name(row), in_words(error))
+        if isinstance(error, OSError) and error.errno in NOT_THE_FILE:  # the machine lacks something
+            raise refusal(error, source.name(row), CannotReadError) or error from error
+        return BrokenImage(source.name(row), in_words(error))
 
 
 def _in_threads(function: Callable[[int], T], rows: Tensor, progress: Progress | None) -> Iterator[tuple[int, T]]:
@@ -319,15 +316,12 @@ class MappedData(StreamData):
         return self._broken.get(place)
 
 
-def _size(data: StreamData) -> int:
-    return math.prod(_shape(data))
-
-
 def _make_room(root: Path, folder: Path, data: StreamData, options: Options) -> None:
     """Delete the folders that were used least recently, until there is room; CannotWriteError if there cannot be."""
     notes = sorted(root.glob(f"*/{MANIFEST}"), key=lambda note: note.stat().st_mtime)  # set at each use
-    sizes = {note.parent: _length(note.parent / PIXELS) for note in notes if note.parent != folder}
-    held, wanted = sum(sizes.values()), _size(data)
+    others = [note.parent for note in notes if note.parent != folder]
+    sizes = {other: (other / PIXELS).stat().st_size if (other / PIXELS).exists() else 0 for other in others}
+    held, wanted = sum(sizes.values()), math.prod(_shape(data))
     free = shutil.disk_usage(folder).free + held - SPARE
     limit = min(free, options.image_cache_limit if options.image_cache_limit is not None else free // 2)
     if wanted > limit:
@@ -347,13 +341,14 @@ def _decode_into_file(folder: Path, data: StreamData, options: Options) -> None:
     """Needs the lock of the folder."""
     import numpy as np
 
-    logger.info("image cache: decoding %d images once into %s, %s", len(data), folder, byte_size(_size(data)))
+    size = math.prod(_shape(data))
+    logger.info("image cache: decoding %d images once into %s, %s", len(data), folder, byte_size(size))
     prepare()
     with writing(folder):
         for name in (MANIFEST, PIXELS):
             (folder / name).unlink(missing_ok=True)
         with (folder / PIXELS).open("wb") as file:
-            allocate(file, _size(data))  # a full disk is noticed now
+            allocate(file, size)  # a full disk is noticed now
         pixels = np.memmap(folder / PIXELS, np.uint8, "r+", shape=_shape(data))
         good, _ = _decode_all(data.source, data.rows, pixels, data.broken_images, options.progress)
         data.broken_images.check()
@@ -386,10 +381,6 @@ def _open(folder: Path, data: StreamData) -> MappedData | None:
 
 def _shape(data: StreamData) -> tuple[int, int, int, int]:
     return len(data), data.channels, data.height, data.width
-
-
-def _length(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
 
 
 def _identity(path: Path) -> list[int]:

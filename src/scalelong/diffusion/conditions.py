@@ -97,7 +97,7 @@ class ClassCondition(Conditions):
         shown = ", ".join(self.classes[:20]) + (", ..." if len(self.classes) > 20 else "")
         raise ConditionError(
             f"there is no class {prompt!r}; there are {len(self.classes)}: {shown} (or numbers from 0). "
-            f"Choose one of them with --class"
+            f"Choose one of them as `prompts`"
         )
 
 
@@ -136,7 +136,7 @@ class HashedWords:
         if self.vocabulary is not None and unknown:
             raise ConditionError(
                 f"no caption that the model was trained on has the word {', '.join(sorted(unknown))}; it knows "
-                f"{', '.join(sorted(self.vocabulary)[:50])}. Use these words in --prompt"
+                f"{', '.join(sorted(self.vocabulary)[:50])}. Use these words in `prompts`"
             )
         self.encode(texts)
 
@@ -242,7 +242,7 @@ class PretrainedTextEncoder:
     """
 
     def __init__(self, folder: str | Path, length: int, dim: int) -> None:
-        self.folder, self.length, self.dim = at_home(folder, "--text-encoder"), length, dim
+        self.folder, self.length, self.dim = at_home(folder, "`text_encoder`"), length, dim
         nested = (self.folder / "text_encoder").is_dir()
         self._model_folder = self.folder / "text_encoder" if nested else self.folder
         self._tokenizer_folder = self.folder / "tokenizer" if nested else self.folder
@@ -276,7 +276,7 @@ class PretrainedTextEncoder:
         if output.shape[1:] != (self.length, self.dim):
             raise ConditionError(
                 f"{self.folder} gives tokens of {tuple(output.shape[1:])} (length, dim), and the configuration says "
-                f"text_length {self.length} and text_dim {self.dim}: set --text-length and --text-dim to those"
+                f"`text_length` {self.length} and `text_dim` {self.dim}: set them to those"
             )
         return output.float()
 
@@ -296,6 +296,6 @@ class PretrainedTextEncoder:
         except (OSError, ValueError, KeyError) as error:
             raise ConditionError(
                 f"the text encoder in {self.folder} cannot be loaded ({in_words(error)}): check "
-                f"--text-encoder, or download it again"
+                f"`text_encoder`, or download it again"
             ) from error
         return tokenizer, model.eval()

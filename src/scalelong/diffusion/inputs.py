@@ -14,7 +14,7 @@ would.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -38,9 +38,6 @@ class Examples(NamedTuple):
     t: Tensor
     condition: Tensor | None
 
-    def part(self, part: slice) -> "Examples":
-        return Examples(*(None if value is None else value[part] for value in self))  # pyright: ignore[reportArgumentType]
-
 
 class NoisyInputs(NamedTuple):
     """What a network is called with."""
@@ -53,9 +50,6 @@ class NoisyInputs(NamedTuple):
     def arguments(self, model: nn.Module) -> dict[str, Tensor]:
         """The same by the names that the model has for them: `model(**inputs.arguments(model))`."""
         return call_arguments(model, *self)
-
-    def to(self, device: torch.device | str) -> Self:
-        return type(self)(*(None if value is None else value.to(device) for value in self))  # pyright: ignore[reportArgumentType]
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ class Autoencoder:
     """`folder` holds an AutoencoderKL, or has it in `vae`, as in diffusers' pipelines."""
 
     def __init__(self, folder: str | Path) -> None:
-        self.folder = at_home(folder, "--autoencoder")
+        self.folder = at_home(folder, "`autoencoder`")
         self._model_folder = self.folder / "vae" if (self.folder / "vae").is_dir() else self.folder
         if not (self._model_folder / "config.json").is_file():
             raise InvalidConfigError(
@@ -52,13 +52,13 @@ class Autoencoder:
         except Exception as error:  # its configuration may say anything
             raise InvalidConfigError(
                 f"the autoencoder in {self.folder} cannot be loaded ({in_words(error)}): check "
-                f"--autoencoder, or download it again"
+                f"`autoencoder`, or download it again"
             ) from error
         missing = [name for name, value in model.state_dict(keep_vars=True).items() if value.is_meta]
         if missing:  # diffusers leaves what its file lacks without memory
             raise InvalidConfigError(
                 f"the weights in {self.folder} lack {len(missing)} tensors of its autoencoder, such as {missing[0]}: "
-                f"check --autoencoder, or download it again"
+                f"check `autoencoder`, or download it again"
             )
         return model.eval()
 
@@ -137,7 +137,7 @@ def encode_data(data: ImageData, autoencoder: Autoencoder) -> LatentData:
     if data.channels != wanted:
         raise InvalidConfigError(
             f"{autoencoder.folder} encodes {wanted} channels and the images have {data.channels}: set "
-            f"--channels {wanted}"
+            f"`channels` {wanted}"
         )
 
     def compute() -> Iterator[np.ndarray]:

@@ -274,9 +274,7 @@ class ImageMaker:
         prompts = {request.prompt for request in wanted if request.prompt is not None}
         self.conditions.check(sorted(prompts))
         if any(request.prompt is None for request in wanted) and not isinstance(self.conditions, Unconditional):
-            raise InvalidConfigError(
-                "this model draws what it is asked for: give a text (--prompt) or a class (--class)"
-            )
+            raise InvalidConfigError("this model draws what it is asked for: give texts or classes, as `prompts`")
 
     def _batch(self, part: list[Request], settings: SampleSettings, device: torch.device) -> Tensor:
         filled = part + [part[-1]] * (-len(part) % CPU_MULTIPLE if device.type == "cpu" else 0)

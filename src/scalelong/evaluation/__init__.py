@@ -1,8 +1,8 @@
 """Scores with intervals, anchors and their protocol: Fréchet and kernel distance, precision, recall, prompt accuracy.
 
 scores       what a score is (SCORES), how it is computed, and when two may be compared
-features     random convolutions, pixels, Inception, your own extractor; statistics of the real images; a classifier
-anchors      what real images and noise score with the same features, and which features can be trusted
+features     random convolutions, Inception, your own extractor; statistics of the real images; a classifier
+anchors      what real images and noise score with the same features, and whether these can be trusted
 judge        from a run, a folder or a model in training to scores
 probe        linear probes over layers and noise levels, with their controls
 """
@@ -13,7 +13,6 @@ from .features import (
     FEATURES as FEATURES,
     FeatureExtractor as FeatureExtractor,
     InceptionFeatures as InceptionFeatures,
-    PixelFeatures as PixelFeatures,
     RandomFeatures as RandomFeatures,
     Reference as Reference,
     default_device as default_device,

@@ -1,10 +1,9 @@
 """Features, from which scores are computed, and their statistics over the real images.
 
 random         an untrained convolution network: no download, any images, and it tells noise from photographs
-pixels         the images themselves
 inception      for FIDs that can be compared with published ones
 
-Which of them can be trusted for a data set is measured, not believed: `anchors.py`. A hash of the weights goes into
+Whether they can be trusted for a data set is measured, not believed: `anchors.py`. A hash of the weights goes into
 every score. A classifier of the data's classes tells whether a conditional model draws what its prompts ask for.
 """
 
@@ -24,13 +23,7 @@ from torch import Tensor, nn
 
 from ..data import ImageData, to_float
 from ..errors import EvaluationError
-from ..files import (
-    at_home,
-    cached_bytes,
-    digest,
-    file_digest,
-    write_bytes,
-)
+from ..files import at_home, cached_bytes, digest, file_digest, write_bytes
 from ..optional import load_object, needs
 from .scores import Moments, MomentsSum
 
@@ -76,19 +69,6 @@ class RandomFeatures:
         return x.mean(dim=(2, 3)).sqrt()
 
 
-class PixelFeatures:
-    """The image itself, made no larger than 16 pixels a side."""
-
-    name, digest = "pixels", digest(b"pixels, at most 16 a side")
-
-    def __call__(self, images: Tensor) -> Tensor:
-        x = to_float(images)
-        if max(x.shape[2:]) > 16:
-            size = (min(x.shape[2], 16), min(x.shape[3], 16))
-            x = F.interpolate(x, size, mode="bilinear", antialias=True)
-        return x.flatten(1)
-
-
 # Inception's features by torch-fidelity, for FIDs that can be compared with published ones.
 
 SHA256 = "6726825d"
@@ -101,11 +81,11 @@ class InceptionFeatures:
     name = "inception"
 
     def __init__(self, weights: str | Path, sha256: str = SHA256) -> None:
-        path = at_home(weights, "--feature-weights")
+        path = at_home(weights, "feature_weights")
         if not path.is_file():
             raise EvaluationError(
                 f"there are no Inception weights at {path}; they are weights-inception-2015-12-05-6726825d.pth of "
-                f"torch-fidelity's release v0.2.0; give their place with --feature-weights"
+                f"torch-fidelity's release v0.2.0; give their place as `feature_weights`"
             )
         found = file_digest(path)
         if not found.startswith(sha256):
@@ -133,7 +113,7 @@ class InceptionFeatures:
             images = images.expand(-1, 3, -1, -1)
         if images.shape[1] != 3:
             raise EvaluationError(
-                f"Inception takes images of 1 or 3 channels, not {images.shape[1]}: choose other --features"
+                f"Inception takes images of 1 or 3 channels, not {images.shape[1]}: choose other `features`"
             )
         (features,) = self._model(images)
         return features
@@ -142,7 +122,7 @@ class InceptionFeatures:
 # The view that scores have of features, and the way from a name to an extractor.
 
 BATCH = 256
-FEATURES = ("random", "pixels", "inception")
+FEATURES = ("random", "inception")
 
 
 @runtime_checkable
@@ -173,11 +153,11 @@ def load_extractor(
     """
     if spec == "random":
         return RandomFeatures(data.channels).to(device or default_device())
-    if spec == "pixels":
-        return PixelFeatures()
     if spec == "inception":
         if weights is None:
-            raise EvaluationError("Inception needs the path of its weights: --feature-weights weights-inception-….pth")
+            raise EvaluationError(
+                "Inception needs the path of its weights, weights-inception-….pth, as `feature_weights`"
+            )
         return InceptionFeatures(weights).to(device or default_device())
     if ":" not in spec:
         raise EvaluationError(
@@ -199,15 +179,13 @@ def default_device() -> torch.device:
 def features_of(extractor: FeatureExtractor, images: Tensor) -> Tensor:
     """Features of many images, batch by batch, on the extractor's device."""
     device = torch.device(getattr(extractor, "device", "cpu"))
-    pinned = device.type == "cuda"  # copied from there while the host goes on
-    parts = ((part.pin_memory() if pinned else part).to(device, non_blocking=pinned) for part in images.split(BATCH))
-    features = torch.cat([extractor(part).detach().cpu().double() for part in parts])
+    features = torch.cat([extractor(part.to(device)).detach().cpu().double() for part in images.split(BATCH)])
     if features.dim() != 2 or len(features) != len(images):
         raise EvaluationError(
             f"{extractor.name} must give (B, D) and gave {tuple(features.shape)} for {len(images)} images"
         )
     if not bool(torch.isfinite(features).all()):
-        raise EvaluationError(f"{extractor.name} gave features that are not finite: choose others with --features")
+        raise EvaluationError(f"{extractor.name} gave features that are not finite: choose other `features`")
     return features
 
 

@@ -240,7 +240,7 @@ def score_folder(
         }
     images = _folder_images(path, data)
     if n is not None and len(images) < n:
-        raise EvaluationError(f"{n} images are needed and {path} holds {len(images)}: give a smaller -n")
+        raise EvaluationError(f"{n} images are needed and {path} holds {len(images)}: give a smaller `n`")
     extractor, reference = trusted_features(features, data, feature_weights)
     scores = score_images(
         images if n is None else images[:n],

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import copy
 import json
-import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -25,17 +25,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..console import text_table
+from ..console import Progress, text_table
 from ..data import ImageData, load_data, to_float
 from ..diffusion import sample_latents
-from ..errors import ConditionError, DataError, EvaluationError, InvalidConfigError, MetadataError
+from ..errors import ConditionError, EvaluationError, InvalidConfigError, MetadataError
 from ..files import write_text
 from ..finding import unwrap
 from ..models import Denoiser, call_arguments, evaluating, first_tensor
 from ..noise import NoiseProcess, alpha_bars, mix
 from ..randomness import derived_seed, generator, noise
 from ..runs import build_model, load_run_data
-from ..stability import block_names, plan_for
+from ..stability import block_names, eager, plan_for
 from .scores import Score, Z, share_score
 
 if TYPE_CHECKING:
@@ -65,7 +65,6 @@ def linear_probe(
     seed: int = 0,
     batch_size: int = 256,
     about: dict[str, Any] | None = None,
-    progress: Callable[[int, int, str], None] | None = None,
 ) -> LinearProbe:
     """Accuracy of linear classifiers on the features of each layer at each noise level. The model is left as it was.
 
@@ -91,14 +90,14 @@ def linear_probe(
     reader = Reader(host, condition, layers, batch_size, parts.x0)
     start = copy.copy(reader)
     start.model = _untrained(host, untrained, seed).to(reader.device, reader.dtype).eval()
-    for number, t in enumerate(times, start=1):
-        x = noised(parts.x0, t, schedule, seed)
-        fits["pixels", "pixels", t] = fit(x.flatten(1), parts)
-        for contender, each in (("network", reader), ("untrained", start)):
-            for layer, features in each.read(x, t).items():
-                fits[contender, layer, t] = fit(features, parts)
-        if progress is not None:
-            progress(number, len(times), f"t = {t:g}")
+    with Progress("noise levels", len(times)) as progress:
+        for number, t in enumerate(times, start=1):
+            x = noised(parts.x0, t, schedule, seed)
+            fits["pixels", "pixels", t] = fit(x.flatten(1), parts)
+            for contender, each in (("network", reader), ("untrained", start)):
+                for layer, features in each.read(x, t).items():
+                    fits[contender, layer, t] = fit(features, parts)
+            progress(number)
     fits["pixels", CLEAN, None] = fit(parts.x0.flatten(1), parts)
     counts = {"fit": len(parts.fit), "validation": len(parts.validation), "test": len(parts.test)}
     facts = {"model": type(host).__name__, "data": parts.name, "classes": parts.classes, "images": counts}
@@ -200,8 +199,7 @@ class Reader:
         self.condition = None if condition is None else self._one_condition(torch.as_tensor(condition))
         x = x0[:2].to(self.device, self.dtype)
         self._try(x)
-        modules = dict(model.named_modules())
-        blocks: Sequence[str] = ()
+        modules, blocks = dict(model.named_modules()), list[str]()
         if layers is None or not all(name in modules for name in layers):
             given = call_arguments(model, x, torch.full((len(x),), 500.0, device=self.device), self._given(len(x)))
             blocks = block_names(model, plan_for(model, given))
@@ -229,23 +227,16 @@ class Reader:
 
     def _run(self, x: Tensor, t: float) -> dict[str, Tensor]:
         """The outputs of the layers in one forward pass; of one that runs several times, the last."""
-        seen: dict[str, Tensor] = {}
+        seen: dict[str, Tensor | None] = {}
 
-        def hook(name: str) -> Callable[[nn.Module, Any, Any], None]:
-            def note(_: nn.Module, __: Any, output: Any) -> None:
-                tensor = first_tensor(output)
-                if tensor is not None:
-                    seen[name] = tensor.detach()
+        def note(name: str, _: nn.Module, __: Any, output: Any) -> None:
+            seen[name] = first_tensor(output)
 
-            return note
-
-        # Compiled blocks run as they are written, so that hooks are called.
-        eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-        with ExitStack() as stack, evaluating(self.model), torch.no_grad(), eager:
+        with ExitStack() as stack, evaluating(self.model), torch.no_grad(), eager():
             for name in self.names:
-                stack.callback(self.model.get_submodule(name).register_forward_hook(hook(name)).remove)
+                stack.callback(self.model.get_submodule(name).register_forward_hook(partial(note, name)).remove)
             Denoiser(self.model)(x, torch.full((len(x),), float(t), device=self.device), self._given(len(x)))
-        return seen
+        return {name: tensor for name, tensor in seen.items() if tensor is not None}
 
     def _pooled(self, features: Tensor) -> Tensor:
         """The mean over positions, (B, D): of (B, D, H, W), or of the tokens (B, L, D) that are patches."""
@@ -269,16 +260,16 @@ class Reader:
 
     def _try(self, x: Tensor) -> None:
         self.names = ()
+        network = Denoiser(self.model)
         try:
             self._run(x, 500.0)
         except Exception as error:  # of any network
-            network, name = Denoiser(self.model), type(self.model).__name__
-            if self.condition is None and (network.label_argument or network.context_argument):
-                raise ConditionError(
-                    f"this {name} is conditional, and a probe needs its null condition, one for all images: "
-                    f"condition=torch.tensor(NULL_LABEL); a label would be the answer"
-                ) from error
-            raise
+            if self.condition is not None or not (network.label_argument or network.context_argument):
+                raise
+            raise ConditionError(
+                f"this {type(self.model).__name__} is conditional, and a probe needs its null condition, one for all "
+                f"images: condition=torch.tensor(NULL_LABEL); a label would be the answer"
+            ) from error
 
 
 def _untrained(host: nn.Module, given: Any, seed: int) -> nn.Module:
@@ -368,8 +359,8 @@ def judged(fits: dict[Key, Fit], layers: Sequence[str], times: Sequence[float], 
     def table(contender: str) -> dict[str, list[float]]:
         return {layer: [fits[contender, layer, t].validation for t in times] for layer in layers}
 
-    def best(contender: str, among: Sequence[float]) -> Key:
-        keys: list[Key] = [(contender, layer, t) for layer in layers for t in among]
+    def best(contender: str) -> Key:
+        keys: list[Key] = [(contender, layer, t) for layer in layers for t in times]
         return max(keys, key=lambda key: fits[key].validation)
 
     def cell(key: Key, against: Tensor | None = None) -> Cell:
@@ -377,12 +368,10 @@ def judged(fits: dict[Key, Fit], layers: Sequence[str], times: Sequence[float], 
         gain = None if against is None else _paired(against - found.hits)
         return Cell(key[1], key[2], found.penalty, found.validation, share_score(found.hits), gain)
 
-    chosen = best("network", times)
+    chosen = best("network")
     t = chosen[2]
-    assert t is not None
     baselines: dict[str, Key] = {
-        "untrained network": best("untrained", times),
-        "untrained network, same t": best("untrained", [t]),
+        "untrained network": best("untrained"),
         "pixels, same t": ("pixels", "pixels", t),
         CLEAN: ("pixels", CLEAN, None),
     }
@@ -503,22 +492,17 @@ def probe_run(run: Run, *, data: str | None = None, split: str | None = None, **
     if config.images.autoencoder is not None and (data or split):
         raise InvalidConfigError("`data` and `split` are for runs on pixels, and this one was trained on latents")
     size = config.images.size or (run.shape.height, run.shape.width)
-    reading: dict[str, Any] = {"size": size, "channels": config.images.channels or run.shape.channels}
+    read = partial(load_data, size=size, channels=config.images.channels or run.shape.channels)
     if data is not None:
-        fitted, held_out = load_data(data, split=split or "train", **reading), None
+        fitted, held_out = read(data, split=split or "train"), None
     else:
         own = load_run_data(config)
-        fitted, held_out = own.train, own.held_out
-        if split is not None or held_out is None:
-            try:
-                if config.images.autoencoder is not None:
-                    raise DataError("it is trained on latents")
-                held_out = load_data(config.data, split=split or "test", **reading)
-            except DataError as error:
-                raise InvalidConfigError(
-                    f"{run.folder} held no images out, and the network was trained on all others ({error}): give "
-                    "`data`, or train with `held_out`"
-                ) from error
+        fitted, held_out = own.train, own.held_out if split is None else read(config.data, split=split)
+        if held_out is None:
+            raise InvalidConfigError(
+                f"{run.folder} held no images out, and the network was trained on all others: give `split`, such as "
+                "test, or `data`, or train with `held_out`"
+            )
     return linear_probe(
         run.model,
         fitted,

@@ -81,7 +81,7 @@ def frechet_distance(a: Moments, b: Moments) -> float:
         if not bool(torch.isfinite(moments.mean).all() and torch.isfinite(moments.covariance).all()):
             raise EvaluationError(
                 "the features are not all finite, so they have no Fréchet distance: check the images, or "
-                "choose other --features"
+                "choose other `features`"
             )
     root = torch.linalg.svdvals(a.root @ b.root).sum()
     distance = (a.mean - b.mean).square().sum() + a.covariance.trace() + b.covariance.trace() - 2 * root
@@ -318,15 +318,6 @@ class Anchors:
             return f"uniform noise has recall {noise['recall']:.2f}, real images {real['recall']:.2f}"
         return ""
 
-    @property
-    def remark(self) -> str:
-        """Which bad images precision alone does not tell from real ones, although it tells noise."""
-        if self.fault:
-            return ""
-        real = self.values[REAL]["precision"]
-        fooled = [kind for kind in BAD if self.values[kind]["precision"] > 0.9 * real]
-        return f"precision does not see that images are {' or '.join(fooled)}; the distances do" if fooled else ""
-
 
 REAL, NOISE = "real", "noise"
 BAD = (NOISE, "blurred", "shuffled")
@@ -441,7 +432,7 @@ class Scores:
             lines.append(f"anchors: {self.anchors.images} images of each kind, against the rest of the data")
         if self.anchors.fault:
             lines.append(f"no precision and recall by {p.features} features: {self.anchors.fault}")
-        return [*lines, *filter(None, [self.anchors.remark])]
+        return lines
 
     def verdict(self) -> str:
         """The scores next to their anchors, in words; "" where there are no anchors."""

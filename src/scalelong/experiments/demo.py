@@ -1,7 +1,7 @@
 """The demonstration: a deep U-ViT at a rate where it breaks, what delays that, and what lasts.
 
 The setting was chosen by trying, on seeds that no base seed has; docs/range.md says how, and what base seeds that chose
-nothing say (`python -m research.demo`).
+nothing say.
 """
 
 import io

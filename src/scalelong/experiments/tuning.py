@@ -33,10 +33,7 @@ def tune_run(
     run: Run,
     *,
     settings: SampleSettings,
-    kind: str = "linear",
     n: int = 512,
-    trials: int = 16,
-    seconds: float | None = None,
     seed: int = 0,
     features: str = "auto",
     feature_weights: str | Path | None = None,
@@ -78,11 +75,8 @@ def tune_run(
         sampler,
         against(halves[0]),
         example,
-        kind=kind,
         seeds=range(seed, seed + n),
         test_score=against(halves[1]),
-        trials=trials,
-        seconds=seconds,
         progress=progress,
     )
     about = {

@@ -6,10 +6,8 @@ from ..errors import (
 from .card import (
     model_card as model_card,
     push_to_hub as push_to_hub,
-    shipped_card as shipped_card,
 )
 from .exporter import (
-    export_diffusers as export_diffusers,
     export_model as export_model,
-    export_safetensors as export_safetensors,
+    export_run as export_run,
 )

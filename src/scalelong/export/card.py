@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,10 @@ images = pipeline({arguments}num_inference_steps=50, generator=torch.Generator()
     "safetensors": """\
 `model.safetensors` holds the weights; the entry `scalelong` of its header is JSON with the configuration to build the
 model from.""",
+    "shipped": """\
+A small network that comes with the package, for trying things out and nothing else: it has seen very few pictures, and
+its samples may resemble them. `python -m research.shipped NAME` trains it again. Scored before the weights were
+halved.""",
     "plain": """\
 ```python
 from diffusers import {kind}
@@ -161,8 +166,18 @@ def _card(library: str, title: str, intro: str, use: str, rows: dict[str, str]) 
     return f"{head}\n\n{use}\n\n| | |\n|---|---|\n{lines}\n"
 
 
-def model_card(run: Run, kind: str) -> str:
-    """The card of a run: how to use it, how it was trained, and what its scores mean."""
+LICENCES = {
+    "digits": "UCI, Optical Recognition of Handwritten Digits (Alpaydin and Kaynak, 1998), CC BY 4.0",
+    "garments": "Fashion-MNIST (Xiao, Rasul and Vollgraf, 2017), its first 2000 training images at 16x16, MIT",
+}
+"""Data of networks that come with the package."""
+
+
+def model_card(run: Run, kind: str, scores: Sequence[Scores] | None = None) -> str:
+    """The card of a run: how to use it, how it was trained, and what its scores mean.
+
+    `kind`: a key of USE. `scores`: others than those that are stored with the run.
+    """
     config, about = run.config, run_facts(run)
     data, optimizer, values = about["data"], config.optimizer, about["coefficients"]
     name, model = escaped(data["name"]), escaped(config.model)
@@ -179,12 +194,17 @@ def model_card(run: Run, kind: str) -> str:
         "training": f"{config.batch_size} images a step, {method}, rate {optimizer.lr:g}, weight decay "
         f"{optimizer.weight_decay:g}, EMA {optimizer.ema_length or f'{optimizer.ema_rate:g}'}, seed {config.seed}",
     }
+    if kind == "shipped":
+        rows["licences"] = (
+            f"weights Apache-2.0, as the package; data {LICENCES[data['name'].removeprefix('captioned-')]}"
+        )
     intro = f"A diffusion model trained with scalelong {about['scalelong']}."
     intro += " The table says how its long skip connections are scaled."
     intro += f"\n\n![samples]({PICTURE})" if picture_of(run) is not None else ""
     use = USE[kind].format(arguments=_example_condition(run)) if kind == "diffusers" else USE[kind]
     library = "diffusers" if kind == "diffusers" else "scalelong"
-    return _card(library, f"{model} on {name}", intro, use, rows) + f"\n## Scores\n\n{_scores(run)}\n"
+    found = scores_of(run) if scores is None else scores
+    return _card(library, f"{model} on {name}", intro, use, rows) + f"\n## Scores\n\n{_scores(found)}\n"
 
 
 def _example_condition(run: Run) -> str:
@@ -208,11 +228,10 @@ def _python_text(text: str) -> str:
     return re.sub(r"[`<>&]", lambda found: f"\\x{ord(found[0]):02x}", json.dumps(text[:300]))
 
 
-def _scores(run: Run) -> str:
-    found = scores_of(run)
+def _scores(found: Sequence[Scores]) -> str:
     if not found:
         return "Not scored. `scalelong eval RUN` does it."
-    rows = ["| score | value, 95 % interval | real images | noise | protocol |", "|---|---|---|---|---|"]
+    rows = ["| score | value, 95 % interval | held-out real images | noise | protocol |", "|---|---|---|---|---|"]
     remarks: list[str] = []
     for scores in found:
         p = scores.protocol
@@ -229,46 +248,6 @@ def _scores(run: Run) -> str:
         remarks += [remark for remark in scores.remarks()[1:] if remark not in remarks]
     explained = "Real images that were held out and uniform noise are scored with the same features, for comparison."
     return "\n".join([*rows, "", explained, *(f"- {remark}" for remark in remarks)])
-
-
-# The card of a network that comes with the package.
-
-LICENCES = {
-    "digits": "UCI, Optical Recognition of Handwritten Digits (Alpaydin and Kaynak, 1998), CC BY 4.0",
-    "garments": "Fashion-MNIST (Xiao, Rasul and Vollgraf, 2017), its first 2000 training images at 16x16, MIT",
-}
-
-
-def shipped_card(name: str, run: Run, scores: Scores) -> str:
-    """Data, licence, the command that trained it, and its scores next to their anchors."""
-    config, data = run.config, RunFolder(run.folder).about()
-    rows = ["| score | value, 95 % interval | held-out real images | noise |", "|---|---|---|---|"]
-    rows += [f"| {row['']} | {row['value']} | {row.get(REAL, '')} | {row.get(NOISE, '')} |" for row in scores.rows()]
-    protocol, shown = scores.protocol, ", ".join((run.shape.classes or ())[:10])
-    words = ", ".join(RunFolder(run.folder).vocabulary() or ())
-    knows = f"the words {words}" if config.diffusion.condition == "text" else f"the classes {shown}"
-    return f"""\
-# {name}
-
-A small diffusion model, for trying things out: sampling, evaluation, export, tuning. It draws images of
-{data["width"]}x{data["height"]} pixels and knows {knows}.
-
-| | |
-|---|---|
-| network | U-ViT, {sum(p.numel() for p in run.model.parameters()):,} parameters; averaged weights in half precision |
-| long skips | scaled by {as_scaling(config.scaling)} |
-| data | {LICENCES[config.data.removeprefix("captioned-")]}; {data["images"]} images trained on, \
-{config.images.held_out} held out |
-| licence of the weights | Apache-2.0, as the package; the data keep theirs |
-| trained by | `python -m research.shipped {name}`: {run.step} steps of {config.batch_size} images, rate \
-{config.optimizer.lr:g} with cosine decay, seed {config.seed} |
-| not for | anything but trying things out: it has seen very few pictures, and its samples may resemble them |
-
-{chr(10).join(rows)}
-
-{protocol.images} images, {protocol.sampler} with {protocol.sampler_steps} steps, guidance {protocol.guidance:g}, \
-{protocol.features} features, against {protocol.reference_images} images. Scored before the weights were halved.
-"""
 
 
 # An exported folder to the Hugging Face hub, where there is a network.

@@ -1,8 +1,8 @@
 """A trained model for others: a folder that diffusers loads, or one safetensors file. Complete or not there.
 
-    export_diffusers(run, folder)       a pipeline that `DiffusionPipeline.from_pretrained` loads
-    export_safetensors(run, folder)     the weights of a run, in one file whose header says what they are
-    export_model(model, folder)         a bare model without a run, in either form
+    export_run(run, folder)          a pipeline that `DiffusionPipeline.from_pretrained` loads, or with
+                                     format="safetensors" the weights in one file whose header says what they are
+    export_model(model, folder)      a bare model without a run, in either form
 
 An unconditional UNet of a run becomes a DDPMPipeline. If its scaling can be put into the weights, or there is none, it
 has only standard classes; if it is constant, a small class in the folder multiplies the skips. Neither needs scalelong.
@@ -54,10 +54,17 @@ Format = Literal["diffusers", "safetensors"]
 # Runs
 
 
-def export_diffusers(run: Run, target: str | Path) -> Path:
-    """The folder of a pipeline, with the weights that `load_run` chose, and a card."""
+def export_run(run: Run, target: str | Path, format: Format = "diffusers") -> Path:  # noqa: A002
+    """The weights that `load_run` chose, with a model card, complete or not at all. Returns the folder or the file.
+
+    "diffusers": the folder of a pipeline. "safetensors": a folder with model.safetensors, or a `target` that ends in
+    .safetensors. Load it with `safetensors.torch.load_file` into a model built as the header's `config` says.
+    """
     model, path = run.model, Path(target)
+    _require_format(format)
     require_finite(model)
+    if format == "safetensors":
+        return _write_file(path, model, run_facts(run), lambda: model_card(run, "safetensors"), picture_of(run))
     prediction, plain_times = run.config.diffusion.prediction, run.process.time_map == (1.0, 0.0)
     with _new_folder(path) as folder:
         if type(model) is UViT:
@@ -71,20 +78,8 @@ def export_diffusers(run: Run, target: str | Path) -> Path:
         else:
             condition = _write_condition(run.conditions, folder)
             _write_pipeline(folder, component, run.process, prediction, condition, run.autoencoder)
-        _write_about(folder, run_facts(run), model_card(run, "diffusers"))
-        _copy_picture(run, folder)
+        _write_about(folder, run_facts(run), model_card(run, "diffusers"), picture_of(run))
     return path
-
-
-def export_safetensors(run: Run, target: str | Path) -> Path:
-    """Load it with `safetensors.torch.load_file` into a model built as the header's `config` says.
-
-    `target` is a folder, which gets model.safetensors and a card, complete or not at all; or a file of that kind.
-    """
-    path = Path(target)
-    require_finite(run.model)
-    _write_file(path, run.model, run_facts(run), lambda: model_card(run, "safetensors"), run)
-    return path if path.suffix == ".safetensors" else path / "model.safetensors"
 
 
 # Bare models
@@ -110,8 +105,7 @@ def export_model(
     folder of the `autoencoder` if it was trained on latents.
     """
     path, network = Path(folder), _bare(model)
-    if format not in get_args(Format):
-        raise ExportError(f"unknown format {format!r}; known: {', '.join(get_args(Format))}")
+    _require_format(format)
     kind, is_uvit = type(network).__name__, type(network) is UViT
     told = (schedule, prediction, classes, autoencoder) != (SCHEDULE, "epsilon", None, None)
     if told and not (format == "diffusers" and is_uvit):
@@ -398,6 +392,11 @@ def _require_same(
         )
 
 
+def _require_format(given: str) -> None:
+    if given not in get_args(Format):
+        raise ExportError(f"unknown format {given!r}; known: {', '.join(get_args(Format))}")
+
+
 def require_finite(model: nn.Module) -> None:
     """Weights that diverged are of no use to others."""
     for name, value in model.state_dict().items():
@@ -422,22 +421,22 @@ def _new_folder(target: Path) -> Iterator[Path]:
         ) from error
 
 
-def _write_about(folder: Path, about: dict[str, Any], card: str) -> None:
-    (folder / "scalelong.json").write_text(json.dumps(about, indent=2, ensure_ascii=False), encoding="utf-8")
-    (folder / "README.md").write_text(card, encoding="utf-8")
+def _write_about(folder: Path, about: dict[str, Any], card: str, picture: Path | None = None) -> None:
+    write_text(folder / "scalelong.json", json.dumps(about, indent=2, ensure_ascii=False))
+    _write_card(folder, card, picture)
 
 
-def _copy_picture(run: Run, folder: Path) -> None:
-    """The samples that the card shows."""
-    picture = picture_of(run)
+def _write_card(folder: Path, card: str, picture: Path | None) -> None:
+    """`picture`: the samples that the card shows."""
+    write_text(folder / "README.md", card)
     if picture is not None:
         shutil.copyfile(picture, folder / PICTURE)
 
 
 def _write_file(
-    path: Path, model: nn.Module, about: dict[str, Any], card: Callable[[], str], run: Run | None = None
-) -> None:
-    """A folder with model.safetensors and a card; or the file alone, if the path is that of one."""
+    path: Path, model: nn.Module, about: dict[str, Any], card: Callable[[], str], picture: Path | None = None
+) -> Path:
+    """A folder with model.safetensors and a card; or the file alone, if the path is that of one. Returns the file."""
     from safetensors.torch import save
 
     tensors, seen = {}, set()
@@ -451,11 +450,10 @@ def _write_file(
     if path.suffix != ".safetensors":
         with _new_folder(path) as folder:
             write_bytes(folder / "model.safetensors", content)
-            write_text(folder / "README.md", card())
-            if run is not None:
-                _copy_picture(run, folder)
-        return
+            _write_card(folder, card(), picture)
+        return path / "model.safetensors"
     with exclusive(make_folder(path.parent)):  # of two exports to one place one is refused
         if path.exists():
             raise ExportError(f"{path} exists already; choose another place (--out)")
         write_bytes(path, content)
+    return path

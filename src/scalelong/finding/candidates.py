@@ -44,7 +44,7 @@ class Candidate:
         """The innermost run of a function in which all of it took place."""
         layers = self.trace.layers_between(self.start, self.main_node)
         scopes = [scope for layer in layers if (scope := self.trace.nodes[layer].scope) is not None]
-        return reduce(common_scope, scopes, self.merge.scope)
+        return reduce(common_scope, scopes, self.merge.site.frames[0].invocation)
 
     @cached_property
     def goes_lower(self) -> bool:
@@ -65,9 +65,9 @@ class Candidate:
         """True if this skip spans another: it leaves earlier and returns later."""
         return self.trace.depends(inner.start, self.start) and self.trace.depends(self.end, inner.end)
 
-    def repeats(self, inner: "Candidate") -> bool:
-        """True if the very same feature is merged a second time here, later."""
-        same = self.start == inner.start and not self.skip_layers and not inner.skip_layers
+    def repeats(self, inner: "Candidate", layers: int = 0) -> bool:
+        """True if the very same feature is merged a second time here, later; after so many layers of its own."""
+        same = self.start == inner.start and self.skip_layers <= layers and not inner.skip_layers
         return same and self.trace.depends(self.end, inner.end)
 
     def precedes(self, outer: "Candidate", inner: "Candidate") -> bool:
@@ -252,7 +252,8 @@ def _fork(
         on_skip, on_main = len(trace.layers_between(start, skip)), len(trace.layers_between(start, main))
         longer = on_main > on_skip
         if not on_skip and not on_main:
-            longer = trace.mixes_between(start, main) > trace.mixes_between(start, skip)
+            mixed = [len(trace.between(trace.mixtures, start, end)) for end in (main, skip)]
+            longer = mixed[0] > mixed[1]
         if on_skip and on_main:
             lower, skip_lower = _goes_lower(trace, start, main, merge), _goes_lower(trace, start, skip, merge)
             longer = lower if lower != skip_lower else longer
@@ -298,7 +299,7 @@ def _gated_start(trace: Trace, gated: int, main: int, merge: Merge, rank: int) -
 
 
 def _goes_lower(trace: Trace, start: int, end: int, merge: Merge) -> bool:
-    """True if every path from start to end passes a layer with fewer positions than the merge has.
+    """True if every path from start to end passes a layer or pooling with fewer positions than the merge has.
 
     Every path: attention over pooled keys, and gates computed from an average, keep one at full resolution.
     """
@@ -307,11 +308,14 @@ def _goes_lower(trace: Trace, start: int, end: int, merge: Merge) -> bool:
     axis = merge.axis if merge.axis is not None else channel_axis(trace, merge.node) or min(1, len(shape) - 1)
     positions = math.prod(shape) // max(shape[axis], 1)
     lower = set()
-    for layer in trace.layers_between(start, end):
-        node = trace.nodes[layer]
-        channels = node.shape[1 if "conv" in node.name and len(node.shape) > 1 else -1] if node.shape else 1
-        if node.shape and "fft" not in node.name and math.prod(node.shape) // max(channels, 1) < positions:
-            lower.add(layer)
+    for index in trace.between(trace.layers | trace.resizes, start, end):
+        node = trace.nodes[index]
+        resizes = bool(trace.resizes >> index & 1) and len(node.shape) > 1
+        # What is before a transposed convolution or an interpolation is as low as what is after a pooling.
+        shapes = [node.shape, trace.nodes[node.inputs[0]].shape] if resizes else [node.shape]
+        lowest = min(math.prod(each) // max(each[1 if resizes else -1], 1) if each else positions for each in shapes)
+        if lowest < positions and "fft" not in node.name:
+            lower.add(index)
     if not lower or start == end:
         return False
     front, seen = [end], {end}

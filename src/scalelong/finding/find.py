@@ -108,9 +108,9 @@ def _plan_of(trace: Trace, wanted: _Wanted) -> SkipPlan:
         return _named_plan(trace)
     if trace.later is not None:
         _refuse_memory(trace.later, wanted)
-    selection = _select_skips(trace, wanted)
-    chosen, left_out = selection.chosen, selection.left_out
     itself = [c for c in around_nothing(trace) if wanted.accepts(trace, c)]
+    selection = _select_skips(trace, wanted, itself)
+    chosen, left_out = selection.chosen, selection.left_out
     innermost = innermost_around_nothing(chosen, itself) if wanted.innermost else None
     if innermost is not None:
         chosen = [*chosen, innermost]
@@ -148,13 +148,13 @@ def _places_left_out(found: list[tuple[Candidate, str]]) -> tuple[LeftOut, ...]:
     return tuple(LeftOut(kind=k, location=at, count=n, reason=reason) for (k, at, reason), n in counts.items())
 
 
-def _select_skips(trace: Trace, wanted: _Wanted) -> Selection:
+def _select_skips(trace: Trace, wanted: _Wanted, itself: Sequence[Candidate]) -> Selection:
     """The merges of the long skips in a recorded forward, outermost first."""
     found, selection = [], Selection([])
     # Features have positions next to their channels. Only where none of these form a U, those of graphs may.
     for rank in (3, 2):
         found = [c for c in candidates(trace, rank) if wanted.accepts(trace, c)]
-        selection = select(trace, found)
+        selection = select(trace, found, itself if wanted.innermost else ())
         if wanted.include is not None and not selection.chosen:
             selection = select_all(found)
         if selection.chosen or selection.doubtful:
@@ -164,7 +164,7 @@ def _select_skips(trace: Trace, wanted: _Wanted) -> Selection:
     if not selection.chosen:
         raise _nothing(trace, found, wanted)
     if selection.hidden:
-        raise _hidden(trace, selection)
+        raise _hidden(trace, selection, wanted, itself)
     return selection
 
 
@@ -203,13 +203,19 @@ def _plan(trace: Trace, chosen: Sequence[Candidate], repeats: int) -> SkipPlan:
 
 
 def _describe(trace: Trace, candidate: Candidate, index: int, repeats: int) -> LongSkip:
+    if any(call.is_mapped and candidate.start <= call.start < candidate.end for call in trace.calls):
+        raise UnsupportedModelError(
+            f"the merge at {candidate.merge.site.text} runs under torch.vmap, where modules do not see the shapes of "
+            f"the features, so that {type(trace.model).__name__} cannot be scaled. Call the network on the whole batch "
+            f"there, without vmap"
+        )
     merge, places = candidate.merge, places_of(trace, candidate, repeats)
     place, shape = places.skip, merge.shapes[candidate.operand]
     source, last = trace.producer(candidate.start), trace.producer(candidate.skip_node)
     here = [
         m.node
         for m in trace.merges
-        if (m.site.text, m.call.name, m.form) == (merge.site.text, merge.call.name, merge.form)
+        if (m.site.text, m.call.name, m.kind) == (merge.site.text, merge.call.name, merge.kind)
     ]
     own_axis = merge_axis(trace, merge, candidate.skip_node)
     axis = own_axis if place is None else place.axis
@@ -263,15 +269,22 @@ def _ambiguous(trace: Trace, selection: Selection) -> AmbiguousSkipsError:
     )
 
 
-def _hidden(trace: Trace, selection: Selection) -> UnreachableSkipError:
+def _hidden(trace: Trace, selection: Selection, wanted: _Wanted, itself: Sequence[Candidate]) -> UnreachableSkipError:
     merges = [c.merge for c in selection.hidden]
-    first = merges[0]
     places = ", ".join(dict.fromkeys(f"{m.name.rstrip('_')} at {m.site.text}" for m in merges))
+    # What is proposed was tried.
+    known = [wanted.exclude] if isinstance(wanted.exclude, str) else [*(wanted.exclude or ())]
+    exclude = [*known, *dict.fromkeys(m.site.text for m in merges)]
+    try:
+        _select_skips(trace, replace(wanted, exclude=exclude), itself)
+        patterns = exclude[0] if len(exclude) == 1 else exclude
+        way = f", or leave these merges out by exclude={patterns!r} if they are no long skips"
+    except ScaleLongError:
+        way = ", or name all merges by scalelong.merge(x, skip, i)"
     return UnreachableSkipError(
         f"{type(trace.model).__name__} has {len(selection.chosen)} long skips that can be scaled, and among them "
         f"features that are merged in a different way: {places}. Whether these are long skips is not known, and the "
-        f"numbers of the others depend on it. Merge by torch.cat or an addition there, or leave these merges out by "
-        f"exclude={first.site.text!r} if they are no long skips"
+        f"numbers of the others depend on it. Merge by torch.cat or an addition there{way}"
     )
 
 

@@ -34,6 +34,8 @@ from functools import partial, reduce
 from itertools import pairwise
 from typing import Any
 
+from torch import nn
+
 from ..tracing import Call, CallSite, Invocation, Trace, common_scope
 from .candidates import Candidate, longest_chain
 
@@ -52,19 +54,19 @@ class Selection:
     """Merges that a reader could take for long skips, and why they are none."""
 
 
-def select(trace: Trace, found: Sequence[Candidate]) -> Selection:
-    """Concatenations first, then additions. Empty if there is no U."""
+def select(trace: Trace, found: Sequence[Candidate], itself: Sequence[Candidate] = ()) -> Selection:
+    """Concatenations first, then additions. Empty if there is no U. `itself`: merges of a tensor with itself."""
     known = [c for c in found if c.merge.is_scalable]
     shown = _shown_again(known)
-    cats = _without_dense([c for c in known if c.merge.form.joins_channels and c not in shown])
+    cats = _without_dense([c for c in known if c.merge.kind == "cat" and c not in shown])
     cats = _without_blocks(_without_injections(trace, cats))
-    adds = [c for c in known if not c.merge.form.joins_channels and c not in shown]
+    adds = [c for c in known if c.merge.kind != "cat" and c not in shown]
     adds = _without_blocks(_without_injections(trace, adds))
     selection = _select_cats(cats)
     if selection.chosen:
         selection = _with_additions(selection, adds)
     elif not selection.doubtful:
-        selection = _select_adds(adds)
+        selection = _select_adds(adds, itself)
     if not selection.chosen:
         return selection
     selection = _with_main_paths(selection)
@@ -125,7 +127,7 @@ def _shown_again(found: Sequence[Candidate]) -> list[Candidate]:
         return len({c.start for c in same}) == 1 and len(ends) >= least and in_order
 
     shown = [c for same in _by_site(found).values() if is_one_in_sequence(same, 2) for c in same]
-    cats = [c for c in found if c.merge.form.joins_channels and c not in shown]
+    cats = [c for c in found if c.merge.kind == "cat" and c not in shown]
     several = [same for same in _grouped(cats, lambda c: c.start).values() if len({c.end for c in same}) > 1]
     return shown + (several[0] if len(several) == 1 and is_one_in_sequence(several[0], 3) else [])
 
@@ -202,12 +204,14 @@ def _select_cats(cats: list[Candidate]) -> Selection:
         innermost, others = chain[-1], chain[:-1]
         if innermost.site not in {c.site for c in others} and not innermost.goes_lower:
             # On a line of its own, around the middle alone: a dense or parallel branch looks like it.
-            if innermost.skip_layers and _reads_one_variable(innermost.merge.site):
+            in_one = _reads_one_variable(innermost.merge.site)
+            if innermost.skip_layers and in_one:
                 return _select_cats([c for c in cats if c is not innermost])
             # `cat([f(h), h])` is the innermost level of a U that is written out. Where the others stand in a loop, it
             # may as well be a dense block.
             in_loop = len(others) > 1 and len({c.site for c in others}) == 1
-            if in_loop or (all(c.goes_lower for c in others) and not _below_the_input(chain[0])):
+            may_be_block = in_loop or (all(c.goes_lower for c in others) and not _below_the_input(chain[0]))
+            if may_be_block and (in_one or not _is_like_a_level(innermost, others)):
                 return Selection(others, [innermost])
         doubtful = _doubtful(chain, [c for c in cats if c not in chain])
         repeats = _repeats(chain, doubtful)
@@ -248,7 +252,7 @@ def _with_additions(selection: Selection, adds: list[Candidate]) -> Selection:
 # Additions
 
 
-def _select_adds(adds: list[Candidate]) -> Selection:
+def _select_adds(adds: list[Candidate], itself: Sequence[Candidate]) -> Selection:
     nests = [c for same in _by_site(adds).values() if len(longest_chain(same)) > 1 for c in same]
     levels = [c for c in adds if c not in nests and c.goes_lower and c.has_decoder]
     sure = [*nests, *levels]
@@ -264,8 +268,11 @@ def _select_adds(adds: list[Candidate]) -> Selection:
         # A residual across several lines in the middle of a U looks like its innermost level. It is none where the
         # skips begin at full resolution; where they begin below, as in Demucs, the innermost goes around the middle.
         full = bool(chain) and all(c.goes_lower for c in chain) and not _below_the_input(chain[0])
-        in_doubt = added if full or len(joined) < 3 else []
-        chain = joined if not in_doubt or not chain else chain
+        if full or len(joined) < 3:
+            in_doubt = [c for c in added if not _is_like_a_level(c, chain)]
+        chain = [c for c in joined if c not in in_doubt]
+    if len(chain) == 1 and not in_doubt and innermost_around_nothing(chain, itself) is not None:
+        return Selection(chain)  # two levels, the inner one around nothing
     if len(chain) < 2:
         # Demucs with two levels, or a residual in the middle of one level.
         may_be_levels = chain and in_doubt and _below_the_input(chain[0]) and chain[0].start != in_doubt[0].start
@@ -280,6 +287,30 @@ def _below_the_input(outermost: Candidate) -> bool:
     shape = outermost.merge.shapes[outermost.operand]
     same = [image for image in _images(outermost) if len(image) == len(shape) > 2]
     return bool(same) and all(math.prod(shape[2:]) < math.prod(image[2:]) for image in same)
+
+
+def _is_like_a_level(c: Candidate, levels: list[Candidate]) -> bool:
+    """True if modules like those of a level make the skip and read the merge: an encoder block and a decoder block."""
+    ends = _maker_and_reader(c)
+    return None not in ends and any(_maker_and_reader(level) == ends for level in levels)
+
+
+def _maker_and_reader(c: Candidate) -> tuple[object, object]:
+    trace, node, reader = c.trace, c.end, None
+    while reader is None:
+        reader = next((call.module for call in trace.taking[node] if any(True for _ in call.module.parameters())), None)
+        if len(trace.users[node]) != 1:
+            break
+        node = trace.users[node][0]
+    maker = trace.producer(c.start)
+    return None if maker.startswith("input ") else _likeness(trace.model.get_submodule(maker)), _likeness(reader)
+
+
+def _likeness(module: nn.Module | None) -> object:
+    """The class of a module; of those of torch, what is in them as well."""
+    if module is None or not type(module).__module__.startswith("torch."):
+        return None if module is None else type(module)
+    return type(module), getattr(module, "kernel_size", None), *map(_likeness, module.children())
 
 
 def _reads_one_variable(site: CallSite) -> bool:
@@ -349,7 +380,7 @@ def _merged_again(found: list[Candidate], chain: list[Candidate]) -> list[Candid
     """Merges of the very features of the skips at a second place of the decoder: with one of two uses scaled, such a
     skip would be neither scaled nor left alone. Of one skip alone, and later, it is a residual around the U.
     """
-    later = [c for c in found if any(c.repeats(one) for one in chain)]
+    later = [c for c in found if any(c.repeats(one, layers=1) for one in chain)]
     before = [c for c in found if any(c.precedes(one, inner) for one, inner in pairwise(chain))]
     return before + later if before or len({c.start for c in later}) > 1 else []
 

@@ -10,43 +10,37 @@ from .candidates import Candidate
 from .plan import Attachment, Places, SourcePlace
 from .source import Operand, can_rewrite, function_of, source_digest
 
-# A constant, or a gate over channels, before one of these is the same as after it.
 _COMMUTING = COPIES | VIEWS | {"expand", "slice", "narrow", "pin_memory", "mul"}
 
 
 def places_of(trace: Trace, candidate: Candidate, repeats: int) -> Places:
-    """The places where the operands of a merge can be scaled."""
-    merge, operand = candidate.merge, candidate.operand
+    """The places where the operands of a merge can be scaled.
+
+    Best is a place with nothing but copies and views between it and the merge: there every method acts on the very
+    values that are merged, behind a crop or a factor of the model. Only where there is none, an operation that commutes
+    with a constant may lie between.
+    """
+    merge = candidate.merge
     if merge.named is not None:
         return _named_places(trace, candidate)
+    search = _Search(trace, merge, candidate.operand, repeats, _same_values)
 
-    def first(operand: int, *, directly: bool) -> Attachment | None:
-        return next(_Search(trace, merge, operand, repeats, directly).all(), None)
+    def first(operand: int) -> Attachment | None:
+        searches = (_Search(trace, merge, operand, repeats, passes) for passes in (_same_values, _commutes))
+        return next((place for one in searches for place in one.all()), None)
 
-    skip, exact = first(operand, directly=False), None
-    # Nothing but copies and views before the merge: then all places are direct ones.
-    if skip is not None and [*_upstream(trace, merge, operand, _commutes)] != [
-        *_upstream(trace, merge, operand, _same_values)
-    ]:
-        exact = first(operand, directly=True)
+    skip = first(candidate.operand)
     if skip is not None and skip.is_slice:
         # The main path in the same multiplication.
         assert merge.axis is not None
         width = merge.shapes[candidate.main][merge.axis]
         main = replace(skip, start=merge.starts[candidate.main], length=width)
     else:
-        main = first(candidate.main, directly=True) or first(candidate.main, directly=False)
+        main = first(candidate.main)
     merged = None
     if merge.kind == "cat":
-        search = _Search(trace, merge, operand, repeats, directly=True)
         merged = next((p for p in chain(search.by_concatenation(), search.by_source()) if p.is_slice), None)
-    return Places(
-        skip=skip,
-        main=main,
-        exact=None if exact == skip else exact,
-        merged=merged,
-        obstacle="" if skip is not None else _obstacle(trace, merge),
-    )
+    return Places(skip=skip, main=main, merged=merged, obstacle="" if skip else _obstacle(trace, merge))
 
 
 def _named_places(trace: Trace, candidate: Candidate) -> Places:
@@ -73,36 +67,45 @@ def _obstacle(trace: Trace, merge: Merge) -> str:
 
 
 class _Search:
-    """All places where one operand of a merge can be scaled, the best first within each kind."""
+    """The places where one operand of a merge can be scaled, near the merge first within each kind."""
 
-    def __init__(self, trace: Trace, merge: Merge, operand: int, repeats: int, directly: bool) -> None:
+    def __init__(self, trace: Trace, merge: Merge, operand: int, repeats: int, passes: Callable[[Node], bool]) -> None:
         self.trace, self.merge, self.operand, self.repeats = trace, merge, operand, repeats
-        self.passes = _same_values if directly else _commutes
-        self.steps = list(_upstream(trace, merge, operand, self.passes))
+        self.before = list(_before(trace, merge, operand, passes))
+        self.after = list(_after(trace, merge, passes))
 
     def all(self) -> Iterator[Attachment]:
-        yield from self.by_operand()
-        yield from self.by_concatenation()
-        yield from self.by_source()
+        yield from chain(self.by_operand(), self.by_concatenation(), self.by_source())
 
     def by_operand(self) -> Iterator[Attachment]:
-        for node, follower, axis in self.steps:
-            if self.merge.operands.count(node) > 1:  # merged with itself: what scales it would scale both
+        """It is an argument or a result of a module."""
+        trace, merge = self.trace, self.merge
+        for node, follower, axis in self.before:
+            if merge.operands.count(node) > 1:  # merged with itself: what scales it would scale both
                 return
             whole = self._whole(node, axis)
-            for call in self.merge.call.stack():
-                yield from self._at_module("argument", call, _argument(self.trace, call, node, follower), whole)
-            for call in self.trace.returning[node]:
-                path = _exclusive_output(self.trace, call, node, follower)
-                yield from self._at_module("output", call, path, whole)
+            for call in merge.call.stack():
+                yield from self._at_module("argument", call, _argument(trace, call, node, follower), whole)
+            for call in trace.returning[node]:
+                paths = [path for path, leaf in call.outputs if leaf == node]
+                outside = [user for user in trace.users[node] if user >= call.end]
+                passes = call.contains(node) and not call.contains(follower) and node not in trace.outputs
+                if len(paths) == 1 and passes and outside == [follower]:
+                    yield from self._at_module("output", call, paths[0], whole)
 
     def by_concatenation(self) -> Iterator[Attachment]:
-        for node, axis in _downstream(self.trace, self.merge, self.passes):
+        """The concatenation is an argument or a result of a module."""
+        trace = self.trace
+        for node, axis in self.after:
             part = self._slice(axis)
-            for call in self.trace.taking[node]:
-                yield from self._at_module("concat argument", call, _consumed(self.trace, call, node), part)
+            for call in trace.taking[node]:
+                paths = [path for path, leaf in call.inputs if leaf == node]
+                alone = all(call.contains(user) for user in trace.users[node]) and node not in trace.outputs
+                passed_on = any(leaf == node for _, leaf in call.outputs)
+                if len(paths) == 1 and node < call.start and alone and not passed_on and not call.pops_list:
+                    yield from self._at_module("concat argument", call, paths[0], part)
             for call in self.merge.call.stack():
-                yield from self._at_module("concat output", call, _returned(self.trace, call, node), part)
+                yield from self._at_module("concat output", call, _returned(trace, call, node), part)
 
     def by_source(self) -> Iterator[Attachment]:
         """At the merge itself, or where a function or module that runs more often is called."""
@@ -111,7 +114,7 @@ class _Search:
         # The value of a concatenation, or one operand where it stands.
         as_slice = merge.kind == "cat"
         word = None if as_slice else merge.positions[self.operand]
-        node, _, axis = self.steps[0]
+        node, _, axis = self.before[0]
         place = self._slice(axis) if as_slice else self._whole(node, axis)
         yield from self._in_source(merge.site, merge.node, merges, word, place)
         calls: list[RanCall] = [*merge.call.stack(), *reversed(self.trace.functions)]
@@ -119,11 +122,11 @@ class _Search:
             if call.site is not None and call.contains(merge.node):
                 same_kind = self.trace.calls if isinstance(call, Call) else self.trace.functions
                 runs = [(other.site, other.start) for other in same_kind if other.site is not None]
-                for node, follower, axis in self.steps:
+                for node, follower, axis in self.before:
                     name = _parameter(self.trace, call, node, follower)
                     if name is not None:
                         yield from self._in_source(call.site, call.start, runs, name, self._whole(node, axis))
-                for node, axis in _downstream(self.trace, self.merge, self.passes):
+                for node, axis in self.after:
                     if _returned(self.trace, call, node) == ():
                         yield from self._in_source(call.site, call.start, runs, None, self._slice(axis))
 
@@ -183,39 +186,30 @@ class _Search:
         yield replace(place, module=method.module, source=source)
 
 
-def _upstream(
-    trace: Trace, merge: Merge, operand: int, passes: Callable[[Node], bool]
-) -> Iterator[tuple[int, int, int]]:
-    """The operand, and what it was before operations that commute with scaling: (node, its user, channel axis)."""
+def _before(trace: Trace, merge: Merge, operand: int, passes: Callable[[Node], bool]) -> Iterator[tuple[int, int, int]]:
+    """The operand, and what it was before operations that pass: (node, its user, channel axis)."""
     node, follower = merge.operands[operand], merge.node
     assert node is not None
-    axis = merge_axis(trace, merge, node)
-    while True:
+    axis: int | None = merge_axis(trace, merge, node)
+    while axis is not None:
         yield node, follower, axis
         step = trace.nodes[node]
         if not passes(step) or trace.users[node] != [follower] or node in trace.outputs:
             return
-        before = step.inputs[0]
-        moved = carry(trace, step, before, axis, forward=False)
-        if moved is None:
-            return
-        node, follower, axis = before, node, moved
+        axis = carry(trace, step, step.inputs[0], axis, forward=False)
+        node, follower = step.inputs[0], node
 
 
-def _downstream(trace: Trace, merge: Merge, passes: Callable[[Node], bool]) -> Iterator[tuple[int, int]]:
-    """A concatenation, and what it becomes by operations that commute with scaling: (node, channel axis)."""
-    if merge.axis is None:
-        return
+def _after(trace: Trace, merge: Merge, passes: Callable[[Node], bool]) -> Iterator[tuple[int, int]]:
+    """A concatenation, and what it becomes by operations that pass: (node, channel axis)."""
     node, axis = merge.node, merge.axis
-    while True:
+    while axis is not None:
         yield node, axis
-        if len(trace.users[node]) != 1 or node in trace.outputs:
+        users = trace.users[node]
+        if len(users) != 1 or node in trace.outputs or not passes(trace.nodes[users[0]]):
             return
-        user = trace.users[node][0]
-        moved = carry(trace, trace.nodes[user], node, axis) if passes(trace.nodes[user]) else None
-        if moved is None:
-            return
-        node, axis = user, moved
+        axis = carry(trace, trace.nodes[users[0]], node, axis)
+        node = users[0]
 
 
 def _same_values(step: Node) -> bool:
@@ -223,6 +217,7 @@ def _same_values(step: Node) -> bool:
 
 
 def _commutes(step: Node) -> bool:
+    """True if a constant, or a gate over channels, before the operation is the same as after it."""
     if len(step.inputs) != 1 or step.operands.count(step.inputs[0]) != 1:
         return False
     if step.name == "constant_pad_nd":
@@ -253,25 +248,6 @@ def _is_only_for(trace: Trace, call: RanCall, node: int, follower: int) -> bool:
     inside = [user for user in trace.users[node] if call.contains(user)]
     passed_on = any(leaf == node for _, leaf in call.outputs)
     return node < call.start and inside == [follower] and not passed_on
-
-
-def _exclusive_output(trace: Trace, call: Call, node: int, follower: int) -> Path | None:
-    """The way to the node in the result of a call, if the merge is all that it is for."""
-    paths = [path for path, leaf in call.outputs if leaf == node]
-    outside = [user for user in trace.users[node] if user >= call.end]
-    if len(paths) != 1 or not call.contains(node) or call.contains(follower) or outside != [follower]:
-        return None
-    return None if node in trace.outputs else paths[0]
-
-
-def _consumed(trace: Trace, call: Call, merged: int) -> Path | None:
-    """The way to the merge in the arguments of a call, if nothing else uses it."""
-    paths = [path for path, leaf in call.inputs if leaf == merged]
-    alone = all(call.contains(user) for user in trace.users[merged]) and merged not in trace.outputs
-    passed_on = any(leaf == merged for _, leaf in call.outputs)
-    if len(paths) != 1 or call.start <= merged or not alone or passed_on or call.pops_list:
-        return None
-    return paths[0]
 
 
 def _returned(trace: Trace, call: RanCall, merged: int) -> Path | None:

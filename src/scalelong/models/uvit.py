@@ -351,9 +351,7 @@ class UViT(nn.Module):
         self._merge(index).fold(factors)
 
     def _merge(self, index: int) -> SkipMerge:
-        block = self.decoder[len(self.decoder) - index]
-        assert isinstance(block, Block)
-        assert block.merge is not None
+        block: Any = self.decoder[len(self.decoder) - index]
         return block.merge
 
     def forward(self, x: Tensor, t: Tensor, y: Tensor | None = None, context: Tensor | None = None) -> Tensor:

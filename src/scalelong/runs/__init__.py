@@ -57,7 +57,6 @@ from .load import (
 from .model import (
     DataShape as DataShape,
     RunData as RunData,
-    add_adapters_ as add_adapters_,
     build_model as build_model,
     example_forward as example_forward,
     factory_of as factory_of,

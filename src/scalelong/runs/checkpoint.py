@@ -127,9 +127,6 @@ def _write_files(folder: Path, snapshot: Snapshot) -> None:
 
 # Reading: only what is whole, and of this run
 
-ANY_RUN = "any run"
-"""In place of a run's id: whose checkpoint it is does not matter."""
-
 
 def verify_checkpoint(path: Path) -> dict[str, Any]:
     """The manifest. CheckpointError unless every file is there and is what was written."""
@@ -189,11 +186,12 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def newest_good(
-    folder: Path, before: int | None = None, run: str | None = ANY_RUN, *, needed: bool = False
+    folder: Path, before: int | None = None, run: str | None = None, *, needed: bool = False
 ) -> Path | None:
     """The newest checkpoint that is whole; damaged ones are named in the log and passed over. None if there is none.
 
-    `needed`: CheckpointError if there are some, or were, and none of them can be used.
+    One that belongs to another run than `run` is refused. `needed`: CheckpointError if there are some, or were, and
+    none of them can be used.
     """
     damage: list[str] = []
     for step in reversed([step for step in saved_steps(folder) if before is None or step < before]):
@@ -215,7 +213,7 @@ def newest_good(
     found = "; ".join(damage) or f"there are only those that were set aside: {', '.join(aside)}"
     raise CheckpointError(
         f"{folder} holds no checkpoint that can be used: {found}. Nothing was changed. To go on, restore one from a "
-        f"copy, or use the scalelong that wrote it; to begin again, choose another folder (--out) or move "
+        f"copy, or use the scalelong that wrote it; to begin again, choose another folder (`out`) or move "
         f"{folder.parent} away"
     )
 
@@ -223,20 +221,11 @@ def newest_good(
 def require_own(path: Path, manifest: dict[str, Any], run: str | None) -> None:
     """Networks of equal shapes take each other's weights without a word, so a checkpoint says whose it is."""
     owner = manifest.get("run")
-    if run != ANY_RUN and owner != run:
+    if run is not None and owner != run:
         raise CheckpointError(
-            f"{path} belongs to another run ({owner or 'one without an id'}; this one is {run or 'without an id'}). "
-            f"Move it away to go on with this run's own checkpoints"
+            f"{path} belongs to another run ({owner or 'one without an id'}; this one is {run}). Move it away to go on "
+            f"with this run's own checkpoints"
         )
-
-
-def run_of(folder: Path) -> str | None:
-    """The id that all checkpoints of a folder carry, if they carry one."""
-    found = set()
-    for step in saved_steps(folder):
-        with suppress(OSError, AttributeError, TypeError):
-            found.add(read_json(step_folder(folder, step) / MANIFEST).get("run"))
-    return found.pop() if len(found) == 1 else None
 
 
 # What is given up is set aside, and what is no longer wanted is removed

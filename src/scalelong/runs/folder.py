@@ -58,7 +58,7 @@ from ..files import (
     remove_leftovers,
     writing,
 )
-from .checkpoint import newest_good, remove_unfinished, run_of, saved_steps
+from .checkpoint import newest_good, remove_unfinished, saved_steps
 from .model import DataShape, RunData, factory_of, shape_of
 
 logger = logging.getLogger(__name__)
@@ -139,7 +139,7 @@ class RunFolder:
         elif not (self.path / CONFIG).exists() and any(
             name for name in self.files.names() if not name.startswith(".") and name != VARIANT
         ):
-            raise RunFolderError(f"{self.path} is not empty and holds no run; choose another folder (--out)")
+            raise RunFolderError(f"{self.path} is not empty and holds no run; choose another folder (`out`)")
         for folder in (self.path, self.samples):
             remove_leftovers(folder)
         remove_unfinished(self.checkpoints)
@@ -148,7 +148,7 @@ class RunFolder:
             raise RunFolderError(
                 f"{self.path} has {METRICS} and no checkpoint in {self.checkpoints}: to begin again would overwrite "
                 f"what was recorded. To continue the run, restore its checkpoints from a copy; to begin again, choose "
-                f"another folder (--out), or move {self.path} away"
+                f"another folder (`out`), or move {self.path} away"
             )
         return path
 
@@ -162,7 +162,7 @@ class RunFolder:
             changes = "\n".join(f"  {name}: {old!r} -> {new!r}" for name, (old, new) in conflicts.items())
             raise RunFolderError(
                 f"{self.path} holds a run with a different configuration:\n{changes}\n"
-                f"Give the same values to continue it, or another folder (--out)"
+                f"Give the same values to continue it, or another folder (`out`)"
             )
         require_same_data(self.path, config, fingerprints(data))
         for name, (old, new) in differences(before, config).items():
@@ -192,10 +192,10 @@ class RunFolder:
 
     @property
     def id(self) -> str | None:
-        """The id that tells this run from others of the same shapes. Runs of earlier versions have none."""
-        if not os.path.lexists(self.path / RUN):
-            return run_of(self.checkpoints)
-        mend = "remove it to take the id that all checkpoints carry"
+        """The id that tells this run from others of the same shapes; None before its first checkpoint."""
+        if not os.path.lexists(self.path / RUN) and not saved_steps(self.checkpoints):
+            return None
+        mend = 'write {"id": "..."} with the id that "run" is in the manifest.json of its checkpoints'
         found = self._json(RUN, mend)
         if not isinstance(found, dict) or "id" not in found:
             raise RunFolderError(f"{self.path / RUN} has no entry 'id': restore it, or {mend}")
@@ -342,7 +342,7 @@ def require_same_data(folder: Path, config: TrainConfig, now: dict[str, str]) ->
             which = "the held-out images of" if name.startswith("held_out") else "the data"
             raise RunFolderError(
                 f"{which} {config.data!r} have changed since {folder} was begun (fingerprint {str(before[name])[:12]} "
-                f"before, {value[:12]} now); restore them, or choose another folder (--out)"
+                f"before, {value[:12]} now); restore them, or choose another folder (`out`)"
             )
 
 

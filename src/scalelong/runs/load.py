@@ -152,7 +152,6 @@ def load_run(
     A run folder may name a model of someone's own, "package.module:factory". That code is run with `trust` only.
     `scaling` replaces the constants that the run was trained with ("custom:1,0.9,0.8", see `scalelong lab tune`).
     `model` is the network to put the weights into, for a run that was given one (`train(config, model=...)`).
-    `log` gets a line for each damaged checkpoint that is passed over.
     """
     run = RunFolder(path)
     if not (run.path / CONFIG).exists():
@@ -227,7 +226,7 @@ def _read_weights(run: RunFolder, step: int | None, file: str) -> tuple[dict[str
         steps = saved_steps(run.checkpoints)
         if step is not None and step not in steps:
             there = ", ".join(map(str, steps)) or "none"
-            raise CheckpointError(f"{run.path} has no checkpoint of step {step} (--checkpoint); there are: {there}")
+            raise CheckpointError(f"{run.path} has no checkpoint of step {step}; there are: {there}")
         checkpoint = step_folder(run.checkpoints, step) if step is not None else None
         checkpoint = checkpoint or newest_good(run.checkpoints, run=run.id, needed=True)
         if checkpoint is None:

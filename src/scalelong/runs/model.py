@@ -158,7 +158,7 @@ def mup_kinds(model: nn.Module, config: TrainConfig, shape: DataShape) -> Kinds 
     try:
         return kinds(model, at(base), delta=at(2 * base))
     except (InvalidConfigError, UnclearParameterError) as error:
-        raise type(error)(f"--base-width {base}: {error}") from error
+        raise type(error)(f"`base_width` {base}: {error}") from error
 
 
 def _start_for_mup(model: nn.Module, config: TrainConfig, shape: DataShape) -> None:
@@ -232,7 +232,7 @@ def _build(config: TrainConfig, shape: DataShape) -> nn.Module:
     length, dim = (config.text.text_length, config.text.text_dim) if text else (None, None)
     size = shape.height if shape.height == shape.width else (shape.height, shape.width)
     options = dict(config.model_options)
-    require_buildable(options, "--model-options")
+    require_buildable(options, "`model_options`")
     try:
         if is_uvit(config):
             return UViT(**uvit_arguments(config, shape), scaling=config.scaling)
@@ -253,10 +253,10 @@ def _build(config: TrainConfig, shape: DataShape) -> nn.Module:
         raise
     # A factory of the user's own, or a class with options that it was not made for, may fail in any way.
     except Exception as error:
-        given = f" with --model-options {options}" if options else ""
+        given = f" with `model_options` {options}" if options else ""
         raise InvalidConfigError(
             f"the model {config.model!r} cannot be built{given}: its code raises {type(error).__name__}: {error}; "
-            f"correct the options, or take another --model"
+            f"correct the options, or take another `model`"
         ) from error
     if not isinstance(model, nn.Module):
         raise InvalidConfigError(f"{config.model} must return a torch.nn.Module, got {type(model).__name__}")
@@ -285,7 +285,7 @@ def _patch_size(shape: DataShape) -> int:
             return size
     raise InvalidConfigError(
         f"no patch size divides images of {shape.height}x{shape.width} into at most {MOST_PATCHES} patches; give a "
-        f"--size such as 32 or 64, or --model-options patch_size=..."
+        f"`size` such as 32 or 64, or `model_options` patch_size=..."
     )
 
 
@@ -360,14 +360,14 @@ def add_adapters_(model: nn.Module, rank: int, seed: int) -> None:
 
     They begin as zero. Class embeddings are trained as they are: new classes have nothing else to learn in.
     """
-    peft = needs("peft", "lora", "LoRA (--lora)")
+    peft = needs("peft", "lora", "LoRA (`lora`)")
     names = [
         name
         for name, layer in model.named_modules()
         if type(layer) is nn.Linear and "skip_scaling" not in name and "time_emb" not in name
     ]
     if not names:
-        raise InvalidConfigError(f"--lora {rank}: {type(model).__name__} has no linear layers to adapt")
+        raise InvalidConfigError(f"`lora` {rank}: {type(model).__name__} has no linear layers to adapt")
     settings = peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=names)
     with torch.random.fork_rng():
         seed_global(seed, "adapters")
@@ -427,10 +427,6 @@ class RunData:
     def probe(self, count: int, device: torch.device | str = "cpu") -> NoisyInputs:
         """A fixed batch for looking at networks, of held-out images where there are some."""
         return self.inputs(device).probe(self.held_out or self.train, count)
-
-    def clean(self, count: int) -> Tensor:
-        """x_0 of the first images to train on."""
-        return self.inputs().clean(self.train, count)
 
 
 def load_run_data(

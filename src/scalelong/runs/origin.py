@@ -33,7 +33,7 @@ from ..noise import SCHEDULES, NoiseProcess
 from ..scaling import Constants, as_scaling
 from .folder import CONFIG, RunFolder, require_no_links
 from .load import load_run
-from .model import EMBEDDING, DataShape, example_forward, logger, require_trust
+from .model import EMBEDDING, DataShape, add_adapters_, example_forward, logger, require_trust
 
 TOLERANCE = 1e-5
 """Largest change of the outputs, relative to their size, that attaching a scaling may cause."""
@@ -237,14 +237,14 @@ def adopt_weights(config: TrainConfig, given: Collection[str] = (), trust: bool 
         name = path.rpartition(".")[2]
         if name in given and now[path] != value:
             raise InvalidConfigError(
-                f"--{name.replace('_', '-')} {now[path]} does not go with the weights of {config.start_from}, which "
-                f"were made for {value!r}: leave the flag out, or --from"
+                f"`{name}` {now[path]} does not go with the weights of {config.start_from}, which "
+                f"were made for {value!r}: leave it out, or `start_from`"
             )
     for name, value in config.model_options.items():
         if name in origin.options and origin.options[name] != value:
             raise InvalidConfigError(
-                f"--model-options {name}={value} does not go with the weights of {config.start_from}, whose network "
-                f"has {name}={origin.options[name]}: leave it out, or --from"
+                f"`model_options` {name}={value} does not go with the weights of {config.start_from}, whose network "
+                f"has {name}={origin.options[name]}: leave it out, or `start_from`"
             )
     values |= {p: v for p, v in origin.preferred.items() if p.rpartition(".")[2] not in given and v is not None}
     return replace(with_values(config, values), model_options={**origin.options, **config.model_options})
@@ -254,14 +254,15 @@ def adopt_weights(config: TrainConfig, given: Collection[str] = (), trust: bool 
 
 
 def load_start_(model: nn.Module, config: TrainConfig, shape: DataShape) -> None:
-    """Put the weights of `config.start_from` into the network that `build_model(config, shape)` made."""
+    """Put the weights of `config.start_from` into the network that `build_model(config, shape, adapters=False)` made,
+    and then the adapters on it, if there are to be some."""
     assert config.start_from is not None
     # The configuration names the same code as the run that the weights come from, and was agreed to with it.
     origin = read_origin(config.start_from, config.model_options, trust=True)
     if origin.shape.channels != shape.channels:
         raise InvalidConfigError(
             f"the weights of {config.start_from} were made for {origin.shape.channels} channels, and {config.data} has "
-            f"{shape.channels}: convert the images with --channels {origin.shape.channels}"
+            f"{shape.channels}: convert the images with `channels` {origin.shape.channels}"
         )
     network = origin.network(trust=True)
     network = _scaled_like(network, config, origin)
@@ -280,6 +281,8 @@ def load_start_(model: nn.Module, config: TrainConfig, shape: DataShape) -> None
         )
     with without_records():
         model.load_state_dict(weights)
+    if config.lora:
+        add_adapters_(model, config.lora, config.seed)
     logger.info(f"start: the weights of {config.start_from}" + "".join(f"; {remark}" for remark in remarks))
 
 
@@ -300,7 +303,7 @@ def _scaled_like(network: nn.Module, config: TrainConfig, origin: Origin) -> nn.
     if report is not None and report.kept:
         raise InvalidConfigError(
             f"the weights of {config.start_from} have the scaling {own}, of which long skip {next(iter(report.kept))} "
-            f"cannot be put into the weights ({next(iter(report.kept.values()))}): train with the same --scaling"
+            f"cannot be put into the weights ({next(iter(report.kept.values()))}): train with the same `scaling`"
         )
     reasons = ""
     if isinstance(network, UViT):
@@ -312,8 +315,8 @@ def _scaled_like(network: nn.Module, config: TrainConfig, origin: Origin) -> nn.
     change = float((_outputs(network, x, condition) - before).norm() / before.norm().clamp_min(1e-30))
     if not change <= TOLERANCE:
         raise InvalidConfigError(
-            f"--scaling {config.scaling} would change what the weights of {config.start_from} compute (by "
-            f"{change:.1%}), and the weights cannot make up for it{reasons}; take --scaling none, or "
+            f"`scaling` {config.scaling} would change what the weights of {config.start_from} compute (by "
+            f"{change:.1%}), and the weights cannot make up for it{reasons}; take `scaling` none, or "
             f"a constant one such as cs"
         )
     return network
@@ -330,7 +333,7 @@ def _attach_to_uvit(network: UViT, scaling: str, x: Tensor, condition: Tensor | 
     for index, kappa in enumerate(coefficients(twin), start=1):
         constants = twin.skip_scaling.constants(index) or Constants(1.0, float(kappa))
         if 0.0 in constants:
-            raise InvalidConfigError(f"--scaling {scaling} cuts long skip {index} (κ = 0): no weights make up for that")
+            raise InvalidConfigError(f"`scaling` {scaling} cuts long skip {index} (κ = 0): no weights make up for that")
         twin.fold_skip(index, Constants(1 / constants.main, 1 / constants.skip))
     return twin
 
@@ -352,7 +355,7 @@ def _fit_classes(
         there, here = ("with", "without") if EMBEDDING in weights else ("without", "with")
         raise InvalidConfigError(
             f"the weights of {config.start_from} were trained {there} classes, and this run is {here} them; give "
-            f"--condition {'class' if there == 'with' else 'none'}"
+            f"`condition` {'class' if there == 'with' else 'none'}"
         )
     if EMBEDDING not in weights:
         return []

@@ -66,16 +66,14 @@ def _variables() -> Iterator[None]:
 
 def _check_accelerate(config: TrainConfig) -> None:
     """Variables of accelerate that change the mathematics must agree with the configuration, which is recorded."""
-    wanted = {
-        "ACCELERATE_MIXED_PRECISION": ("precision", _as_accelerate_says(config.hardware.precision)),
-        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": ("accumulation", str(config.hardware.accumulation)),
-    }
-    for variable, (name, value) in wanted.items():
+    hardware = config.hardware
+    agreeing = {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": ("accumulation", ("", "1", str(hardware.accumulation)))}
+    if hardware.precision != "auto":  # which is taken from the variable
+        agreeing["ACCELERATE_MIXED_PRECISION"] = ("precision", ("", _as_accelerate_says(hardware.precision)))
+    for variable, (name, values) in agreeing.items():
         given = os.environ.get(variable, "").strip().lower()
-        if name == "precision" and config.hardware.precision == "auto":
-            continue  # it is taken from the variable
-        if given not in ("", value) and not (name == "accumulation" and given == "1"):
-            own = getattr(config.hardware, name)
+        if given not in values:
+            own = getattr(hardware, name)
             raise InvalidConfigError(
                 f"the variable {variable} is {given[:40]!r} and `{name}` is {own}: give `{name}` {given[:40]}, so "
                 f"that the run records it, or unset the variable (accelerate's launcher sets it)"

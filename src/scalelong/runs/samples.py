@@ -11,7 +11,7 @@ import hashlib
 import io
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import chain, islice
 from pathlib import Path
@@ -54,32 +54,28 @@ class SampleFolder:
         if (self.path / NOTE).exists():
             before = self.note()
             kept = {key: value for key, value in before.items() if key != "wishes"}
-            if kept != about:
-                changes = "\n".join(
-                    f"  {key}: {kept.get(key)!r} -> {about.get(key)!r}"
-                    for key in {**kept, **about}
-                    if kept.get(key) != about.get(key)
-                )
+            if changed := [key for key in {**kept, **about} if kept.get(key) != about.get(key)]:
+                changes = "\n".join(f"  {key}: {kept.get(key)!r} -> {about.get(key)!r}" for key in changed)
                 raise RunFolderError(
                     f"{self.path} holds samples that were made in a different way:\n{changes}\n"
-                    f"Give the same values to continue, or another folder with --out"
+                    f"Give the same values to continue, or another folder with `out`"
                 )
             for request in wanted:
                 prompt = before["wishes"].get(str(request.seed), request.prompt)
                 if prompt != request.prompt:
                     raise RunFolderError(
                         f"{self.file(request)} shows {prompt!r}, and {request.prompt!r} is asked for now; choose "
-                        f"another folder with --out"
+                        f"another folder with `out`"
                     )
             return before["wishes"] | prompts
         try:
             used = self.path.exists() and any(entry for entry in self.path.iterdir() if not entry.name.startswith("."))
         except OSError as error:
             raise RunFolderError(
-                f"{self.path} cannot hold samples: {in_words(error)}; choose a folder with --out"
+                f"{self.path} cannot hold samples: {in_words(error)}; choose a folder with `out`"
             ) from error
         if used:
-            raise RunFolderError(f"{self.path} is not empty and holds no samples; choose another folder with --out")
+            raise RunFolderError(f"{self.path} is not empty and holds no samples; choose another folder with `out`")
         return prompts
 
     def open(self, about: dict[str, Any], wanted: Sequence[Request]) -> None:
@@ -95,12 +91,12 @@ class SampleFolder:
         try:
             note = read_json(self.path / NOTE)
         except CannotReadError as error:
-            raise RunFolderError(f"{error}, or choose another folder with --out") from error
+            raise RunFolderError(f"{error}, or choose another folder with `out`") from error
         known = {"weights": str, "sampler": str, "steps": int, "guidance": float | int, "wishes": dict}
         if not isinstance(note, dict) or not all(isinstance(note.get(name), kind) for name, kind in known.items()):
             raise RunFolderError(
                 f"{self.path / NOTE} does not say how the samples were made ({', '.join(known)}); choose another "
-                f"folder with --out, or remove this one to make the samples again"
+                f"folder with `out`, or remove this one to make the samples again"
             )
         return note
 
@@ -114,11 +110,6 @@ class SampleFolder:
     def stack(self, wanted: Sequence[Request]) -> Tensor:
         """The images as one tensor, uint8 (B, C, H, W)."""
         return stack_images([self.file(request) for request in wanted])
-
-    def read(self, wanted: Sequence[Request]) -> Iterator[Tensor]:
-        """The images, uint8 (C, H, W)."""
-        for request in wanted:
-            yield read_png(self.file(request))
 
 
 def stack_images(files: Sequence[Path]) -> Tensor:
@@ -162,17 +153,13 @@ def folder_name(run: Run, settings: SampleSettings) -> str:
     return f"step{run.step}-{weights}-{settings.sampler}{settings.steps}{guidance}{precision}{tuned}"
 
 
-UNSAID = (("precision", "no"),)
-
-
 def describe_samples(run: Run, settings: SampleSettings) -> dict[str, Any]:
     """All that decides the images but their seeds and prompts."""
     return {
         "weights": run.weights,
         "step": run.step,
         "weights_sha256": run.weights_sha256,
-        # Folders that were made before there were these do not name them.
-        **{name: value for name, value in asdict(settings).items() if (name, value) not in UNSAID},
+        **asdict(settings),
         **({"scaling": run.config.scaling} if run.is_rescaled else {}),
     }
 
@@ -230,6 +217,6 @@ def require_device(device: str | None) -> None:
     except (RuntimeError, AssertionError, ValueError, NotImplementedError):
         pass
     raise InvalidConfigError(
-        f"--device {str(device)[:40]!r} cannot be used on this machine, or by this build of torch: choose "
+        f"`device` {str(device)[:40]!r} cannot be used on this machine, or by this build of torch: choose "
         f"cpu, or leave it out"
     )

@@ -71,10 +71,10 @@ class MergeNorm(Scaling):
     def build(self, sites: Sequence[SkipSite]) -> "MergeNormScaling":
         added = [site.index for site in sites if site.main_channels is None]
         if added and (self.on == "concatenation" or not self.everywhere):
-            forced = "" if self.on == "concatenation" else ", or MergeNorm(everywhere=True) if you want to try it"
+            forced = "" if self.on == "concatenation" else "; MergeNorm(everywhere=True) tries it all the same"
             raise UnsupportedModelError(
                 f"merge_norm is for merges that concatenate; long skips {', '.join(map(str, added))} are added to the "
-                f'main path, where it was not shown to help. Use scale_skips_(model, "cs"){forced}'
+                f"main path, where it was not shown to help. Train with a lower learning rate, or with Muon{forced}"
             )
         scaling = MergeNormScaling(self, sites)
         norms = scaling.own_norms()

@@ -37,6 +37,7 @@ from .features import (
     Features as Features,
     apart as apart,
     block_names as block_names,
+    eager as eager,
     has_bare_merges as has_bare_merges,
     measure as measure,
     plan_for as plan_for,

@@ -22,13 +22,12 @@ from ..console import html_lines, html_table, listed, text_table
 from ..errors import InvalidInputError
 from ..finding import ExampleInputs, SkipPlan, example_call, unwrap
 from ..models import count_parameters, tensors_in
-from ..theory import jacobian_norm, skip_sensitivities
+from ..theory import skip_sensitivities
 from .alarms import MERGE_NORM, bare_merges, norm_of, what_to_do
 from .features import Meter, attach_meter, has_bare_merges, known_plan, on_device_of, plan_for, probe, scaling_name
 
 FP16_LIMIT = torch.finfo(torch.float16).max
 SAFE_HEADROOM = 8.0
-POWER_STEPS = 20
 DEEP = 8
 """Long skips from which on runs collapsed at high rates; with four of them nothing was gained by any method."""
 TIME_ARGUMENTS = ("t", "time", "times", "timestep", "timesteps", "sigma", "sigmas", "noise_level", "noise_labels")
@@ -62,8 +61,6 @@ class Diagnosis:
     model: str
     parameters: int
     skips: tuple[SkipDiagnosis, ...]
-    jacobian_norm: float
-    """‖∂ output / ∂ input‖ for the first example: by how much a small change of the input can grow."""
     activation_max: float
     fp16_headroom: float
     """65504 divided by the largest activation at a block."""
@@ -93,7 +90,6 @@ class Diagnosis:
     def facts(self) -> dict[str, str]:
         return {
             "model": f"{self.model}, {self.parameters:,} parameters, {len(self.skips)} long skips",
-            "Jacobian norm": f"{self.jacobian_norm:.3g}",
             "largest activation": f"{self.activation_max:.3g}, fp16 headroom {self.fp16_headroom:.3g} times",
             "recommended": self.advice,
         }
@@ -129,8 +125,6 @@ def diagnose(model: nn.Module, batch: ExampleInputs = None) -> Diagnosis:
     plan = plan_for(model, batch)
     features = probe(host, *args, plan=plan, **kwargs)
     weights = skip_sensitivities(host, *args, keywords=kwargs)
-    single = tuple(_first_example(value, len(args[0])) for value in args)
-    single_kwargs = {name: _first_example(value, len(args[0])) for name, value in kwargs.items()}
     largest = max(features.block_max.values(), default=math.nan)
     headroom = FP16_LIMIT / max(largest, 1e-30)
     relative = [weight / weights[0] if weights[0] > 0 else None for weight in weights]
@@ -153,7 +147,6 @@ def diagnose(model: nn.Module, batch: ExampleInputs = None) -> Diagnosis:
             )
             for skip in plan
         ),
-        jacobian_norm=jacobian_norm(host, *single, steps=POWER_STEPS, keywords=single_kwargs),
         activation_max=largest,
         fp16_headroom=headroom,
         recommendation=recommendation,
@@ -213,11 +206,6 @@ def _denoises(host: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if any(name in TIME_ARGUMENTS for name in (*given, *kwargs)):
         return True
     return len(args) > 1 and isinstance(args[1], Tensor) and args[1].dim() <= 1 and args[1].numel() in (1, len(args[0]))
-
-
-def _first_example(value: Any, batch_size: int) -> Any:
-    batched = isinstance(value, Tensor) and value.dim() > 0 and len(value) == batch_size
-    return value[:1] if batched else value
 
 
 # A step whose numbers are not finite

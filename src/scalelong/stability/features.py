@@ -218,7 +218,7 @@ def measure(model: nn.Module, plan: SkipPlan, args: tuple[Any, ...], kwargs: dic
     meter = Meter(on=True)
     handles = attach_meter(host, plan, meter)
     try:
-        with evaluating(host), torch.no_grad(), _eager():
+        with evaluating(host), torch.no_grad(), eager():
             host(*args, **kwargs)
     finally:
         for handle in handles:
@@ -237,6 +237,7 @@ def probe(model: nn.Module, *inputs: Any, plan: SkipPlan | None = None, **keywor
     )
 
 
-def _eager() -> AbstractContextManager[Any]:
+def eager() -> AbstractContextManager[Any]:
+    """Compiled blocks run as they are written, so that hooks are called."""
     # The compiler is slow to import, and where it is not there yet nothing is compiled.
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()

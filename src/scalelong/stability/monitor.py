@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,6 @@ from ..attaching import host_of
 from ..errors import ExampleInputsError, InvalidConfigError, NotScaledError
 from ..files import append_json_line, make_folder, read_json_lines, write_json_lines
 from ..finding import ExampleInputs, SkipPlan, example_call, unwrap
-from ..optional import needs
 from .alarms import Alarm, AlarmDetector
 from .features import (
     Meter,
@@ -42,9 +41,6 @@ from .features import (
     plan_for,
 )
 from .guard import RATE_FACTOR
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 logger = logging.getLogger(__name__)
 
@@ -127,10 +123,6 @@ class StabilityMonitor:
         self._losses = []
         self._arm()
 
-    def plot(self) -> "Figure":
-        """Loss, gradient norm, and κ_i and size of each long skip over the steps: a figure of matplotlib."""
-        return _draw_readings(self.history, self.alarms)
-
     def _arm(self) -> None:
         """Read during the step before a reading, and in no other."""
         due = (self.steps + 1) % self.every == 0
@@ -141,7 +133,7 @@ class StabilityMonitor:
 
     def _read(self) -> dict[str, float]:
         on_device = {**self._coefficients(), **_features(self._meter, ""), **self._updates.readings()}
-        limits = dict(self._meter.limits)
+        on_device |= _largest(self._meter)
         if self.probe_call is not None:
             on_device |= _features(measure(self.host, self.plan, *self.probe_call), "probe_")
         # All losses since the last reading go along, under their numbers.
@@ -153,14 +145,6 @@ class StabilityMonitor:
             # Sums and maxima keep NaN, so a single bad step shows.
             largest = math.nan if any(map(math.isnan, losses)) else max(losses)
             reading |= {"loss": sum(losses) / len(losses), "loss_max": largest}
-        peaks = {name: reading.pop(f"block_max/{name}") for name in limits}
-        for name in [name for name in reading if name.startswith("probe_block_max/")]:
-            del reading[name]
-        if peaks:
-            reading["activation_max"] = max(peaks.values(), key=lambda peak: math.inf if math.isnan(peak) else peak)
-            narrow = {name: peak for name, peak in peaks.items() if limits[name] < WIDE}
-            if narrow:
-                reading["headroom"] = min(limits[name] / max(peak, 1e-30) for name, peak in narrow.items())
         self._publish(reading, losses)
         return reading
 
@@ -202,8 +186,18 @@ class StabilityMonitor:
 def _features(meter: Meter, prefix: str) -> dict[str, Tensor | float]:
     found: dict[str, Tensor | float] = {f"{prefix}skip_rms/{i}": meter.skips[i][0] for i in sorted(meter.skips)}
     found |= {f"{prefix}block_rms/{name}": size[0] for name, size in meter.blocks.items()}
-    found |= {f"{prefix}similarity/{name}": value for name, value in meter.alike.items()}
-    return found | {f"{prefix}block_max/{name}": size[1] for name, size in meter.blocks.items()}
+    return found | {f"{prefix}similarity/{name}": value for name, value in meter.alike.items()}
+
+
+def _largest(meter: Meter) -> dict[str, Tensor]:
+    """The largest activation of all blocks, and the least room that the dtype of one of them leaves; NaN stays NaN."""
+    if not meter.blocks:
+        return {}
+    device = next(iter(meter.blocks.values())).device
+    peaks = {name: size[1].to(device) for name, size in meter.blocks.items()}
+    narrow = [meter.limits[name] / peak.clamp(min=1e-30) for name, peak in peaks.items() if meter.limits[name] < WIDE]
+    found = {"activation_max": torch.stack([*peaks.values()]).max()}
+    return found | ({"headroom": torch.stack(narrow).min()} if narrow else {})
 
 
 def _to_numbers(values: dict[str, Tensor | float]) -> dict[str, float]:
@@ -308,47 +302,3 @@ def _remove(handles: list[RemovableHandle]) -> None:
 def _joint(norms: list[Tensor]) -> Tensor:
     device = norms[0].device
     return torch.linalg.vector_norm(torch.stack([norm.to(device) for norm in norms]))
-
-
-# All readings as a figure
-
-LEGEND = 8
-"""Lines that a legend names; of more, it names the first and the last: the outermost and the innermost."""
-DRAWN = {
-    "loss": "loss",
-    "gradient_norm/all": "gradient norm",
-    "activation_max": "largest activation",
-    "kappa/": "κ_i",
-    "skip_rms/": "RMS of each long skip",
-    "similarity/": "similarity of tokens in each block",
-}
-"""Drawn are: a quantity, or all whose names begin so; those of the probe batch where there is one."""
-
-
-def _draw_readings(history: Sequence[Reading], alarms: Sequence[Alarm]) -> "Figure":
-    """Six panels over the steps. Alarms are vertical lines in all of them."""
-    figure = needs("matplotlib.figure", "report", "drawing readings").Figure(figsize=(11, 5.6), layout="constrained")
-    colours = needs("matplotlib", "report", "drawing readings").colormaps["viridis"]
-    known = dict.fromkeys(name for reading in history for name in reading)
-    for axes, (kind, title) in zip(figure.subplots(2, 3).flatten().tolist(), DRAWN.items(), strict=True):
-        names = [name for name in known if name == kind or (kind.endswith("/") and name.startswith(kind))]
-        names, drawn = [name for name in known if name.startswith(f"probe_{kind}")] or names, []
-        for place, name in enumerate(names):
-            # What was not recorded or is not finite leaves a gap.
-            points = [(each["step"], each[name]) for each in history if name in each]
-            values = [value if math.isfinite(value) else math.nan for _, value in points]
-            drawn += [value for value in values if math.isfinite(value)]
-            # An underscore is matplotlib's sign for "not in the legend".
-            label = name.partition("/")[2] if len(names) <= LEGEND or place in (0, len(names) - 1) else "_"
-            colour = colours(0.9 * place / max(len(names) - 1, 1))
-            axes.plot([step for step, _ in points], values, color=colour, label=label, linewidth=1.3)
-        if len(names) > 1:
-            axes.legend(fontsize=7, frameon=False, ncols=2)
-        if kind not in ("kappa/", "similarity/") and drawn and min(drawn) > 0 and max(drawn) > 100 * min(drawn):
-            axes.set_yscale("log")
-        axes.set_title(title if drawn else f"{title}: not recorded", fontsize=10)
-        axes.set_xlabel("step", fontsize=8)
-        axes.grid(alpha=0.25)
-        for step in sorted({alarm.step for alarm in alarms}):
-            axes.axvline(step, color="#cc3311", linestyle=":", linewidth=1)
-    return figure

@@ -79,9 +79,10 @@ CURVE_POINTS = 60
 SMOOTHING = 0.9
 """Exponential smoothing of the curves and of the best loss."""
 NOT_LEARNED = 0.9
-"""A run that ends above this share of the reference loss has learned nothing, or lost it."""
+"""A run that has not collapsed and ends above this share of the reference loss has not learned."""
 GONE, GONE_FOR = 0.97, 60
-"""A run that had learned something and then stays above the first share of the reference for so many steps is ended."""
+"""A run that was below NOT_LEARNED, and then stays above the first share for so many steps, is ended. It has not
+collapsed, because it had learned too little."""
 READ_EVERY = 10
 """Steps between two looks at the losses on an accelerator."""
 SIZES_EVERY = 5
@@ -166,13 +167,11 @@ def rate_range(
         if value is not None:
             _require_positive(name, value)
     if jobs is None:
-        jobs = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        jobs = jobs if task.device.type == "cpu" else 1
+        jobs = len(os.sched_getaffinity(0)) if task.device.type == "cpu" and hasattr(os, "sched_getaffinity") else 1
     _require_count("jobs", jobs, 1)
     with ExitStack() as end:
         end.callback(StateSnapshot().restore)
-        task = task if methods is not None else task.accepted()
-        task, prints = task.prepared(reference_loss)
+        task, prints = task.prepared(reference_loss, leave_out=methods is None)
     folder = None if out is None else Path(out)
     settings = {"steps": task.steps, "warmup": task.warmup, "clip": clip, "rule": RULE, "about": about or {}}
     # Sums may come out differently in the last digits on another machine.
@@ -322,40 +321,42 @@ class Task:
             scale_skips_(model, method.change, plan=plan)
         return fuse_(model).train()
 
-    def accepted(self) -> "Task":
-        """Without the methods that this network refuses, or that change nothing: a norm where its merges have norms."""
-        found, kept = self._find(self.methods[0]), [self.methods[0]]
-        for method in self.methods[1:]:
-            if method.change == "merge_norm" and not bare_merges(found):
-                logger.warning("without merge_norm: no merge of this network is a concatenation without a norm")
-                continue
-            try:
-                self.make(method, 0, found)
-            except ScaleLongError as error:
-                logger.warning("without %s, which this network refuses: %s", method.name, error)
-            else:
-                kept.append(method)
-        return replace(self, methods=tuple(kept), rates=self.rates or None)
+    def prepared(self, reference: float | None, *, leave_out: bool) -> tuple["Task", dict[str, str]]:
+        """Try every method for a step, before any work: what is wrong shows now. Gives its weights' hashes as well.
 
-    def prepared(self, reference: float | None) -> tuple["Task", dict[str, str]]:
-        """Try every method for a step, before any work: what is wrong shows now. Gives its weights' hashes as well."""
+        `leave_out`: methods that this network refuses are left out; otherwise they raise.
+        """
+        kept: list[Method] = []
         plans: list[SkipPlan | None] = []
         prints: dict[str, str] = {}
-        for position, method in enumerate(self.methods):
-            shared = position > 0 and method.build is None and self.methods[0].build is None
-            found = plans[0] if shared else None
-            if found is None:
-                try:
-                    found = self._find(method)
-                except ScaleLongError:
-                    # Without long skips a network can still be trained, but not scaled.
-                    if isinstance(method.change, str) and not method.plain:
-                        raise
+        for method in self.methods:
+            shared = bool(plans) and method.build is None and kept[0].build is None
+            try:
+                found = (plans[0] if shared else None) or self._find(method)
+            except ScaleLongError:
+                # Without long skips a network can still be trained, but not scaled.
+                if leave_out or (isinstance(method.change, str) and not method.plain):
+                    raise
+                found = None
+            try:
+                if leave_out and method.change == "merge_norm" and not bare_merges(found or ()):
+                    raise UnsupportedModelError("no merge of this network is a concatenation without a norm")
+                model = self.make(method, 0, found)
+            except ScaleLongError as error:
+                if method.plain or not leave_out:
+                    raise
+                logger.warning("without %s, which this network refuses: %s", method.name, error)
+                continue
+            kept.append(method)
             plans.append(found)
-            model = self.make(method, 0, found)
             prints[method.name] = _fingerprint(model)
             losses = [self._loss(model, i, 0) for i in range(REFERENCE_BATCHES if reference is None else 1)]
-            _require_loss(losses[0], method.name)
+            if not isinstance(loss := losses[0], Tensor) or loss.numel() != 1 or not loss.requires_grad:
+                what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+                raise InvalidConfigError(
+                    f"step(model, i, generator) must return the loss, one number with a gradient; with {method.name} "
+                    f"it returned {what}"
+                )
             if reference is None:
                 reference = sum(float(loss.detach()) for loss in losses) / len(losses)
         assert reference is not None
@@ -364,7 +365,8 @@ class Task:
                 f"the loss at the start is {reference:g}, and collapse is judged in shares of it: give reference_loss, "
                 f"the loss of a network that has learned nothing, above 0"
             )
-        return replace(self, plans=tuple(plans), reference=reference, rates=self.rates or None), prints
+        given = {"methods": tuple(kept), "rates": self.rates or None}
+        return replace(self, plans=tuple(plans), reference=reference, **given), prints
 
     def _find(self, method: Method) -> SkipPlan:
         """The long skips, on what the model is given in the first step."""
@@ -418,7 +420,7 @@ class Task:
             seed=seed,
             outcome=outcome.name,
             steps=outcome.steps,
-            onset=(outcome.onset or outcome.best_step) if outcome.name == "collapsed" else None,
+            onset=outcome.onset if outcome.name == "collapsed" else None,
             best=_rounded(outcome.best),
             best_step=outcome.best_step,
             last=_rounded(outcome.smoothed),
@@ -440,7 +442,7 @@ class RunOutcome:
         self.detector = CollapseDetector(zero_loss=reference)
         self.smoothed, self.best, self.best_step, self.steps = math.nan, math.inf, 0, 0
         self.onset: int | None = None
-        """The last step before the loss left."""
+        """The last step before the collapse."""
         self.curve: list[list[float]] = []
         self._every = max(1, -(-steps // CURVE_POINTS))
         self._good = 0
@@ -455,53 +457,52 @@ class RunOutcome:
         if self.smoothed < GONE * self.reference:
             self._good = i + 1
         event = self.detector.add(i + 1, loss)
-        if isinstance(event, Collapse):
-            self.onset = event.began
-        elif self.steps - self._good >= GONE_FOR and self.has_learned:
-            self.onset = self._good  # it had not learned enough for the rule to judge, and lost that
-        if ((i + 1) % self._every == 0 or i == 0 or self.onset is not None) and math.isfinite(self.smoothed):
+        self.onset = event.began if isinstance(event, Collapse) else None
+        gone = self.best <= NOT_LEARNED * self.reference and self.steps - self._good >= GONE_FOR
+        ended = gone or self.onset is not None
+        if ((i + 1) % self._every == 0 or i == 0 or ended) and math.isfinite(self.smoothed):
             self.curve.append([i + 1, float(f"{self.smoothed:.4g}")])
-        return self.onset is not None
-
-    @property
-    def has_learned(self) -> bool:
-        return self.best <= NOT_LEARNED * self.reference
+        return ended
 
     @property
     def name(self) -> str:
         """One of OUTCOMES."""
         if not math.isfinite(self.smoothed):
             return "not finite"
-        high = self.smoothed > NOT_LEARNED * self.reference
-        if self.onset is not None or (high and self.has_learned):
+        if self.onset is not None:
             return "collapsed"
-        return "not learned" if high else "survived"
+        return "survived" if self.smoothed <= NOT_LEARNED * self.reference else "not learned"
 
 
 # Processes
 
 
+_work: Work
+"""The work of the pool. Its forked processes inherit it, so that it need not be pickled."""
+
+
 def _run_all(work: Work, waiting: list[Key], jobs: int) -> Iterator[RateRun]:
     """Results as they come. Forked processes share the data and take functions of any kind, as a DataLoader's do."""
-    jobs = min(jobs, len(waiting))
+    global _work
+    _work, jobs = work, min(jobs, len(waiting))
     if jobs < 2 or "fork" not in multiprocessing.get_all_start_methods() or sys.platform == "darwin":
         for key in waiting:
             with ExitStack() as end:
                 end.callback(StateSnapshot().restore)
                 end.callback(torch.set_num_threads, torch.get_num_threads())
                 torch.set_num_threads(1)
-                run = _attempt(work, key)
+                run = _attempt(key)
             yield run
         return
     before = set(multiprocessing.active_children())
     context = multiprocessing.get_context("fork")
-    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin_process, initargs=(work,))
+    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=torch.set_num_threads, initargs=(1,))
     futures: list[Future[RateRun]] = []
     try:
         with warnings.catch_warnings():
             # Python warns that threads of the parent do not exist in a forked child; nothing here needs them.
             warnings.simplefilter("ignore", DeprecationWarning)
-            futures += [pool.submit(_attempt, None, key) for key in waiting]
+            futures += [pool.submit(_attempt, key) for key in waiting]
         for future in as_completed(futures):
             yield future.result()
     except BrokenProcessPool as error:
@@ -514,24 +515,13 @@ def _run_all(work: Work, waiting: list[Key], jobs: int) -> Iterator[RateRun]:
         pool.shutdown(cancel_futures=True)
 
 
-_work: Work
-"""The work of a process of the pool. A fork inherits it, so that it need not be pickled."""
-
-
-def _begin_process(work: Work) -> None:
-    global _work
-    torch.set_num_threads(1)
-    _work = work
-
-
-def _attempt(work: Work | None, key: Key) -> RateRun:
+def _attempt(key: Key) -> RateRun:
     try:
-        return (work or _work)(key)
+        return _work(key)
     except Exception:
         # As text: not every exception can be pickled.
         method, rate, seed = key
-        failed = f"{method} at {rate_text(rate)}, seed {seed} failed:\n{traceback.format_exc()}"
-        raise StepFailedError(failed) from None
+        raise StepFailedError(f"{method} at {rate_text(rate)}, seed {seed} failed:\n{traceback.format_exc()}") from None
 
 
 # Finished runs in a folder, one JSON line each
@@ -595,15 +585,6 @@ def _require_count(name: str, value: Any, low: int) -> None:
 def _require_positive(name: str, value: Any) -> None:
     if not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
         raise InvalidConfigError(f"{name} must be above 0, got {value!r}")
-
-
-def _require_loss(loss: Any, method: str) -> None:
-    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
-        found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-        raise InvalidConfigError(
-            f"step(model, i, generator) must return the loss, one number with a gradient; with {method} it returned "
-            f"{found}"
-        )
 
 
 def _seen_inputs(model: nn.Module, run: Callable[[], object]) -> ExampleInputs:

@@ -200,11 +200,12 @@ class RateRange:
         for position, method in enumerate(sorted(raw, key=lambda name: raw[name])):
             largest = max(largest, min(1.0, raw[method] * (len(raw) - position)))
             corrected[method] = largest
-        pairs = {method: self._pairs(method, self.methods[0]) for method in raw}
-        return tuple(
-            Difference(name, sum(a.survived for a, _ in found), sum(b.survived for _, b in found), len(found), p)
-            for name, found, p in ((name, pairs[name], corrected[name]) for name in raw)
-        )
+        found = []
+        for method in raw:
+            mine, theirs = zip(*self._pairs(method, self.methods[0]), strict=True)
+            counts = (sum(run.survived for run in runs) for runs in (mine, theirs))
+            found.append(Difference(method, *counts, len(mine), corrected[method]))
+        return tuple(found)
 
     def _pairs(self, method: str, other: str) -> list[tuple[RateRun, RateRun]]:
         keys = [(rate, seed) for rate in self.rates for seed in self.seeds]
@@ -268,14 +269,11 @@ class RateRange:
         return next((method for method in lasting if self._p_value(most, method) >= LEVEL), most)
 
     def _advantage(self, method: str) -> str:
+        baseline, first = self.methods[0], rate_text(self.rates[0])
         if len(self.rates) == 1:
-            return (
-                f"At a rate of {rate_text(self.rates[0])} more runs survive with {method} than with {self.methods[0]}."
-            )
-        bounds = {"below": f"less than {rate_text(self.rates[0])}", "above": f"more than {rate_text(self.rates[-1])}"}
-        halves = {half.method: bounds.get(half.text[:5], half.text.partition(" ")[0]) for half in self.half_rates}
-        baseline = self.methods[0]
-        return f"Half of the runs survive {halves[method]} with {method} and {halves[baseline]} with {baseline}."
+            return f"At a rate of {first} more runs survive with {method} than with {baseline}."
+        halves = {half.method: half.text.partition(" [")[0] for half in self.half_rates}
+        return f"Half of the runs survive: {halves[method]} with {method}, {halves[baseline]} with {baseline}."
 
     def _advice(self, method: str) -> str:
         if method.startswith(("start:", "cs", "ls")):

@@ -52,19 +52,18 @@ class StateSnapshot:
 
     def __init__(self, *models: nn.Module) -> None:
         self.modules = [module for model in models for module in model.modules()]
-        self.weights = _KeepWeights(parameter for model in models for parameter in model.parameters())
-        self._gradients = [(p, p.grad) for model in models for p in model.parameters()]
+        parameters = [parameter for model in models for parameter in model.parameters()]
+        self.weights = _KeepWeights(parameters)
+        self._gradients = [(parameter, parameter.grad) for parameter in parameters]
         self._python = random.getstate()
         self._numpy = sys.modules["numpy"].random.get_state() if "numpy" in sys.modules else None
         self._seen: dict[int, Any] = {}
-        self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._containers: list[tuple[Any, Any]] = []
+        """Lists, dictionaries, the attributes of modules and objects; with what is in them."""
         self._tensors: list[tuple[Tensor, int, Tensor]] = []
         self._generators = [(generator, generator.get_state()) for generator in default_generators()]
         for module in self.modules:
-            self._attributes.append((module.__dict__, dict(module.__dict__)))
-            for value in module.__dict__.values():
-                self._add(value, 1)
+            self._add(module.__dict__, 0)
 
     def _add(self, value: Any, depth: int) -> None:
         """Write down what is in a value, as far as it can be changed in place."""
@@ -73,28 +72,22 @@ class StateSnapshot:
         # Objects that were seen are held, so that their identities are unique.
         if id(value) in self._seen or depth > _DEPTH:
             return
+        self._seen[id(value)] = value
         if isinstance(value, Tensor):
             if not value.requires_grad:
-                self._seen[id(value)] = value
                 self._tensors.append((value, _version(value), value.detach().clone()))
         elif isinstance(value, torch.Generator):
             self._generators.append((value, value.get_state()))
         elif isinstance(value, _CONTAINERS):
-            if not value and type(value) is not defaultdict and isinstance(value, dict | OrderedDict):
-                self._containers.append((value, {}))  # most tables of hooks
-                return
-            self._seen[id(value)] = value
             self._containers.append((value, value.copy()))
             for item in value.values() if isinstance(value, dict) else value:
                 self._add(item, depth + 1)
         elif isinstance(value, tuple | frozenset):
             for item in value:
                 self._add(item, depth + 1)
-        elif _is_plain_object(value):
-            self._seen[id(value)] = value
-            self._attributes.append((value.__dict__, dict(value.__dict__)))
-            for item in list(value.__dict__.values()):
-                self._add(item, depth + 1)
+        elif type(value).__module__.partition(".")[0] not in _LIBRARIES and not callable(value):
+            # An object of the model's own classes. Functions, modules and libraries, ours included, are left alone.
+            self._add(getattr(value, "__dict__", None), depth)
 
     def restore(self) -> None:
         """Bring everything back to what it was."""
@@ -103,10 +96,12 @@ class StateSnapshot:
             sys.modules["numpy"].random.set_state(self._numpy)
         for generator, state in self._generators:
             generator.set_state(state)
-        for now, before in self._attributes:
-            _restore_attributes(now, before)
-        for container, content in self._containers:
-            _restore_content(container, content)
+        for now, before in self._containers:
+            # By identity: the contents may not know how to compare themselves. Keys as well, in their order.
+            contents = ([*c, *c.values()] if isinstance(c, dict) else [*c] for c in (now, before))
+            if len(now) != len(before) or not all(map(is_, *contents)):
+                now.clear()
+                now.extend(before) if isinstance(now, list | deque) else now.update(before)
         with torch.no_grad():
             for tensor, version, copy in self._tensors:
                 # BatchNorm writes its statistics without a new version.
@@ -141,7 +136,7 @@ def default_generators() -> list[torch.Generator]:
 class _KeepWeights(TorchDispatchMode):
     """Copies a parameter right before an operation writes to it."""
 
-    def __init__(self, parameters: Iterator[nn.Parameter]) -> None:
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
         super().__init__()
         plain = [p for p in parameters if type(p) is nn.Parameter and not p.is_meta]
         self._aliases = [(parameter, parameter.detach()) for parameter in plain]
@@ -168,29 +163,6 @@ class _KeepWeights(TorchDispatchMode):
             for parameter, alias in self._aliases:
                 if parameter.data_ptr() != alias.data_ptr():  # `parameter.data = ...`
                     parameter.data = alias
-
-
-def _is_plain_object(value: Any) -> bool:
-    """An object of the model's own classes. Functions, modules and libraries, ours included, are left alone."""
-    library = type(value).__module__.partition(".")[0] in _LIBRARIES
-    return hasattr(value, "__dict__") and not callable(value) and not library
-
-
-def _restore_content(container: Any, content: Any) -> None:
-    now, before = (
-        [x for pair in c.items() for x in pair] if isinstance(c, dict) else [*c] for c in (container, content)
-    )
-    if len(now) != len(before) or not all(map(is_, now, before)):
-        container.clear()
-        container.extend(content) if isinstance(container, list | deque) else container.update(content)
-
-
-def _restore_attributes(now: dict[str, Any], before: dict[str, Any]) -> None:
-    for name in now.keys() - before.keys():
-        del now[name]
-    for name, value in before.items():
-        if name not in now or now[name] is not value:
-            now[name] = value
 
 
 def _version(tensor: Tensor) -> int:

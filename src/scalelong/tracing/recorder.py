@@ -18,10 +18,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from .identity import Identity, Write
 from .isolation import in_foreign_hook, isolated_run
 from .trace import (
-    ADDITION,
-    CAT,
-    INTERPOLATION,
-    OTHER,
+    KINDS,
     Argument,
     Call,
     CallSite,
@@ -36,7 +33,6 @@ from .trace import (
     held_tensors,
     is_model_code,
     is_own_code,
-    kind_of,
     leaves,
 )
 
@@ -126,7 +122,11 @@ class CallStack:
         del self._frames[same:], self._invocations[same:]
         for new in frames[same:]:
             parent = self._invocations[-1] if self._invocations else None
-            self._invocations.append(Invocation(new.f_code, parent, len(self._invocations), self._owner(new)))
+            code, owner = new.f_code, None
+            if code.co_argcount and is_model_code(code):
+                first = new.f_locals.get(code.co_varnames[0])
+                owner = self._names.get(first) if isinstance(first, nn.Module) else None
+            self._invocations.append(Invocation(code, parent, len(self._invocations), owner))
             self._frames.append(new)
         return self._invocations[-1]
 
@@ -143,16 +143,6 @@ class CallStack:
                     return CallSite(tuple(frames))
         return None
 
-    def forget(self) -> None:
-        self._frames, self._invocations = [], []
-
-    def _owner(self, frame: FrameType) -> str | None:
-        code = frame.f_code
-        if not code.co_argcount or not is_model_code(code):
-            return None
-        first = frame.f_locals.get(code.co_varnames[0])
-        return self._names.get(first) if isinstance(first, nn.Module) else None
-
 
 class Recorder(TorchDispatchMode):
     """Records every operation while it is active."""
@@ -161,8 +151,8 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.trace = Trace(model)
         self.names = {module: name for name, module in model.named_modules()}
-        self._identity = Identity(self._assembled)
-        self._python = CallStack(self.names)
+        self.identity = Identity(self._assembled)
+        self.python = CallStack(self.names)
         self._counts: Counter[str] = Counter()
         self._stack: list[Call] = []
         self._arguments: list[list[Tensor]] = []
@@ -179,8 +169,9 @@ class Recorder(TorchDispatchMode):
             module=module,
             parent=self._stack[-1] if self._stack else None,
             start=len(self.trace.nodes),
-            inputs=self._tracked((args, kwargs)),
-            site=self._python.site(sys._getframe(1)),
+            inputs=self.tracked((args, kwargs)),
+            site=self.python.site(sys._getframe(1)),
+            is_mapped=torch._C._functorch.maybe_current_level() is not None,
         )
         self.trace.call_count[name] += 1
         self._stack.append(call)
@@ -193,7 +184,7 @@ class Recorder(TorchDispatchMode):
             self._note_unseen(type(module).__name__, [node for _, node in call.inputs], output)
         self._stack.pop()
         call.end = len(self.trace.nodes)
-        call.outputs = self._tracked(output)
+        call.outputs = self.tracked(output)
         before, now = self._arguments.pop(), [tensor for _, tensor in _tensors((args, kwargs))]
         call.pops_list = len(now) != len(before) or any(a is not b for a, b in zip(now, before, strict=True))
 
@@ -201,11 +192,11 @@ class Recorder(TorchDispatchMode):
         """A result that no operation made: the code left torch, for NumPy or a kernel of its own. It is one layer."""
         for _, tensor in leaves(output):
             is_feature = tensor.is_floating_point() or tensor.is_complex()
-            if is_feature and not self._identity.has_seen(tensor) and tensor not in self._weights:
+            if is_feature and not self.identity.has_seen(tensor) and tensor not in self._weights:
                 nodes = tuple(dict.fromkeys(inputs))
                 node = self._add(name, tensor, nodes, nodes, is_layer=True)
                 node.is_learned = True
-                self._identity.know(tensor, node.index)
+                self.identity.know(tensor, node.index)
 
     @contextmanager
     def watching_functions(self) -> Iterator[None]:
@@ -213,7 +204,7 @@ class Recorder(TorchDispatchMode):
         original = torch.autograd.Function.__dict__["apply"]
 
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            inputs = [node for _, node in self._tracked((args, kwargs))]
+            inputs = [node for _, node in self.tracked((args, kwargs))]
             output = original.__func__(cls, *args, **kwargs)
             if inputs:
                 self._note_unseen(cls.__name__, inputs, output)
@@ -227,14 +218,6 @@ class Recorder(TorchDispatchMode):
 
     # Operations --------------------------------------------------------------------------------------------------
 
-    def add_input(self, tensor: Tensor, name: str, kind: str = "input") -> None:
-        node = Node(len(self.trace.nodes), kind, tuple(tensor.shape), options=(name,))
-        self.trace.nodes.append(node)
-        self._identity.know(tensor, node.index)
-
-    def node_of(self, tensor: Tensor) -> int | None:
-        return self._identity.node_of(tensor)
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         operation = _operation(func)
@@ -242,7 +225,7 @@ class Recorder(TorchDispatchMode):
         found = [(path, tensor) for path, tensor in leaves((args, kwargs))]
         tensors = [tensor for _, tensor in found]
         ignored = {*operation.outs, *(operation.writes if name in _OVERWRITE else ())}
-        operands = tuple(None if path[1] in ignored else self._identity.node_of(tensor) for path, tensor in found)
+        operands = tuple(None if path[1] in ignored else self.identity.node_of(tensor) for path, tensor in found)
         result = func(*args, **kwargs)
         counted = counted_as(name)
         ordinal = self._counts[counted]
@@ -253,15 +236,15 @@ class Recorder(TorchDispatchMode):
         if not inputs or name.startswith(_SHAPE_ONLY):
             learned = any(tensor in self._weights for tensor in tensors)
             # What is made of tensors of unknown origin is of unknown origin; see `_note_unseen`.
-            origin = learned or all(self._identity.has_seen(tensor) for tensor in tensors)
+            origin = learned or all(self.identity.has_seen(tensor) for tensor in tensors)
             # Memory that a kernel of its own will fill, as Triton's do.
             origin = origin and "empty" not in name
             for tensor in outputs if origin else ():
-                self._identity.know(tensor, None)
+                self.identity.know(tensor, None)
                 if learned:
                     self._weights[tensor] = True
             for tensor in written:
-                self._identity.write(tensor, None)
+                self.identity.write(tensor, None)
             return result
         if not outputs and not written:
             return result
@@ -272,16 +255,16 @@ class Recorder(TorchDispatchMode):
         node.is_learned = node.is_layer and any(tensor in self._weights for tensor in tensors)
         if written:
             for tensor in written:
-                self._identity.write(tensor, node.index)
+                self.identity.write(tensor, node.index)
         elif len(outputs) == 1:
-            self._identity.know(outputs[0], node.index)
+            self.identity.know(outputs[0], node.index)
         else:
             # Each piece of a split is a tensor of its own.
             for tensor in outputs:
-                self._identity.know(tensor, self._add(f"{name} output", tensor, (node.index,), (node.index,)).index)
-        joins = len(tensors) > 1 and (len(inputs) > 1 or kind_of(name) is not OTHER)
+                self.identity.know(tensor, self._add(f"{name} output", tensor, (node.index,), (node.index,)).index)
+        joins = len(tensors) > 1 and (len(inputs) > 1 or name in KINDS)
         if joins and node.is_number and self._stack:
-            site = self._python.site(sys._getframe(1))
+            site = self.python.site(sys._getframe(1))
             if site is not None:
                 self._add_merge(node, ordinal, tensors, operands, args, kwargs, site)
         return result
@@ -305,7 +288,7 @@ class Recorder(TorchDispatchMode):
         is_layer = is_layer and is_number
         call = self._stack[-1] if self._stack else None
         node = Node(index, name, tuple(tensor.shape), inputs, operands, ancestors, call, options, is_number, is_layer)
-        node.scope = self._python.look(sys._getframe(2)) if is_layer else None
+        node.scope = self.python.look(sys._getframe(2)) if is_layer else None
         trace.nodes.append(node)
         trace.layers |= is_layer << index
         trace.mixtures |= (not is_layer and (None in operands or name == "stack")) << index
@@ -315,20 +298,20 @@ class Recorder(TorchDispatchMode):
     def _add_merge(
         self, node: Node, ordinal: int, tensors: list[Tensor], operands: Any, args: Any, kwargs: Any, site: CallSite
     ) -> None:
-        form, positions = kind_of(node.name), tuple(range(len(tensors)))
+        kind, positions, axis = KINDS.get(node.name, "other"), tuple(range(len(tensors))), None
         if node.name.startswith("addc"):
             # x + a * b: a factor of either a or b is a factor of the product. The one that is a feature is the operand.
             alike = [n for n in (1, 2) if operands[n] is not None and tensors[n].shape == tensors[0].shape]
             positions = (0, alike[0] if alike else 1)
-        elif form in (ADDITION, INTERPOLATION):
+        elif kind in ("add", "lerp"):
             positions = (0, 1)
-        shapes = tuple(tuple(tensors[n].shape) for n in positions)
-        axis = None
-        if form is CAT:
+        elif kind == "cat":
             axis = int(args[1] if len(args) > 1 else kwargs.get("dim", 0)) % max(len(node.shape), 1)
+        shapes = tuple(tuple(tensors[n].shape) for n in positions)
         widths = [0 if axis is None or len(shape) <= axis else shape[axis] for shape in shapes]
+        is_broadcast = kind in ("add", "lerp") and len(set(shapes)) > 1
         merge = Merge(
-            form=form,
+            kind=kind,
             node=node.index,
             operands=tuple(operands[n] for n in positions),
             shapes=shapes,
@@ -340,6 +323,8 @@ class Recorder(TorchDispatchMode):
             call=self._stack[-1],
             site=site,
             named=named_merge(sys._getframe(2)),
+            is_broadcast=is_broadcast,
+            is_scalable=kind != "other" and not is_broadcast,
         )
         self.trace.merges.append(merge)
 
@@ -348,11 +333,11 @@ class Recorder(TorchDispatchMode):
         written = [write.node for write in reversed(writes) if write.node is not None]
         nodes = tuple(dict.fromkeys(written if before is None else [before, *written]))
         node = self._add("alias" if len(nodes) == 1 else "slices", tensor, nodes, nodes).index
-        site = self._python.site(sys._getframe(2)) if len(nodes) > 1 and self._stack else None
+        site = self.python.site(sys._getframe(2)) if len(nodes) > 1 and self._stack else None
         if site is not None:
             shapes, starts = tuple(self.trace.nodes[one].shape for one in nodes), (0,) * len(nodes)
             call = self._stack[-1]
-            self.trace.merges.append(Merge(OTHER, node, nodes, shapes, None, starts, "slices", 0, starts, call, site))
+            self.trace.merges.append(Merge("other", node, nodes, shapes, None, starts, "slices", 0, starts, call, site))
         return node
 
     # Plain functions ---------------------------------------------------------------------------------------------
@@ -360,10 +345,10 @@ class Recorder(TorchDispatchMode):
     def watch(self, frame: FrameType, event: str, value: Any) -> None:
         """A profiler that notes calls from the model's own functions: of each other, and of torch's (checkpoint)."""
         if event == "call" and frame.f_back is not None and is_model_code(frame.f_back.f_code):
-            site = self._python.site(frame.f_back)
+            site = self.python.site(frame.f_back)
             if site is None or site.method is None:
                 return
-            words = {word: self.node_of(item) for word, item in _arguments(frame) if isinstance(item, Tensor)}
+            words = {word: self.identity.node_of(item) for word, item in _arguments(frame) if isinstance(item, Tensor)}
             parameters = {word: node for word, node in words.items() if node is not None}
             # Callbacks for tensors that die at this moment, and what we put into the text, are no calls of the model.
             if is_own_code(frame.f_code) or (not parameters and not is_model_code(frame.f_code)):
@@ -373,16 +358,10 @@ class Recorder(TorchDispatchMode):
             self.trace.functions.append(call)
         elif event == "return" and frame in self._functions:
             call = self._functions.pop(frame)
-            call.end, call.outputs = len(self.trace.nodes), self._tracked(value)
+            call.end, call.outputs = len(self.trace.nodes), self.tracked(value)
 
-    def features_kept(self) -> list[Tensor]:
-        """The features that the modules hold now: in attributes, lists, dictionaries, buffers."""
-        held = (value for module in self.names for name, value in vars(module).items() if name != "_parameters")
-        found = [tensor for value in held for _, tensor in leaves(value)]
-        return [tensor for tensor in found if self.node_of(tensor) is not None]
-
-    def _tracked(self, value: Any) -> list[Leaf]:
-        nodes = ((path, self.node_of(tensor)) for path, tensor in _tensors(value))
+    def tracked(self, value: Any) -> list[Leaf]:
+        nodes = ((path, self.identity.node_of(tensor)) for path, tensor in _tensors(value))
         return [(path, node) for path, node in nodes if node is not None]
 
 
@@ -426,30 +405,32 @@ def _record(
 ) -> tuple[Trace, list[Tensor]]:
     """The record of one forward after another that left these features in the modules; and what it leaves itself."""
     recorder = Recorder(model)
-    handles = []
+    trace, identity, handles = recorder.trace, recorder.identity, []
+    found = enumerate(_tensors((tuple(args), kwargs)))
+    given = [(t, "input", f"object {n}" if path is None else ".".join(map(str, path[1:]))) for n, (path, t) in found]
+    for tensor, kind, name in (*given, *((tensor, "kept", f"kept {n}") for n, tensor in enumerate(kept))):
+        identity.know(tensor, len(trace.nodes))
+        trace.nodes.append(Node(len(trace.nodes), kind, tuple(tensor.shape), options=(name,)))
+    profiler = sys.getprofile()
     try:
         for module in recorder.names:
             handles.append(module.register_forward_pre_hook(recorder.enter, with_kwargs=True))
             handles.append(module.register_forward_hook(recorder.leave, with_kwargs=True))
-        for number, (path, tensor) in enumerate(_tensors((tuple(args), kwargs))):
-            recorder.add_input(tensor, f"object {number}" if path is None else ".".join(map(str, path[1:])))
-        for number, tensor in enumerate(kept):
-            recorder.add_input(tensor, f"kept {number}", kind="kept")
         with recorder, recorder.watching_functions():
-            profiler = sys.getprofile()
             if functions:
                 sys.setprofile(recorder.watch)
-            try:
-                output = model(*args, **kwargs)
-            finally:
-                if functions:
-                    _restore_profiler(profiler)
+            output = model(*args, **kwargs)
     finally:
+        if functions:
+            _restore_profiler(profiler)
         for handle in handles:
             handle.remove()
-        recorder._python.forget()
-    recorder.trace.outputs = {node for _, node in recorder._tracked(output)}
-    return recorder.trace, recorder.features_kept()
+        recorder.python = CallStack({})  # its frames hold variables
+    trace.outputs = {node for _, node in recorder.tracked(output)}
+    # Attributes, lists, dictionaries and buffers of the modules.
+    held = (value for module in recorder.names for name, value in vars(module).items() if name != "_parameters")
+    left = [tensor for value in held for _, tensor in leaves(value) if identity.node_of(tensor) is not None]
+    return trace, left
 
 
 def _restore_profiler(profiler: Any) -> None:

@@ -6,7 +6,7 @@ as real ones.
 
 import dataclasses
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -36,30 +36,20 @@ def leaves(value: Any, path: TreePath = ()) -> Iterator[tuple[TreePath, Tensor]]
 def held_tensors(value: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
     """The tensors in objects of any class, such as dataclasses, and in what these hold."""
     seen = set() if seen is None else seen
-    for item in _objects(value):
-        if id(item) not in seen:
-            seen.add(id(item))
-            for content in _attributes(item):
-                yield from (tensor for _, tensor in leaves(content))
-                yield from held_tensors(content, seen)
-
-
-def _objects(value: Any) -> Iterator[Any]:
     if isinstance(value, dict | tuple | list | deque | set | frozenset):
         for item in value.values() if isinstance(value, dict) else value:
-            yield from _objects(item)
-    elif not isinstance(value, Tensor | nn.Module | type) and (
-        dataclasses.is_dataclass(value) or type(value).__module__ not in ("builtins", "types", "torch")
-    ):
-        yield value
-
-
-def _attributes(value: Any) -> list[Any]:
-    slots = [name for cls in type(value).__mro__ for name in getattr(cls, "__slots__", ()) if isinstance(name, str)]
-    try:
-        return [*vars(value).values()] if hasattr(value, "__dict__") else [getattr(value, n, None) for n in slots]
-    except TypeError:
-        return []
+            yield from held_tensors(item, seen)
+        return
+    cls = type(value)
+    is_known = cls.__module__ in ("builtins", "types", "torch") and not dataclasses.is_dataclass(value)
+    if is_known or isinstance(value, Tensor | nn.Module | type) or id(value) in seen:
+        return
+    seen.add(id(value))
+    slots = [name for base in cls.__mro__ for name in getattr(base, "__slots__", ()) if isinstance(name, str)]
+    contents = [*vars(value).values()] if hasattr(value, "__dict__") else [getattr(value, n, None) for n in slots]
+    for content in contents:
+        yield from (tensor for _, tensor in leaves(content))
+        yield from held_tensors(content, seen)
 
 
 # Where in the source an operation or a module call stands.
@@ -162,37 +152,15 @@ def _nested(code: CodeType) -> Iterator[CodeType]:
             yield from _nested(constant)
 
 
-# The kinds of merges.
-
-
-@dataclass(frozen=True)
-class MergeKind:
-    name: str
-    """As it is called in plans and patterns."""
-    operations: tuple[str, ...] = ()
-    joins_channels: bool = False
-    """The operands lie side by side in the result, so that a skip is a slice of it."""
-    is_scalable: bool = True
-
-
-CAT = MergeKind("cat", ("cat",), joins_channels=True)
-ADDITION = MergeKind("add", ("add", "sub", "rsub", "addcmul", "addcdiv"))
-INTERPOLATION = MergeKind("lerp", ("lerp",))
-OTHER = MergeKind("other", is_scalable=False)
-"""A product, a maximum, a stack, writes into parts of one buffer: none of these is scaled."""
-_KINDS = {
-    operation + in_place: kind
-    for kind in (CAT, ADDITION, INTERPOLATION)
-    for operation in kind.operations
-    for in_place in ("", "_")
-}
-
-
-def kind_of(operation: str) -> MergeKind:
-    return _KINDS.get(operation, OTHER)
-
-
 # The record.
+
+KINDS = {
+    "cat": "cat",
+    **dict.fromkeys(("add", "sub", "rsub", "addcmul", "addcdiv", "add_", "sub_", "addcmul_", "addcdiv_"), "add"),
+    **dict.fromkeys(("lerp", "lerp_"), "lerp"),
+}
+"""The kind of a merge by its operation. All others are "other": a product, a maximum, a stack, writes into parts of one
+buffer. None of these is scaled."""
 
 Leaf = tuple[TreePath | None, int]
 """A node among the arguments or results of a call. Without a path, it is inside an object that cannot be copied."""
@@ -247,6 +215,8 @@ class Call(RanCall):
     module: nn.Module
     parent: "Call | None"
     inputs: list[Leaf]
+    is_mapped: bool = False
+    """True under torch.vmap, where modules do not see the shapes that the operations have."""
 
     def stack(self) -> Iterator["Call"]:
         """This call and those around it, innermost first."""
@@ -290,12 +260,14 @@ class FunctionCall(RanCall):
 class Merge:
     """Two or more tensors become one."""
 
-    form: MergeKind
+    kind: str
+    """"cat", "add", "lerp" or "other"."""
     node: int
     """The result."""
     operands: tuple[int | None, ...]
     shapes: tuple[tuple[int, ...], ...]
     axis: int | None
+    """Along which a concatenation joins its operands, so that each is a slice of the result."""
     starts: tuple[int, ...]
     """Where each operand begins along that axis."""
     name: str
@@ -307,24 +279,9 @@ class Merge:
     site: CallSite
     named: tuple[int, int] | None = None
     """For a merge that the model does by `scalelong.merge`: the number of the long skip, and the axis of channels."""
-
-    @property
-    def kind(self) -> str:
-        return self.form.name
-
-    @property
-    def is_broadcast(self) -> bool:
-        """An addition of tensors of different shapes."""
-        return self.form.is_scalable and self.axis is None and len(set(self.shapes)) > 1
-
-    @property
-    def is_scalable(self) -> bool:
-        return self.form.is_scalable and not self.is_broadcast
-
-    @property
-    def scope(self) -> Invocation:
-        """The run of the function in whose text the merge stands."""
-        return self.site.frames[0].invocation
+    is_broadcast: bool = False
+    """An addition of tensors of different shapes."""
+    is_scalable: bool = False
 
 
 @dataclass
@@ -336,6 +293,7 @@ class Trace:
     functions: list[FunctionCall] = field(default_factory=list)
     users: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     outputs: set[int] = field(default_factory=set)
+    call_count: Counter[str] = field(default_factory=Counter)
     later: "Trace | None" = None
     """The forward after this one, if this one leaves features in the modules. They are its nodes named "kept"."""
     layers: int = 0
@@ -344,9 +302,6 @@ class Trace:
     """The nodes that multiply two tensors."""
     mixtures: int = 0
     """The nodes that are no layers, but multiply or add weights, or stack positions, as a scan in a loop does."""
-
-    def __post_init__(self) -> None:
-        self.call_count: Counter[str] = Counter()
 
     @cached_property
     def owners(self) -> Counter[int]:
@@ -361,19 +316,26 @@ class Trace:
         return sum(1 << node.index for node in inputs if len(node.shape) == most)
 
     @cached_property
+    def resizes(self) -> int:
+        """The nodes that change the number of positions, or may do so: convolutions, poolings, interpolations."""
+        names = ("conv", "_pool", "upsample")
+        return sum(1 << node.index for node in self.nodes if any(name in node.name for name in names))
+
+    @cached_property
     def taking(self) -> defaultdict[int, list[Call]]:
-        """The module calls that get each node."""
-        return self._by_node(lambda call: call.inputs)
+        """The module calls that get each node, outermost first."""
+        found: defaultdict[int, list[Call]] = defaultdict(list)
+        for call in self.calls:
+            for node in {node for _, node in call.inputs}:
+                found[node].append(call)
+        return found
 
     @cached_property
     def returning(self) -> defaultdict[int, list[Call]]:
-        """The module calls that return each node."""
-        return self._by_node(lambda call: call.outputs)
-
-    def _by_node(self, leaves_of: Callable[[Call], list[Leaf]]) -> defaultdict[int, list[Call]]:
+        """The module calls that return each node, outermost first."""
         found: defaultdict[int, list[Call]] = defaultdict(list)
         for call in self.calls:
-            for node in {node for _, node in leaves_of(call)}:
+            for node in {node for _, node in call.outputs}:
                 found[node].append(call)
         return found
 
@@ -384,13 +346,10 @@ class Trace:
         return bool(self.nodes[node].ancestors >> on & 1)
 
     def layers_between(self, start: int, end: int) -> list[int]:
-        """The layers on the paths from one node to another, without the first."""
-        return self._between(self.layers, start, end)
+        return self.between(self.layers, start, end)
 
-    def mixes_between(self, start: int, end: int) -> int:
-        return len(self._between(self.mixtures, start, end))
-
-    def _between(self, nodes: int, start: int, end: int) -> list[int]:
+    def between(self, nodes: int, start: int, end: int) -> list[int]:
+        """Those of a set of nodes that lie on the paths from one node to another, without the first."""
         first = start + 1  # the sets are shifted, so that a short path costs little in a long forward
         found = (self.with_ancestors(end) >> first) & (nodes >> first)
         return [first + place for place in bits(found) if self.depends(first + place, start)]
@@ -399,13 +358,12 @@ class Trace:
         """The name of the outermost module call whose result this node is, also through plain functions."""
         at = self.nodes[node]
         while at.call is not None:
-            results = [c for c in at.call.stack() if c.parent and {leaf for _, leaf in c.outputs} == {at.index}]
+            around = [call for call in at.call.stack() if call.parent]
+            results = [call.name for call in around if {leaf for _, leaf in call.outputs} == {at.index}][-1:]
             if not results and at.name == "add":  # a residual block that returns other things as well
-                results = [c for c in at.call.stack() if c.parent and any(leaf == at.index for _, leaf in c.outputs)][
-                    :1
-                ]
+                results = [call.name for call in around if any(leaf == at.index for _, leaf in call.outputs)][:1]
             if results or at.is_layer or not at.inputs:
-                return (results[-1] if results else at.call).name
+                return results[0] if results else at.call.name
             at = self.nodes[at.inputs[0]]
         return f"input {at.options[0]}"
 

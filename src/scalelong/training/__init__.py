@@ -6,8 +6,8 @@ optimizers   optimisers and the rate over time, by name or import path
 recording    metrics and where they go; held-out loss, sample grids and scores of the averaged model
 monitoring   the stability monitor of a run, and a loss that collapses
 hardware     signals, torch's switches, the precision of a new run, a CPU's cores
-sizing       a run for a budget of time on this machine; what it will do and need (`--dry-run`)
-scale        what it needs on many accelerators (`--dry-run --for N`)
+sizing       a run for a budget of time on this machine
+dry_run      what a run will do and need, here and on many accelerators
 
 What a run is (configuration, recipes, folder, checkpoint) stands in `scalelong.config` and `scalelong.runs`.
 """
@@ -38,14 +38,13 @@ from ..runs import (
     load_run as load_run,
     read_metrics as read_metrics,
 )
+from .dry_run import describe_needs as describe_needs, describe_run as describe_run
 from .hardware import Interrupt as Interrupt
 from .loop import Hook as Hook, Trainer as Trainer, TrainResult as TrainResult, train as train
 from .optimizers import make_optimizer as make_optimizer
 from .recording import TrainingProgress as TrainingProgress
-from .scale import describe_needs as describe_needs
 from .sizing import (
     Plan as Plan,
-    describe_run as describe_run,
     fit_held_out as fit_held_out,
     glance as glance,
     held_out as held_out,

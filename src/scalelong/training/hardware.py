@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from itertools import pairwise
@@ -62,18 +62,6 @@ class Interrupt:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
-
-    def between(self, progress: Callable[[int, int], None]) -> Callable[[int, int], None]:
-        """Progress of work before the first step, when there is nothing to save: a signal ends it."""
-
-        def check(done: int, total: int) -> None:
-            progress(done, total)
-            if self.requested == "SIGINT":
-                raise KeyboardInterrupt
-            if self.requested is not None:
-                raise SystemExit(128 + signal.Signals[self.requested])
-
-        return check
 
     def _receive(self, number: int, _: FrameType | None) -> None:
         if self.requested is None:
@@ -252,8 +240,8 @@ def make_cores(config: TrainConfig, model: nn.Module, accelerator: Any) -> CoreP
     """None where all cores share every operation: on accelerators, in fp16 (whose gradients are scaled as a whole),
     for small networks, and for those of unknown kinds."""
     wanted, cores = config.hardware.split_cores, torch.get_num_threads()
-    can = accelerator.device.type == "cpu" and accelerator.num_processes == 1 and not config.hardware.compile
-    can = can and accelerator.mixed_precision in ("no", "bf16")
+    alone_on_cpu = accelerator.device.type == "cpu" and accelerator.num_processes == 1
+    can = alone_on_cpu and accelerator.mixed_precision in ("no", "bf16") and not config.hardware.compile
     require(
         can or not wanted,
         "split_cores is for one process on a CPU, in float32 or bf16, without compile; leave it out here",

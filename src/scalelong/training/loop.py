@@ -31,7 +31,6 @@ from ..runs import (
     RunData,
     RunFolder,
     abandon_after,
-    add_adapters_,
     average,
     build_model,
     check_batch_size,
@@ -124,21 +123,18 @@ def train(
     progress = TrainingProgress(config.steps, accelerator.is_main_process and not quiet, unit=unit)
     with ExitStack() as stack:
         stack.enter_context(show_logs(quiet))
-        interrupt = stack.enter_context(Interrupt())
         stack.enter_context(switches(config.hardware))
         stack.callback(progress.close)
         check_batch_size(config, accelerator.num_processes)
         on_main(accelerator, lambda: stack.enter_context(run.locked()))
-        reading = interrupt.between(Progress("reading images"))
-        loaded = load_run_data(config, reading, data=data)
+        loaded = load_run_data(config, Progress("reading images"), data=data)
         if config.hardware.precision == "auto":
 
             def precision() -> str:
                 before = run.begun_with()
-                if before is not None:
-                    return before.hardware.precision
-                return choose_precision(config, loaded.shape, accelerator.device, model)
+                return before.hardware.precision if before else choose_precision(config, loaded.shape, device, model)
 
+            device = accelerator.device
             config = with_values(config, {"hardware.precision": on_main(accelerator, precision)})
             accelerator = make_accelerator(config, str(run.path))
         start = on_main(accelerator, lambda: run.check(config, loaded))
@@ -146,7 +142,8 @@ def train(
         stack.callback(trainer.close)
         # Not before there is a network: a run that is refused must leave nothing.
         on_main(accelerator, lambda: run.open(config, loaded, describe_processes(accelerator)))
-        finished = trainer.fit(interrupt, start)
+        # Before there is something to save, a signal ends the process as usual.
+        finished = trainer.fit(stack.enter_context(Interrupt()), start)
         return TrainResult(run.path, trainer.state.step, finished, max(run.samples.glob("*.png"), default=None))
 
 
@@ -200,8 +197,6 @@ class Trainer:
         network = build_model(config, data.shape, adapters=not starts, model=model)
         if starts:
             load_start_(network, config, data.shape)
-            if config.lora:
-                add_adapters_(network, config.lora, config.seed)
         self.state = create(config, accelerator, network, data)
         self.cores = make_cores(config, self.state.bare, accelerator)
         self.order = DataOrder(len(data.train), config.batch_size, config.seed)
@@ -453,18 +448,15 @@ class Trainer:
 
     def ways_on(self, collapse: Collapse) -> str:
         """The ways to go on with this run, for the error."""
-        good = last_good(saved_steps(self.run.checkpoints), collapse.began)
-        regardless = "to go on regardless, add --on-collapse ignore"
+        guard, good = self.config.guard, last_good(saved_steps(self.run.checkpoints), collapse.began)
         if good is None:
-            return f"No checkpoint from before the trouble is left (--save-every is more than that); {regardless}."
-        last = f"Last checkpoint from before the trouble: step {good}."
-        if self.config.guard.on_collapse == "rollback":
+            back = "No checkpoint from before the trouble is left: give a smaller `save_every`"
+        elif guard.on_collapse == "rollback":
             tried = len(self.run.rollbacks())
-            return f"{last} {tried} rollbacks with lower rates did not help (rollbacks.json); {regardless}."
-        return (
-            f"{last} To go on from there with {self.config.guard.rollback_factor:g} times the rate, give the same "
-            f"command with --on-collapse rollback; {regardless}."
-        )
+            back = f"Step {good} was before the trouble, but {tried} rollbacks with lower rates did not help"
+        else:
+            back = f"`on_collapse` rollback goes back to step {good} and on with {guard.rollback_factor:g} of the rate"
+        return f"{back}; `on_collapse` ignore goes on regardless."
 
     def go_back(self, bad: int, began: int | None, about: dict[str, Any]) -> bool:
         """Go on with a lower rate from a checkpoint from before step `began`; False if there is none, or it was done

@@ -59,7 +59,7 @@ def make_optimizer(
         known = {key: value for key, value in known.items() if key in accepted}
         if unknown := [key for key in options if key not in accepted]:
             takes = ", ".join(key for key in accepted if key != "params")
-            raise InvalidConfigError(f"--optimizer {name} has no option {', '.join(unknown)}; it takes {takes}")
+            raise InvalidConfigError(f"`optimizer` {name} has no option {', '.join(unknown)}; it takes {takes}")
     try:
         if name == "muon":
             parameters = groups_for_muon(model, kinds, lr=config.lr, weight_decay=config.weight_decay)
@@ -69,14 +69,14 @@ def make_optimizer(
     # A class of someone's own, or options that it was not made for, may fail in any way.
     except Exception as error:
         raise InvalidConfigError(
-            f"--optimizer {name} cannot be made with --optimizer-options {options} ({type(error).__name__}: {error})"
+            f"`optimizer` {name} cannot be made with `optimizer_options` {options} ({type(error).__name__}: {error})"
         ) from error
     if not isinstance(made, torch.optim.Optimizer):
-        raise InvalidConfigError(f"--optimizer {name} must make a torch.optim.Optimizer, got {type(made).__name__}")
+        raise InvalidConfigError(f"`optimizer` {name} must make a torch.optim.Optimizer, got {type(made).__name__}")
     closure = inspect.signature(made.step).parameters.get("closure")
     if (closure is not None and closure.default is closure.empty) or callable(getattr(made, "eval", None)):
         raise InvalidConfigError(
-            f"--optimizer {name} evaluates the loss several times in a step (closure), or holds an average of its own "
+            f"`optimizer` {name} evaluates the loss several times in a step (closure), or holds an average of its own "
             f"(schedule-free), which training here does not know; take one that goes by the gradient alone"
         )
     return made
@@ -107,7 +107,7 @@ def rate(config: OptimizerConfig, step: int, steps: int) -> float:
 @lru_cache(maxsize=8)
 def _of_diffusers(name: str, options: tuple[tuple[str, Any], ...], lr: float, length: int) -> Callable[[int], float]:
     """The share of the rate by the steps since the warm-up."""
-    schedules = needs("diffusers.optimization", "train", f"--decay {name}")
+    schedules = needs("diffusers.optimization", "train", f"`decay` {name}")
     function = schedules.TYPE_TO_SCHEDULER_FUNCTION[schedules.SchedulerType(name)]
     known = {"num_warmup_steps": 0, "num_training_steps": length}
     values = {key: value for key, value in known.items() if key in inspect.signature(function).parameters}
@@ -116,7 +116,7 @@ def _of_diffusers(name: str, options: tuple[tuple[str, Any], ...], lr: float, le
         return function(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=lr or 1.0), **values).lr_lambdas[0]
     except Exception as error:  # options may be anything
         raise InvalidConfigError(
-            f"--decay {name} cannot be made with --decay-options {dict(options)} ({type(error).__name__}: {error})"
+            f"`decay` {name} cannot be made with `decay_options` {dict(options)} ({type(error).__name__}: {error})"
         ) from error
 
 

@@ -195,7 +195,7 @@ def create(config: TrainConfig, accelerator: Any, bare: nn.Module, data: RunData
         prepared_optimizer = optimizer
     create_moments(optimizer)
     if not _is_adamw(optimizer) and any(isinstance(value, DTensor) for value in bare.parameters()):
-        raise InvalidConfigError(f"--optimizer {config.optimizer.optimizer} cannot be sharded (FSDP2): take adamw")
+        raise InvalidConfigError(f"`optimizer` {config.optimizer.optimizer} cannot be sharded (FSDP2): take adamw")
     seed_global(config.seed, "process", accelerator.process_index)
     return TrainState(
         accelerator=accelerator,
@@ -277,7 +277,7 @@ def restore(state: TrainState, saved: Snapshot, seed: int) -> None:
     except (RuntimeError, KeyError, ValueError) as error:
         raise CheckpointError(
             f"the checkpoint of step {saved.step} does not fit the model ({in_words(error)}): restore the "
-            f"folder, or train again with another --out"
+            f"folder, or train again with another `out`"
         ) from error
     if state.accelerator.scaler is not None and training["scaler"]:
         state.accelerator.scaler.load_state_dict(training["scaler"])
@@ -287,8 +287,7 @@ def restore(state: TrainState, saved: Snapshot, seed: int) -> None:
     else:  # a different number of processes than before: dropout goes on with other numbers
         seed_global(seed, "process", process, saved.step)
     state.step, state.seconds, state.window = training["step"], training["seconds"], list(training["window"])
-    # Checkpoints of earlier versions have neither.
-    state.collapse, state.best = dict(training.get("collapse", {})), dict(training.get("best", {}))
+    state.collapse, state.best = dict(training["collapse"]), dict(training["best"])
 
 
 @torch.no_grad()

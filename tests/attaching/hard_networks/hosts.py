@@ -41,15 +41,6 @@ class PartialForward(Pyramid):
         return gain * plain_forward(self, x)
 
 
-class CallsItsBase(UpBlock):
-    def forward(self, h, skip, i):
-        return 2 * UpBlock.forward(self, h, skip, i)
-
-
-class BaseForwardByName(Blocks):
-    block = CallsItsBase
-
-
 class BoundMethodsInATable(Pyramid):
     def __init__(self):
         super().__init__()
@@ -103,29 +94,6 @@ def accelerate_hook(model):
     from accelerate.hooks import ModelHook, add_hook_to_module
 
     add_hook_to_module(model, ModelHook())
-
-
-class CheckpointedConcat(WideReach):
-    """A local function that is recomputed in the backward; it reads the skip from around it."""
-
-    must = False  # refused: its source is out of reach
-
-    def level(self, up, dec, skip, i):
-        def run(h):
-            return F.silu(dec(F.silu(torch.cat([up(h), self.k(i, skip)], 1))))
-
-        return run
-
-    def forward(self, x):
-        h, skips = self.encode(x)
-        for up, dec in zip(self.up, self.dec, strict=True):
-            i = len(skips)
-            h = checkpoint(self.level(up, dec, skips.pop(), i), h, use_reentrant=False)
-        return self.head(h)
-
-    @staticmethod
-    def others():
-        return [(torch.randn(1, 3, 24, 24),)]
 
 
 class CheckpointedMethod(Reach):
@@ -192,17 +160,6 @@ class PushedTwice(WideReach):
             h = F.silu(self.dec[n](torch.cat([h, self.k(i, skips.pop())], 1)))
             h = F.silu(self.again[n](torch.cat([h, self.k(i - 1, skips.pop())], 1)))
         return self.head(h)
-
-
-class NoiseInEveryBlock(WideReach):
-    """Noise is drawn in encoder and decoder, in evaluation as well."""
-
-    def forward(self, x):
-        h, skips = self.encode(x + 0.1 * torch.randn_like(x))
-        for up, dec in zip(self.up, self.dec, strict=True):
-            i, h = len(skips), up(h)
-            h = F.silu(dec(torch.cat([h + 0.1 * torch.randn_like(h), self.k(i, skips.pop())], 1)))
-        return self.head(F.dropout(h, 0.1, training=True))
 
 
 class UnbatchedConcat(WideReach):
@@ -273,13 +230,3 @@ class AccelerateBlocksAfterwards(Blocks):
     def change(model):
         for block in model.dec:
             accelerate_hook(block)
-
-
-class LevelsReordered(WidePyramid):
-    """The layers of the decoder change places."""
-
-    kind = "after"
-
-    @staticmethod
-    def change(model):
-        model.dec[0], model.dec[1] = model.dec[1], model.dec[0]

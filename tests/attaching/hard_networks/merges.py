@@ -7,21 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .base import C, Plain, Pyramid, WidePyramid, conv
+from .base import C, Pyramid, WidePyramid, conv
 
 # Networks are written here as people write them, also where a type checker would object.
 # pyright: reportIncompatibleMethodOverride=false, reportArgumentType=false, reportCallIssue=false
 # pyright: reportIndexIssue=false, reportOperatorIssue=false, reportAttributeAccessIssue=false
 # pyright: reportIncompatibleVariableOverride=false, reportSelfClsParameterName=false
-
-
-class AddFromTheRight(Pyramid):
-    def forward(self, x):
-        h, skips = self.encode(x)
-        for up, dec in zip(self.up, self.dec, strict=True):
-            i = len(skips)
-            h = F.silu(dec(self.k(i, skips.pop()).__radd__(up(h))))
-        return self.head(h)
 
 
 class AddWithAlpha(Pyramid):
@@ -73,21 +64,6 @@ class ThreePartConcat(WidePyramid):
 
     def join(self, i, h, skip):
         return torch.cat([self.maps[i - 1].expand_as(h), self.k(i, skip), h], 1)
-
-
-class PlainSum(Plain):
-    must = True
-
-
-class PlainConcat(WidePyramid):
-    must = True
-
-    def forward(self, x):
-        h, skips = self.encode(x)
-        for up, dec in zip(self.up, self.dec, strict=True):
-            i = len(skips)
-            h = F.silu(dec(torch.cat([up(h), self.k(i, skips.pop())], 1)))
-        return self.head(h)
 
 
 class Reach(Pyramid):
@@ -154,15 +130,6 @@ class Reduced(Reach):
         for up, dec in zip(self.up, self.dec, strict=True):
             i = len(skips)
             h = F.silu(dec(functools.reduce(operator.add, [up(h), self.k(i, skips.pop())])))
-        return self.head(h)
-
-
-class AddSwapped(Reach):
-    def forward(self, x):
-        h, skips = self.encode(x)
-        for up, dec in zip(self.up, self.dec, strict=True):
-            i = len(skips)
-            h = F.silu(dec(torch.add(other=up(h), input=self.k(i, skips.pop()))))
         return self.head(h)
 
 

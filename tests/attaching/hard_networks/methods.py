@@ -7,31 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .base import Blocks, C, Net, Pyramid, UpBlock, WidePyramid, conv
+from .base import C, Net, Pyramid, WidePyramid, conv
 
 # Networks are written here as people write them, also where a type checker would object.
 # pyright: reportIncompatibleMethodOverride=false, reportArgumentType=false, reportCallIssue=false
 # pyright: reportIndexIssue=false, reportOperatorIssue=false, reportAttributeAccessIssue=false
 # pyright: reportIncompatibleVariableOverride=false, reportSelfClsParameterName=false
-
-
-class MagnitudeOfASum(Pyramid):
-    judge = "magnitude"
-
-    def join(self, i, h, skip):
-        return sum([self.k.main(i, h), self.k(i, skip)])
-
-
-class MagnitudeInALoop(Pyramid):
-    judge = "magnitude"
-    must = True
-
-    def forward(self, x):
-        h, skips = self.encode(x)
-        for up, dec in zip(self.up, self.dec, strict=True):
-            i = len(skips)
-            h = F.silu(dec(self.k(i, skips.pop()) + self.k.main(i, up(h))))
-        return self.head(h)
 
 
 class GatesSequenceFirst(Net):
@@ -61,10 +42,6 @@ class GatesSequenceFirst(Net):
     @staticmethod
     def inputs():
         return (torch.randn(3, 7, 5),)
-
-
-class NormSequenceFirst(GatesSequenceFirst):
-    judge = "norm"
 
 
 class NormLastAxisOfImages(Pyramid):
@@ -113,22 +90,6 @@ class GatesOnCroppedSkips(WidePyramid):
         return (torch.randn(3, 3, 32, 32),)
 
 
-class WeighingBlock(UpBlock):
-    """The block weighs the skip itself, before it joins."""
-
-    def forward(self, h, skip, i):
-        return F.silu(self.conv(0.8 * self.up(h) + self.k(i, 0.6 * skip)))
-
-
-class GatesWithWeighingBlocks(Blocks):
-    judge = "gates"
-    block = WeighingBlock
-
-    @staticmethod
-    def inputs():
-        return (torch.randn(3, 3, 16, 16),)
-
-
 class NormBehindAFactor(WidePyramid):
     """The network weighs its operands, as EDM2 does. A method that looks at the data sees the weighted skip."""
 
@@ -155,23 +116,6 @@ class Folded(WidePyramid):
 
     def layer(self) -> nn.Module:
         return conv(2 * C, C)
-
-
-class FoldedPlain(Folded):
-    must = True
-
-
-class WeightAsAProperty(nn.Conv2d):
-    """The weight that the layer shows is computed."""
-
-    def __getattr__(self, name):
-        value = super().__getattr__(name)
-        return torch.sin(value) if name == "weight" else value
-
-
-class ComputedWeight(Folded):
-    def layer(self):
-        return WeightAsAProperty(2 * C, C, 3, padding=1)
 
 
 class WeightNorm(Folded):

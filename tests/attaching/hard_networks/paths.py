@@ -1,6 +1,5 @@
 """Other paths than the planned one, and what blocks share or a model keeps."""
 
-import collections
 import dataclasses
 from typing import Any, NamedTuple
 
@@ -8,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .base import Blocks, C, Plain, Pyramid, UpBlock, WidePyramid, conv
+from .base import C, Pyramid, WidePyramid, conv
 
 # Networks are written here as people write them, also where a type checker would object.
 # pyright: reportIncompatibleMethodOverride=false, reportArgumentType=false, reportCallIssue=false
@@ -97,42 +96,6 @@ class Tiles(WidePyramid):
         return [(torch.randn(2, 3, 16, 32),)]
 
 
-class CachedDepth(Pyramid):
-    """DeepCache: given the inner features of another step, only the outermost level runs."""
-
-    def forward(self, x, cache=None):
-        if cache is None:
-            h, skips = self.encode(x)
-            for n in range(2):
-                h = F.silu(self.dec[n](self.up[n](h) + self.k(3 - n, skips[2 - n])))
-        else:
-            h, skips = cache, [F.silu(self.stem(x))]
-        return self.head(F.silu(self.dec[2](self.up[2](h) + self.k(1, skips[0]))))
-
-    @staticmethod
-    def others():
-        return [{"x": torch.randn(2, 3, 16, 16), "cache": torch.randn(2, C, 8, 8)}]
-
-
-class BranchByLabel(Blocks):
-    """A second decoder for another task, which works like the first."""
-
-    def __init__(self):
-        super().__init__()
-        self.other = nn.ModuleList(UpBlock(self.k) for _ in range(3))
-
-    def forward(self, x, task="first"):
-        h, skips = self.encode(x)
-        for dec in self.dec if task == "first" else self.other:
-            i = len(skips)
-            h = dec(h, skips.pop(), i)
-        return self.head(h)
-
-    @staticmethod
-    def others():
-        return [{"x": torch.randn(2, 3, 16, 16), "task": "second"}]
-
-
 class TakingBlock(nn.Module):
     """Takes its skip out of what all blocks share, and leaves something in it."""
 
@@ -166,30 +129,6 @@ class Sharing(Pyramid):
 
     def finish(self, h, shared) -> Any:
         return self.head(h)
-
-
-class WritingBlock(TakingBlock):
-    def forward(self, h, shared, i):
-        h = F.silu(self.conv(torch.cat([self.up(h), self.k(i, shared["skips"][i - 1])], 1)))
-        shared["trace"] = shared.get("trace", 0) + h.mean()
-        return h
-
-
-class WritesIntoADict(Sharing):
-    """The network reads what its blocks wrote."""
-
-    block = WritingBlock
-
-    def pack(self, skips):
-        return {"skips": skips}
-
-    def finish(self, h, shared):
-        return self.head(h) + shared["trace"]
-
-
-class DequeOfSkips(Sharing):
-    def pack(self, skips):
-        return collections.deque(skips)
 
 
 @dataclasses.dataclass
@@ -234,32 +173,3 @@ class NamedTupleOfSkips(Sharing):
 
     def pack(self, skips):
         return Levels(*skips)
-
-
-class KeepsHistory(Plain):
-    """The model keeps a deque and nested lists of its own, which a plan must leave as they are."""
-
-    must = True
-
-    def __init__(self):
-        super().__init__()
-        self.history, self.log = collections.deque(maxlen=2), {"sizes": [[]]}
-
-    def encode(self, x):
-        self.history.append(float(x.mean()))
-        self.log["sizes"][0].append(len(x))
-        return super().encode(x * len(self.log["sizes"][0]))
-
-
-class KeepsBuffers(Plain):
-    """A running mean that is updated in evaluation as well."""
-
-    must = True
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(3, 1, 1))
-
-    def encode(self, x):
-        self.mean = 0.9 * self.mean + 0.1 * x.mean((0, 2, 3)).view(3, 1, 1)
-        return super().encode(x - self.mean)

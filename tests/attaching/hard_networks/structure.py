@@ -34,14 +34,6 @@ class GruBottleneck(Pyramid):
         return self.head(h)
 
 
-class LstmBothWays(GruBottleneck):
-    """Demucs and its kin: only a bidirectional LSTM lies between innermost encoder and decoder."""
-
-    def __init__(self):
-        super().__init__()
-        self.gru = nn.LSTM(C, C // 2, bidirectional=True, batch_first=True)
-
-
 class LastMergeOutsideTheLoop(Tokens):
     """Additions between blocks full of residuals; the outermost on a line of its own."""
 
@@ -132,11 +124,6 @@ class MaximumInTheMiddle(Pyramid):
             i, h = len(skips), up(h)
             h = F.silu(dec(torch.maximum(h, self.k(i, skips.pop())) if i == 2 else h + self.k(i, skips.pop())))
         return self.head(h)
-
-
-class ProductInTheMiddle(WidePyramid):
-    def join(self, i, h, skip):
-        return (h * self.k(i, skip)).repeat(1, 2, 1, 1) if i == 2 else torch.cat([h, self.k(i, skip)], 1)
 
 
 class NoSkips(Net):

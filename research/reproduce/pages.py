@@ -9,8 +9,9 @@ from typing import Any
 from scalelong.config import TrainConfig, flatten, to_dict
 from scalelong.files import write_text
 
-from .reproduce.claims import RESULTS, Claim, Quantity, Study, StudyResults, Verdict, overall
-from .reproduce.drawing import save
+from ..page import table
+from .claims import RESULTS, Claim, Quantity, Study, StudyResults, Verdict, overall
+from .figures import save
 
 # Pages of results, in Markdown: one per item, and an index with all verdicts. Made of the raw results alone.
 
@@ -47,7 +48,7 @@ def page(item: Study, results: StudyResults) -> str:
         f"**{verdict_of(claims)}**: {counts(claims)}.",
         f"**The paper.** {item.paper}",
         f"**Here.** {item.here} Scale `{results.scale}`, {results.seeds} seeds, all of them shown.",
-        fenced(command(results)),
+        f"```\n{command(results)}\n```",
         *(f"![{name}]({name}.png)" for name in item.figures),
         "## Claims",
         claims_table(claims, range(results.seeds)),
@@ -62,7 +63,7 @@ def page(item: Study, results: StudyResults) -> str:
         settings_table(results),
         f"Raw results: [{RESULTS}]({RESULTS}), made with {versions(results)}.",
     ]
-    return document(parts)
+    return "\n\n".join(parts) + "\n"
 
 
 def command(results: StudyResults) -> str:
@@ -173,10 +174,11 @@ def index(out: Path, items: Iterable[Study]) -> str:
             rows.append([link, *about, verdict, counts(claims)])
     parts = [
         "# Evidence",
-        "The paper's figures and tables again, by command. Each page has the command, all seeds and the claims.",
-        "Fréchet distances compare the runs of one page with each other, and not with what `scalelong eval` prints: "
-        "those of these figures and tables were measured with the classifier's features, the default before anchors "
-        "(docs/evaluation.md). The studies docs/evidence/quality and docs/evidence/probe have the features of today.",
+        "This page repeats the paper's figures and tables by command. Each item has a page of its own, with its "
+        "command, all seeds and a verdict on each claim.",
+        "Fréchet distances on one page can be compared with each other. They cannot be compared with what "
+        "`scalelong eval` prints, which uses different features ([evaluation](../evaluation.md)). The studies "
+        "[quality](quality/README.md) and [probe](probe/README.md) use the features of `scalelong eval`.",
         table(["figure or table", "scale", "seeds", "steps", "verdict", "claims"], rows),
         "## The rule",
         RULE,
@@ -188,24 +190,28 @@ def index(out: Path, items: Iterable[Study]) -> str:
     if (out / STUDIES_FILE).exists():
         parts.insert(
             2,
-            "These have three seeds, in shallow networks at a rate that all survive. With eight, by plans that were "
-            "committed first: [the paper's own setting taken to this width, and the best one](again/README.md), "
-            "[where runs break](edge/README.md), [Fréchet distances and 10,000 steps](quality/README.md).",
+            "The table has three seeds for each method. Its networks are shallow, and every method survives its "
+            "learning rate, so small effects stay hidden. Three studies ask again with eight seeds; their plans were "
+            "committed before the first run:\n\n"
+            "- [again](again/README.md): the paper's own setting at this width, and the best setting found\n"
+            "- [edge](edge/README.md): learning rates at which runs break\n"
+            "- [quality](quality/README.md): Fréchet distances after 10,000 steps",
         )
         rows = json.loads((out / STUDIES_FILE).read_text(encoding="utf-8"))
         parts += [
             "## All studies",
-            "What the other studies found, each by the rule of its own page: claim, setting, effect with interval, "
-            "verdict. The code of commit 47c1161 computed it (`git show 47c1161:research/studies.py`), but for "
-            "unet-collapse, a plan of `research.study`. Studies without a row here have tables of their own: "
+            "The verdicts of the other studies. Each study judges its claims by the rule on its own page. The code of "
+            "commit 47c1161 made these rows (`git show 47c1161:research/studies.py`), except those of unet-collapse, "
+            "which is a plan of `research.study`. Four studies have no row here, but tables of their own: "
             "[μP](mup/README.md), [probe](probe/README.md), [what lasts](lasts/README.md), "
             "[what it buys](buys/README.md).",
             studies_table(rows),
         ]
     if (out / "kappa").is_dir():
-        raw = "[the raw results](kappa/validation.json) of kappa"
-        parts.append(f"Also here: {raw}, how well κ can be chosen, told in [theory.md](../theory.md).")
-    return document(parts)
+        parts.append(
+            "[theory](../theory.md) tells how well κ can be chosen, by [these results](kappa/validation.json)."
+        )
+    return "\n\n".join(parts) + "\n"
 
 
 STUDIES_FILE = "studies.json"
@@ -215,24 +221,6 @@ def studies_table(rows: Sequence[dict[str, str]]) -> str:
     """A row for each claim of a study, with a link to its page."""
     cells = [[f"[{row['study']}]({row['study']}/README.md)", *list(row.values())[1:]] for row in rows]
     return table(["study", "claim", "setting", "effect (interval)", "verdict"], cells)
-
-
-# Markdown
-
-
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table of Markdown."""
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def fenced(text: str) -> str:
-    """Plain text as it is."""
-    return f"```\n{text}\n```"
-
-
-def document(parts: Iterable[str]) -> str:
-    return "\n\n".join(parts) + "\n"
 
 
 def _seeds(seeds: Iterable[int]) -> list[str]:
