@@ -66,6 +66,7 @@ def run_range(options: argparse.Namespace) -> int:
     from ..files import make_folder, write_text
     from ..stability import METHODS
 
+    began = time.monotonic()
     shared.require_seeds(options.seeds)
     data = options.images or options.data
     out = options.out or Path("runs") / f"range-{options.recipe or (Path(data).name if data else 'digits-tiny')}"
@@ -90,7 +91,8 @@ def run_range(options: argparse.Namespace) -> int:
             seconds = options.steps * seconds_of_a_step(config, options)
             rates = rates or find_rates(run, methods or METHODS, seconds, config.optimizer.lr, options.yes)
             at_first = partial(run, rates=[rates[len(rates) // 2]], methods=methods)
-            methods = first_verdict(at_first, seconds, options, seeds, runs)
+            left = FIRST_SECONDS - (time.monotonic() - began)
+            methods = first_verdict(at_first, seconds, left, options, seeds, runs)
         found = run(rates=rates, methods=methods, seeds=seeds, engine=None if forked else engine)
     except UnfinishedError:
         return shared.left_to_do()
@@ -116,13 +118,16 @@ def find_rates(run: Any, methods: Sequence[str], seconds: float, usual: float, y
 
 
 def first_verdict(
-    run: Any, seconds: float, options: argparse.Namespace, seeds: Sequence[int], runs: int
+    run: Any, seconds: float, left: float, options: argparse.Namespace, seeds: Sequence[int], runs: int
 ) -> Sequence[str]:
-    """Say what one rate and few seeds show, and what the rest costs; ask before it takes long. The methods."""
+    """Say what one rate and few seeds show, and what the rest costs; ask before it takes long. The methods.
+
+    `left` are the seconds of the first minute that are not over. There is always one seed.
+    """
     from ..stability import METHODS, rate_text
 
     (rate,), methods = run.keywords["rates"], run.keywords["methods"] or METHODS
-    few = seeds[: max(1, min(FIRST_SEEDS, int(FIRST_SECONDS / (len(methods) * seconds))))]
+    few = seeds[: max(1, min(FIRST_SEEDS, round(left / (len(methods) * seconds))))]
     many = counted(len(few), "seed")
     ask(len(few) * len(methods) * seconds, f"a first verdict at {rate_text(rate)} with {many}", options.yes)
     found = run(seeds=few)
