@@ -215,7 +215,7 @@ SHORT = {
     "train": "--steps 1 --batch-size 2 --samples 2 --sampler-steps 1",
     "sample": "-n 2 --steps 1",
     "eval": "-n 20 --steps 1 --features random",
-    "lab tune": "-n 16 --steps 1 --trials 2 --features random",
+    "lab tune": "-n 16 --steps 1 --features random",
     "compare": "--steps 1 --seeds 1 --jobs 1 --out runs/compare-digits-tiny",
     "range": "--steps 2 --seeds 1 --jobs 1 --methods none --rates 1e-3 --set model_options.depth=4",
 }

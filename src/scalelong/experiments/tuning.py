@@ -47,7 +47,7 @@ def tune_run(
     """
     require_constant(run.config.scaling)
     if n < 16:
-        raise InvalidConfigError(f"a Fréchet distance needs images: -n must be at least 16, got {n}")
+        raise InvalidConfigError(f"a Fréchet distance needs images: `n` must be at least 16, got {n}")
     data = reference_data(run.config)
     extractor, reference = trusted_features(features, data, feature_weights, device)
     halves = [Moments.of(reference.features[part::2]) for part in (0, 1)]
