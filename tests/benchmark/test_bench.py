@@ -18,7 +18,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 def test_names_choose_benchmarks_and_cases():
     assert chosen(["step/unet", "step/small", "step/unet"]) == ["step/unet", "step/small"]
-    assert chosen(["data"]) == ["data/alone", "data/training"]
+    assert chosen(["sampling"]) == ["sampling/digits", "sampling/fashion"]
     assert {name.partition("/")[0] for name in chosen([])} == set(BENCHMARKS)
 
 
