@@ -55,8 +55,8 @@ from ..randomness import generator, seed_global
 from ..scaling import NoScaling, as_scaling
 from ..tracing import StateSnapshot
 from .alarms import bare_merges
-from .collapse import RULE, Collapse, CollapseDetector, first_to_leave
-from .features import Meter, attach_meter
+from .collapse import RULE, Collapse, CollapseDetector
+from .features import Meter, attach_meter, first_to_leave
 from .survival import RateRange, RateRun, rate_text
 
 Build = Callable[[int], nn.Module]
