@@ -67,6 +67,7 @@ def run_range(options: argparse.Namespace) -> int:
     from ..files import make_folder, write_text
     from ..stability import METHODS, rate_text
 
+    began = time.monotonic()
     methods = [*options.methods, *options.variants] if options.methods else options.variants or None
     shared.require_seeds(options.seeds)
     data = options.images or options.data
@@ -98,7 +99,8 @@ def run_range(options: argparse.Namespace) -> int:
                 seen = f"survives {rate_text(alive[-1])}" if alive else f"survives less than {rate_text(rates[0])}"
                 logger.info(f"with one seed it {seen}; `scalelong train` would use {rate_text(config.optimizer.lr)}")
             first_rate = partial(run, rates=[rates[len(rates) // 2]], methods=methods)
-            methods = first_verdict(first_rate, seconds, options, seeds, runs)
+            left = FIRST_SECONDS - (time.monotonic() - began)
+            methods = first_verdict(first_rate, seconds, left, options, seeds, runs)
         found = run(rates=rates, methods=methods, seeds=seeds, engine=None if forked else engine)
     except UnfinishedError:
         return shared.left_to_do()
@@ -112,13 +114,16 @@ def run_range(options: argparse.Namespace) -> int:
 
 
 def first_verdict(
-    run: Any, seconds: float, options: argparse.Namespace, seeds: Sequence[int], runs: int
+    run: Any, seconds: float, left: float, options: argparse.Namespace, seeds: Sequence[int], runs: int
 ) -> Sequence[str]:
-    """Say what one rate and few seeds show, and what the rest costs; ask before it takes long. The methods."""
+    """Say what one rate and few seeds show, and what the rest costs; ask before it takes long. The methods.
+
+    `left` are the seconds of the first minute that are not over. There is always one seed.
+    """
     from ..stability import METHODS, rate_text
 
     (rate,), methods = run.keywords["rates"], run.keywords["methods"] or METHODS
-    few = seeds[: max(1, min(FIRST_SEEDS, int(FIRST_SECONDS / (len(methods) * seconds))))]
+    few = seeds[: max(1, min(FIRST_SEEDS, round(left / (len(methods) * seconds))))]
     many = f"{len(few)} seed{'s' * (len(few) > 1)}"
     ask(len(few) * len(methods) * seconds, f"a first verdict at {rate_text(rate)} with {many}", options.yes)
     found = run(seeds=few)
