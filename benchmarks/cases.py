@@ -373,51 +373,14 @@ def write_sources(folder: Path, count: int, size: int) -> dict[str, str]:
 
     coarse = torch.rand(count, 3, size // 8, size // 8, generator=torch.Generator().manual_seed(0))
     images = torch.nn.functional.interpolate(coarse, (size, size), mode="bicubic").clamp(0, 1).mul(255).byte()
-    sources = {}
-    for form in ("png", "jpg"):
-        (folder / form).mkdir()
-        with zipfile.ZipFile(folder / f"{form}.zip", "w") as archive:
-            for number, image in enumerate(images.permute(0, 2, 3, 1).contiguous().numpy()):
-                buffer = io.BytesIO()
-                Image.fromarray(image).save(buffer, {"png": "PNG", "jpg": "JPEG"}[form])
-                (folder / form / f"{number:06}.{form}").write_bytes(buffer.getvalue())
-                archive.writestr(f"{number:06}.{form}", buffer.getvalue())
-        sources |= {f"folder of {form}": str(folder / form), f"zip of {form}": str(folder / f"{form}.zip")}
-    return sources
-
-
-def sources_of(count: int, size: int) -> dict[str, str]:
-    folder = tempfile.mkdtemp(prefix="scalelong-bench-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return write_sources(Path(folder), count, size)
-
-
-def reading(settings: Settings) -> Race:
-    """One epoch of shuffled batches, as floats."""
-    import torch
-
-    from scalelong.data import batches, load_data, to_float
-
-    count, size = (32, 16) if settings.quick else (2000, 64)
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(0)).split(128)
-
-    def epoch(data: Any) -> Step:
-        def step() -> None:
-            for batch in batches(data, order, 0):
-                to_float(batch.images, torch.ones(len(batch.images), dtype=torch.bool))
-
-        return step
-
-    sources = sources_of(count, size)
-    steps: dict[str, Callable[[], Step]] = {"in memory": lambda: epoch(load_data(sources["folder of png"], channels=3))}
-    for name, source in sources.items():
-        steps[name] = partial(lambda source: epoch(load_data(source, channels=3, **streamed(count, size))), source)
-    return Race(f"An epoch of {count} images of {size}x{size}, shuffled batches of 128", steps, count)
-
-
-def streamed(count: int, size: int) -> dict[str, Any]:
-    """Options of `load_data` with one byte less memory than the pixels need."""
-    return {"memory_limit": 3 * count * size**2 - 1, "image_cache": "none"}
+    (folder / "png").mkdir()
+    with zipfile.ZipFile(folder / "jpg.zip", "w") as archive:
+        for number, image in enumerate(images.permute(0, 2, 3, 1).contiguous().numpy()):
+            Image.fromarray(image).save(folder / "png" / f"{number:06}.png")
+            buffer = io.BytesIO()
+            Image.fromarray(image).save(buffer, "JPEG")
+            archive.writestr(f"{number:06}.jpg", buffer.getvalue())
+    return {"folder of png": str(folder / "png"), "zip of jpg": str(folder / "jpg.zip")}
 
 
 def data_in_training(settings: Settings) -> Race:
@@ -425,16 +388,19 @@ def data_in_training(settings: Settings) -> Race:
 
     size = quick(STREAMED, settings)
     count = 64 if settings.quick else 2048
-    sources = sources_of(count, size.image)
+    folder = tempfile.mkdtemp(prefix="scalelong-bench-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    sources = write_sources(Path(folder), count, size.image)
 
     def make(source: str, workers: int = 0, **options: Any) -> Step:
         return training_step(**size.ours(), data=load_data(sources[source], channels=3, **options), workers=workers)
 
+    few = {"memory_limit": 3 * count * size.image**2 - 1}  # one byte less than the pixels need
     steps: dict[str, Callable[[], Step]] = {"in memory": partial(make, "folder of png")}
-    for name in ("folder of png", "zip of jpg"):
+    for name in sources:
+        steps[f"{name}, image cache"] = partial(make, name, image_cache=f"{folder}/cache", **few)
         for workers in (0, 1):
-            few = partial(make, name, workers, **streamed(count, size.image))
-            steps[f"{name}, {workers} worker(s)"] = few
+            steps[f"{name}, decoded each time, {workers} worker(s)"] = partial(make, name, workers, **few)
     return Race(f"Training on {count} images, {size}", steps, size.batch)
 
 
@@ -499,8 +465,8 @@ BENCHMARKS = {
         },
     ),
     "data": Benchmark(
-        "images per second by source, alone and while training",
-        {"alone": (reading, 5), "training": (data_in_training, 9)},
+        "training steps by source: in memory, from the image cache, decoded each time",
+        {"training": (data_in_training, 9)},
     ),
     "attach": Benchmark(
         "finding the long skips of any network, and scaling them from outside",

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 import scalelong as sl
 from scalelong.config import NEW_RUN, NEW_UVIT
+from scalelong.console import counted
 from scalelong.data import load_data, to_float
 from scalelong.models import fuse_, gain_of_bfloat16, output_tensor, unet
 from scalelong.noise import NoiseProcess, even_fractions, mean_square
@@ -189,7 +190,7 @@ def quality(task: Task, seeds: int, settings: Settings) -> dict[str, Any]:
     side = side if task.model == "uvit" else "UNet2DModel, trained as diffusers' script does"
     notes = [f"The other side is {side}, in float32 with torch's AdamW, at the best of its rates: {best}."]
     clock = "processor time" if settings.threads == 1 else "time on the clock"
-    notes += [f"{seeds} seeds, median and quartiles; {clock}."]
+    notes += [f"{counted(seeds, 'seed')}, median and quartiles; {clock}."]
     title = f"Time to quality, {task}"
     columns = ["", "final loss", "steps to the other side's loss", "seconds to it", "times as fast"]
     curves = {each.name: [run[i].curve for run in runs] for i, each in enumerate(runs[0])}

@@ -1,6 +1,5 @@
 """The documentation site: built strictly, without a network; every public name is in its reference."""
 
-import ast
 import importlib
 import os
 import re
@@ -92,13 +91,6 @@ def exists(dotted: str) -> bool:
 
 def annotations(cls: type) -> set[str]:
     return {name for base in cls.__mro__ for name in getattr(base, "__annotations__", {})}
-
-
-def test_a_name_that_is_not_there_is_noticed():
-    assert exists("find_skips")
-    assert exists("training.sizing.choose")
-    assert not exists("find_skip")
-    assert not exists("training.sizes")
 
 
 # Pages made of files of the repository
@@ -196,10 +188,6 @@ def test_the_site_has_every_name_every_command_and_every_page(site):
     for page in WRITTEN:
         uri = page.relative_to(DOCS).with_suffix(".html").as_posix().replace("README.html", "index.html")
         assert (site / uri).is_file(), uri
-
-
-def test_the_hooks_parse_without_mkdocs():
-    ast.parse((ROOT / "website" / "hooks.py").read_text())
 
 
 def test_every_picture_of_the_gallery_is_there_with_its_command():

@@ -321,14 +321,6 @@ def noisy_and_target(
     return mix(x0, noise, signal, sigma), _target(prediction, x0, noise, signal, sigma)
 
 
-def losses(
-    predict: Predict, process: NoiseProcess, prediction: Prediction, x0: Tensor, noise: Tensor, t: Tensor
-) -> Tensor:
-    """The mean squared error of each image: (B,)."""
-    output = predict(process.add_noise(x0, noise, t), t)
-    return mean_square(target(process, prediction, x0, noise, t) - output)
-
-
 def loss_weights(
     process: NoiseProcess, prediction: Prediction, weighting: Weighting, t: Tensor, gamma: float = 5.0
 ) -> Tensor:

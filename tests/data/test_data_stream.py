@@ -145,6 +145,13 @@ def test_broken_images_are_replaced_by_the_next(damaged, tmp_path, workers):
     assert not seen[0] & seen[1], "replacements come from the same part"
 
 
+def test_broken_images_are_named_in_order_whoever_is_found_first(damaged):
+    stream = load_data(damaged, memory_limit=0, skip_broken=2)
+    for row in (12, 11):
+        stream.fetch([row])
+    assert [broken.name for broken in stream.broken] == ["0/11.png", "1/12.png"]
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_too_many_broken_images_stop_the_stream(damaged, workers):
     stream = load_data(damaged, memory_limit=0, skip_broken=1)

@@ -152,18 +152,6 @@ def test_every_constant_method_is_carried_and_the_run_is_left_alone(scaling: str
     assert len({skip for _, _, skip in factors}) == (4 if scaling.startswith("cs") else len({s for _, _, s in factors}))
 
 
-def test_an_export_that_would_compute_something_else_is_refused(
-    unet_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from scalelong.export import exporter as unet
-
-    right = unet._factors
-    monkeypatch.setattr(unet, "_factors", lambda model: (right(model) or [])[::-1])
-    with pytest.raises((ExportError, RuntimeError)):
-        export_run(load_run(unet_run), tmp_path / "model")
-    assert not (tmp_path / "model").exists()
-
-
 def test_a_class_conditional_unet_brings_a_pipeline_without_scalelong(tmp_path: Path) -> None:
     train(replace(BASE, diffusion=replace(BY_CLASS, schedule="cosine")), tmp_path / "run")
     run = load_run(tmp_path / "run")

@@ -14,8 +14,16 @@ from torch import nn
 import scalelong as sl
 from research.alarms import WITHIN, alarms, onset
 from scalelong.errors import CollapseError, InvalidConfigError
-from scalelong.stability import Collapse, CollapseDetector, Spike, lightning_guard, trainer_guard
-from scalelong.stability.collapse import MARGIN, first_to_leave, last_good
+from scalelong.stability import (
+    MARGIN,
+    Collapse,
+    CollapseDetector,
+    Spike,
+    first_to_leave,
+    last_good,
+    lightning_guard,
+    trainer_guard,
+)
 
 # The detector
 

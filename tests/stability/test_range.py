@@ -244,13 +244,13 @@ def test_a_step_that_raises_is_named_and_what_was_done_is_kept(jobs, tmp_path):
         rate_range(build, fails, rates=(0.05,), methods=("none",), seeds=2, steps=8, jobs=jobs, out=tmp_path)
 
 
-def surviving_below(edge: float):
+def surviving_below(edge: float, **otherwise):
     """Runs that are not trained: those below a rate survive."""
 
     def run_all(_, waiting, __):
         for method, rate, seed in waiting:
             made = made_up({method: {rate: int(rate < edge)}}, seeds=1).runs[0]
-            yield replace(made, seed=seed)
+            yield replace(made, seed=seed, **({} if made.survived else otherwise))
 
     return run_all
 
@@ -261,9 +261,10 @@ def surviving_below(edge: float):
 )
 def test_rates_that_are_not_given_are_found(edge, lowest):
     """The highest that the baseline survives, and two and four times that."""
-    found = quick(rates=None, seeds=1, run_all=surviving_below(edge))
-    assert found.rates == pytest.approx([lowest, 2 * lowest, 4 * lowest])
-    assert len(found.runs) == 6
+    for otherwise in ({}, {"outcome": "not learned", "steps": 5}):  # ended, because it had lost what little it knew
+        found = quick(rates=None, seeds=1, run_all=surviving_below(edge, **otherwise))
+        assert found.rates == pytest.approx([lowest, 2 * lowest, 4 * lowest])
+        assert len(found.runs) == 6
 
 
 def test_a_run_that_loses_the_little_it_had_learned_is_ended_and_has_not_learned():

@@ -5,7 +5,7 @@ dataset       what every source becomes: ImageData, annotations; batches of it
 decode        from the bytes of an image file to pixels
 folders       folders and zips of images: parts such as "train" and "test", labels, captions
 stream        decoded into memory, when they are fetched, or once into the image cache
-objects       any Dataset object
+objects       any Dataset object, and tables of `datasets`
 builtin       digits, garments and drawn shapes, which come with the package
 """
 

@@ -116,8 +116,12 @@ class BrokenImages:
                 f"{self.names()}. Repair or remove them, or go on without them with `skip_broken`"
             )
 
+    def in_order(self) -> tuple[BrokenImage, ...]:
+        """By name: threads find them in any order."""
+        return tuple(sorted(self.found.values(), key=lambda broken: broken.name))
+
     def names(self) -> str:
-        return first_names([str(broken) for broken in self.found.values()])
+        return first_names([str(broken) for broken in self.in_order()])
 
     def warn(self) -> None:
         if self.found:
@@ -227,7 +231,7 @@ class ImageData(ABC):
     @property
     def broken(self) -> tuple[BrokenImage, ...]:
         """The images that could not be read and were skipped, so far."""
-        return tuple(self.broken_images.found.values())
+        return self.broken_images.in_order()
 
     def fetch(self, indices: Tensor | Sequence[int]) -> Batch:
         """The images with these numbers, in this order; the same numbers always give the same batch."""

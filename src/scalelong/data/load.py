@@ -14,30 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DataNotFoundError, InvalidConfigError, UnreadableDataError
-from ..files import at_home, digest, in_words, read_bytes, read_json
+from ..files import at_home, digest, in_words, read_json
 from ..optional import needs
 from .builtin import DIGITS, GARMENTS, load_captioned, load_digits, load_garments, load_shapes
-from .dataset import Annotations, ImageData, Options, Progress
-from .decode import UndecodableError, suffixes
-from .folders import (
-    CAPTIONS,
-    IMAGES,
-    LABELS,
-    MAX_MEMBER,
-    FileTree,
-    Folder,
-    TreeSource,
-    ZipTree,
-    canonical,
-    check_captions,
-    choose_part,
-    first_of,
-    number_labels,
-    split_in,
-    stamp_of_files,
-)
-from .objects import ObjectSource
-from .stream import Source, decoded_once, from_source
+from .dataset import ImageData, Options, Progress
+from .decode import suffixes
+from .folders import FileTree, Folder, TreeSource, ZipTree, canonical, choose_part, split_in, stamp_of_files
+from .objects import ObjectSource, TableSource
+from .stream import decoded_once, from_source
 
 VARIABLE = "SCALELONG_DATA"  # folders to search first, separated as in PATH
 
@@ -278,70 +262,3 @@ def _from_table(name: str, found: Any, options: Options, folders: Sequence[str |
     parts = found if isinstance(found, dict) else {"train": found}
     rows = choose_part({canonical(str(part)): rows for part, rows in parts.items()}, options.split, repr(name))
     return from_source(name, TableSource(rows, name, folders), options)
-
-
-class TableSource(Source):
-    """The rows of a table. A row holds an image, or names one below `folders`, by default the cache of `datasets`."""
-
-    def __init__(
-        self, dataset: Any, where: str, folders: Sequence[str | Path] | None = None, version: str | None = None
-    ) -> None:
-        datasets = needs("datasets", "hub", f"loading {where}")
-        cache = [datasets.config.HF_DATASETS_CACHE, datasets.config.HF_CACHE_HOME]
-        self.folders = [Path(folder) for folder in (cache if folders is None else folders)]
-        self._version = version or f"{dataset._fingerprint} {len(dataset)}"
-        dataset = dataset.with_format(None)
-        features = dataset.features
-        candidates = [column for column, feature in features.items() if _holds_images(feature)]
-        self.image = first_of(IMAGES, candidates) or (candidates[0] if len(candidates) == 1 else "")
-        if not self.image:
-            raise UnreadableDataError(
-                f"{where}: a column of encoded images is needed, by preference {list(IMAGES)}; the columns are "
-                f"{list(features)}, and those that could be: {candidates}. Rename one"
-            )
-        if isinstance(features[self.image], datasets.Image):  # decoding is ours: one rule for all sources
-            dataset = dataset.cast_column(self.image, datasets.Image(decode=False))
-        self.dataset = dataset.select_columns([self.image])
-        named = [column for column, feature in features.items() if isinstance(feature, datasets.ClassLabel)]
-        label, caption = first_of(LABELS, features) or (named or [None])[0], first_of(CAPTIONS, features)
-        try:
-            labels, captions = ((column and dataset.select_columns([column])[:][column]) for column in (label, caption))
-        except Exception as error:  # whatever Arrow or `datasets` make of a damaged column
-            raise UnreadableDataError(f"{where} cannot be read: {in_words(error)}; write it again") from error
-        numbers = classes = None
-        if labels is not None:
-            classes = getattr(features[label], "names", None)
-            numbers, classes = number_labels(labels, f"{where}, column {label!r}", classes)
-        texts = None if captions is None else check_captions(captions, f"{where}, column {caption!r}")
-        self.annotations = Annotations(numbers, classes, texts)
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def name(self, row: int) -> str:
-        return f"row {row}"
-
-    def read(self, row: int) -> bytes:
-        try:
-            value = self.dataset[row][self.image]
-        except Exception as error:
-            raise UndecodableError(in_words(error)) from error
-        content, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
-        if isinstance(content, bytes):
-            return content
-        if not isinstance(path, str) or not path or "\0" in path:
-            raise UndecodableError("no image in this row")
-        for folder in self.folders:  # a data set must not read files that are not its own
-            if (folder / path).resolve().is_relative_to(folder.resolve()) and (folder / path).is_file():
-                return read_bytes(folder / path, MAX_MEMBER)
-        raise UndecodableError(f"neither bytes nor, in the folder of the data, a file {path!r}")
-
-    def version(self) -> str:
-        return self._version
-
-
-def _holds_images(feature: Any) -> bool:
-    datasets = needs("datasets", "hub", "loading a data set")
-    if isinstance(feature, datasets.Value):
-        return feature.dtype in ("binary", "large_binary")
-    return isinstance(feature, datasets.Image) or (isinstance(feature, dict) and "bytes" in feature)

@@ -1,4 +1,4 @@
-"""Data sets that a program hands over: any object with a length whose items can be asked for by number.
+"""Data set objects: anything with a length whose items can be asked for by number, and tables of `datasets`.
 
 An item is an image, a pair (image, label or text), or a dictionary with such columns (`image`, `label`, `text`, ...).
 An image is
@@ -16,15 +16,19 @@ they are fetched, and must then be the same.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..errors import DataNotFoundError, InvalidConfigError, UnreadableDataError
+from ..files import in_words, read_bytes
+from ..optional import needs
 from .dataset import Annotations, Options, logger
-from .decode import Header, as_bytes, convert_channels, decode, header_of, resize
-from .folders import CAPTIONS, IMAGES, LABELS, check_captions, first_of, number_labels
+from .decode import Header, UndecodableError, as_bytes, convert_channels, decode, header_of, resize
+from .folders import CAPTIONS, IMAGES, LABELS, MAX_MEMBER, check_captions, first_of, number_labels
 from .stream import Source
 
 KINDS = {1: "gray", 4: "rgba"}
@@ -135,3 +139,73 @@ def _taken_apart(item: Any, where: str) -> tuple[Any, Any, Any]:
 def _plain(value: Any) -> Any:
     """A number of torch or numpy as one of Python."""
     return value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
+
+
+# Tables of Hugging Face's `datasets`
+
+
+class TableSource(Source):
+    """The rows of a table. A row holds an image, or names one below `folders`, by default the cache of `datasets`."""
+
+    def __init__(
+        self, dataset: Any, where: str, folders: Sequence[str | Path] | None = None, version: str | None = None
+    ) -> None:
+        datasets = needs("datasets", "hub", f"loading {where}")
+        cache = [datasets.config.HF_DATASETS_CACHE, datasets.config.HF_CACHE_HOME]
+        self.folders = [Path(folder) for folder in (cache if folders is None else folders)]
+        self._version = version or f"{dataset._fingerprint} {len(dataset)}"
+        dataset = dataset.with_format(None)
+        features = dataset.features
+        candidates = [column for column, feature in features.items() if _holds_images(feature)]
+        self.image = first_of(IMAGES, candidates) or (candidates[0] if len(candidates) == 1 else "")
+        if not self.image:
+            raise UnreadableDataError(
+                f"{where}: a column of encoded images is needed, by preference {list(IMAGES)}; the columns are "
+                f"{list(features)}, and those that could be: {candidates}. Rename one"
+            )
+        if isinstance(features[self.image], datasets.Image):  # decoding is ours: one rule for all sources
+            dataset = dataset.cast_column(self.image, datasets.Image(decode=False))
+        self.dataset = dataset.select_columns([self.image])
+        named = [column for column, feature in features.items() if isinstance(feature, datasets.ClassLabel)]
+        label, caption = first_of(LABELS, features) or (named or [None])[0], first_of(CAPTIONS, features)
+        try:
+            labels, captions = ((column and dataset.select_columns([column])[:][column]) for column in (label, caption))
+        except Exception as error:  # whatever Arrow or `datasets` make of a damaged column
+            raise UnreadableDataError(f"{where} cannot be read: {in_words(error)}; write it again") from error
+        numbers = classes = None
+        if labels is not None:
+            classes = getattr(features[label], "names", None)
+            numbers, classes = number_labels(labels, f"{where}, column {label!r}", classes)
+        texts = None if captions is None else check_captions(captions, f"{where}, column {caption!r}")
+        self.annotations = Annotations(numbers, classes, texts)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def name(self, row: int) -> str:
+        return f"row {row}"
+
+    def read(self, row: int) -> bytes:
+        try:
+            value = self.dataset[row][self.image]
+        except Exception as error:
+            raise UndecodableError(in_words(error)) from error
+        content, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
+        if isinstance(content, bytes):
+            return content
+        if not isinstance(path, str) or not path or "\0" in path:
+            raise UndecodableError("no image in this row")
+        for folder in self.folders:  # a data set must not read files that are not its own
+            if (folder / path).resolve().is_relative_to(folder.resolve()) and (folder / path).is_file():
+                return read_bytes(folder / path, MAX_MEMBER)
+        raise UndecodableError(f"neither bytes nor, in the folder of the data, a file {path!r}")
+
+    def version(self) -> str:
+        return self._version
+
+
+def _holds_images(feature: Any) -> bool:
+    datasets = needs("datasets", "hub", "loading a data set")
+    if isinstance(feature, datasets.Value):
+        return feature.dtype in ("binary", "large_binary")
+    return isinstance(feature, datasets.Image) or (isinstance(feature, dict) and "bytes" in feature)

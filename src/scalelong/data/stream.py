@@ -304,11 +304,6 @@ class MappedData(StreamData):
         self._places = torch.zeros(len(stream.source), dtype=torch.int64)
         self._places[stream.rows] = torch.arange(len(stream))
 
-    def _read(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        if self._broken:
-            return super()._read(rows)
-        return torch.from_numpy(self._pixels[self._places[self.rows[rows]].numpy()]), rows
-
     def _put(self, image: np.ndarray, row: int) -> BrokenImage | None:
         place = int(self._places[row])
         if place not in self._broken:

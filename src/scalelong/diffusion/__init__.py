@@ -13,7 +13,6 @@ from ..noise import (
     Schedule as Schedule,
     as_epsilon as as_epsilon,
     epsilon_losses as epsilon_losses,
-    losses as losses,
     target as target,
 )
 from .conditions import (

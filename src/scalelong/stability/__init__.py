@@ -1,8 +1,8 @@
 """Stability of training: sizes at the long skips, collapse, alarms, and the range of learning rates.
 
-collapse     the one rule of collapse, and what left first
+collapse     the one rule of collapse
 alarms       the advice; what in readings means trouble; oscillation scores
-features     where features are read: long skips and the blocks that they join
+features     where features are read: long skips and the blocks that they join; what left first
 guard        goes back to before a collapse, from within anyone's loop
 monitor      readings during training, from within anyone's loop; where they go
 callbacks    monitor and guard for accelerate's, Lightning's and transformers' loops

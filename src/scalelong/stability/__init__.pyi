@@ -22,8 +22,6 @@ from .collapse import (
     Collapse as Collapse,
     CollapseDetector as CollapseDetector,
     Spike as Spike,
-    describe_left_first as describe_left_first,
-    first_to_leave as first_to_leave,
     has_collapsed as has_collapsed,
     last_good as last_good,
 )
@@ -37,7 +35,9 @@ from .features import (
     Features as Features,
     apart as apart,
     block_names as block_names,
+    describe_left_first as describe_left_first,
     eager as eager,
+    first_to_leave as first_to_leave,
     has_bare_merges as has_bare_merges,
     measure as measure,
     plan_for as plan_for,

@@ -11,6 +11,7 @@ libraries are imported only when one of these is called.
 
 import logging
 from collections.abc import Callable, Iterable
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -235,65 +236,60 @@ def _loggers(trainer: Any) -> list[Any]:
 # Trackers: what their own libraries give (a SummaryWriter, a run of wandb or trackio, the module mlflow), trackers of
 # accelerate, and loggers of Lightning
 
-KNOWN = ("tensorboard", "wandb", "trackio", "mlflow")
-
 
 def send_alert(target: Any, step: int, title: str, text: str) -> None:
     """An alarm, as what the tracker shows or sends as an alert. A tracker without any gets nothing."""
-    kind, found = _kind_of(target)
-    if kind == "tensorboard":
+    found, run = _own(target), _mlflow_run(target)
+    if hasattr(found, "add_text"):  # a SummaryWriter of torch or tensorboardX
         found.add_text("alarms", text, step)
         found.flush()  # people who are alarmed look now
-    elif kind in ("wandb", "trackio"):
-        found.alert(
-            title=f"scalelong: {title}", text=text, **({"level": "WARN"} if kind == "wandb" else {"step": step})
-        )
-    elif kind == "mlflow":
+    elif hasattr(found, "alert"):  # wandb and trackio
+        found.alert(title=f"scalelong: {title}", text=f"step {step}: {text}")
+    elif run is not None:
         # MLflow has no alerts: a tag is seen in the list of runs, and can be searched for.
-        client, run = _mlflow(target)
-        client.set_tag(run, "alarm", f"step {step}: {title}")
-        client.log_text(run, text, f"alarms/step-{step:08d}-{title.replace(' ', '-')}.txt")
+        client, name = run
+        client.set_tag(name, "alarm", f"step {step}: {title}")
+        client.log_text(name, text, f"alarms/step-{step:08d}-{title.replace(' ', '-')}.txt")
 
 
 def log_picture(target: Any, step: int, name: str, picture: Tensor) -> bool:
     """A picture, uint8 (C, H, W) with 1 or 3 channels. False if the tracker is none of those that are known."""
-    kind, found = _kind_of(target)
-    array = picture.permute(1, 2, 0).numpy()
-    flat = array[..., 0] if array.shape[2] == 1 else array
-    if kind == "tensorboard":
+    found, run, array = _own(target), _mlflow_run(target), picture.permute(1, 2, 0).numpy()
+    if hasattr(found, "add_image"):
         found.add_image(name, picture, global_step=step)
-    elif kind == "wandb":
-        found.log({name: [__import__("wandb").Image(flat)]}, step=step)
-    elif kind == "trackio":
-        coloured = array if flat is array else array.repeat(3, axis=2)  # it takes no gray ones
-        found.log({name: __import__("trackio").Image(coloured)}, step=step)
-    elif kind == "mlflow":
-        client, run = _mlflow(target)
-        client.log_image(run, flat, key=name, step=step)
-    return kind is not None
+    elif hasattr(found, "alert"):
+        coloured = array.repeat(3 // array.shape[2], axis=2)  # trackio takes no gray ones
+        found.log({name: import_module(_library(found)).Image(coloured)}, step=step)
+    elif run is not None:
+        client, run_id = run
+        client.log_image(run_id, array.squeeze(2) if array.shape[2] == 1 else array, key=name, step=step)
+    else:
+        return False
+    return True
 
 
-def _kind_of(target: Any) -> tuple[str | None, Any]:
-    """One of KNOWN or None, and the object of the tracker's own library: that of accelerate's or Lightning's."""
-    module, found = type(target).__module__, target
+def _own(target: Any) -> Any:
+    """What the tracker's own library gives: that of accelerate's trackers and of Lightning's loggers."""
+    module = type(target).__module__
     if hasattr(target, "store_init_configuration") or module.startswith("accelerate."):
-        found = target.tracker
-    elif module.startswith(("lightning.", "pytorch_lightning.", "lightning_fabric.")):
-        found = target.experiment
-    if hasattr(found, "add_scalar") and hasattr(found, "add_text"):  # SummaryWriter of torch and of tensorboardX
-        return "tensorboard", found
+        return target.tracker
+    is_logger = module.startswith(("lightning.", "pytorch_lightning.", "lightning_fabric."))
+    return target.experiment if is_logger else target
+
+
+def _library(found: Any) -> str:
     name = found.__name__ if isinstance(found, ModuleType) else type(found).__module__
-    root = name.partition(".")[0]
-    return (root if root in KNOWN else None), found
+    return name.partition(".")[0]
 
 
-def _mlflow(target: Any) -> tuple[Any, str]:
-    """A client and the id of a run: of a logger of Lightning, a run, or (the module) the run that is active."""
-    found = _kind_of(target)[1]
-    if hasattr(target, "run_id") and hasattr(found, "log_metric"):  # Lightning's logger, whose experiment is a client
+def _mlflow_run(target: Any) -> tuple[Any, str] | None:
+    """A client and the id of a run: of Lightning's logger, a run, or (the module) the run that is active."""
+    found = _own(target)
+    if hasattr(target, "run_id") and hasattr(found, "log_metric"):  # Lightning's, whose experiment is a client
         return found, target.run_id
-    import mlflow  # pyright: ignore[reportMissingImports]
-
+    if _library(found) != "mlflow":
+        return None
+    mlflow = import_module("mlflow")
     run = mlflow.active_run() if isinstance(found, ModuleType) else found
     if run is None:
         raise InvalidConfigError("no run of MLflow is active: call mlflow.start_run() before the monitor is made")

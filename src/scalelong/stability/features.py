@@ -1,11 +1,12 @@
 """Features of a network, read at its long skips and at the blocks that they join.
 
 Hooks put sizes of tensors, and how alike the tokens of a block are, into a `Meter`. `probe` gives the features of one
-forward as numbers.
+forward as numbers. Of readings before a collapse, `first_to_leave` finds the block or skip that changed first.
 """
 
+import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -241,3 +242,44 @@ def eager() -> AbstractContextManager[Any]:
     """Compiled blocks run as they are written, so that hooks are called."""
     # The compiler is slow to import, and where it is not there yet nothing is compiled.
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+
+
+# What left first
+
+LEFT = 2.0
+"""A block or skip has left its level when it is larger or smaller than that by this factor."""
+
+Readings = Sequence[tuple[int, Mapping[str, float]]]
+"""(step, sizes by name), in the order of the steps."""
+
+
+def first_to_leave(readings: Readings, calm: int) -> dict[str, Any] | None:
+    """Against the last reading until step `calm`: the first one that changed by LEFT; of several, the one furthest."""
+    before = [sizes for step, sizes in readings if step <= calm] or [sizes for _, sizes in readings[:1]]
+    for step, sizes in readings:
+        if step <= calm or not before:
+            continue
+        level = before[-1]
+        changes = {name: _change(size, level.get(name, 0.0)) for name, size in sizes.items()}
+        where = max(changes, key=lambda name: changes[name], default=None)
+        if where is not None and changes[where] > math.log(LEFT):
+            factor = sizes[where] / level[where] if level.get(where) else math.inf
+            return {"where": where, "step": step, "factor": float(f"{factor:.4g}") if math.isfinite(factor) else None}
+    return None
+
+
+def _change(size: float, level: float) -> float:
+    """|log(size / level)|; a size that is not finite has left furthest."""
+    if not math.isfinite(size):
+        return math.inf
+    return abs(math.log(size / level)) if size > 0 and level > 0 else 0.0
+
+
+def describe_left_first(left: Mapping[str, Any] | None) -> str:
+    """A sentence about what `first_to_leave` found."""
+    if left is None:
+        return "No block and no long skip had left its size by a factor of two."
+    if str(left["where"]).startswith("tokens of "):
+        return f"What left first: the {left['where']}, which became alike by step {left['step']}."
+    grown = "became infinite" if left["factor"] is None else f"was {left['factor']:.3g} times its size"
+    return f"What left first: {left['where']}, which {grown} at step {left['step']}."

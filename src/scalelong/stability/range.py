@@ -55,8 +55,8 @@ from ..randomness import generator, seed_global
 from ..scaling import NoScaling, as_scaling
 from ..tracing import StateSnapshot
 from .alarms import bare_merges
-from .collapse import RULE, Collapse, CollapseDetector, first_to_leave
-from .features import Meter, attach_meter
+from .collapse import RULE, Collapse, CollapseDetector
+from .features import Meter, attach_meter, first_to_leave
 from .survival import RateRange, RateRun, rate_text
 
 Build = Callable[[int], nn.Module]
@@ -229,10 +229,12 @@ def find_rates(
     def lost(rate: float, *others: float) -> bool:
         """The others are tried at the same time."""
         carry([(method, each, seed) for each in (rate, *others)])
-        tried = {key[1]: run.outcome for key, run in done.items() if (key[0], key[2]) == (method, seed)}
-        # Above a rate at which a network learns, one that learns nothing is lost from the first step on.
-        learned = any(outcome == "survived" for each, outcome in tried.items() if each < rate)
-        return tried[rate] in LOST or (learned and tried[rate] == "not learned")
+        tried = {key[1]: run for key, run in done.items() if (key[0], key[2]) == (method, seed)}
+        # Above a rate at which a network learns, one that learns nothing is lost from the first step on. Elsewhere it
+        # may be slow, unless it was ended.
+        learned = any(run.survived for each, run in tried.items() if each < rate)
+        ended = learned or tried[rate].steps < task.steps
+        return tried[rate].outcome in LOST or (ended and not tried[rate].survived)
 
     if lost(start, 4 * start):
         while start / 4 > LOWEST_RATE and lost(start / 4, start / 16):

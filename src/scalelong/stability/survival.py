@@ -202,9 +202,9 @@ class RateRange:
             corrected[method] = largest
         found = []
         for method in raw:
-            mine, theirs = zip(*self._pairs(method, self.methods[0]), strict=True)
-            counts = (sum(run.survived for run in runs) for runs in (mine, theirs))
-            found.append(Difference(method, *counts, len(mine), corrected[method]))
+            pairs = self._pairs(method, self.methods[0])
+            alive, before = sum(mine.survived for mine, _ in pairs), sum(theirs.survived for _, theirs in pairs)
+            found.append(Difference(method, alive, before, len(pairs), corrected[method]))
         return tuple(found)
 
     def _pairs(self, method: str, other: str) -> list[tuple[RateRun, RateRun]]:
