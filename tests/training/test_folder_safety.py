@@ -173,3 +173,36 @@ def test_flat_shards_are_refused(kind, monkeypatch, tiny):
     monkeypatch.setattr("accelerate.Accelerator", lambda **_: configured)
     with pytest.raises(InvalidConfigError, match=f"configured for {kind}, .* or FSDP2"):
         make_accelerator(tiny, ".")
+
+
+@pytest.mark.parametrize("name", ["table.txt", "range.json", "runs.jsonl", "none-seed0", "jobs", "samples"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["compare", "--recipe", "digits-tiny", "--methods", "none", "--seeds", "1", "--steps", "1"],
+        ["range", "--recipe", "digits-tiny", "--methods", "none", "--seeds", "1", "--steps", "12", "--rates", "1e-3"],
+        ["demo"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_links_in_a_folder_of_many_runs_are_refused_before_any_work(name, command, tmp_path, capsys):
+    out, outside = tmp_path / "out", tmp_path / "outside"
+    out.mkdir()
+    outside.mkdir()
+    (outside / "mine").write_text("precious")
+    (out / name).symlink_to(outside if "." not in name else outside / "mine")
+    before = everything(tmp_path)
+    assert main([*command, "--out", str(out)]) == 1
+    assert everything(tmp_path) == before and [path.name for path in out.iterdir()] == [name]
+    assert "symbolic link" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["tune", "probe"])
+def test_results_are_not_written_through_a_link_of_the_run(command, made, tmp_path, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(made, run, symlinks=True)
+    (tmp_path / "outside").mkdir()
+    (run / command).symlink_to(tmp_path / "outside")
+    assert main(["lab", command, str(run)]) == 1
+    assert not list((tmp_path / "outside").iterdir())
+    assert "symbolic link" in capsys.readouterr().err

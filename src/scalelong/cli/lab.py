@@ -104,13 +104,13 @@ def run_probe(options: argparse.Namespace) -> int:
     from ..files import make_folder
 
     trained = shared.trained_run(options.run, options)
+    out = shared.folder_in(options.run, "probe", options)
     trained.model.to(shared.device_of(options.device))
     names = ("data", "split", "layers", "images", "seed", "batch_size")
     given = {name: getattr(options, name) for name in names}
     found = probe_run(trained, times=options.times or TIMES, **given)
-    out = make_folder(options.out or options.run / "probe")
     name = f"step-{trained.step}-{trained.weights.replace(':', '').replace('%', '')}-ridge"
-    found.save(out / f"{name}.json")
+    found.save(make_folder(out) / f"{name}.json")
     print(found.to_json() if options.json else found)
     logger.info(f"written: {out / name}.json")
     return 0
@@ -143,12 +143,12 @@ def run_tune(options: argparse.Namespace) -> int:
     from ..files import make_folder, read_text
 
     trained, settings = shared.trained_run(options.run, options), shared.sample_settings(options)
+    out = shared.folder_in(trained.folder, "tune", options)
     with Progress("trials") as progress:
         device = shared.device_of(options.device)
         more = {"run": trained, "settings": settings, "device": device, "progress": progress}
         found = shared.call(tune_run, options, **more)
-    out = make_folder(options.out or trained.folder / "tune")
-    file = out / f"linear-{settings.sampler}{settings.steps}.json"
+    file = make_folder(out) / f"linear-{settings.sampler}{settings.steps}.json"
     found.save(file)
     print(read_text(file) if options.json else found)
     logger.info(f"written: {file}")

@@ -63,14 +63,14 @@ def range_parser() -> Parser:
 def run_range(options: argparse.Namespace) -> int:
     from ..errors import UnfinishedError
     from ..experiments import config_range
-    from ..files import make_folder, write_text
+    from ..files import results_folder, write_text
     from ..stability import METHODS
 
     began = time.monotonic()
     shared.require_seeds(options.seeds)
     data = options.images or options.data
     out = options.out or Path("runs") / f"range-{options.recipe or (Path(data).name if data else 'digits-tiny')}"
-    make_folder(out)
+    results_folder(out)
     config = range_config(options, out)
     engine = shared.engine_of(options)
     engine.check()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import RECIPES, SAMPLERS, TrainConfig, load_config, recipe
 from ..errors import InvalidConfigError
+from ..files import refuse_link, refuse_links_in
 from .parser import NamedValues, Parser, whole_number
 
 if TYPE_CHECKING:
@@ -224,6 +225,14 @@ def require_seeds(seeds: int, least: int = 1, reason: str = "") -> None:
 def add_out_flag(parser: Parser, text: str, default: Path | None = None) -> None:
     """A place that cannot be written is refused before the command begins."""
     parser.flag("--out --output-dir", text, default, kind=Path)
+
+
+def folder_in(run: Path, name: str, options: argparse.Namespace) -> Path:
+    """The folder of results that `--out` names, else one of this name in the run. Links are refused; not made yet."""
+    if options.out is None:
+        refuse_link(run / name)
+    refuse_links_in(options.out or run / name)
+    return options.out or run / name
 
 
 def call(function: Callable[..., Any], options: argparse.Namespace, **more: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..config import TrainConfig, with_values
 from ..errors import InvalidConfigError
-from ..files import make_folder, write_text
+from ..files import make_folder, refuse_links_in, write_text
 from ..runs import is_uvit, this_command, with_width
 from .engines import Engine
 from .plan import PlannedRun, Variant, as_variant, diagnose_config, plan_runs, require_same, write_diagnosis
@@ -66,6 +66,7 @@ def sweep(
     `engine` where they are trained (`make_engine`).
     """
     _require_axes(axes, methods)
+    refuse_links_in(out)
     if not config.images.held_out:
         raise InvalidConfigError(
             "a comparison needs held-out images, and this configuration has none: give `config` with `held_out` of "

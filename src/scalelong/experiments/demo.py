@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..config import DiffusionConfig, OptimizerConfig, TrainConfig
 from ..console import listed
 from ..errors import InvalidConfigError
-from ..files import make_folder, write_bytes
+from ..files import make_folder, results_folder, write_bytes
 from ..models import Denoiser
 from ..noise import as_epsilon
 from ..optional import needs
@@ -92,7 +92,7 @@ def run_demo(
     if seed < 0:
         raise InvalidConfigError(f"the base seed must be at least 0, got {seed}")
     first = 100 * seed
-    samples = make_folder(out / "samples")
+    samples = make_folder(results_folder(out) / "samples")
 
     def draw(task: RecipeTask, model: nn.Module, run: RateRun) -> None:
         if run.seed == first:

@@ -36,6 +36,8 @@ from .disk_cache import (
 from .links import (
     below as below,
     refuse_link as refuse_link,
+    refuse_links_in as refuse_links_in,
+    results_folder as results_folder,
     temporary_name as temporary_name,
 )
 from .whole import (

@@ -24,7 +24,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Literal
 
 from ..errors import CannotReadError, CannotWriteError, LinkRefusedError
-from .access import StrPath, decoded, reading, writing
+from .access import StrPath, decoded, make_folder, reading, writing
 
 _FLAGS = {"rb": os.O_RDONLY, "r+b": os.O_RDWR, "ab": os.O_WRONLY | os.O_APPEND | os.O_CREAT}
 
@@ -141,3 +141,21 @@ def refuse_link(path: StrPath) -> None:
             f"{path} is a symbolic link, and links inside a run folder are not followed: replace it by what it points "
             f"to, or remove it"
         )
+
+
+def refuse_links_in(folder: StrPath) -> None:
+    """Raise LinkRefusedError if there is a symbolic link anywhere below a folder.
+
+    checkpoints/latest and checkpoints/best are links of ours, to a name in the same folder.
+    """
+    for root, folders, files in os.walk(folder):
+        for path in (os.path.join(root, name) for name in (*folders, *files)):
+            ours = os.path.basename(root) == "checkpoints" and os.path.basename(path) in ("latest", "best")
+            if not (ours and os.path.islink(path) and os.sep not in os.readlink(path)):
+                refuse_link(path)
+
+
+def results_folder(path: StrPath) -> Path:
+    """A folder that results are written into, made if it is not there. It may hold no links (`refuse_links_in`)."""
+    refuse_links_in(path)
+    return make_folder(path)

@@ -55,6 +55,7 @@ from ..files import (
     parse_json,
     read_json_lines,
     refuse_link,
+    refuse_links_in,
     remove_leftovers,
     writing,
 )
@@ -307,18 +308,11 @@ _OWN_FOLDERS = (CHECKPOINTS, SAMPLES, IMAGES, AVERAGES, TENSORBOARD)
 
 
 def require_no_links(folder: Path) -> None:
-    """LinkRefusedError if a file or folder of a run is a symbolic link: what is written there would go elsewhere.
-
-    checkpoints/latest and checkpoints/best are links of ours, to a name in the same folder.
-    """
+    """LinkRefusedError if a file or folder of a run is a symbolic link: what is written there would go elsewhere."""
     for name in (*_OWN_FILES, ".lock", ".lock-holder", *_OWN_FOLDERS):
-        path = folder / name
-        refuse_link(path)
-        for root, folders, files in os.walk(path) if name in _OWN_FOLDERS else ():
-            for inner in (Path(root, each) for each in (*folders, *files)):
-                ours = name == CHECKPOINTS and inner.parent == path and inner.name in ("latest", "best")
-                if not (ours and inner.is_symlink() and os.sep not in os.readlink(inner)):
-                    refuse_link(inner)
+        refuse_link(folder / name)
+        if name in _OWN_FOLDERS:
+            refuse_links_in(folder / name)
 
 
 def with_absolute_data(config: TrainConfig) -> TrainConfig:

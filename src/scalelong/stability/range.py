@@ -48,7 +48,7 @@ from ..errors import (
     UnfinishedError,
     UnsupportedModelError,
 )
-from ..files import append_json_line, fitting, locked, parse_json, read_json, read_text, write_text
+from ..files import append_json_line, fitting, locked, parse_json, read_json, read_text, results_folder, write_text
 from ..finding import ExampleInputs, SkipPlan, find_skips, unwrap
 from ..models import by_name, fuse_
 from ..randomness import generator, seed_global
@@ -172,7 +172,7 @@ def rate_range(
     with ExitStack() as end:
         end.callback(StateSnapshot().restore)
         task, prints = task.prepared(reference_loss, leave_out=methods is None)
-    folder = None if out is None else Path(out)
+    folder = None if out is None else results_folder(out)
     settings = {"steps": task.steps, "warmup": task.warmup, "clip": clip, "rule": RULE, "about": about or {}}
     # Sums may come out differently in the last digits on another machine.
     settings |= {"reference_loss": float(f"{task.reference:.3g}"), "weights": prints}

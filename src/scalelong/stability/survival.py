@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..console import listed, text_table
 from ..errors import InvalidConfigError, MissingDependencyError
-from ..files import fitting, in_words, make_folder, parse_json, write_bytes, write_text
+from ..files import fitting, in_words, parse_json, results_folder, write_bytes, write_text
 from ..optional import needs
 from .alarms import MERGE_NORM
 
@@ -357,7 +357,7 @@ class RateRange:
 
     def save(self, folder: str | PathLike[str]) -> Path:
         """range.json, range.txt and, where matplotlib is installed, range.png. Gives the folder."""
-        place = make_folder(Path(folder))
+        place = results_folder(folder)
         write_text(place / "range.json", self.to_json())
         write_text(place / "range.txt", f"{self}\n")
         try:
