@@ -307,23 +307,12 @@ def _goes_lower(trace: Trace, start: int, end: int, merge: Merge) -> bool:
     # Channels last only where the concatenation or the next layer says so.
     axis = merge.axis if merge.axis is not None else channel_axis(trace, merge.node) or min(1, len(shape) - 1)
     positions = math.prod(shape) // max(shape[axis], 1)
-    lower = set()
-    for index in trace.between(trace.layers | trace.resizes, start, end):
-        node = trace.nodes[index]
-        resizes = bool(trace.resizes >> index & 1) and len(node.shape) > 1
-        # What is before a transposed convolution or an interpolation is as low as what is after a pooling.
-        shapes = [node.shape, trace.nodes[node.inputs[0]].shape] if resizes else [node.shape]
-        lowest = min(math.prod(each) // max(each[1 if resizes else -1], 1) if each else positions for each in shapes)
-        if lowest < positions and "fft" not in node.name:
-            lower.add(index)
-    if not lower or start == end:
-        return False
     front, seen = [end], {end}
     while front:
         node = front.pop()
         if node == start:
             return False
-        if node in lower:
+        if trace.positions.get(node, positions) < positions:
             continue
         for before in trace.nodes[node].inputs:
             if before not in seen and (before == start or trace.depends(before, start)):
