@@ -15,7 +15,7 @@ from ..tracing import Invocation, Merge, Trace, bits, common_scope
 from .axes import COPIES, VIEWS, channel_axis, joins_channels
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Candidate:
     trace: Trace = field(repr=False)
     merge: Merge
@@ -27,17 +27,10 @@ class Candidate:
     skip_layers: int
     main_layers: int
 
-    @property
-    def end(self) -> int:
-        return self.merge.node
-
-    @property
-    def skip_node(self) -> int:
-        return self.merge.operands[self.operand] or 0
-
-    @property
-    def main_node(self) -> int:
-        return self.merge.operands[self.main] or 0
+    def __post_init__(self) -> None:
+        self.end = self.merge.node
+        self.skip_node = self.merge.operands[self.operand] or 0
+        self.main_node = self.merge.operands[self.main] or 0
 
     @cached_property
     def scope(self) -> Invocation:
