@@ -299,7 +299,9 @@ def _goes_lower(trace: Trace, start: int, end: int, merge: Merge) -> bool:
     shape = trace.nodes[merge.node].shape
     # Channels last only where the concatenation or the next layer says so.
     axis = merge.axis if merge.axis is not None else channel_axis(trace, merge.node) or min(1, len(shape) - 1)
-    positions = math.prod(shape) // max(shape[axis], 1)
+    positions, begins = math.prod(shape) // max(shape[axis], 1), trace.nodes[start].shape
+    if len(begins) == len(shape):  # of a feature that goes up to the merge on both paths
+        positions = min(positions, math.prod(begins) // max(begins[axis], 1))
     front, seen = [end], {end}
     while front:
         node = front.pop()
