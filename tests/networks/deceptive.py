@@ -762,6 +762,32 @@ class WrittenBelow(WrittenAdditions):
 
 
 @network
+class UpsamplingResiduals(Levels):
+    """The way up is a residual block with an interpolation on either side, as in BigGAN."""
+
+    class Up(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv1d(D, D, 3, 1, 1), nn.Conv1d(D, D, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = F.silu(x)
+            return self.b(F.interpolate(x, scale_factor=2)) + self.a(F.silu(F.interpolate(x, scale_factor=2)))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.ModuleList(self.Up() for _ in range(3))
+
+
+@network
+class UpsamplingResidualsAdded(UpsamplingResiduals):
+    joined = D
+
+    def join(self, i: int, h: Tensor, skip: Tensor) -> Tensor:
+        return h + self.k(i, skip)
+
+
+@network
 class DenseInTheMiddle(Written):
     """Two lines that look like a level of the U, but for what reads them: a dense block."""
 

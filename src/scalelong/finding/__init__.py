@@ -35,7 +35,6 @@ from .plan import (
     FoldTarget as FoldTarget,
     LongSkip as LongSkip,
     Places as Places,
-    PlannedMerge as PlannedMerge,
     Readers as Readers,
     SkipPlan as SkipPlan,
 )

@@ -15,7 +15,7 @@ from ..tracing import Invocation, Merge, Trace, bits, common_scope
 from .axes import COPIES, VIEWS, channel_axis, joins_channels
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Candidate:
     trace: Trace = field(repr=False)
     merge: Merge
@@ -27,17 +27,10 @@ class Candidate:
     skip_layers: int
     main_layers: int
 
-    @property
-    def end(self) -> int:
-        return self.merge.node
-
-    @property
-    def skip_node(self) -> int:
-        return self.merge.operands[self.operand] or 0
-
-    @property
-    def main_node(self) -> int:
-        return self.merge.operands[self.main] or 0
+    def __post_init__(self) -> None:
+        self.end = self.merge.node
+        self.skip_node = self.merge.operands[self.operand] or 0
+        self.main_node = self.merge.operands[self.main] or 0
 
     @cached_property
     def scope(self) -> Invocation:
@@ -306,24 +299,15 @@ def _goes_lower(trace: Trace, start: int, end: int, merge: Merge) -> bool:
     shape = trace.nodes[merge.node].shape
     # Channels last only where the concatenation or the next layer says so.
     axis = merge.axis if merge.axis is not None else channel_axis(trace, merge.node) or min(1, len(shape) - 1)
-    positions = math.prod(shape) // max(shape[axis], 1)
-    lower = set()
-    for index in trace.between(trace.layers | trace.resizes, start, end):
-        node = trace.nodes[index]
-        resizes = bool(trace.resizes >> index & 1) and len(node.shape) > 1
-        # What is before a transposed convolution or an interpolation is as low as what is after a pooling.
-        shapes = [node.shape, trace.nodes[node.inputs[0]].shape] if resizes else [node.shape]
-        lowest = min(math.prod(each) // max(each[1 if resizes else -1], 1) if each else positions for each in shapes)
-        if lowest < positions and "fft" not in node.name:
-            lower.add(index)
-    if not lower or start == end:
-        return False
+    positions, begins = math.prod(shape) // max(shape[axis], 1), trace.nodes[start].shape
+    if len(begins) == len(shape):  # of a feature that goes up to the merge on both paths
+        positions = min(positions, math.prod(begins) // max(begins[axis], 1))
     front, seen = [end], {end}
     while front:
         node = front.pop()
         if node == start:
             return False
-        if node in lower:
+        if trace.positions.get(node, positions) < positions:
             continue
         for before in trace.nodes[node].inputs:
             if before not in seen and (before == start or trace.depends(before, start)):

@@ -73,10 +73,22 @@ def find_skips(
 
 
 def _find(host: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], wanted: "_Wanted") -> SkipPlan:
-    plan = _plan_of(_record_forward(host, args, kwargs), wanted)
-    if any(skip.places.skip is None for skip in plan):
-        # A closer look, at the calls of plain functions as well.
-        plan = _plan_of(_record_forward(host, args, kwargs, functions=True), wanted)
+    # A second, closer look only where it is needed: at the calls of plain functions as well.
+    for functions in (False, True):
+        try:
+            with without_freeu(host):
+                trace = record(host, args, kwargs, functions=functions)
+        except ScaleLongError:
+            raise
+        except Exception as error:
+            words = " ".join(str(error).split())[:500]
+            raise ExampleInputsError(
+                f"{type(host).__name__} could not run on the example inputs, its code raises {type(error).__name__}: "
+                f"{words}. Check the inputs, or how the model was built"
+            ) from error
+        plan = _plan_of(trace, wanted)
+        if all(skip.places.skip is not None for skip in plan):
+            break
     return plan
 
 
@@ -116,7 +128,10 @@ def _plan_of(trace: Trace, wanted: _Wanted) -> SkipPlan:
         chosen = [*chosen, innermost]
     reason = "a tensor that is merged with itself"
     left_out = left_out + [(c, reason) for c in itself if innermost is None or c.end != innermost.end]
-    return replace(_plan(trace, chosen, selection.repeats), left_out=_places_left_out(left_out))
+    merges = sorted({(c.end, c.merge.kind, c.merge.site.text, reason) for c, reason in left_out})
+    counts = Counter(merge[1:] for merge in merges)
+    places = [LeftOut(kind=k, location=at, count=n, reason=reason) for (k, at, reason), n in counts.items()]
+    return replace(_plan(trace, chosen, selection.repeats), left_out=tuple(places))
 
 
 def _named_plan(trace: Trace) -> SkipPlan:
@@ -140,12 +155,6 @@ def _named_plan(trace: Trace) -> SkipPlan:
         several = Readers(unfoldable="it is merged several times in a forward")
         skips.append(skip.replace(readers=several) if others else skip)
     return SkipPlan(type(trace.model).__name__, tuple(skips), max(map(len, merges.values())))
-
-
-def _places_left_out(found: list[tuple[Candidate, str]]) -> tuple[LeftOut, ...]:
-    merges = sorted({(c.end, c.merge.kind, c.merge.site.text, reason) for c, reason in found})
-    counts = Counter((kind, location, reason) for _, kind, location, reason in merges)
-    return tuple(LeftOut(kind=k, location=at, count=n, reason=reason) for (k, at, reason), n in counts.items())
 
 
 def _select_skips(trace: Trace, wanted: _Wanted, itself: Sequence[Candidate]) -> Selection:
@@ -180,23 +189,6 @@ def _refuse_memory(later: Trace, wanted: _Wanted) -> None:
         )
 
 
-def _record_forward(
-    host: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, functions: bool = False
-) -> Trace:
-    """One forward of the model as if it were not scaled."""
-    try:
-        with without_freeu(host):
-            return record(host, args, kwargs, functions=functions)
-    except ScaleLongError:
-        raise
-    except Exception as error:
-        words = " ".join(str(error).split())[:500]
-        raise ExampleInputsError(
-            f"{type(host).__name__} could not run on the example inputs, its code raises {type(error).__name__}: "
-            f"{words}. Check the inputs, or how the model was built"
-        ) from error
-
-
 def _plan(trace: Trace, chosen: Sequence[Candidate], repeats: int) -> SkipPlan:
     skips = tuple(_describe(trace, candidate, i, repeats) for i, candidate in enumerate(chosen, start=1))
     return SkipPlan(type(trace.model).__name__, skips, repeats)
@@ -212,15 +204,14 @@ def _describe(trace: Trace, candidate: Candidate, index: int, repeats: int) -> L
     merge, places = candidate.merge, places_of(trace, candidate, repeats)
     place, shape = places.skip, merge.shapes[candidate.operand]
     source, last = trace.producer(candidate.start), trace.producer(candidate.skip_node)
-    here = [
-        m.node
-        for m in trace.merges
-        if (m.site.text, m.call.name, m.kind) == (merge.site.text, merge.call.name, merge.kind)
-    ]
+    place_in_source = (merge.site.text, merge.call.name, merge.kind)
+    here = [m.node for m in trace.merges if (m.site.text, m.call.name, m.kind) == place_in_source]
     own_axis = merge_axis(trace, merge, candidate.skip_node)
     axis = own_axis if place is None else place.axis
     is_last = axis == len(shape) - 1 and axis > 1
     are_tokens = len(shape) == 3 and is_last
+    # With a vector for each position, the number of tokens can never change.
+    positions = [p for p in trace.model.parameters() if p.shape[-2:] == shape[1:] and p.numel() == math.prod(shape[1:])]
     return LongSkip(
         index=index,
         producer=source if source == last else f"{source} via {last}",
@@ -232,7 +223,7 @@ def _describe(trace: Trace, candidate: Candidate, index: int, repeats: int) -> L
             channel_axis=-1 if is_last else axis,
             main_channels=merge.shapes[candidate.main][merge.axis] if merge.axis is not None else None,
             tokens=shape[1] if are_tokens else None,
-            fixed_tokens=are_tokens and _has_positions(trace, shape[1:]),
+            fixed_tokens=are_tokens and bool(positions),
         ),
         merge=PlannedMerge(
             kind=merge.kind,
@@ -245,11 +236,6 @@ def _describe(trace: Trace, candidate: Candidate, index: int, repeats: int) -> L
         places=places,
         readers=readers_of(trace, candidate, repeats),
     )
-
-
-def _has_positions(trace: Trace, shape: tuple[int, ...]) -> bool:
-    """True if the model has a vector for each position, so that the number of tokens can never change."""
-    return any(p.shape[-2:] == shape and p.numel() == math.prod(shape) for p in trace.model.parameters())
 
 
 def _ambiguous(trace: Trace, selection: Selection) -> AmbiguousSkipsError:

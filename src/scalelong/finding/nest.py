@@ -11,8 +11,9 @@ stands in tests/networks/deceptive.py (d) or zoo.py (z), or in tests/finding/fin
     _without_dense            dense blocks, pyramids of pooled branches           InlinePooledPyramid (f)
     _without_injections       the input, shown to every level again               ImageAtEveryLevel (d)
     _without_blocks           residual blocks, which follow each other            AdapterInLine (d)
-    _is_parallel_branch       branches of one block, as in Inception              BottleneckInception (f)
+                              branches of one block, as in Inception              BottleneckInception (f)
     _reads_one_variable       `h + f(h)`, `cat([f(h), g(h)])` next to the U       InlineResidual (f), BranchesInLine (d)
+    _is_like_a_level          a level around the middle, on a line of its own     Written (d)
     _below_the_input          the innermost addition of a U like Demucs           WrittenOutAdditions (f)
     _with_additions           levels that add in a U that concatenates            "mixed" (z)
     _merged_again             features that enter the decoder a second time       AddedAndConcatenated (d)
@@ -32,6 +33,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any
 
 from torch import nn
@@ -126,9 +128,9 @@ def _shown_again(found: Sequence[Candidate]) -> list[Candidate]:
         in_order = all(same[0].trace.depends(b, a) for a, b in pairwise(ends))
         return len({c.start for c in same}) == 1 and len(ends) >= least and in_order
 
-    shown = [c for same in _by_site(found).values() if is_one_in_sequence(same, 2) for c in same]
+    shown = [c for same in _grouped(found, attrgetter("site")).values() if is_one_in_sequence(same, 2) for c in same]
     cats = [c for c in found if c.merge.kind == "cat" and c not in shown]
-    several = [same for same in _grouped(cats, lambda c: c.start).values() if len({c.end for c in same}) > 1]
+    several = [same for same in _grouped(cats, attrgetter("start")).values() if len({c.end for c in same}) > 1]
     return shown + (several[0] if len(several) == 1 and is_one_in_sequence(several[0], 3) else [])
 
 
@@ -172,25 +174,22 @@ def _images(c: Candidate) -> list[tuple[int, ...]]:
 def _without_blocks(found: list[Candidate]) -> list[Candidate]:
     """Without residual blocks, merges at one place that follow each other, and parallel branches of one block."""
     kept: list[Candidate] = []
-    for same in _by_site(found).values():
+    for same in _grouped(found, attrgetter("site")).values():
         ordered = sorted(same, key=lambda c: c.end)
         follow = all(b.follows(a) for a, b in pairwise(ordered) if a.end != b.end)
         if len({c.end for c in same}) > 1 and follow:
             # The same small U that runs several times is no residual block.
             first = [c for c in same if c.goes_lower][:1]
             kept += same if first and _repeats(first, [c for c in same if c not in first]) > 1 else []
+            continue
+        c, call = same[0], same[0].merge.call
+        # A block with its own small layers on either side, around which the network does not nest.
+        inside = call.contains(c.start) or any(node == c.start for _, node in call.inputs)
+        is_branch = len(same) == 1 and c.skip_layers > 0 and call.parent is not None and inside
         # Not around weights alone that are multiplied in a loop (a scan).
-        elif any(c.main_layers for c in same) and not (len(same) == 1 and _is_parallel_branch(same[0], found)):
+        if any(c.main_layers for c in same) and not (is_branch and not any(map(c.contains, found))):
             kept += same
     return kept
-
-
-def _is_parallel_branch(c: Candidate, found: list[Candidate]) -> bool:
-    """A block with its own small layers on either side, around which the network does not nest."""
-    call = c.merge.call
-    if c.skip_layers == 0 or call.parent is None or any(map(c.contains, found)):
-        return False
-    return call.contains(c.start) or any(node == c.start for _, node in call.inputs)
 
 
 # Concatenations
@@ -253,7 +252,7 @@ def _with_additions(selection: Selection, adds: list[Candidate]) -> Selection:
 
 
 def _select_adds(adds: list[Candidate], itself: Sequence[Candidate]) -> Selection:
-    nests = [c for same in _by_site(adds).values() if len(longest_chain(same)) > 1 for c in same]
+    nests = [c for same in _grouped(adds, attrgetter("site")).values() if len(longest_chain(same)) > 1 for c in same]
     levels = [c for c in adds if c not in nests and c.goes_lower and c.has_decoder]
     sure = [*nests, *levels]
     chain = longest_chain(sure)
@@ -437,10 +436,6 @@ def _runs_around(chain: list[Candidate], rest: list[Candidate]) -> Iterator[list
 
 def _scope_of_all(chain: list[Candidate]) -> Invocation:
     return reduce(common_scope, [c.scope for c in chain])
-
-
-def _by_site(found: Sequence[Candidate]) -> dict[Any, list[Candidate]]:
-    return _grouped(found, lambda c: c.site)
 
 
 def _grouped(found: Sequence[Candidate], key: Any) -> dict[Any, list[Candidate]]:

@@ -171,7 +171,7 @@ class Recorder(TorchDispatchMode):
             start=len(self.trace.nodes),
             inputs=self.tracked((args, kwargs)),
             site=self.python.site(sys._getframe(1)),
-            is_mapped=torch._C._functorch.maybe_current_level() is not None,
+            is_mapped=torch._C._functorch.maybe_current_level() is not None,  # pyright: ignore
         )
         self.trace.call_count[name] += 1
         self._stack.append(call)

@@ -5,6 +5,7 @@ as real ones.
 """
 
 import dataclasses
+import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -316,10 +317,17 @@ class Trace:
         return sum(1 << node.index for node in inputs if len(node.shape) == most)
 
     @cached_property
-    def resizes(self) -> int:
-        """The nodes that change the number of positions, or may do so: convolutions, poolings, interpolations."""
-        names = ("conv", "_pool", "upsample")
-        return sum(1 << node.index for node in self.nodes if any(name in node.name for name in names))
+    def positions(self) -> dict[int, int]:
+        """How many positions the layers, poolings and interpolations work on, in what they get or make."""
+        found = {}
+        for node in self.nodes:
+            resizes = len(node.shape) > 2 and any(name in node.name for name in ("conv", "_pool", "upsample"))
+            if (resizes or node.is_layer) and node.shape and "fft" not in node.name:
+                # What is before a transposed convolution is as low as what is after a pooling.
+                shapes = [node.shape, self.nodes[node.inputs[0]].shape] if resizes else [node.shape]
+                channels = 1 if resizes else -1
+                found[node.index] = min(math.prod(shape) // max(shape[channels], 1) for shape in shapes)
+        return found
 
     @cached_property
     def taking(self) -> defaultdict[int, list[Call]]:
