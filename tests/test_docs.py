@@ -157,7 +157,7 @@ def is_whole(command: str) -> bool:
 
 
 def mentioned_in(text: str) -> list[str]:
-    """`scalelong lab tune RUN --kind` within a sentence. Only its flags are looked at."""
+    """`scalelong lab tune RUN --steps` within a sentence. Only its flags are looked at."""
     return re.findall(r"`(scalelong [a-z]+ [^`\n]+)`", FENCE.sub("", text))
 
 
@@ -263,4 +263,4 @@ def test_an_argument_that_does_not_exist_is_noticed():
         require_arguments("scalelong demo --seed x")
     page = "```\n$ scalelong find a.py \\\n  --json\n```\n\n    scalelong lab theory\n    scalelong diagnose ...\n"
     assert commands_in(page) == ["scalelong find a.py    --json", "scalelong lab theory"]
-    assert mentioned_in("see `scalelong lab tune RUN --kind`") == ["scalelong lab tune RUN --kind"]
+    assert mentioned_in("see `scalelong lab tune RUN --steps`") == ["scalelong lab tune RUN --steps"]

@@ -109,6 +109,8 @@ def test_a_scaling_is_verified_on_demand(make):
         sl.verify(model, images())
     right = sl.scale_skips_(make().eval(), CONFIG, images())
     sl.verify(right, images(32))
+    with pytest.raises(sl.VerificationError, match=r"does not run on these inputs.*channels"):
+        sl.verify(right, (torch.randn(1, 4, 16, 16),))
     with torch.device("meta"):
         absent = sl.scale_skips_(make(), CONFIG, images())
     with pytest.raises(sl.UnsupportedModelError, match="meta"):

@@ -20,6 +20,7 @@ from families import FAMILIES
 pytestmark = pytest.mark.slow
 
 NAMES = (
+    "UViT",
     "UNet2DModel DDPM",
     "UNet2DConditionModel SD",
     "HunyuanDiT2DModel",

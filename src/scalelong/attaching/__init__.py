@@ -33,7 +33,6 @@ from .fold import (
     start_skips_ as start_skips_,
 )
 from .host import (
-    Host as Host,
     NativeHost as NativeHost,
     host_of as host_of,
     scaled_host_of as scaled_host_of,
@@ -44,8 +43,6 @@ from .merging import (
 from .record import (
     KEY as KEY,
     LOAD_WITH as LOAD_WITH,
-    decode_record as decode_record,
-    encode as encode,
     spelled as spelled,
     without_records as without_records,
 )

@@ -101,8 +101,8 @@ def gathered(tensor: Tensor) -> Tensor:
 def write_record_(host: nn.Module) -> None:
     """From now on the state dict of the host says how it is scaled."""
     erase_record_(host)
-    host.register_state_dict_post_hook(SaveHook())
-    host.register_load_state_dict_pre_hook(LoadHook())
+    host.register_state_dict_post_hook(save_record)
+    host.register_load_state_dict_pre_hook(load_record)
     _reserve(host)
     config = getattr(host, "register_to_config", None)
     if callable(config) and hasattr(host, "_internal_dict"):  # diffusers
@@ -115,7 +115,7 @@ def erase_record_(host: nn.Module) -> None:
         module.__dict__.pop(KEY, None)
     for hooks in (host._state_dict_hooks, host._load_state_dict_pre_hooks):
         for number, hook in list(hooks.items()):
-            if isinstance(getattr(hook, "hook", hook), SaveHook | LoadHook):
+            if getattr(hook, "hook", hook) in (save_record, load_record):
                 del hooks[number]
     config: Any = vars(host).get("_internal_dict")
     if isinstance(config, dict) and KEY in config:
@@ -136,52 +136,48 @@ def without_records() -> Iterator[None]:
         _SILENT.on = before
 
 
-class SaveHook:
-    """Adds the tensor to a state dict."""
-
-    def __call__(self, host: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: Any) -> None:  # noqa: ARG002
-        # Loaders that fill a model on meta look for a parameter to each entry, and find none to this one.
-        first = next(host.parameters(), None)
-        if getattr(_SILENT, "on", False) or (first is not None and first.is_meta):
-            return
-        description = describe(host)
-        state_dict[prefix + KEY] = encode(description)
-        for layer, part in _adapter_parts(host):
-            # PEFT writes what lies inside its layers, and nothing else.
-            _reserve(host.get_submodule(f"{layer}.{part}"))
-            state_dict[f"{prefix}{layer}.{part}.{KEY}"] = encode({**description, "layer": layer})
+def save_record(host: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: Any) -> None:  # noqa: ARG001
+    """A hook that adds the tensor to a state dict."""
+    # Loaders that fill a model on meta look for a parameter to each entry, and find none to this one.
+    first = next(host.parameters(), None)
+    if getattr(_SILENT, "on", False) or (first is not None and first.is_meta):
+        return
+    description = describe(host)
+    state_dict[prefix + KEY] = encode(description)
+    for layer, part in _adapter_parts(host):
+        # PEFT writes what lies inside its layers, and nothing else.
+        _reserve(host.get_submodule(f"{layer}.{part}"))
+        state_dict[f"{prefix}{layer}.{part}.{KEY}"] = encode({**description, "layer": layer})
 
 
-class LoadHook:
-    """Takes the tensor out of a state dict before the weights are read, and compares."""
-
-    def __call__(self, host: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-        found = {name: state_dict.pop(name) for name in list(state_dict) if name.startswith(prefix) and KEY in name}
-        state: Any = host.__dict__.get(STATE)
-        ours, scaling = json.loads(_text(describe(host))), host.skip_scaling if state is None else state.scaling
-        for name, tensor in found.items():
-            saved = decode_record(tensor, name)
-            require_same_record(saved, ours, type(host).__name__)
-            vars(scaling)[COMPENSATED] = set(saved["compensated"])
-        gates = f"{prefix}{REGISTERED}."
-        own = [name for name, _ in host.named_parameters(prefix.removesuffix(".")) if not name.startswith(gates)]
-        # Not the weights of an adapter or of a part of the model.
-        are_weights = 2 * sum(name in state_dict for name in own) > len(own)
-        if found or not are_weights or getattr(_SILENT, "on", False) or _gets_weights_from_another_process():
-            return
-        lost = next(scaling.parameters(), None) is not None and not any(name.startswith(gates) for name in state_dict)
-        end = (
-            ". The learned gates are not in these weights either and keep the values that they had here: call "
-            "scalelong.load_scaling_(model, ...) on an unscaled model with the file that has them"
-        )
-        warnings.warn(
-            f"these weights do not say that they were trained with scaled long skips ({prefix}{KEY} is missing), and "
-            f"this {type(host).__name__} is scaled: {spelled(ours['scaling'])}. If they are those of a plain model, "
-            f"call scalelong.unscale_(model), or go on training with the scaling; scalelong.fold_(model, inverse=True) "
-            f"gives them their function back{end if lost else ''}",
-            UnscaledWeightsWarning,
-            stacklevel=6,
-        )
+def load_record(host: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    """A hook that takes the tensor out of a state dict before the weights are read, and compares."""
+    found = {name: state_dict.pop(name) for name in list(state_dict) if name.startswith(prefix) and KEY in name}
+    state: Any = host.__dict__.get(STATE)
+    ours, scaling = json.loads(_text(describe(host))), host.skip_scaling if state is None else state.scaling
+    for name, tensor in found.items():
+        saved = decode_record(tensor, name)
+        require_same_record(saved, ours, type(host).__name__)
+        vars(scaling)[COMPENSATED] = set(saved["compensated"])
+    gates = f"{prefix}{REGISTERED}."
+    own = [name for name, _ in host.named_parameters(prefix.removesuffix(".")) if not name.startswith(gates)]
+    # Not the weights of an adapter or of a part of the model.
+    are_weights = 2 * sum(name in state_dict for name in own) > len(own)
+    if found or not are_weights or getattr(_SILENT, "on", False) or _gets_weights_from_another_process():
+        return
+    lost = next(scaling.parameters(), None) is not None and not any(name.startswith(gates) for name in state_dict)
+    end = (
+        ". The learned gates are not in these weights either and keep the values that they had here: call "
+        "scalelong.load_scaling_(model, ...) on an unscaled model with the file that has them"
+    )
+    warnings.warn(
+        f"these weights do not say that they were trained with scaled long skips ({prefix}{KEY} is missing), and "
+        f"this {type(host).__name__} is scaled: {spelled(ours['scaling'])}. If they are those of a plain model, "
+        f"call scalelong.unscale_(model), or go on training with the scaling; scalelong.fold_(model, inverse=True) "
+        f"gives them their function back{end if lost else ''}",
+        UnscaledWeightsWarning,
+        stacklevel=6,
+    )
 
 
 def _gets_weights_from_another_process() -> bool:

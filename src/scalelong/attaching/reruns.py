@@ -171,6 +171,8 @@ class Reruns:
 
     def __init__(self, host: nn.Module, state: Attached, snapshot: StateSnapshot) -> None:
         self.host, self.state, self.snapshot = host, state, snapshot
+        self.failure: Exception | None = None
+        """Why the most recent trace could not be made."""
         self.train(False)
 
     def train(self, training: bool) -> None:
@@ -194,7 +196,8 @@ class Reruns:
         with self.prepared(OFF):
             try:
                 return record_forward(self.host, *_copied(call))
-            except Exception:
+            except Exception as error:
+                self.failure = error
                 return None
 
     def run(

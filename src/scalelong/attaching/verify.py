@@ -55,7 +55,8 @@ def verify_attached(host: nn.Module, state: Attached, call: Call) -> None:
     """Verify a scaling in evaluation and in training mode, where the model can run on these inputs."""
     if not state.edits or obstacle_to_reruns(host, state.plan, call):
         return
-    call, orders = _without_zeros(call), {}
+    call = _without_zeros(call)
+    orders: dict[str, list[set[int]]] = {}  # which operand of each merge is the skip, as a forward shows it
     with rerunning(host, state) as runs:
         for training in (False, True):
             runs.train(training)
@@ -64,6 +65,11 @@ def verify_attached(host: nn.Module, state: Attached, call: Call) -> None:
             if trace is not None:
                 orders["in training" if training else ""] = _operands(trace, state.plan)
                 _compare(runs, call, trace)
+        if not orders:
+            raise VerificationError(
+                f"{type(host).__name__} does not run on these inputs, so its scaling cannot be verified "
+                f"({type(runs.failure).__name__}: {runs.failure})"
+            )
         runs.train(False)
         # A second path for small inputs may take the operands in a different order, which no count would notice.
         trace = runs.trace(_half_size(call))
