@@ -67,7 +67,9 @@ def _variables() -> Iterator[None]:
 def _check_accelerate(config: TrainConfig) -> None:
     """Variables of accelerate that change the mathematics must agree with the configuration, which is recorded."""
     hardware = config.hardware
-    agreeing = {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": ("accumulation", ("", "1", str(hardware.accumulation)))}
+    agreeing: dict[str, tuple[str, tuple[str, ...]]] = {
+        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": ("accumulation", ("", "1", str(hardware.accumulation)))
+    }
     if hardware.precision != "auto":  # which is taken from the variable
         agreeing["ACCELERATE_MIXED_PRECISION"] = ("precision", ("", _as_accelerate_says(hardware.precision)))
     for variable, (name, values) in agreeing.items():
