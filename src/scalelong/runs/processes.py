@@ -49,6 +49,20 @@ def process_state() -> Any:
         return needs("accelerate", "train", "sampling").PartialState(cpu=not torch.accelerator.is_available())
 
 
+def require_device(device: str | None) -> None:
+    """Refuse a device that is not there before any work is done."""
+    try:
+        if device is None or torch.empty(1, device=device).device.type != "meta":
+            return
+    # torch has no one error for this: it depends on the device, and on how torch was built.
+    except (RuntimeError, AssertionError, ValueError, NotImplementedError):
+        pass
+    raise InvalidConfigError(
+        f"`device` {str(device)[:40]!r} cannot be used on this machine, or by this build of torch: choose "
+        f"cpu, or leave it out"
+    )
+
+
 @contextmanager
 def _variables() -> Iterator[None]:
     """InvalidConfigError for variables that accelerate does not understand, also while it is imported."""

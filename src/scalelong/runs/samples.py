@@ -22,10 +22,10 @@ from torch import Tensor
 
 from ..data import open_image
 from ..diffusion import Request, SampleSettings, as_picture, prompted_grid
-from ..errors import CannotReadError, InvalidConfigError, RunFolderError
+from ..errors import CannotReadError, RunFolderError
 from ..files import exclusive, in_words, make_folder, read_bytes, read_json, remove_leftovers, write_bytes, write_text
 from .load import Run
-from .processes import on_main, process_state
+from .processes import on_main, process_state, require_device
 
 logger = logging.getLogger(__name__)
 
@@ -206,17 +206,3 @@ def fill_folder(
         save_png(path / "grid.png", grid)
         logger.info(f"{len(wanted)} images in {path}; the first {len(shown)} at once: {path / 'grid.png'}")
     return folder
-
-
-def require_device(device: str | None) -> None:
-    """Refuse a device that is not there before any work is done."""
-    try:
-        if device is None or torch.empty(1, device=device).device.type != "meta":
-            return
-    # torch has no one error for this: it depends on the device, and on how torch was built.
-    except (RuntimeError, AssertionError, ValueError, NotImplementedError):
-        pass
-    raise InvalidConfigError(
-        f"`device` {str(device)[:40]!r} cannot be used on this machine, or by this build of torch: choose "
-        f"cpu, or leave it out"
-    )
