@@ -44,6 +44,7 @@ from ..errors import (
     ScaleLongError,
     UnclearParameterError,
     UntrustedCodeError,
+    require,
 )
 from ..files import read_json
 from ..finding import native_plan
@@ -133,12 +134,10 @@ def build_model(
     if config.lora and adapters:
         add_adapters_(model, config.lora, config.seed)
     if config.hardware.gradient_checkpointing:
-        if not hasattr(model, "enable_gradient_checkpointing"):
-            raise InvalidConfigError(
-                f"{type(model).__name__} has no method enable_gradient_checkpointing(); train it without "
-                f"gradient_checkpointing"
-            )
-        model.enable_gradient_checkpointing()  # pyright: ignore[reportCallIssue]
+        enable = getattr(model, "enable_gradient_checkpointing", None)
+        absent = f"`gradient_checkpointing`: {type(model).__name__} has no method enable_gradient_checkpointing()"
+        require(enable is not None, absent)
+        enable()  # pyright: ignore[reportOptionalCall]
     return model
 
 
@@ -196,8 +195,7 @@ def _diffusers_values(config: TrainConfig) -> tuple[str, dict[str, Any]]:
         kind, described = _described(Path(config.model))
         return kind.__name__, described
     name = config.model.partition("/")[2]
-    if name not in UNET_PRESETS:
-        raise InvalidConfigError(f"unknown UNet preset {name!r}; known: {', '.join(UNET_PRESETS)}")
+    require(name in UNET_PRESETS, f"unknown UNet preset {name!r}; known: {', '.join(UNET_PRESETS)}")
     return UNET_PRESETS[name].kind, dict(UNET_PRESETS[name].arguments)
 
 
@@ -258,8 +256,8 @@ def _build(config: TrainConfig, shape: DataShape) -> nn.Module:
             f"the model {config.model!r} cannot be built{given}: its code raises {type(error).__name__}: {error}; "
             f"correct the options, or take another `model`"
         ) from error
-    if not isinstance(model, nn.Module):
-        raise InvalidConfigError(f"{config.model} must return a torch.nn.Module, got {type(model).__name__}")
+    is_module = isinstance(model, nn.Module)
+    require(is_module, f"{config.model} must return a torch.nn.Module, got {type(model).__name__}")
     return model
 
 
@@ -329,13 +327,10 @@ def require_trust(
 def _import(name: str) -> Callable[..., Any]:
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute:
-        raise InvalidConfigError(
-            f"unknown model {name!r}; use 'uvit', 'uvit/PRESET', 'unet/PRESET', a config.json of diffusers, or "
-            f"'package.module:factory' for your own"
-        )
+        known = "uvit, uvit/PRESET, unet/PRESET, a config.json of diffusers, package.module:factory"
+        raise InvalidConfigError(f"unknown model {name!r}; known: {known}")
     factory = load_object(name, "model")
-    if not callable(factory):
-        raise InvalidConfigError(f"{name} must be a function or a class, got {type(factory).__name__}")
+    require(callable(factory), f"{name} must be a function or a class, got {type(factory).__name__}")
     return factory
 
 
@@ -366,8 +361,7 @@ def add_adapters_(model: nn.Module, rank: int, seed: int) -> None:
         for name, layer in model.named_modules()
         if type(layer) is nn.Linear and "skip_scaling" not in name and "time_emb" not in name
     ]
-    if not names:
-        raise InvalidConfigError(f"`lora` {rank}: {type(model).__name__} has no linear layers to adapt")
+    require(bool(names), f"`lora` {rank}: {type(model).__name__} has no linear layers to adapt")
     settings = peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=names)
     with torch.random.fork_rng():
         seed_global(seed, "adapters")

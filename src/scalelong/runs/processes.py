@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from ..config import TrainConfig
-from ..errors import InvalidConfigError, RunFailedError, ScaleLongError
+from ..errors import InvalidConfigError, RunFailedError, ScaleLongError, require
 from ..files import in_words
 from ..optional import needs
 
@@ -160,9 +160,10 @@ def full_tensor(value: Tensor) -> Tensor:
 
 def check_batch_size(config: TrainConfig, processes: int) -> None:
     parts = processes * config.hardware.accumulation
-    if config.batch_size % parts:
-        nearest = max(parts, round(config.batch_size / parts) * parts)
-        raise InvalidConfigError(
-            f"a batch of {config.batch_size} images cannot be divided among {processes} process(es) with "
-            f"{config.hardware.accumulation} accumulated part(s) each; use a multiple of {parts}, for example {nearest}"
-        )
+    nearest = max(parts, round(config.batch_size / parts) * parts)
+    what = f"a batch of {config.batch_size} images cannot be divided among {processes} process(es)"
+    require(
+        config.batch_size % parts == 0,
+        f"{what} with {config.hardware.accumulation} accumulated part(s) each; use a multiple of {parts}, for example "
+        f"{nearest}",
+    )
