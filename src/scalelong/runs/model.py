@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..attaching import scale_skips_
+from ..attaching import is_scaled, scale_skips_, scaling_of
 from ..config import EARLIER, GIBIBYTE, TrainConfig
 from ..data import ImageData, load_data
 from ..diffusion import (
@@ -126,7 +126,10 @@ def build_model(
         condition = shape.example_condition(config, 1)
         if condition is not None and not isinstance(model, UViT):  # U-ViT is made for it, and refuses a call without it
             require_condition_used(model, torch.zeros(1, *shape.image), torch.full((1,), 500.0), condition)
-        if (given or not is_uvit(config)) and not isinstance(as_scaling(config.scaling), NoScaling):
+        wanted = as_scaling(config.scaling)
+        # A network that has been given to an earlier call is scaled already.
+        done = given and is_scaled(model) and scaling_of(model).config.to_dict() == wanted.to_dict()
+        if (given or not is_uvit(config)) and not isinstance(wanted, NoScaling) and not done:
             example = None if native_plan(model) is not None else example_forward(model, config, shape)
             scale_skips_(model, config.scaling, example)  # a U-ViT of a configuration scales its own skips
         if not given:

@@ -60,7 +60,7 @@ from .hardware import Interrupt, choose_precision, make_cores, switches
 from .monitoring import RunMonitor
 from .optimizers import base_rate, rate, set_rate
 from .recording import Inspector, MetricsRecorder, TrainingProgress
-from .state import BadSteps, TrainState, clip_gradient, create, restore, snapshot
+from .state import BadSteps, TrainState, clip_gradient, create, release, restore, snapshot
 
 logger = logging.getLogger(__name__)
 
@@ -418,6 +418,7 @@ class Trainer:
     def close(self) -> None:
         self.monitor.close()
         self.recorder.close()
+        release(self.state)
         if self.cores is not None:
             self.cores.close()
 
