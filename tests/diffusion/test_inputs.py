@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from scalelong.data import Batch, MemoryData, to_float
-from scalelong.diffusion import ClassCondition, Conditions, InputMaker, NoiseProcess, Unconditional, held_out_loss
+from scalelong.diffusion import ClassCondition, Conditions, InputMaker, Unconditional, held_out_loss
 from scalelong.models import Denoiser, UViT
-from scalelong.noise import epsilon_losses
+from scalelong.noise import NoiseProcess, epsilon_losses
 from scalelong.randomness import generator, noise, uniform
 
 SEED, STEP, BATCH = 3, 17, 40

@@ -222,3 +222,20 @@ def test_a_module_and_a_data_set_object(tiny, kind, tmp_path):
     one, other = (load_run(each.folder, weights="raw", model=network()) for each in (result, whole))
     for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_same_module_again_and_again(tiny, precision, tmp_path):
+    torch.manual_seed(0)
+    model = UViT(image_size=8, channels=1, patch_size=4, dim=16, depth=2, heads=2)
+    block, config = (
+        type(model.middle),
+        replace(tiny, scaling="cs", hardware=HardwareConfig(precision=precision, cpu=True)),
+    )
+    for steps in (2, 4):
+        train(replace(config, steps=steps), tmp_path / "run", model=model, quiet=True)
+        assert type(model.middle) is block, "it is as it was, but for its weights"
+        assert not {"forward", "_original_forward"} & set(vars(model))
+    trained = [parameter.detach().clone() for parameter in model.parameters()]
+    loaded = load_run(tmp_path / "run", weights="raw", model=model).model
+    assert all(map(torch.equal, loaded.parameters(), trained))

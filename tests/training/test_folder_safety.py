@@ -149,6 +149,8 @@ def test_a_run_is_found_from_another_working_directory(tmp_path, monkeypatch, ti
     assert os.path.isabs(run.config.data)
     assert len(load_data(run.config.data)) == 12
     train(replace(load_config("work/run/config.yaml"), steps=2), "work/run", quiet=True)
+    train(replace(tiny, steps=1), "other", data=pngs, quiet=True)
+    assert load_run("other").config.data == str(pngs)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 from torch import nn
 
-from scalelong.diffusion import prompted_grid
-from scalelong.runs import RunFolder, image_grid, save_png
+from scalelong.diffusion import image_grid, prompted_grid
+from scalelong.runs import RunFolder, save_png
 from scalelong.training import Ema, train
 from scalelong.training.recording import MetricsRecorder, TrainingProgress
 

@@ -6,15 +6,6 @@ inputs       from a batch of any data set to (x_t, t, condition); which images m
 sampling     guidance, diffusers' samplers, and images from seeds and prompts
 """
 
-from ..noise import (
-    NoiseProcess as NoiseProcess,
-    Predict as Predict,
-    Prediction as Prediction,
-    Schedule as Schedule,
-    as_epsilon as as_epsilon,
-    epsilon_losses as epsilon_losses,
-    target as target,
-)
 from .conditions import (
     ClassCondition as ClassCondition,
     Conditions as Conditions,

@@ -61,10 +61,8 @@ class Unconditional(Conditions):
 
     def from_prompts(self, prompts: Sequence[str]) -> None:
         if prompts:
-            raise ConditionError(
-                f"{prompts[0]!r} was asked for, but this model was trained without conditions; leave the prompt out, "
-                f"or train with --condition class or text"
-            )
+            said = f"{prompts[0]!r} was asked for, but this model was trained without conditions"
+            raise ConditionError(f"{said}; leave the prompt out, or train with `condition` class or text")
 
     def null(self) -> None:
         return None
@@ -95,10 +93,7 @@ class ClassCondition(Conditions):
         if prompt.isdecimal() and len(prompt) < 19 and int(prompt) < len(self.classes):
             return int(prompt)
         shown = ", ".join(self.classes[:20]) + (", ..." if len(self.classes) > 20 else "")
-        raise ConditionError(
-            f"there is no class {prompt!r}; there are {len(self.classes)}: {shown} (or numbers from 0). "
-            f"Choose one of them as `prompts`"
-        )
+        raise ConditionError(f"there is no class {prompt!r}; there are {len(self.classes)}: {shown}, or numbers from 0")
 
 
 class HashedWords:
@@ -123,10 +118,8 @@ class HashedWords:
         for row, caption in zip(tokens, captions, strict=True):
             words = words_of(caption)
             if len(words) > self.length:
-                raise ConditionError(
-                    f"{caption!r} has {len(words)} words and the model was made for {self.length}; shorten it, or "
-                    f"train with a larger text_length"
-                )
+                said = f"{caption!r} has {len(words)} words and the model was made for {self.length}"
+                raise ConditionError(f"{said}; shorten it, or train with a larger `text_length`")
             for place, word in enumerate(words):
                 row[place] = self._vector(word)
         return tokens

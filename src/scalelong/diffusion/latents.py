@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..data import ImageData, to_float
-from ..errors import InvalidConfigError
+from ..errors import InvalidConfigError, require
 from ..files import at_home, cached_array, file_digest, in_words, read_json
 from ..models import require_buildable
 from ..optional import needs
@@ -55,11 +55,9 @@ class Autoencoder:
                 f"`autoencoder`, or download it again"
             ) from error
         missing = [name for name, value in model.state_dict(keep_vars=True).items() if value.is_meta]
-        if missing:  # diffusers leaves what its file lacks without memory
-            raise InvalidConfigError(
-                f"the weights in {self.folder} lack {len(missing)} tensors of its autoencoder, such as {missing[0]}: "
-                f"check `autoencoder`, or download it again"
-            )
+        # diffusers leaves what its file lacks without memory.
+        lacking = f"the weights in {self.folder} lack {len(missing)} tensors of its autoencoder, such as {missing[:1]}"
+        require(not missing, f"{lacking}: download it again")
         return model.eval()
 
     @property
@@ -128,17 +126,12 @@ class LatentData(ImageData):
 def encode_data(data: ImageData, autoencoder: Autoencoder) -> LatentData:
     """The latents of all images of a data set."""
     factor = autoencoder.factor
-    if data.height % factor or data.width % factor:
-        raise InvalidConfigError(
-            f"images of {data.height}x{data.width} cannot be encoded: both sides must be multiples of {factor}; "
-            f"give a size"
-        )
+    divisible = data.height % factor == data.width % factor == 0
+    what = f"images of {data.height}x{data.width} cannot be encoded: both sides must be multiples of {factor}"
+    require(divisible, f"{what}; give a `size`")
     wanted = autoencoder.model.config.in_channels
-    if data.channels != wanted:
-        raise InvalidConfigError(
-            f"{autoencoder.folder} encodes {wanted} channels and the images have {data.channels}: set "
-            f"`channels` {wanted}"
-        )
+    what = f"{autoencoder.folder} encodes {wanted} channels and the images have {data.channels}"
+    require(data.channels == wanted, f"{what}: set `channels` {wanted}")
 
     def compute() -> Iterator[np.ndarray]:
         for rows in torch.arange(len(data)).split(CHUNK):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config import FLOWS, STEPS, Prediction, require_prediction, require_sampler
-from ..errors import InvalidConfigError, lacks_memory
+from ..errors import InvalidConfigError, lacks_memory, require
 from ..models import fused
 from ..noise import SIGMA_DATA, SIGMA_MAX, SIGMA_MIN, NoiseProcess, Predict
 from ..optional import needs
@@ -187,10 +187,9 @@ class SampleSettings:
 
     def __post_init__(self) -> None:
         require_sampler(self.sampler, self.steps)
-        if self.precision not in PRECISIONS:
-            raise InvalidConfigError(f"precision must be one of {', '.join(PRECISIONS)}, got {self.precision!r}")
-        if not 0 <= self.guidance <= 1000:
-            raise InvalidConfigError(f"guidance must be a number from 0 to 1000, got {self.guidance}")
+        known = ", ".join(PRECISIONS)
+        require(self.precision in PRECISIONS, f"precision must be one of {known}, got {self.precision!r}")
+        require(0 <= self.guidance <= 1000, f"guidance must be a number from 0 to 1000, got {self.guidance}")
 
 
 # Images from seeds and prompts
@@ -210,10 +209,8 @@ class Request:
 
 def requests(count: int, seed: int, prompts: Sequence[str] = ()) -> list[Request]:
     """Image i has the seed `seed + i`; several prompts take turns."""
-    if count < 1:
-        raise InvalidConfigError(f"the number of images must be at least 1, got {count}")
-    if not 0 <= seed <= 2**62:
-        raise InvalidConfigError(f"the seed must be from 0 to 2^62, got {seed}")
+    require(count >= 1, f"the number of images must be at least 1, got {count}")
+    require(0 <= seed <= 2**62, f"the seed must be from 0 to 2^62, got {seed}")
     return [Request(seed + i, prompts[i % len(prompts)] if prompts else None) for i in range(count)]
 
 
@@ -238,8 +235,7 @@ class ImageMaker:
         device: torch.device | str = "cpu",
     ) -> Iterator[tuple[list[Request], Tensor]]:
         """Batches of requests and their images, uint8 (B, C, H, W). A batch too large for the memory is halved."""
-        if batch_size < 1:
-            raise InvalidConfigError(f"batch_size must be at least 1, got {batch_size}")
+        require(batch_size >= 1, f"batch_size must be at least 1, got {batch_size}")
         self._check(wanted)
         self.model.to(device)
         start = 0
@@ -273,8 +269,8 @@ class ImageMaker:
         """A prompt that the network cannot draw is an error now, not after an hour."""
         prompts = {request.prompt for request in wanted if request.prompt is not None}
         self.conditions.check(sorted(prompts))
-        if any(request.prompt is None for request in wanted) and not isinstance(self.conditions, Unconditional):
-            raise InvalidConfigError("this model draws what it is asked for: give texts or classes, as `prompts`")
+        complete = isinstance(self.conditions, Unconditional) or all(r.prompt is not None for r in wanted)
+        require(complete, "this model draws what it is asked for: give texts or classes, as `prompts`")
 
     def _batch(self, part: list[Request], settings: SampleSettings, device: torch.device) -> Tensor:
         filled = part + [part[-1]] * (-len(part) % CPU_MULTIPLE if device.type == "cpu" else 0)
@@ -297,10 +293,8 @@ class ImageMaker:
 
 def to_bytes(images: Tensor) -> Tensor:
     """[-1, 1] to uint8, on the CPU. What is not finite is an error, not a colour."""
-    if not bool(torch.isfinite(images).all()):
-        raise InvalidConfigError(
-            "the model gave images that are not finite: it is broken, or the sampler needs more steps"
-        )
+    finite = bool(torch.isfinite(images).all())
+    require(finite, "the model gave images that are not finite: it is broken, or the sampler needs more steps")
     return ((images.float().cpu() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
 
 

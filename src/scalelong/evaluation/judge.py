@@ -16,10 +16,10 @@ from torch import Tensor
 
 from ..console import Progress
 from ..data import ImageData, load_data, split_rows, to_float
-from ..diffusion import ImageMaker, SampleSettings, requests
+from ..diffusion import ImageMaker, SampleSettings, image_grid, requests
 from ..errors import EvaluationError
 from ..files import append_json_line, read_json_lines, sync
-from ..runs import NOTE, SampleFolder, fill_folder, folder_name, image_grid, process_state, save_png, stack_images
+from ..runs import NOTE, SampleFolder, fill_folder, folder_name, process_state, save_png, stack_images
 from .anchors import anchors_of, resemblance, trusted_features
 from .features import FeatureExtractor, Reference, features_of, train_classifier
 from .scores import NEIGHBOURS, RADIUS_QUANTILE, Evidence, Protocol, Scores, near_copies, nearest

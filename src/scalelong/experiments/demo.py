@@ -15,13 +15,14 @@ from torch import Tensor, nn
 
 from ..config import DiffusionConfig, OptimizerConfig, TrainConfig
 from ..console import listed
+from ..diffusion import image_grid
 from ..errors import InvalidConfigError
 from ..files import make_folder, results_folder, write_bytes
 from ..models import Denoiser
 from ..noise import as_epsilon
 from ..optional import needs
 from ..randomness import generator
-from ..runs import image_grid, read_png, save_png
+from ..runs import read_png, save_png
 from ..stability import RateRange, RateRun
 from .rates import RecipeTask, config_range
 

@@ -10,9 +10,6 @@ samples      folders of generated images
 processes    devices and processes, through accelerate
 """
 
-from ..diffusion import (
-    image_grid as image_grid,
-)
 from .averages import (
     OLDEST as OLDEST,
     forget_snapshots_after as forget_snapshots_after,
@@ -85,6 +82,7 @@ from .processes import (
     make_accelerator as make_accelerator,
     on_main as on_main,
     process_state as process_state,
+    require_device as require_device,
 )
 from .samples import (
     NOTE as NOTE,
@@ -92,7 +90,6 @@ from .samples import (
     fill_folder as fill_folder,
     folder_name as folder_name,
     read_png as read_png,
-    require_device as require_device,
     save_png as save_png,
     stack_images as stack_images,
 )

@@ -141,10 +141,8 @@ def verify_checkpoint(path: Path) -> dict[str, Any]:
         for name in (MODEL, EMA, TRAINING, *([AVERAGES] if AVERAGES in files else [])):
             size, expected = (path / name).stat().st_size, files[name]["bytes"]
             if size != expected or file_digest(path / name) != files[name]["sha256"]:
-                raise CheckpointError(
-                    f"{path / name} does not match its manifest ({size} bytes instead of {expected}, or another "
-                    f"checksum); restore it from a copy"
-                )
+                found = f"{size} bytes instead of {expected}, or another checksum"
+                raise CheckpointError(f"{path / name} does not match its manifest ({found}); restore it from a copy")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         # What the machine lacks is no damage: to fall back to an older one would lose steps.
         if isinstance(error, OSError) and error.errno in NOT_THE_FILE:
@@ -213,8 +211,7 @@ def newest_good(
     found = "; ".join(damage) or f"there are only those that were set aside: {', '.join(aside)}"
     raise CheckpointError(
         f"{folder} holds no checkpoint that can be used: {found}. Nothing was changed. To go on, restore one from a "
-        f"copy, or use the scalelong that wrote it; to begin again, choose another folder (`out`) or move "
-        f"{folder.parent} away"
+        f"copy; to begin again, choose another folder (`out`)"
     )
 
 

@@ -147,9 +147,8 @@ class RunFolder:
         path = newest_good(self.checkpoints, run=self.id, needed=True)
         if path is None and self.metrics.exists() and self.metrics.stat().st_size > 0:
             raise RunFolderError(
-                f"{self.path} has {METRICS} and no checkpoint in {self.checkpoints}: to begin again would overwrite "
-                f"what was recorded. To continue the run, restore its checkpoints from a copy; to begin again, choose "
-                f"another folder (`out`), or move {self.path} away"
+                f"{self.path} has {METRICS} and no checkpoint: to continue the run, restore its checkpoints from a "
+                f"copy; to begin again, choose another folder (`out`), or move this one away"
             )
         return path
 

@@ -262,10 +262,8 @@ def load_trained(name: str | Path, **options: Any) -> Run:
     if str(name) in NETWORKS:
         return load_run(unpack(str(name), cache_folder("models") / str(name)), **options)
     if not Path(name).is_dir():
-        raise InvalidConfigError(
-            f"{str(name)!r} is neither a run folder nor a network that comes with the package; those are: "
-            f"{', '.join(NETWORKS)} (scalelong models)"
-        )
+        known = ", ".join(NETWORKS)
+        raise InvalidConfigError(f"{str(name)!r} is neither a run folder nor a network of the package: {known}")
     return load_run(name, **options)
 
 
@@ -295,8 +293,7 @@ def unpack(name: str, target: str | Path) -> Path:
             write_checkpoint(folder / "checkpoints", Snapshot(step, weights, weights, about, known["id"]))
     except FolderInUseError as error:
         raise RunFolderError(
-            f"{target} holds something else than the network {name!r} of this version: move it away, or work in "
-            f"another folder"
+            f"{target} holds something else than the network {name!r} of this version: move it away"
         ) from error
     return target
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..attaching import scale_skips_
+from ..attaching import is_scaled, scale_skips_, scaling_of
 from ..config import EARLIER, GIBIBYTE, TrainConfig
 from ..data import ImageData, load_data
 from ..diffusion import (
@@ -44,6 +44,7 @@ from ..errors import (
     ScaleLongError,
     UnclearParameterError,
     UntrustedCodeError,
+    require,
 )
 from ..files import read_json
 from ..finding import native_plan
@@ -125,7 +126,10 @@ def build_model(
         condition = shape.example_condition(config, 1)
         if condition is not None and not isinstance(model, UViT):  # U-ViT is made for it, and refuses a call without it
             require_condition_used(model, torch.zeros(1, *shape.image), torch.full((1,), 500.0), condition)
-        if (given or not is_uvit(config)) and not isinstance(as_scaling(config.scaling), NoScaling):
+        wanted = as_scaling(config.scaling)
+        # A network that has been given to an earlier call is scaled already.
+        done = given and is_scaled(model) and scaling_of(model).config.to_dict() == wanted.to_dict()
+        if (given or not is_uvit(config)) and not isinstance(wanted, NoScaling) and not done:
             example = None if native_plan(model) is not None else example_forward(model, config, shape)
             scale_skips_(model, config.scaling, example)  # a U-ViT of a configuration scales its own skips
         if not given:
@@ -133,12 +137,10 @@ def build_model(
     if config.lora and adapters:
         add_adapters_(model, config.lora, config.seed)
     if config.hardware.gradient_checkpointing:
-        if not hasattr(model, "enable_gradient_checkpointing"):
-            raise InvalidConfigError(
-                f"{type(model).__name__} has no method enable_gradient_checkpointing(); train it without "
-                f"gradient_checkpointing"
-            )
-        model.enable_gradient_checkpointing()  # pyright: ignore[reportCallIssue]
+        enable = getattr(model, "enable_gradient_checkpointing", None)
+        absent = f"`gradient_checkpointing`: {type(model).__name__} has no method enable_gradient_checkpointing()"
+        require(enable is not None, absent)
+        enable()  # pyright: ignore[reportOptionalCall]
     return model
 
 
@@ -196,8 +198,7 @@ def _diffusers_values(config: TrainConfig) -> tuple[str, dict[str, Any]]:
         kind, described = _described(Path(config.model))
         return kind.__name__, described
     name = config.model.partition("/")[2]
-    if name not in UNET_PRESETS:
-        raise InvalidConfigError(f"unknown UNet preset {name!r}; known: {', '.join(UNET_PRESETS)}")
+    require(name in UNET_PRESETS, f"unknown UNet preset {name!r}; known: {', '.join(UNET_PRESETS)}")
     return UNET_PRESETS[name].kind, dict(UNET_PRESETS[name].arguments)
 
 
@@ -258,8 +259,8 @@ def _build(config: TrainConfig, shape: DataShape) -> nn.Module:
             f"the model {config.model!r} cannot be built{given}: its code raises {type(error).__name__}: {error}; "
             f"correct the options, or take another `model`"
         ) from error
-    if not isinstance(model, nn.Module):
-        raise InvalidConfigError(f"{config.model} must return a torch.nn.Module, got {type(model).__name__}")
+    is_module = isinstance(model, nn.Module)
+    require(is_module, f"{config.model} must return a torch.nn.Module, got {type(model).__name__}")
     return model
 
 
@@ -329,13 +330,10 @@ def require_trust(
 def _import(name: str) -> Callable[..., Any]:
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute:
-        raise InvalidConfigError(
-            f"unknown model {name!r}; use 'uvit', 'uvit/PRESET', 'unet/PRESET', a config.json of diffusers, or "
-            f"'package.module:factory' for your own"
-        )
+        known = "uvit, uvit/PRESET, unet/PRESET, a config.json of diffusers, package.module:factory"
+        raise InvalidConfigError(f"unknown model {name!r}; known: {known}")
     factory = load_object(name, "model")
-    if not callable(factory):
-        raise InvalidConfigError(f"{name} must be a function or a class, got {type(factory).__name__}")
+    require(callable(factory), f"{name} must be a function or a class, got {type(factory).__name__}")
     return factory
 
 
@@ -366,8 +364,7 @@ def add_adapters_(model: nn.Module, rank: int, seed: int) -> None:
         for name, layer in model.named_modules()
         if type(layer) is nn.Linear and "skip_scaling" not in name and "time_emb" not in name
     ]
-    if not names:
-        raise InvalidConfigError(f"`lora` {rank}: {type(model).__name__} has no linear layers to adapt")
+    require(bool(names), f"`lora` {rank}: {type(model).__name__} has no linear layers to adapt")
     settings = peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=names)
     with torch.random.fork_rng():
         seed_global(seed, "adapters")

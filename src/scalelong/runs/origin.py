@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from ..attaching import coefficients, fold_, is_scaled, scale_skips_, without_records
 from ..config import TrainConfig, flatten, load_config, to_dict, with_values
 from ..diffusion import diffusers
-from ..errors import CannotReadError, InvalidConfigError
+from ..errors import CannotReadError, InvalidConfigError, require
 from ..files import in_words, read_json
 from ..models import Denoiser, PositionEmbedding, UViT, arguments_of, official_scaling, read_weights
 from ..noise import SCHEDULES, NoiseProcess
@@ -65,10 +65,8 @@ class Origin:
                 self.path, local_files_only=True, use_safetensors=True, low_cpu_mem_usage=False
             )
         except Exception as error:  # its configuration may say anything, and its weights may be damaged
-            raise InvalidConfigError(
-                f"`start_from` {self.path}: diffusers cannot load this {kind.__name__} ({in_words(error)[:300]}). "
-                f"Check the folder, or download it again"
-            ) from error
+            what = f"`start_from` {self.path}: diffusers cannot load this {kind.__name__} ({in_words(error)[:300]})"
+            raise InvalidConfigError(f"{what}: check the folder, or download it again") from error
         return found.float().eval()
 
 
@@ -82,8 +80,8 @@ def read_origin(path: str | PathLike[str], options: Mapping[str, Any] | None = N
     if place.is_file():
         return _of_authors(place, dict(options or {}))
     raise InvalidConfigError(
-        f"`start_from` {place} is not there: give a run folder, a folder of diffusers (model_index.json, config.json) "
-        f"or a checkpoint of U-ViT's authors (nnet_ema.pth). From the hub, download it first (huggingface-cli download)"
+        f"`start_from` {place} is not there: give a run folder, a folder of diffusers that you have downloaded, or a "
+        f"checkpoint of U-ViT's authors (nnet_ema.pth)"
     )
 
 
@@ -107,19 +105,14 @@ def _of_run(path: Path, trust: bool) -> Origin:
 
 def _of_diffusers(place: Path) -> Origin:
     inner = place / "unet" if (place / "model_index.json").is_file() else place
-    if not (inner / "config.json").is_file():
-        raise InvalidConfigError(
-            f"`start_from` {place}: there is neither {CONFIG} (a run) nor a UNet of diffusers "
-            f"({inner / 'config.json'}) in it"
-        )
+    absent = f"`start_from` {place}: there is neither a run ({CONFIG}) nor a UNet of diffusers (config.json) in it"
+    require((inner / "config.json").is_file(), absent)
     kind, described = _diffusers_class(inner), _json(inner / "config.json")
 
     def whole(name: str, value: Any) -> int:
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**20:
-            raise InvalidConfigError(
-                f"`start_from` {inner}: {name} in its config.json must be a whole number above 0, got "
-                f"{str(value)[:60]!r}"
-            )
+        fits = type(value) is int and 0 < value < 2**20
+        what = f"{name} in its config.json must be a whole number above 0, got {str(value)[:60]!r}"
+        require(fits, f"`start_from` {inner}: {what}")
         return value
 
     size = described.get("sample_size") or 64
@@ -128,10 +121,8 @@ def _of_diffusers(place: Path) -> Origin:
     channels = whole("in_channels", described.get("in_channels", 3))
     classes = whole("num_class_embeds", described.get("num_class_embeds") or 1)
     classes = classes if described.get("num_class_embeds") is not None else None
-    if described.get("out_channels", channels) != channels:
-        raise InvalidConfigError(
-            f"`start_from` {place}: its UNet also predicts variances, which no objective here does"
-        )
+    alone = described.get("out_channels", channels) == channels
+    require(alone, f"`start_from` {place}: its UNet also predicts variances, which no objective here does")
     values: dict[str, Any] = {"model": str((inner / "config.json").resolve())}
     if kind.__name__ == "UNet2DConditionModel":
         values |= {"diffusion.condition": "text", "text.text_dim": described.get("cross_attention_dim")}
@@ -161,8 +152,7 @@ def _diffusers_class(folder: Path) -> Any:
 
 def _json(path: Path) -> dict[str, Any]:
     found = read_json(path)
-    if not isinstance(found, dict):
-        raise InvalidConfigError(f"{path} must hold a JSON object, as diffusers writes it")
+    require(isinstance(found, dict), f"{path} must hold a JSON object, as diffusers writes it")
     return found
 
 
@@ -182,10 +172,8 @@ def _objective(path: Path) -> dict[str, Any]:
         known = process.betas.float()
         if known.shape == betas.shape and torch.allclose(betas, known, rtol=1e-3, atol=1e-7):
             return {"diffusion.schedule": schedule, "diffusion.prediction": prediction}
-    raise InvalidConfigError(
-        f"{path} has a noise schedule or a prediction that is not one of ours ({', '.join(SCHEDULES)}; "
-        f"{', '.join(names)}), so its weights cannot be trained on"
-    )
+    ours = f"{', '.join(SCHEDULES)}; {', '.join(names)}"
+    raise InvalidConfigError(f"{path} has a noise schedule or a prediction that is not one of ours ({ours})")
 
 
 # Checkpoints of the authors
@@ -233,19 +221,14 @@ def adopt_weights(config: TrainConfig, given: Collection[str] = (), trust: bool 
     values, now = dict(origin.values), flatten(to_dict(config))
     if values.get("images.autoencoder") is None and origin.shape.channels in (1, 3):
         values["images.channels"] = origin.shape.channels
+    apart = f"does not go with the weights of {config.start_from}, which were made for"
     for path, value in values.items():
         name = path.rpartition(".")[2]
-        if name in given and now[path] != value:
-            raise InvalidConfigError(
-                f"`{name}` {now[path]} does not go with the weights of {config.start_from}, which "
-                f"were made for {value!r}: leave it out, or `start_from`"
-            )
+        agrees = name not in given or now[path] == value
+        require(agrees, f"`{name}` {now[path]} {apart} {value!r}: leave it out, or `start_from`")
     for name, value in config.model_options.items():
-        if name in origin.options and origin.options[name] != value:
-            raise InvalidConfigError(
-                f"`model_options` {name}={value} does not go with the weights of {config.start_from}, whose network "
-                f"has {name}={origin.options[name]}: leave it out, or `start_from`"
-            )
+        known = origin.options.get(name, value)
+        require(known == value, f"`model_options` {name}={value} {apart} {name}={known}: leave it out, or `start_from`")
     values |= {p: v for p, v in origin.preferred.items() if p.rpartition(".")[2] not in given and v is not None}
     return replace(with_values(config, values), model_options={**origin.options, **config.model_options})
 
@@ -259,11 +242,9 @@ def load_start_(model: nn.Module, config: TrainConfig, shape: DataShape) -> None
     assert config.start_from is not None
     # The configuration names the same code as the run that the weights come from, and was agreed to with it.
     origin = read_origin(config.start_from, config.model_options, trust=True)
-    if origin.shape.channels != shape.channels:
-        raise InvalidConfigError(
-            f"the weights of {config.start_from} were made for {origin.shape.channels} channels, and {config.data} has "
-            f"{shape.channels}: convert the images with `channels` {origin.shape.channels}"
-        )
+    theirs, ours = origin.shape.channels, shape.channels
+    what = f"the weights of {config.start_from} were made for {theirs} channels, and {config.data} has {ours}"
+    require(theirs == ours, f"{what}: convert the images with `channels` {theirs}")
     network = origin.network(trust=True)
     network = _scaled_like(network, config, origin)
     with without_records():
@@ -351,12 +332,9 @@ def _fit_classes(
     ours: tuple[str, ...] | None,
 ) -> list[str]:
     """One row per class of the new data: that of the same name, or else the row of no class in particular."""
-    if (EMBEDDING in weights) != (EMBEDDING in wanted):
-        there, here = ("with", "without") if EMBEDDING in weights else ("without", "with")
-        raise InvalidConfigError(
-            f"the weights of {config.start_from} were trained {there} classes, and this run is {here} them; give "
-            f"`condition` {'class' if there == 'with' else 'none'}"
-        )
+    trained, condition = ("with", "class") if EMBEDDING in weights else ("without", "none")
+    said = f"the weights of {config.start_from} were trained {trained} classes: give `condition` {condition}"
+    require((EMBEDDING in weights) == (EMBEDDING in wanted), said)
     if EMBEDDING not in weights:
         return []
     rows, count = weights[EMBEDDING], len(wanted[EMBEDDING])

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from ..config import TrainConfig
-from ..errors import InvalidConfigError, RunFailedError, ScaleLongError
+from ..errors import InvalidConfigError, RunFailedError, ScaleLongError, require
 from ..files import in_words
 from ..optional import needs
 
@@ -49,6 +49,20 @@ def process_state() -> Any:
         return needs("accelerate", "train", "sampling").PartialState(cpu=not torch.accelerator.is_available())
 
 
+def require_device(device: str | None) -> None:
+    """Refuse a device that is not there before any work is done."""
+    try:
+        if device is None or torch.empty(1, device=device).device.type != "meta":
+            return
+    # torch has no one error for this: it depends on the device, and on how torch was built.
+    except (RuntimeError, AssertionError, ValueError, NotImplementedError):
+        pass
+    raise InvalidConfigError(
+        f"`device` {str(device)[:40]!r} cannot be used on this machine, or by this build of torch: choose "
+        f"cpu, or leave it out"
+    )
+
+
 @contextmanager
 def _variables() -> Iterator[None]:
     """InvalidConfigError for variables that accelerate does not understand, also while it is imported."""
@@ -67,7 +81,9 @@ def _variables() -> Iterator[None]:
 def _check_accelerate(config: TrainConfig) -> None:
     """Variables of accelerate that change the mathematics must agree with the configuration, which is recorded."""
     hardware = config.hardware
-    agreeing = {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": ("accumulation", ("", "1", str(hardware.accumulation)))}
+    agreeing: dict[str, tuple[str, tuple[str, ...]]] = {
+        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": ("accumulation", ("", "1", str(hardware.accumulation)))
+    }
     if hardware.precision != "auto":  # which is taken from the variable
         agreeing["ACCELERATE_MIXED_PRECISION"] = ("precision", ("", _as_accelerate_says(hardware.precision)))
     for variable, (name, values) in agreeing.items():
@@ -144,9 +160,10 @@ def full_tensor(value: Tensor) -> Tensor:
 
 def check_batch_size(config: TrainConfig, processes: int) -> None:
     parts = processes * config.hardware.accumulation
-    if config.batch_size % parts:
-        nearest = max(parts, round(config.batch_size / parts) * parts)
-        raise InvalidConfigError(
-            f"a batch of {config.batch_size} images cannot be divided among {processes} process(es) with "
-            f"{config.hardware.accumulation} accumulated part(s) each; use a multiple of {parts}, for example {nearest}"
-        )
+    nearest = max(parts, round(config.batch_size / parts) * parts)
+    what = f"a batch of {config.batch_size} images cannot be divided among {processes} process(es)"
+    require(
+        config.batch_size % parts == 0,
+        f"{what} with {config.hardware.accumulation} accumulated part(s) each; use a multiple of {parts}, for example "
+        f"{nearest}",
+    )

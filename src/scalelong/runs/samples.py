@@ -22,10 +22,20 @@ from torch import Tensor
 
 from ..data import open_image
 from ..diffusion import Request, SampleSettings, as_picture, prompted_grid
-from ..errors import CannotReadError, InvalidConfigError, RunFolderError
-from ..files import exclusive, in_words, make_folder, read_bytes, read_json, remove_leftovers, write_bytes, write_text
+from ..errors import CannotReadError, RunFolderError
+from ..files import (
+    below,
+    exclusive,
+    in_words,
+    make_folder,
+    read_bytes,
+    read_json,
+    remove_leftovers,
+    write_bytes,
+    write_text,
+)
 from .load import Run
-from .processes import on_main, process_state
+from .processes import on_main, process_state, require_device
 
 logger = logging.getLogger(__name__)
 
@@ -63,18 +73,10 @@ class SampleFolder:
             for request in wanted:
                 prompt = before["wishes"].get(str(request.seed), request.prompt)
                 if prompt != request.prompt:
-                    raise RunFolderError(
-                        f"{self.file(request)} shows {prompt!r}, and {request.prompt!r} is asked for now; choose "
-                        f"another folder with `out`"
-                    )
+                    shown = f"{self.file(request)} shows {prompt!r}, and {request.prompt!r} is asked for now"
+                    raise RunFolderError(f"{shown}; choose another folder with `out`")
             return before["wishes"] | prompts
-        try:
-            used = self.path.exists() and any(entry for entry in self.path.iterdir() if not entry.name.startswith("."))
-        except OSError as error:
-            raise RunFolderError(
-                f"{self.path} cannot hold samples: {in_words(error)}; choose a folder with `out`"
-            ) from error
-        if used:
+        if any(name for name in below(self.path).names() if not name.startswith(".")):
             raise RunFolderError(f"{self.path} is not empty and holds no samples; choose another folder with `out`")
         return prompts
 
@@ -94,10 +96,8 @@ class SampleFolder:
             raise RunFolderError(f"{error}, or choose another folder with `out`") from error
         known = {"weights": str, "sampler": str, "steps": int, "guidance": float | int, "wishes": dict}
         if not isinstance(note, dict) or not all(isinstance(note.get(name), kind) for name, kind in known.items()):
-            raise RunFolderError(
-                f"{self.path / NOTE} does not say how the samples were made ({', '.join(known)}); choose another "
-                f"folder with `out`, or remove this one to make the samples again"
-            )
+            said = f"{self.path / NOTE} does not say how the samples were made ({', '.join(known)})"
+            raise RunFolderError(f"{said}; choose another folder with `out`, or remove this one")
         return note
 
     def missing(self, wanted: Sequence[Request]) -> list[Request]:
@@ -117,10 +117,10 @@ def stack_images(files: Sequence[Path]) -> Tensor:
     images = [read_png(file) for file in files]
     for file, image in zip(files, images, strict=True):
         if image.shape != images[0].shape:
-            raise RunFolderError(
-                f"{file} is {tuple(image.shape)} and {files[0]} is {tuple(images[0].shape)} (channels, height, width); "
-                f"remove the one that is not a sample of this run, and the same command makes it again"
+            sizes = (
+                f"{file} is {tuple(image.shape)} and {files[0]} is {tuple(images[0].shape)} (channels, height, width)"
             )
+            raise RunFolderError(f"{sizes}; remove the one that is no sample of this run: it is made again")
     return torch.stack(images)
 
 
@@ -206,17 +206,3 @@ def fill_folder(
         save_png(path / "grid.png", grid)
         logger.info(f"{len(wanted)} images in {path}; the first {len(shown)} at once: {path / 'grid.png'}")
     return folder
-
-
-def require_device(device: str | None) -> None:
-    """Refuse a device that is not there before any work is done."""
-    try:
-        if device is None or torch.empty(1, device=device).device.type != "meta":
-            return
-    # torch has no one error for this: it depends on the device, and on how torch was built.
-    except (RuntimeError, AssertionError, ValueError, NotImplementedError):
-        pass
-    raise InvalidConfigError(
-        f"`device` {str(device)[:40]!r} cannot be used on this machine, or by this build of torch: choose "
-        f"cpu, or leave it out"
-    )

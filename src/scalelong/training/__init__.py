@@ -26,12 +26,6 @@ from ..config import (
     load_config as load_config,
     recipe as recipe,
 )
-from ..errors import (
-    CheckpointError as CheckpointError,
-    NonFiniteError as NonFiniteError,
-    RunFolderError as RunFolderError,
-    RunLockedError as RunLockedError,
-)
 from ..runs import (
     Run as Run,
     adopt_weights as adopt_weights,

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ..config import TrainConfig, default_folder, is_snapshot, with_values
 from ..console import Progress, html_lines, show_logs
-from ..data import Batch, batches
+from ..data import Batch, ImageData, batches
 from ..diffusion import DataOrder, Examples, split_batch
 from ..errors import CheckpointError, CollapseError, NonFiniteError
 from ..files import read_bytes
@@ -60,7 +60,7 @@ from .hardware import Interrupt, choose_precision, make_cores, switches
 from .monitoring import RunMonitor
 from .optimizers import base_rate, rate, set_rate
 from .recording import Inspector, MetricsRecorder, TrainingProgress
-from .state import BadSteps, TrainState, clip_gradient, create, restore, snapshot
+from .state import BadSteps, TrainState, clip_gradient, create, release, restore, snapshot
 
 logger = logging.getLogger(__name__)
 
@@ -114,8 +114,10 @@ def train(
     as_scaling(config.scaling)  # a name that is unknown is refused before anything is written
     if model is not None:
         config = replace(config, model=f"{type(model).__module__}:{type(model).__qualname__}")
+    if isinstance(data, str | PathLike):
+        config, data = replace(config, data=str(data)), None
     if data is not None:
-        config = replace(config, data=getattr(data, "name", None) or type(data).__name__)
+        config = replace(config, data=data.name if isinstance(data, ImageData) else type(data).__name__)
     run = RunFolder(out or default_folder(config))
     config = with_absolute_data(config) if data is None else config
     accelerator = make_accelerator(config, str(run.path))
@@ -416,6 +418,7 @@ class Trainer:
     def close(self) -> None:
         self.monitor.close()
         self.recorder.close()
+        release(self.state)
         if self.cores is not None:
             self.cores.close()
 

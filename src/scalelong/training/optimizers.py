@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
 from ..config import OptimizerConfig
-from ..errors import InvalidConfigError
+from ..errors import InvalidConfigError, require
 from ..muon import Muon, groups_for_muon
 from ..mup import LR_SCALE, Kind, groups_of
 from ..optional import load_object, needs
@@ -57,9 +57,9 @@ def make_optimizer(
     accepted = inspect.signature(kind).parameters
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values()):
         known = {key: value for key, value in known.items() if key in accepted}
-        if unknown := [key for key in options if key not in accepted]:
-            takes = ", ".join(key for key in accepted if key != "params")
-            raise InvalidConfigError(f"`optimizer` {name} has no option {', '.join(unknown)}; it takes {takes}")
+        unknown, takes = [key for key in options if key not in accepted], [key for key in accepted if key != "params"]
+        has_none = f"`optimizer` {name} has no option {', '.join(unknown)}; it takes {', '.join(takes)}"
+        require(not unknown, has_none)
     try:
         if name == "muon":
             parameters = groups_for_muon(model, kinds, lr=config.lr, weight_decay=config.weight_decay)
@@ -71,14 +71,12 @@ def make_optimizer(
         raise InvalidConfigError(
             f"`optimizer` {name} cannot be made with `optimizer_options` {options} ({type(error).__name__}: {error})"
         ) from error
-    if not isinstance(made, torch.optim.Optimizer):
-        raise InvalidConfigError(f"`optimizer` {name} must make a torch.optim.Optimizer, got {type(made).__name__}")
+    is_one = isinstance(made, torch.optim.Optimizer)
+    require(is_one, f"`optimizer` {name} must make a torch.optim.Optimizer, got {type(made).__name__}")
     closure = inspect.signature(made.step).parameters.get("closure")
-    if (closure is not None and closure.default is closure.empty) or callable(getattr(made, "eval", None)):
-        raise InvalidConfigError(
-            f"`optimizer` {name} evaluates the loss several times in a step (closure), or holds an average of its own "
-            f"(schedule-free), which training here does not know; take one that goes by the gradient alone"
-        )
+    plain = (closure is None or closure.default is not closure.empty) and not callable(getattr(made, "eval", None))
+    other = "evaluates the loss several times in a step (closure), or holds an average of its own (schedule-free)"
+    require(plain, f"`optimizer` {name} {other}: take one that goes by the gradient alone")
     return made
 
 

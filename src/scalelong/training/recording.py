@@ -31,7 +31,7 @@ from ..diffusion import (
     held_out_losses,
     prompted_grid,
 )
-from ..errors import InvalidConfigError
+from ..errors import require
 from ..evaluation import Scorer
 from ..files import write_text
 from ..models import evaluating
@@ -66,10 +66,8 @@ class MetricsRecorder:
         self.sums = torch.zeros(4, dtype=widest_float(accelerator.device.type), device=accelerator.device)
         self.begin_at(0)
         known = {str(getattr(tracker, "value", tracker)) for tracker in accelerator.log_with}
-        if missing := sorted(set(config.logging.trackers) - known):
-            raise InvalidConfigError(
-                f"the tracker {', '.join(missing)} is unknown or not installed: choose other `trackers`"
-            )
+        missing = sorted(set(config.logging.trackers) - known)
+        require(not missing, f"the tracker {', '.join(missing)} is unknown or not installed: choose other `trackers`")
 
     def open_trackers(self, step: int) -> None:
         """Cut off what TensorBoard shows after this step. The others know the run by the name of its folder, and by

@@ -23,7 +23,7 @@ from ..attaching import without_records
 from ..config import AverageLength, OptimizerConfig, TrainConfig
 from ..errors import CheckpointError, InvalidConfigError
 from ..files import in_words
-from ..models import Denoiser, fuse_
+from ..models import Denoiser, fuse_, unfuse_
 from ..mup import LR_SCALE
 from ..randomness import global_state, restore_global_state, seed_global
 from ..runs import RunData, Snapshot, full_tensor, gather_objects, mup_kinds, uses_channels_last
@@ -209,6 +209,17 @@ def create(config: TrainConfig, accelerator: Any, bare: nn.Module, data: RunData
         channels_last=channels_last,
         data=data,
     )
+
+
+def release(state: TrainState) -> None:
+    """Leave an ordinary network: without fused blocks, and without the autocast that accelerate puts around it."""
+    unfuse_(state.bare)
+    own = vars(state.bare)
+    original = own.pop("_original_forward", None)
+    if original is not None:
+        del own["forward"]
+        if getattr(original, "__func__", None) is not type(state.bare).forward:
+            own["forward"] = original
 
 
 def _is_adamw(optimizer: torch.optim.Optimizer) -> bool:
