@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 
-NOTICES = ("LICENSE", "src/scalelong/data/digits.md", "src/scalelong/data/garments.md")
+NOTICES = ("LICENSE", *(f"src/scalelong/data/{name}.md" for name in ("digits", "emoji", "garments")))
 
 PLACEHOLDER = "https://scalelong.example/"
 

@@ -90,7 +90,13 @@ def test_fingerprint_follows_the_content_alone():
 
 @pytest.mark.parametrize(
     ("name", "begins"),
-    [("digits", "821ebe45"), ("garments", "869bea1c"), ("captioned-digits", "1fa32981"), ("shapes", "a4e83763")],
+    [
+        ("digits", "821ebe45"),
+        ("garments", "869bea1c"),
+        ("emoji", "66334b8f"),
+        ("captioned-digits", "1fa32981"),
+        ("shapes", "a4e83763"),
+    ],
 )
 def test_fingerprints_never_change(name, begins):
     """A run keeps the fingerprint of its data and is refused with any other."""

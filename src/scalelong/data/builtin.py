@@ -1,4 +1,6 @@
-"""Data sets that come with the package: real digits, photographs of garments, both also with captions, and shapes.
+"""Data sets that come with the package: digits, photographs of garments, emoji in colour, and drawn shapes.
+
+Digits and garments are there with captions, too.
 
 Shapes are drawn: "a red circle at the top left". Image i is a pure function of i and a seed.
 """
@@ -20,6 +22,8 @@ from .folders import canonical
 
 DIGITS = tuple("0123456789")
 GARMENTS = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+EMOJI = ("animal", "building", "clothing", "face", "food", "hand", "heart", "instrument", "plant", "sky", "sport")
+EMOJI += ("tool", "vehicle")
 
 
 def load_digits(name: str, options: Options) -> ImageData:
@@ -32,6 +36,11 @@ def load_garments(name: str, options: Options) -> ImageData:
     return _embedded(name, "garments.npz", GARMENTS, options)
 
 
+def load_emoji(name: str, options: Options) -> ImageData:
+    """979 emoji in colour, 32×32, in 13 classes (see emoji.md)."""
+    return _embedded(name, "emoji.npz", EMOJI, options)
+
+
 def _embedded(name: str, file_name: str, classes: tuple[str, ...], options: Options) -> ImageData:
     if options.split != "train":
         raise DataNotFoundError(
@@ -41,7 +50,8 @@ def _embedded(name: str, file_name: str, classes: tuple[str, ...], options: Opti
     np = needs("numpy", "train", "reading the embedded images")
     with files("scalelong.data").joinpath(file_name).open("rb") as file, np.load(file, allow_pickle=False) as arrays:
         images, labels = torch.from_numpy(arrays["images"]), torch.from_numpy(arrays["labels"])
-    return from_array(name, images[:, None], Annotations(labels.to(torch.int64), classes), options)
+    images = images if images.ndim == 4 else images[:, None]  # without an axis of channels they are gray
+    return from_array(name, images, Annotations(labels.to(torch.int64), classes), options)
 
 
 # The same with captions, several wordings of each class, for networks that draw from a text.
