@@ -31,7 +31,8 @@ CLASSES = {
     "plant": "plant-flower plant-other",
     "sky": "sky+&+weather",
     "sport": "sport award-medal game event",
-    "tool": "tool household office computer phone light+&+video book-paper money writing lock science medical dishware mail",
+    "tool": "tool household office computer phone light+&+video book-paper money writing lock science medical dishware "
+    "mail",
     "vehicle": "transport-ground transport-water transport-air",
 }
 """Classes, and the sub-categories of Unicode that each takes."""
