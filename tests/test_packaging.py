@@ -66,7 +66,7 @@ def calls_of_needs() -> list[tuple[str, str, str | None]]:
 
 def test_whoever_lacks_a_package_is_told_an_extra_that_has_it():
     calls = calls_of_needs()
-    assert len(calls) > 40
+    assert len(calls) > 30
     for place, package, extra in calls:
         if extra is None:
             having = [name for name in EXTRAS if package in distributions(name)]
