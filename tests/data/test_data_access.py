@@ -157,7 +157,7 @@ def test_embedded_images_with_captions(name, plain):
 
 
 def test_unknown_names_and_parts(tmp_path):
-    with pytest.raises(DataError, match=r"no data at 'nowhere'.*digits, garments, shapes"):
+    with pytest.raises(DataError, match=r"no data at 'nowhere'.*digits, garments, emoji, shapes"):
         load_data("nowhere")
     with pytest.raises(DataError, match="no part 'test'"):
         load_data("digits", split="test")
