@@ -4,7 +4,8 @@
     python -m research.walks attach train     # some of them
 
 A profiler counts the functions of the package that run, and the passes from one file or package into another. What runs
-while a module is being imported does not count. `python tests/test_architecture.py` shows the packages themselves.
+while a module is being imported does not count, and neither do comprehensions, which are functions in some versions of
+Python and none in others. `python tests/test_architecture.py` shows the packages themselves.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from scalelong.cli import main as command
 from scalelong.console import text_table
 
 PACKAGE = Path(scalelong.__file__).resolve().parent
+COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 
 
 @dataclass
@@ -36,7 +38,11 @@ class Walk:
 
     def enter(self, frame: FrameType) -> None:
         code = frame.f_code
-        if code.co_name == "<module>" or not code.co_filename.startswith(str(PACKAGE)) or _importing(frame):
+        if (
+            code.co_name in ("<module>", *COMPREHENSIONS)
+            or not code.co_filename.startswith(str(PACKAGE))
+            or _importing(frame)
+        ):
             return
         file = str(Path(code.co_filename).relative_to(PACKAGE))
         self.functions.setdefault(file, set()).add(code.co_qualname)
