@@ -19,10 +19,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name", choices=list(NETWORKS))
     parser.add_argument("--out", type=Path, default=Path("runs/made"))
+    parser.add_argument("--images", type=int, default=1000, help="images that are scored (default: 1000)")
     options = parser.parse_args(arguments)
     work = options.out / f"{options.name}-run"
     train(load_config(packed_folder(options.name) / CONFIG), work)
-    scores = score_run(load_run(work), n=1000)
+    scores = score_run(load_run(work), n=options.images)
     folder = pack(work, options.out / options.name)
     # Without places on the machine where it was made.
     line = scores.to_dict() | {"subject": {"run": options.name, "step": scores.subject["step"], "seed": 0}}
