@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 
-NOTICES = ("LICENSE", *(f"src/scalelong/data/{name}.md" for name in ("digits", "emoji", "garments")))
+NOTICES = ("LICENSE", *(f"src/scalelong/data/{name}.md" for name in ("digits", "garments", "portraits")))
 
 PLACEHOLDER = "https://scalelong.example/"
 

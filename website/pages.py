@@ -104,14 +104,14 @@ def repository_pages() -> dict[str, str]:
     outside = {
         "changelog.md": ROOT / "CHANGELOG.md",
         "contributing.md": ROOT / "CONTRIBUTING.md",
-        **{f"data-{name}.md": ROOT / f"src/scalelong/data/{name}.md" for name in ("digits", "emoji", "garments")},
+        **{f"data-{name}.md": ROOT / f"src/scalelong/data/{name}.md" for name in ("digits", "garments", "portraits")},
     }
     return {uri: path.read_text() for uri, path in outside.items()}
 
 
 MOVED = {
     r"\.\./examples/([\w/]+)\.py": r"examples/\1.md",
-    r"\.\./src/scalelong/data/(digits|emoji|garments)\.md": r"data-\1.md",
+    r"\.\./src/scalelong/data/(digits|garments|portraits)\.md": r"data-\1.md",
     r"(?:\.\./)+CHANGELOG\.md": "changelog.md",
     r"(?:\.\./)+CONTRIBUTING\.md": "contributing.md",
     r"notebooks/(\w+)\.ipynb": r"notebooks/\1.md",

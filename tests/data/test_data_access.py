@@ -93,7 +93,7 @@ def test_fingerprint_follows_the_content_alone():
     [
         ("digits", "821ebe45"),
         ("garments", "869bea1c"),
-        ("emoji", "66334b8f"),
+        ("portraits", "6b24aed3"),
         ("captioned-digits", "1fa32981"),
         ("shapes", "a4e83763"),
     ],
@@ -157,7 +157,7 @@ def test_embedded_images_with_captions(name, plain):
 
 
 def test_unknown_names_and_parts(tmp_path):
-    with pytest.raises(DataError, match=r"no data at 'nowhere'.*digits, garments, emoji, shapes"):
+    with pytest.raises(DataError, match=r"no data at 'nowhere'.*digits, garments, portraits, shapes"):
         load_data("nowhere")
     with pytest.raises(DataError, match="no part 'test'"):
         load_data("digits", split="test")

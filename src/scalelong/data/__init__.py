@@ -6,7 +6,7 @@ decode        from the bytes of an image file to pixels
 folders       folders and zips of images: parts such as "train" and "test", labels, captions
 stream        decoded into memory, when they are fetched, or once into the image cache
 objects       any Dataset object, and tables of `datasets`
-builtin       digits, garments, emoji and drawn shapes, which come with the package
+builtin       digits, garments, portraits and drawn shapes, which come with the package
 """
 
 from ..errors import (

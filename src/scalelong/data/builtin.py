@@ -1,4 +1,4 @@
-"""Data sets that come with the package: digits, photographs of garments, emoji in colour, and drawn shapes.
+"""Data sets that come with the package: digits, photographs of garments, portraits in colour, and drawn shapes.
 
 Digits and garments are there with captions, too.
 
@@ -7,6 +7,8 @@ Shapes are drawn: "a red circle at the top left". Image i is a pure function of 
 
 from __future__ import annotations
 
+import io
+import lzma
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.resources import files
@@ -22,8 +24,7 @@ from .folders import canonical
 
 DIGITS = tuple("0123456789")
 GARMENTS = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
-EMOJI = ("animal", "building", "clothing", "face", "food", "hand", "heart", "instrument", "plant", "sky", "sport")
-EMOJI += ("tool", "vehicle")
+PORTRAITS = ("adventurer", "big smile", "persona", "pixel art", "toon")
 
 
 def load_digits(name: str, options: Options) -> ImageData:
@@ -36,9 +37,9 @@ def load_garments(name: str, options: Options) -> ImageData:
     return _embedded(name, "garments.npz", GARMENTS, options)
 
 
-def load_emoji(name: str, options: Options) -> ImageData:
-    """979 emoji in colour, 32×32, in 13 classes (see emoji.md)."""
-    return _embedded(name, "emoji.npz", EMOJI, options)
+def load_portraits(name: str, options: Options) -> ImageData:
+    """6000 drawn faces in colour, 32×32, in five styles (see portraits.md)."""
+    return _embedded(name, "portraits.npz.xz", PORTRAITS, options)
 
 
 def _embedded(name: str, file_name: str, classes: tuple[str, ...], options: Options) -> ImageData:
@@ -48,7 +49,10 @@ def _embedded(name: str, file_name: str, classes: tuple[str, ...], options: Opti
             "images apart"
         )
     np = needs("numpy", "train", "reading the embedded images")
-    with files("scalelong.data").joinpath(file_name).open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+    content = files("scalelong.data").joinpath(file_name).read_bytes()
+    if file_name.endswith(".xz"):
+        content = lzma.decompress(content)
+    with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
         images, labels = torch.from_numpy(arrays["images"]), torch.from_numpy(arrays["labels"])
     images = images if images.ndim == 4 else images[:, None]  # without an axis of channels they are gray
     return from_array(name, images, Annotations(labels.to(torch.int64), classes), options)

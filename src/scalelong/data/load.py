@@ -16,7 +16,7 @@ from typing import Any
 from ..errors import DataNotFoundError, InvalidConfigError, UnreadableDataError
 from ..files import at_home, digest, in_words, read_json
 from ..optional import needs
-from .builtin import DIGITS, GARMENTS, load_captioned, load_digits, load_emoji, load_garments, load_shapes
+from .builtin import DIGITS, GARMENTS, load_captioned, load_digits, load_garments, load_portraits, load_shapes
 from .dataset import ImageData, Options, Progress
 from .decode import suffixes
 from .folders import FileTree, Folder, TreeSource, ZipTree, canonical, choose_part, split_in, stamp_of_files
@@ -36,7 +36,7 @@ KNOWN = {
 EMBEDDED = {
     "digits": load_digits,
     "garments": load_garments,
-    "emoji": load_emoji,
+    "portraits": load_portraits,
     "shapes": load_shapes,
     "captioned-digits": load_captioned,
     "captioned-garments": load_captioned,

@@ -169,7 +169,7 @@ def _card(library: str, title: str, intro: str, use: str, rows: dict[str, str]) 
 LICENCES = {
     "digits": "UCI, Optical Recognition of Handwritten Digits (Alpaydin and Kaynak, 1998), CC BY 4.0",
     "garments": "Fashion-MNIST (Xiao, Rasul and Vollgraf, 2017), its first 2000 training images at 16x16, MIT",
-    "emoji": "Fluent Emoji (Microsoft), a part of them at 32x32, MIT",
+    "portraits": "DiceBear's adventurer, big-smile, personas and toon-head (CC BY 4.0) and pixel-art (CC0) at 32x32",
 }
 """Data of networks that come with the package."""
 
