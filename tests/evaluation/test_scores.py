@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from scalelong.cli import main
-from scalelong.config import recipe
+from scalelong.config import SCORE_TITLES, recipe
 from scalelong.data import ImageData, load_data
 from scalelong.diffusion import SampleSettings
 from scalelong.errors import EvaluationError, ProtocolMismatchError
@@ -128,12 +128,13 @@ def test_eval_of_a_folder(
     assert main(["eval", str(folder), "--data", "digits"]) == 1
 
 
-def test_a_new_score_is_a_function_and_an_entry(real_scores: Scores, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_score_is_a_title_and_a_function(real_scores: Scores, monkeypatch: pytest.MonkeyPatch) -> None:
     def spread(evidence: Evidence) -> Score:
         value = float(evidence.features.std())
         return Score(value, value, value)
 
-    monkeypatch.setitem(SCORES, "spread", Entry("spread of features", spread))
+    monkeypatch.setitem(SCORE_TITLES, "spread", "spread of features")
+    monkeypatch.setitem(SCORES, "spread", Entry(spread))
     evidence = Evidence(torch.randn(20, 4), Moments.of(torch.randn(50, 4)), torch.randn(20, 4))
     scores = Scores.of(evidence, real_scores.protocol, {"run": "a"})
     assert scores.spread.value == pytest.approx(float(evidence.features.std()))

@@ -67,10 +67,8 @@ def sized_config(config: TrainConfig, given: Iterable[str]) -> TrainConfig:
 
 def network_line(config: TrainConfig) -> str:
     """The data, the network and its sizes in a line: the first that `range` and `diagnose` print."""
-    named = {"dim": "width", "depth": "depth", "block_out_channels": "widths"}
-    sizes = [f"{named[name]} {value}" for name, value in config.model_options.items() if name in named]
     pixels = f", on {config.images.size}x{config.images.size} pixels" if config.images.size else ""
-    return f"{config.data}: {config.model}{' of ' * bool(sizes)}{', '.join(sizes)}, batch {config.batch_size}{pixels}"
+    return f"{config.data}: {config.network}, batch {config.batch_size}{pixels}"
 
 
 def config_file(options: argparse.Namespace, base: TrainConfig) -> TrainConfig:

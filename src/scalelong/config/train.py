@@ -322,6 +322,13 @@ class TrainConfig(Checked):
             "`keep_best` frechet needs scores: give `scores_every`, such as 1000",
         )
 
+    @property
+    def network(self) -> str:
+        """The model and its sizes in words."""
+        words = {"dim": "width", "depth": "depth", "patch_size": "patches of", "block_out_channels": "widths"}
+        sizes = [f"{word} {self.model_options[name]}" for name, word in words.items() if name in self.model_options]
+        return f"{self.model}{' of ' * bool(sizes)}{', '.join(sizes)}"
+
     def is_due(self, every: int, step: int) -> bool:
         """Whether something that happens every so many steps (0: never), and at the end, follows this step."""
         return every > 0 and (step % every == 0 or step == self.steps)

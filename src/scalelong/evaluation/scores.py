@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..config import SCORE_TITLES
 from ..console import text_table
 from ..errors import EvaluationError, ProtocolMismatchError
 
@@ -359,9 +360,8 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Entry:
-    """A score: how tables call it, how it is computed, and whether it is always there."""
+    """A score: how it is computed, and whether it is always there."""
 
-    title: str
     compute: Callable[[Evidence], Score | None]
     optional: bool = False
 
@@ -371,20 +371,16 @@ RADIUS_QUANTILE = 0.95
 """One odd image may have a neighbourhood into which noise fits."""
 
 SCORES = {
-    "frechet": Entry("Fréchet distance", lambda seen: frechet_score(seen.moments, seen.features)),
-    "kernel": Entry("kernel distance", lambda seen: kernel_score(seen.reference, seen.features), optional=True),
-    "precision": Entry("precision", lambda seen: seen.neighbours and share_score(seen.neighbours[0]), optional=True),
-    "recall": Entry("recall", lambda seen: seen.neighbours and share_score(seen.neighbours[1]), optional=True),
-    "copies": Entry(
-        "near-copies", lambda seen: share_score(near_copies(seen.reference, seen.features, seen.same)), optional=True
-    ),
+    "frechet": Entry(lambda seen: frechet_score(seen.moments, seen.features)),
+    "kernel": Entry(lambda seen: kernel_score(seen.reference, seen.features), optional=True),
+    "precision": Entry(lambda seen: seen.neighbours and share_score(seen.neighbours[0]), optional=True),
+    "recall": Entry(lambda seen: seen.neighbours and share_score(seen.neighbours[1]), optional=True),
+    "copies": Entry(lambda seen: share_score(near_copies(seen.reference, seen.features, seen.same)), optional=True),
     "agreement": Entry(
-        "prompt accuracy",
-        lambda seen: None if seen.shows_prompt is None else share_score(seen.shows_prompt),
-        optional=True,
+        lambda seen: None if seen.shows_prompt is None else share_score(seen.shows_prompt), optional=True
     ),
 }
-"""By the name that files and metrics use. The first one decides the order of a comparison: lower is better."""
+"""By the names of SCORE_TITLES."""
 
 
 @dataclass(frozen=True)
@@ -414,7 +410,7 @@ class Scores:
         """One row for each score, with the anchors' values next to it."""
         anchors = self.anchors.values if self.anchors is not None else {}
         return [
-            {"": SCORES[name].title, "value": str(score)}
+            {"": SCORE_TITLES[name], "value": str(score)}
             | {kind: f"{values[name]:.3g}" if name in values else "-" for kind, values in anchors.items()}
             for name, score in self.values.items()
         ]
@@ -518,13 +514,13 @@ def comparison_rows(scores: Sequence[Scores]) -> list[dict[str, str]]:
     first, *_ = SCORES
     names = [name for name in SCORES if any(name in entry.values for entry in scores)]
     rows = [
-        {"": _title(entry)} | {SCORES[name].title: str(entry.values.get(name, "-")) for name in names}
+        {"": _title(entry)} | {SCORE_TITLES[name]: str(entry.values.get(name, "-")) for name in names}
         for entry in sorted(scores, key=lambda entry: entry.values[first].value)
     ]
     # Protocols are equal, so the anchors of one are those of all.
     anchors = next((entry.anchors for entry in scores if entry.anchors is not None), None)
     for kind, values in (anchors.values if anchors is not None else {}).items():
-        cells = {SCORES[name].title: f"{values[name]:.4g}" if name in values else "-" for name in names}
+        cells = {SCORE_TITLES[name]: f"{values[name]:.4g}" if name in values else "-" for name in names}
         rows.append({"": f"({kind} images)" if kind != NOISE else "(noise)"} | cells)
     return rows
 

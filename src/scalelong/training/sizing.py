@@ -145,7 +145,7 @@ class Plan:
         often = f"every {every} steps, about every {duration(self.seconds / config.steps * every)}"
         rows = {
             "images": f"{size}x{size} pixels (--size)" if size else "",
-            "network": f"{_network(config)} ({another})",
+            "network": f"{config.network} ({another})",
             "batch": f"{counted(config.batch_size, 'image')} (--batch-size)",
             "steps": f"{config.steps:,} = {epochs} epochs of {counted(self.images, 'image')} (--steps)",
             "held out": f"{held} images, for the held-out loss (--held-out)" if held else "",
@@ -155,12 +155,6 @@ class Plan:
         }
         lines = [f"  {name:<9} {value}" for name, value in rows.items() if value]
         return "\n".join([f"sized to this machine, for {duration(self.budget)} (--budget 2h gives it more):", *lines])
-
-
-def _network(config: TrainConfig) -> str:
-    names = {"dim": "width", "depth": "depth", "patch_size": "patches of", "block_out_channels": "widths"}
-    sizes = [f"{word} {config.model_options[name]}" for name, word in names.items() if name in config.model_options]
-    return f"{config.model}{' of ' * bool(sizes)}{', '.join(sizes)}"
 
 
 def _seconds(value: float) -> str:
@@ -189,7 +183,7 @@ def choose(
         least = config.steps if "steps" in given else needed  # of given steps, whether they can be done
         if best is not None and steps < least:
             side = f", on {filled.images.size}x{filled.images.size} pixels"
-            next_size = f"{_network(filled)}, batch {filled.batch_size}{side}"
+            next_size = f"{filled.network}, batch {filled.batch_size}{side}"
             why = f"the next size, {next_size}, takes {_seconds(seconds)} per step: {steps:,} steps, and it needs "
             why += f"{least:,}"
             break
