@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
 
 from scalelong import UViT
 from scalelong.cli import main
-from scalelong.config import DiffusionConfig, ImagesConfig, TrainConfig, load_config
+from scalelong.config import DiffusionConfig, ImagesConfig, load_config
 from scalelong.errors import InvalidConfigError, UntrustedCodeError
 from scalelong.models.calling import Denoiser
 from scalelong.runs import load_run, read_origin
@@ -85,8 +84,6 @@ def test_what_the_weights_decide_is_not_overruled(source):
         adopt_weights(replace(config, model_options={"dim": 32}), given={"model_options"})
     with pytest.raises(InvalidConfigError, match="is not there: give a run folder"):
         read_origin(source / "nowhere")
-    with pytest.raises(InvalidConfigError, match="say which, with `start_from`"):
-        TrainConfig(lora=4)
 
 
 def test_other_sizes_resize_the_positions(source):
@@ -209,23 +206,13 @@ def test_the_command_starts_and_continues(source, tmp_path, capsys, final_state)
     assert final_state(out).step == 6
 
 
-def test_lora_trains_little_and_merges_into_the_weights(source, tmp_path, final_state, crash_at):
-    config = adopt_weights(replace(TINY, start_from=str(source), lora=2, steps=8, scaling="none"), given={"scaling"})
-    config = replace(config, checkpoints=replace(config.checkpoints, keep_last=5))
-    train(config, tmp_path / "a", quiet=True)
-    run = load_run(tmp_path / "a", weights="raw", step=0)
-    assert not any("lora" in name for name in run.model.state_dict())
-    assert type(run.model.middle.mlp.expand) is nn.Linear
-    assert same(outputs(run.model), outputs(load_run(source).model))
-    before, after = run.model.state_dict(), load_run(tmp_path / "a", weights="raw").model.state_dict()
-    moved = {name for name in before if not torch.equal(before[name], after[name])}
-    assert "middle.mlp.expand.weight" in moved
-    assert "class_embedding.weight" in moved
-    assert not {"norm.weight", "patch_embedding.weight", "decoder.0.merge.weight"} & moved
-    crash_at(config, tmp_path / "b", 6)
-    train(config, tmp_path / "b", quiet=True)
-    first, second = final_state(tmp_path / "a"), final_state(tmp_path / "b")
-    assert all(torch.equal(value, second.model[name]) for name, value in first.model.items())
+def test_a_run_with_adapters_of_earlier_versions_is_refused(source, tmp_path):
+    config = (source / "config.yaml").read_text()
+    (tmp_path / "config.yaml").write_text(f"{config}lora: 0\n")
+    assert load_config(tmp_path / "config.yaml") == load_config(source / "config.yaml")
+    (tmp_path / "config.yaml").write_text(f"{config}lora: 4\n")
+    with pytest.raises(InvalidConfigError, match=r"`lora` 4: .*peft"):
+        load_run(tmp_path)
 
 
 @pytest.mark.parametrize(

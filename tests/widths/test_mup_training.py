@@ -111,8 +111,6 @@ def test_what_is_refused(changes, message):
 def test_more_refusals():
     with pytest.raises(InvalidConfigError, match=r"`base_width` 20: .*no multiple of the head size 8"):
         build_model(small(20), SHAPE)
-    with pytest.raises(InvalidConfigError, match="leave it or `lora` out"):
-        replace(small(16), start_from="x", lora=4)
     with pytest.raises(InvalidConfigError, match="leave base_width out"):
         config_range(small(16), rates=(1e-3,))
 

@@ -287,7 +287,6 @@ class TrainConfig(Checked):
     model_options: dict[str, Any] = _field({}, "Arguments of the model. Size, channels and classes come from the data.")
     scaling: str = _field("none", "Of the long skips: none, merge_norm, cs:0.7, ls, ... (docs/methods.md).")
     start_from: str | None = _field(None, "Weights: a run folder, one of diffusers, or the authors' nnet_ema.pth.")
-    lora: int = _field(0, "With start_from, the rank of LoRA adapters; 0 trains all weights.", low=0)
     steps: int = _field(10_000, "Steps of training.", low=1)
     batch_size: int = _field(128, "Images in a step, over all processes.", low=1)
     budget: str | None = _field(None, "Time to train: 30m, 2h (an hour on a CPU, a day on a GPU).", "nothing")
@@ -303,14 +302,6 @@ class TrainConfig(Checked):
 
     def check(self) -> None:
         require(self.budget is None or seconds_of(self.budget) > 0, "`budget` must be above zero")
-        require(
-            not self.lora or self.optimizer.base_width is None,
-            "`base_width` is for networks that are trained whole: leave it or `lora` out",
-        )
-        require(
-            not self.lora or self.start_from is not None,
-            "`lora` adapts weights that exist: say which, with `start_from`",
-        )
         names.require_sampler(self.logging.sampler, self.logging.sampler_steps, self.diffusion.schedule)
         best = self.checkpoints.keep_best
         require(
@@ -362,6 +353,12 @@ class TrainConfig(Checked):
 
 def from_dict(values: dict[str, Any], base: TrainConfig | None = None) -> TrainConfig:
     """A configuration from nested dictionaries. What is left out keeps the values of `base`."""
+    rank = values.get("lora", 0)  # a field of earlier versions
+    require(
+        rank == 0,
+        f"`lora` {rank}: adapters are no longer trained or read here; use peft in a loop of your own",
+    )
+    values = {name: value for name, value in values.items() if name != "lora"}
     return _updated(TrainConfig() if base is None else base, values, "")
 
 

@@ -509,7 +509,7 @@ def probe_run(run: Run, *, data: str | None = None, split: str | None = None, **
         held_out=held_out,
         schedule=run.process,
         condition=null,
-        untrained=lambda: build_model(config, run.shape, adapters=False),
+        untrained=lambda: build_model(config, run.shape),
         about={"run": str(run.folder), "step": run.step, "weights": run.weights, "scaling": config.scaling},
         **options,
     )

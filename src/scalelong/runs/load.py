@@ -46,7 +46,7 @@ from .checkpoint import (
     write_checkpoint,
 )
 from .folder import CONFIG, DATA, RUN, RunFolder, require_no_links
-from .model import DataShape, build_model, make_conditions, merge_adapters_, require_trust
+from .model import DataShape, build_model, make_conditions, require_trust
 
 logger = logging.getLogger(__name__)
 
@@ -194,8 +194,6 @@ def load_run(
             f"the weights of step {step} in {run.checkpoints} do not fit the model that {run.path / CONFIG} and "
             f"data.json describe; were they edited? Restore them from a copy ({said})"
         ) from error
-    if config.lora:
-        merge_adapters_(model)
     return Run(run.path, config, run.shape(), model.eval(), step, weights, sha256, scaling is not None)
 
 

@@ -59,7 +59,7 @@ from ..models import (
 )
 from ..mup import Kinds, kinds, require_output_start, start_kinds_, unet_at, uvit_at, width_options
 from ..noise import NoiseProcess
-from ..optional import load_object, needs
+from ..optional import load_object
 from ..randomness import seed_global
 from ..scaling import NoScaling, as_scaling
 
@@ -111,13 +111,10 @@ def _require_classes(config: TrainConfig, classes: Sequence[str] | None) -> Sequ
 # The network
 
 
-def build_model(
-    config: TrainConfig, shape: DataShape, adapters: bool = True, model: nn.Module | None = None
-) -> nn.Module:
+def build_model(config: TrainConfig, shape: DataShape, model: nn.Module | None = None) -> nn.Module:
     """The network of the configuration, with weights that depend on the seed alone, and its long skips scaled.
 
-    With `lora` it has its adapters, unless weights are to be put into it first. A `model` that exists already is used
-    as it is, and its long skips are scaled.
+    A `model` that exists already is used as it is, and its long skips are scaled.
     """
     given = model is not None
     with torch.random.fork_rng():
@@ -134,8 +131,6 @@ def build_model(
             scale_skips_(model, config.scaling, example)  # a U-ViT of a configuration scales its own skips
         if not given:
             _start_for_mup(model, config, shape)
-    if config.lora and adapters:
-        add_adapters_(model, config.lora, config.seed)
     if config.hardware.gradient_checkpointing:
         enable = getattr(model, "enable_gradient_checkpointing", None)
         absent = f"`gradient_checkpointing`: {type(model).__name__} has no method enable_gradient_checkpointing()"
@@ -345,44 +340,6 @@ def example_forward(model: nn.Module, config: TrainConfig, shape: DataShape) -> 
     """The keyword arguments of a small forward of any model."""
     x, t = torch.zeros(2, *shape.image), torch.full((2,), 500.0)
     return call_arguments(model, x, t, shape.example_condition(config, 2))
-
-
-# LoRA, by peft: small matrices next to the linear layers are trained, and the weights themselves stay
-
-EMBEDDING = "class_embedding.weight"
-"""In U-ViT and in diffusers' UNets alike."""
-
-
-def add_adapters_(model: nn.Module, rank: int, seed: int) -> None:
-    """Adapters of this rank on the linear layers of the network (attention, MLP); all else is frozen.
-
-    They begin as zero. Class embeddings are trained as they are: new classes have nothing else to learn in.
-    """
-    peft = needs("peft", "lora", "LoRA (`lora`)")
-    names = [
-        name
-        for name, layer in model.named_modules()
-        if type(layer) is nn.Linear and "skip_scaling" not in name and "time_emb" not in name
-    ]
-    require(bool(names), f"`lora` {rank}: {type(model).__name__} has no linear layers to adapt")
-    settings = peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=names)
-    with torch.random.fork_rng():
-        seed_global(seed, "adapters")
-        peft.inject_adapter_in_model(settings, model)
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_("lora_" in name or name == EMBEDDING)
-
-
-@torch.no_grad()
-def merge_adapters_(model: nn.Module) -> None:
-    """Add the adapters to the weights and remove them: the network is one without adapters again."""
-    for name, layer in list(model.named_modules()):
-        if hasattr(layer, "get_base_layer") and hasattr(layer, "merge"):
-            layer.merge()  # pyright: ignore[reportCallIssue]
-            parent, _, leaf = name.rpartition(".")
-            setattr(model.get_submodule(parent), leaf, layer.get_base_layer())  # pyright: ignore[reportCallIssue]
-    for attribute in ("peft_config", "_hf_peft_config_loaded"):
-        vars(model).pop(attribute, None)
 
 
 # The data, and the conditions that come with them

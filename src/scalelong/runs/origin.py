@@ -33,8 +33,10 @@ from ..noise import SCHEDULES, NoiseProcess
 from ..scaling import Constants, as_scaling
 from .folder import CONFIG, RunFolder, require_no_links
 from .load import load_run
-from .model import EMBEDDING, DataShape, add_adapters_, example_forward, logger, require_trust
+from .model import DataShape, example_forward, logger, require_trust
 
+EMBEDDING = "class_embedding.weight"
+"""In U-ViT and in diffusers' UNets alike."""
 TOLERANCE = 1e-5
 """Largest change of the outputs, relative to their size, that attaching a scaling may cause."""
 
@@ -237,8 +239,7 @@ def adopt_weights(config: TrainConfig, given: Collection[str] = (), trust: bool 
 
 
 def load_start_(model: nn.Module, config: TrainConfig, shape: DataShape) -> None:
-    """Put the weights of `config.start_from` into the network that `build_model(config, shape, adapters=False)` made,
-    and then the adapters on it, if there are to be some."""
+    """Put the weights of `config.start_from` into the network that `build_model(config, shape)` made."""
     assert config.start_from is not None
     # The configuration names the same code as the run that the weights come from, and was agreed to with it.
     origin = read_origin(config.start_from, config.model_options, trust=True)
@@ -262,8 +263,6 @@ def load_start_(model: nn.Module, config: TrainConfig, shape: DataShape) -> None
         )
     with without_records():
         model.load_state_dict(weights)
-    if config.lora:
-        add_adapters_(model, config.lora, config.seed)
     logger.info(f"start: the weights of {config.start_from}" + "".join(f"; {remark}" for remark in remarks))
 
 

@@ -195,9 +195,8 @@ class Trainer:
         self.process = NoiseProcess(config.diffusion.schedule)
         if accelerator.device.type == "cpu":
             keep_freed_memory()
-        starts = config.start_from is not None and new
-        network = build_model(config, data.shape, adapters=not starts, model=model)
-        if starts:
+        network = build_model(config, data.shape, model=model)
+        if config.start_from is not None and new:
             load_start_(network, config, data.shape)
         self.state = create(config, accelerator, network, data)
         self.cores = make_cores(config, self.state.bare, accelerator)

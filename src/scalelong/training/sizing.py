@@ -374,7 +374,7 @@ def step_seconds(config: TrainConfig, shape: DataShape, accelerator: Any, patien
         if share > SLOW_STEP:
             return share
     quiet = replace(config.logging, monitor_every=0, trackers=())
-    config = replace(config, steps=100, logging=quiet, start_from=None, lora=0)
+    config = replace(config, steps=100, logging=quiet, start_from=None)
     labels = torch.zeros(config.batch_size, dtype=torch.long) if shape.classes else None
     captions = ["grey"] * config.batch_size if config.diffusion.condition == "text" else None
     images = torch.full((config.batch_size, *shape.image), 128, dtype=torch.uint8)
