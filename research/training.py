@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import scalelong as sl
 from scalelong.data import load_data, to_float
 from scalelong.errors import CollapseError
-from scalelong.models import output_tensor
+from scalelong.models import output_tensor, unet
 from scalelong.noise import LEVELS, NoiseProcess, even_fractions, mean_square, noise_levels
 from scalelong.randomness import generator
 from scalelong.stability import Collapse, CollapseDetector
@@ -160,7 +160,12 @@ def adm_unet(setting: Setting, channels: int) -> nn.Module:
     return UNet2DModel(**sizes, norm_num_groups=8, layers_per_block=2, attention_head_dim=16)
 
 
-NETWORKS: dict[str, Callable[[Setting, int], nn.Module]] = {"plain": plain_unet, "adm": adm_unet}
+def small_unet(setting: Setting, channels: int) -> nn.Module:
+    """What `scalelong train FOLDER` begins with. It has sizes of its own."""
+    return unet("small", sample_size=setting.size, in_channels=channels, out_channels=channels)
+
+
+NETWORKS: dict[str, Callable[[Setting, int], nn.Module]] = {"plain": plain_unet, "adm": adm_unet, "small": small_unet}
 
 
 def build(setting: Setting, arm: Arm, channels: int, seed: int) -> nn.Module:
@@ -219,12 +224,16 @@ def muon(model: nn.Module, momentum: float = 0.95) -> list[torch.optim.Optimizer
     return [first, adamw(named.values())]
 
 
+def muon_of_all(model: nn.Module, momentum: float = 0.95) -> list[torch.optim.Optimizer]:
+    """This library's Muon, which takes convolutions as well."""
+    groups = sl.muon_groups(model, lr=0.0, weight_decay=0.03)
+    return [sl.Muon(groups, betas=(0.9, 0.99), momentum=momentum, products="float32")]
+
+
 OPTIMIZERS: dict[str, Callable[..., list[torch.optim.Optimizer]]] = {
     "adamw": lambda model: [adamw(model.parameters())],
     "muon": muon,
-    "muon of all": lambda model: [
-        sl.Muon(sl.muon_groups(model, lr=0.0, weight_decay=0.03), betas=(0.9, 0.99), products="float32")
-    ],
+    "muon of all": muon_of_all,
 }
 
 
