@@ -134,12 +134,13 @@ def _against(plan: Plan, results: Results, runs: Sequence[Run]) -> str:
     ratios = [math.log(mine[seed] / theirs[seed]) for seed in mine.keys() & theirs.keys()]
     if runs[0].arm == best and theirs:
         return "the best"
-    return ratio_text(ratios) if len(ratios) > 1 else "-"
+    return ratio_text(ratios, digits=3) if len(ratios) > 1 else "-"
 
 
-def ratio_text(logs: Sequence[float]) -> str:
+def ratio_text(logs: Sequence[float], digits: int = 2) -> str:
     """A mean ratio, and the interval that holds it with 90 % confidence."""
-    return "{:.2f} ({:.2f} to {:.2f})".format(*map(math.exp, (fmean(logs), *interval(logs))))
+    mean, low, high = (f"{math.exp(value):.{digits}f}" for value in (fmean(logs), *interval(logs)))
+    return f"{mean} ({low} to {high})"
 
 
 def mcnemar(pairs: Sequence[tuple[bool, bool]]) -> float:

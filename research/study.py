@@ -113,7 +113,7 @@ class Plan:
 
     def key(self, run: Run) -> str:
         """A name for all that decides a run, so that lines of another plan are never taken for it."""
-        later = ("warmup", "momentum", "model", "share")  # options that earlier plans did not have
+        later = ("warmup", "momentum", "model", "share", "precision")  # options that earlier plans did not have
         setting, arm = (
             {name: value for name, value in asdict(thing).items() if not (name in later and value is None)}
             for thing in (self.cells[run.cell], self.arms[run.arm])

@@ -8,6 +8,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 import scalelong as sl
 from scalelong.data import load_data, to_float
 from scalelong.errors import CollapseError
-from scalelong.models import output_tensor, unet
+from scalelong.models import fuse_, output_tensor, unet
 from scalelong.noise import LEVELS, NoiseProcess, even_fractions, mean_square, noise_levels
 from scalelong.randomness import generator
 from scalelong.stability import Collapse, CollapseDetector
@@ -79,6 +80,8 @@ class Arm:
     """Other rates than the plan's."""
     share: float | None = None
     """The share of the cell's rate that is used."""
+    precision: str | None = None
+    """"bf16": autocast to bfloat16 and fused blocks, as in the trainer."""
 
 
 # Data
@@ -357,6 +360,9 @@ def train(setting: Setting, arm: Arm, rate: float, seed: int, images: Tensor, he
     setting = setting if arm.warmup is None else replace(setting, warmup=arm.warmup)
     rate *= arm.share or 1.0
     model = build(setting, arm, images.shape[1], seed)
+    low = partial(torch.autocast, "cpu", torch.bfloat16) if arm.precision == "bf16" else nullcontext
+    if arm.precision == "bf16":
+        fuse_(model)
     average = copy.deepcopy(model).requires_grad_(False)
     parameters, averaged = list(model.parameters()), list(average.parameters())
     momentum = {} if arm.momentum is None else {"momentum": arm.momentum}
@@ -370,7 +376,9 @@ def train(setting: Setting, arm: Arm, rate: float, seed: int, images: Tensor, he
         x0 = images[torch.randint(len(images), (setting.batch,), generator=draws)]
         t = process.times(torch.rand(setting.batch, generator=draws))
         noise = torch.randn(x0.shape, generator=draws)
-        losses = mean_square(output_tensor(model(process.add_noise(x0, noise, t), t)) - noise)
+        with low():
+            output = output_tensor(model(process.add_noise(x0, noise, t), t))
+        losses = mean_square(output.float() - noise)
         for optimizer in optimizers:
             optimizer.zero_grad()
             for group in optimizer.param_groups:
