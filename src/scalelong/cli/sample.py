@@ -5,22 +5,26 @@ Image i has the seed SEED + i and is the same at any batch size and with any num
 """
 
 import argparse
+import logging
 from dataclasses import replace
 from pathlib import Path
 
 from . import shared
 from .parser import Parser
 
+logger = logging.getLogger(__name__)
+
 EXAMPLES = """\
-  scalelong sample --model digits-class 7              with a network that comes with the package
+  scalelong sample                                     faces, by a network that comes with the package
+  scalelong sample --model digits-class 7              with another one
   scalelong sample runs/mine -n 16 --out pictures
   scalelong sample runs/flowers rose tulip --guidance 2
 """
 
 
 def sample_parser() -> Parser:
-    made = Parser("sample", __doc__ or "", EXAMPLES, "RUN [PROMPT ...] [OPTIONS]")
-    made.flag("targets", "the run folder, unless --model, then classes or texts", nargs="*", metavar="RUN|PROMPT")
+    made = Parser("sample", __doc__ or "", EXAMPLES, "[RUN [PROMPT ...]] [OPTIONS]")
+    made.flag("targets", "a run folder (default: --model portraits), then classes or texts", nargs="*", metavar="RUN|PROMPT")
     shared.add_model_flag(made)
     made.flag("-n --n --num-images", "number of images", 64)
     made.flag("--class --prompt", "the same as after RUN; may be repeated", dest="prompts", action="append")
@@ -39,7 +43,8 @@ def run_sample(options: argparse.Namespace) -> None:
     from ..runs import fill_folder, folder_name, process_state
 
     if not options.targets and options.model is None:
-        sample_parser().error("give a run folder, or --model NAME for a network that comes with the package")
+        options.model = shared.SHIPPED[0]
+        logger.info(f"no run was given: drawing with {options.model!r}, a network that comes with the package")
     if options.out:
         require_folder_place(options.out)  # before the model is loaded
     prompts = [*options.targets[0 if options.model else 1 :], *(options.prompts or ())]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 """128 + SIGINT, as shells count. `scalelong.cli` turns it into 143 where SIGTERM was the reason."""
 DATA = "images: a folder, a file or the name of a data set"
-SHIPPED = ("digits-class", "digits-text", "fashion-class", "fashion-text")
+SHIPPED = ("portraits", "digits-class", "digits-text", "fashion-class", "fashion-text")
 """The trained networks that come with the package."""
 ENGINES = ("local", "submitit", "slurm", "ray")
 

@@ -244,6 +244,7 @@ def _read_weights(run: RunFolder, step: int | None, file: str) -> tuple[dict[str
 
 WEIGHTS, CARD, SCORES = "weights.safetensors", "README.md", "scores.jsonl"
 NETWORKS = {
+    "portraits": "toon",
     "digits-class": "7",
     "digits-text": "a handwritten seven",
     "fashion-class": "Sneaker",
