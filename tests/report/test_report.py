@@ -12,7 +12,9 @@ from report.made_up import made_up_range, make_run
 from scalelong.cli import main
 from scalelong.config import recipe
 from scalelong.errors import ScaleLongError
+from scalelong.experiments import demo
 from scalelong.report import RunFolderError, collect, write_report, write_timelapse
+from scalelong.stability import METHODS
 
 
 @pytest.fixture
@@ -219,3 +221,10 @@ def test_folders_without_runs_are_named(tmp_path, capsys):
         write_report([tmp_path / "a"], tmp_path)
     assert main(["report", str(tmp_path / "a")]) == 0
     assert str(tmp_path / "a" / "report.html") in capsys.readouterr().out
+
+
+def test_every_method_of_the_demo_and_of_ranges_is_explained(tmp_path):
+    (tmp_path / "range.json").write_text(made_up_range({"none": {0.008: 1}}).to_json())
+    page = write_report([tmp_path], tmp_path / "report.html").read_text()
+    for word in {*demo.METHODS, *METHODS, "not learned"}:
+        assert f'"{word}": "' in page, word

@@ -392,13 +392,13 @@ class RateRange:
         left.set_xticks(range(len(rates)), rates)
         left.set_yticks(range(len(self.methods)), list(self.methods))
         left.set(xlim=(-0.5, len(rates) - 0.5), ylim=(len(self.methods) - 0.4, -0.5), xlabel="learning rate")
-        left.set_title("Each mark is a run: ● survived, × collapsed", fontsize=9)
+        left.set_title("Each mark is a run: ● survived, × lost", fontsize=9)
         if self.your_rate is not None and self.rates[0] <= self.your_rate <= self.rates[-1]:
             right.axvline(self.your_rate, color="#999999", linestyle=":", label="your rate")
         right.set(xscale="log", xlabel="learning rate", ylabel="smallest smoothed loss")
         right.set_xticks(list(self.rates), rates)
         right.minorticks_off()
-        right.set_title("Loss reached (× collapsed later), median as a line", fontsize=9)
+        right.set_title("Loss reached (× lost later), median as a line", fontsize=9)
         right.legend(frameon=False, fontsize=8)
         figure.suptitle(self.title or None, fontsize=10)
         if path is not None:
