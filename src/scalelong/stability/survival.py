@@ -126,7 +126,7 @@ class RateRange:
     samples: tuple[dict[str, Any], ...] = ()
     """Pictures that belong to runs: {"method", "rate", "seed", "outcome", "file"}."""
     summary: str = ""
-    """A sentence of its own, which the report shows above the verdict."""
+    """A sentence of its own, which the report shows instead of the verdict."""
 
     def __str__(self) -> str:
         title = f"{self.title}\n" if self.title else ""
@@ -234,7 +234,18 @@ class RateRange:
         if not self.runs:
             return "No run is finished yet."
         yours = [] if self.your_rate is None else [self._at_your_rate(self.your_rate)]
-        return " ".join([self._judgement(), *yours])
+        return " ".join(filter(None, [self._judgement(), self._slow(), *yours]))
+
+    def _slow(self) -> str:
+        """Where most runs that did not survive have only learned next to nothing, they say little."""
+        lost = [run for run in self.runs if not run.survived]
+        slow = [run for run in lost if run.outcome == "not learned"]
+        if 2 * len(slow) <= len(lost):
+            return ""
+        return (
+            f"{len(slow)} of {len(self.runs)} runs did not collapse but learned next to nothing in {self.steps} steps: "
+            f"give more `steps`."
+        )
 
     def _judgement(self) -> str:
         baseline, seeds = self.methods[0], len(self.seeds)
