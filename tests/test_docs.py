@@ -156,8 +156,11 @@ def test_the_first_code_has_the_disease_that_it_cures(page):
 
 
 def commands_in(text: str) -> list[str]:
-    """The command lines of a page: in fences and in indented blocks, with `$ ` or without, continued by a backslash."""
-    blocks = [found["code"] for found in FENCE.finditer(text) if found["language"] not in PYTHON]
+    """The command lines of a page: in fences and in indented blocks, with `$ ` or without, continued by a backslash.
+
+    Those of a block that has a reason not to run are left out: a wrong turn, as it was typed."""
+    found = [block for block in FENCE.finditer(text) if block["language"] not in PYTHON]
+    blocks = [block["code"] for block in found if not block["reason"]]
     blocks += re.findall(r"(?:^ {4}.*\n)+", FENCE.sub("", text), re.MULTILINE)
     lines = [line.strip().removeprefix("$ ") for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     return [line for line in lines if re.match(r"scalelong [a-z]+( |$)", line) and is_whole(line)]
@@ -298,4 +301,5 @@ def test_an_argument_that_does_not_exist_is_noticed():
         require_arguments("scalelong demo --seed x")
     page = "```\n$ scalelong find a.py \\\n  --json\n```\n\n    scalelong lab theory\n    scalelong diagnose ...\n"
     assert commands_in(page) == ["scalelong find a.py    --json", "scalelong lab theory"]
+    assert commands_in("<!-- not run: a wrong turn -->\n```text\n$ scalelong train --bugdet 4m\n```\n") == []
     assert mentioned_in("see `scalelong lab tune RUN --steps`") == ["scalelong lab tune RUN --steps"]

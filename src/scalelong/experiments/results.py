@@ -232,7 +232,7 @@ def verdict(results: Results) -> list[str]:
         if method != results.baseline:
             sentences += _against(results, method, results.baseline)
     running = sum(not run.finished for run in results.runs)
-    if running:
+    if running and len(results.runs) > 1:
         many = f"{running} run{'s' * (running > 1)}"
         sentences.append(f"{many} of {len(results.runs)} not finished: this is what is there so far.")
     return sentences
@@ -244,9 +244,11 @@ def _survivors(results: Results, methods: Sequence[str]) -> str:
         (run,) = runs
         if run.survived:
             last = run.held_out.last
-            return (
-                f"Your run did not collapse{'' if last is None else f' and ends with a held-out loss of {last:.4g}'}."
-            )
+            if run.finished:
+                ends = "" if last is None else f" and ends with a held-out loss of {last:.4g}"
+                return f"Your run did not collapse{ends}."
+            known = "" if last is None else f"; its held-out loss is {last:.4g}"
+            return f"Your run is not finished. It has not collapsed so far{known}."
         how = "collapsed" if run.diverged is None else "diverged: its numbers stopped being finite"
         return f"Your run {how}."
     if all(run.survived for run in runs):
