@@ -69,6 +69,7 @@ def test_a_single_run_and_runs_that_differ_in_more_than_the_method(tmp_path):
     assert data["methods"] == ["none"]
     (row,) = data["tables"][0]["rows"]
     assert "-" not in row.values()
+    assert not any(name.startswith("κ") for name in row), "nothing scales its skips"
     assert not any(name.startswith("steps to") for name in row)
     assert data["verdict"][0]["text"][0].startswith("Your run did not collapse and ends with")
     (one / "diverged.json").write_text(json.dumps({"message": "the loss of step 7 is not finite"}))

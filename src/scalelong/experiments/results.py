@@ -122,6 +122,7 @@ def table_rows(summaries: Sequence[MethodSummary]) -> list[dict[str, str]]:
     scored = any(score is not None for entry in summaries for score in entry.frechet)
     lost = [kind for kind in ("diverged", "collapsed") if any(getattr(entry, kind) for entry in summaries)]
     base = baseline_of([entry.method for entry in summaries])
+    scaled = any(value != 1 for entry in summaries for value in entry.coefficients)
     return [
         {
             "method": entry.method,
@@ -129,7 +130,7 @@ def table_rows(summaries: Sequence[MethodSummary]) -> list[dict[str, str]]:
             **({"Fréchet distance": spread(entry.frechet, "{:.2f}")} if scored else {}),
             f"steps to {base}'s loss": "1 (baseline)" if entry.method == base else ratio_text(entry.steps_ratio),
             "ms/step": "-" if entry.seconds_per_step is None else f"{1000 * entry.seconds_per_step:.0f}",
-            "κ_1 ... κ_N": " ".join(f"{value:.2f}" for value in entry.coefficients) or "-",
+            **({"κ_1 ... κ_N": " ".join(f"{value:.2f}" for value in entry.coefficients) or "-"} if scaled else {}),
             "O1": spread([score.o1 for score in entry.oscillation if score.valid], "{:.2g}"),
             **{kind: ", ".join(f"seed {seed}" for seed in getattr(entry, kind)) or "-" for kind in lost},
         }
