@@ -370,7 +370,8 @@ def fit_held_out(config: TrainConfig, hint: str = "") -> TrainConfig:
     count = glance(config).count
     if wanted <= count * MOST_HELD_OUT_SHARE:
         return config
-    logger.info(f"of the {count} images of {config.data}, {held_out(count)} are held out, not {wanted}{hint}")
+    kept = f"{held_out(count)} are held out, not {wanted} as for the recipe's own data{hint}"
+    logger.info(f"of the {count} images of {config.data}, {kept}")
     return with_values(config, {"images.held_out": held_out(count)})
 
 
