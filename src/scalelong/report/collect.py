@@ -319,7 +319,7 @@ def _range(path: Path) -> dict[str, Any]:
     pictures = [(entry, _picture(path.parent, str(entry.get("file", "")))) for entry in found.samples]
     halves = {half.method: half.text for half in found.half_rates}
     return {
-        "verdict": [text for text in (found.summary, found.verdict) if text],
+        "verdict": [found.summary or found.verdict],
         "rule": found.rule,
         "title": found.title or path.parent.name,
         "rates": found.rates,
