@@ -27,7 +27,6 @@ from .folder import (
     fingerprints as fingerprints,
     read_metrics as read_metrics,
     require_same_data as require_same_data,
-    require_whole_curve as require_whole_curve,
     this_command as this_command,
     with_absolute_data as with_absolute_data,
 )
@@ -39,7 +38,6 @@ from .load import (
     Run as Run,
     load_run as load_run,
     load_trained as load_trained,
-    pack as pack,
     packed_folder as packed_folder,
     require_constant as require_constant,
     unpack as unpack,

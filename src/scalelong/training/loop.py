@@ -344,9 +344,8 @@ class Trainer:
         saved = snapshot(self.state)
 
         def write() -> None:
-            # The metrics first: after a power loss a checkpoint must not be newer than its curve.
-            length = self.run.sync_metrics()
-            write_checkpoint(self.run.checkpoints, replace(saved, run=self.run.id, metrics=length))
+            self.run.sync_metrics()
+            write_checkpoint(self.run.checkpoints, replace(saved, run=self.run.id))
             self.prune()
 
         on_main(self.accelerator, write)
@@ -375,7 +374,7 @@ class Trainer:
         def forget() -> None:
             abandon_after(self.run.checkpoints, self.state.step)
             point_best(self.run.checkpoints, self.state.best.get("step"))
-            self.run.cut_metrics(self.state.step, saved.metrics)
+            self.run.cut_metrics(self.state.step)
 
         on_main(self.accelerator, forget)
 
