@@ -122,6 +122,7 @@ def train(folder: Path) -> list[dict[str, Any]]:
         str(folder / "run"),
         "--samples-every",
         "3",
+        "--no-split-cores",
     )
     with walking() as walk:
         _quietly("train", *options, "--steps", "3", "--log-every", "1")

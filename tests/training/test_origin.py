@@ -206,11 +206,9 @@ def test_the_command_starts_and_continues(source, tmp_path, capsys, final_state)
     assert final_state(out).step == 6
 
 
-def test_fields_of_earlier_versions_are_read_and_adapters_refused(source, tmp_path):
+def test_a_run_with_adapters_of_earlier_versions_is_refused(source, tmp_path):
     config = (source / "config.yaml").read_text()
-    earlier = config.replace("hardware:\n", "hardware:\n  split_cores: true\n")
-    earlier = earlier.replace("optimizer:\n", "optimizer:\n  ema_lengths: [5%, 10%]\n", 1)
-    (tmp_path / "config.yaml").write_text(f"{earlier}lora: 0\n")
+    (tmp_path / "config.yaml").write_text(f"{config}lora: 0\n")
     assert load_config(tmp_path / "config.yaml") == load_config(source / "config.yaml")
     (tmp_path / "config.yaml").write_text(f"{config}lora: 4\n")
     with pytest.raises(InvalidConfigError, match=r"`lora` 4: .*peft"):

@@ -108,8 +108,9 @@ def test_a_crash_and_the_same_command_end_bit_identically(full_tiny, finished, c
     assert without_times(read_metrics(finished)) == without_times(read_metrics(tmp_path / "b"))
 
 
-def test_mixed_precision_resumes_bit_identically(tiny, crash_at, final_state, tmp_path):
-    config = replace(tiny, scaling="ls", hardware=HardwareConfig(precision="bf16", cpu=True))
+@pytest.mark.parametrize("split", [True, False])
+def test_mixed_precision_resumes_bit_identically(tiny, crash_at, final_state, tmp_path, split):
+    config = replace(tiny, scaling="ls", hardware=HardwareConfig(precision="bf16", cpu=True, split_cores=split))
     train(config, tmp_path / "whole", quiet=True)
     crash_at(config, tmp_path / "crashed", 7)
     train(config, tmp_path / "crashed", quiet=True)

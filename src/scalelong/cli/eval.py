@@ -10,21 +10,27 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import shared
-from .parser import Parser
+from .parser import Parser, split
 
 if TYPE_CHECKING:
     from ..config import TrainConfig
     from ..evaluation import Scores
     from ..runs import Run
 
+logger = logging.getLogger(__name__)
+
+LENGTHS = "4%,5%,7%,10%,13%,16%,20%"
+
 EXAMPLES = """\
   scalelong eval runs/mine                              1000 samples against the data of the run
   scalelong eval pictures/ --data photos/               any folder of images
+  scalelong eval runs/mine --ema-lengths                the held-out loss of averages of several lengths
 """
 
 
@@ -38,6 +44,8 @@ def eval_parser() -> Parser:
     made.flag("--data", f"what to compare with (default: the data of the run); {shared.DATA}")
     made.flag("--size --resolution", "size of --data, if its images differ in size", kind=int)
     made.flag("--statistics", "also write mu and sigma of the data as .npz", kind=Path, metavar="FILE")
+    text = f"instead: held-out losses of averages of a run that kept two; default: {LENGTHS}"
+    made.flag("--ema-lengths", text, nargs="?", const=LENGTHS)
     shared.add_output_flags(made, "the scores")
     return made
 
@@ -53,6 +61,8 @@ def run_eval(options: argparse.Namespace) -> int:
     if options.model:
         options.targets = [shared.model_folder(options.model), *options.targets]
     _require_targets(options)
+    if options.ema_lengths:
+        return _compare_lengths(options)
     scores = [_score(target, options) for target in options.targets]
     if not process_state().is_main_process:
         return 0
@@ -85,7 +95,7 @@ def _require_targets(options: argparse.Namespace) -> None:
             continue
         if not options.data:
             raise EvaluationError(f"{target} is not a run; to score a folder of images, say with what: --data DATA")
-        made = ("sampler", "steps", "guidance", "weights", "checkpoint", "tuned")
+        made = ("sampler", "steps", "guidance", "weights", "checkpoint", "tuned", "ema_lengths")
         given = [f"`{name}`" for name in made if getattr(options, name) is not None]
         if given:
             raise EvaluationError(
@@ -126,3 +136,41 @@ def _against(trained: Run, data: str | None, size: int | None) -> TrainConfig:
         side = shape.height if shape.height == shape.width else None
         images = replace(images, size=images.size or side, channels=images.channels or shape.channels)
     return replace(config, data=data or config.data, images=images)
+
+
+def _compare_lengths(options: argparse.Namespace) -> int:
+    """The held-out loss of raw and averaged weights, all on the same images, noise and times."""
+    from ..config import AverageLength
+    from ..console import Progress, show_table
+    from ..diffusion import held_out_loss
+    from ..errors import InvalidConfigError
+    from ..runs import load_run, load_run_data
+
+    if len(options.targets) != 1:
+        eval_parser().error("--ema-lengths is for one run")
+    folder = options.targets[0]
+    lengths = [str(AverageLength.parse(length, "`ema_lengths`")) for length in split(options.ema_lengths)]
+    wanted = ["raw", "ema", *(f"ema:{length}" for length in lengths)]
+    first = load_run(folder, weights=wanted[-1], step=options.checkpoint, trust=options.trust)
+    if not first.config.images.held_out:
+        raise InvalidConfigError(
+            f"{folder} held no images out, so lengths cannot be compared by their held-out loss. Compare scores "
+            f"(scalelong eval {folder} --weights ema:10%), or train with --held-out"
+        )
+    data = load_run_data(first.config, Progress("reading images", enabled=not options.json))
+    assert data.held_out is not None
+    device = shared.device_of(options.device)
+    maker, losses = data.inputs(device), {}
+    for weights in wanted:
+        trained = load_run(folder, weights=weights, step=first.step, trust=options.trust)
+        trained.model.to(device)
+        losses[weights] = held_out_loss(trained.network, maker, first.config.diffusion.prediction, data.held_out)
+    best = min(losses, key=lambda weights: losses[weights])
+    if options.json:
+        print(json.dumps({"step": first.step, "held_out_loss": losses, "best": best}, indent=1))
+        return 0
+    marks = {best: "best"}
+    rows = [{"weights": name, "held-out loss": f"{losses[name]:.5f}", "": marks.get(name, "")} for name in losses]
+    show_table(rows, left=True)
+    logger.info(f"step {first.step}; to use one: scalelong sample {folder} --weights {best}")
+    return 0

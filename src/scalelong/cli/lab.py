@@ -109,7 +109,7 @@ def run_probe(options: argparse.Namespace) -> int:
     names = ("data", "split", "layers", "images", "seed", "batch_size")
     given = {name: getattr(options, name) for name in names}
     found = probe_run(trained, times=options.times or TIMES, **given)
-    name = f"step-{trained.step}-{trained.weights}-ridge"
+    name = f"step-{trained.step}-{trained.weights.replace(':', '').replace('%', '')}-ridge"
     found.save(make_folder(out) / f"{name}.json")
     print(found.to_json() if options.json else found)
     logger.info(f"written: {out / name}.json")

@@ -50,7 +50,7 @@ def run_report(options: argparse.Namespace) -> None:
 EXPORT = "Write a trained model for others, with a model card: a diffusers folder, or safetensors."
 EXPORT_EXAMPLES = """\
   scalelong export runs/mine                            a folder for DiffusionPipeline.from_pretrained
-  scalelong export runs/mine --format safetensors
+  scalelong export runs/mine --format safetensors --ema 10%
 """
 
 
@@ -59,6 +59,7 @@ def export_parser() -> Parser:
     made.flag("run", "the run folder", kind=Path, nargs="?")
     shared.add_model_flag(made)
     made.flag("--format", "of diffusers, or weights with metadata", "diffusers", kind=("diffusers", "safetensors"))
+    made.flag("--ema", "an average of this length, such as 10%, as --weights ema:10%", metavar="LENGTH")
     shared.add_checkpoint_flags(made)
     shared.add_out_flag(made, "folder (default: export-FORMAT in the run), or a file that ends in .safetensors")
     made.flag("--push-to-hub", "then upload it to the Hugging Face hub", metavar="OWNER/NAME")
@@ -68,10 +69,15 @@ def export_parser() -> Parser:
 
 
 def run_export(options: argparse.Namespace) -> None:
+    from ..config import AverageLength
     from ..export import export_run, push_to_hub
 
     if (options.run is None) == (options.model is None):
         export_parser().error("give a run folder, or --model NAME for a network that comes with the package")
+    if options.ema is not None:
+        if options.weights is not None:
+            export_parser().error("give --ema or --weights, not both")
+        options.weights = f"ema:{AverageLength.parse(options.ema, '`ema`')}"
     trained = shared.trained_run(options.run, options)
     place = options.out or trained.folder / f"export-{options.format}"
     export_run(trained, place, options.format)

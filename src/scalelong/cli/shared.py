@@ -108,7 +108,7 @@ def model_folder(name: str) -> Path:
 
 def add_checkpoint_flags(parser: Parser) -> None:
     """Which weights of a run: those of the newest checkpoint, averaged, unless something else is wanted."""
-    parser.flag("--weights", "of the checkpoint (default: ema, the average)", kind=("ema", "raw"))
+    parser.flag("--weights", "averaged (default), raw, or of another length such as ema:10%", metavar="NAME")
     parser.flag("--checkpoint", "default: the newest", kind=_step_or_best, metavar="STEP|best")
     parser.flag("--tuned", "scale the long skips as this file of `lab tune` says", kind=Path, metavar="FILE")
     add_trust_flag(parser)

@@ -8,6 +8,7 @@ recipes   runs by name, and the default name of a run folder
 from .names import (
     ALARMS as ALARMS,
     ANCHOR_TITLES as ANCHOR_TITLES,
+    AVERAGES as AVERAGES,
     CHECKPOINTS as CHECKPOINTS,
     CONFIG as CONFIG,
     DATA as DATA,
@@ -39,6 +40,7 @@ from .names import (
     Prediction as Prediction,
     Schedule as Schedule,
     Weighting as Weighting,
+    is_snapshot as is_snapshot,
     new_uvit_options as new_uvit_options,
     power as power,
     relative_length as relative_length,

@@ -121,27 +121,31 @@ class AverageLength:
     value: float
 
     @classmethod
-    def parse(cls, text: str) -> "AverageLength":
+    def parse(cls, text: str, name: str = "`ema_length`") -> "AverageLength":
+        """`name` is how an error calls the text."""
         found = _WRITTEN.fullmatch(str(text).strip())
         number = float(found[1]) * {"": 1, "k": 1e3, "M": 1e6}[found[2]] if found else 0.0
         ending = found[3] if found else ""
         is_share = ending == "%" or (ending == "" and 0 < number < 1)
         if found is None or number <= 0 or (ending == "" and not is_share) or (is_share and found[2]):
             raise InvalidConfigError(
-                f"`ema_length` must be a share of the run (10% or 0.1), steps (5000steps) or images (200kimages), "
+                f"{name} must be a share of the run (10% or 0.1), steps (5000steps) or images (200kimages), "
                 f"got {text!r}"
             )
         if not is_share:
             if number < 1:
-                raise InvalidConfigError(f"`ema_length` must be at least 1 step or image, got {text!r}")
+                raise InvalidConfigError(f"{name} must be at least 1 step or image, got {text!r}")
             return cls("steps" if ending.startswith("step") else "images", number)
         share = number / 100 if ending == "%" else number
         if not _SHORTEST <= share <= _LONGEST:
             raise InvalidConfigError(
-                f"`ema_length` must be from {_SHORTEST:.1%} to {_LONGEST:.0%} of the run, got {text!r}: the mean of "
-                f"all weights of a run has a relative length of 28.9%"
+                f"{name} must be from {_SHORTEST:.1%} to {_LONGEST:.0%} of the run, got {text!r}: the mean of all "
+                f"weights of a run has a relative length of 28.9%"
             )
         return cls("share", share)
+
+    def __str__(self) -> str:
+        return f"{100 * self.value:.6g}%" if self.unit == "share" else f"{self.value:g}{self.unit}"
 
     def rate(self, step: int, batch_size: int, warmup: bool) -> float:
         """β of the update after step `step`, counted from 0."""
@@ -164,6 +168,15 @@ def power(length: float) -> float:
 def relative_length(gamma: float) -> float:
     """σ_rel of γ."""
     return math.sqrt((gamma + 1) / (gamma + 3)) / (gamma + 2)
+
+
+_RATIO = 1.1  # between the steps of two snapshots: profiles are alike at all scales, so the steps grow by a factor
+_FIRST = 10
+
+
+def is_snapshot(step: int) -> bool:
+    """Whether the averages are written to disk after this step: about 24 times in each tenfold of the steps."""
+    return step >= _FIRST and math.floor(math.log(step, _RATIO)) != math.floor(math.log(step - 1, _RATIO))
 
 
 # What a new U-ViT starts as, and what new runs are trained with. The constants NEW are the switch: the evidence decides
@@ -193,7 +206,7 @@ ALARMS = "alarms.jsonl"
 ROLLBACKS = "rollbacks.json"
 SCORES = "scores.jsonl"
 TRACKER_ID, MLFLOW_ID = "tracker_id.txt", "mlflow_id.txt"
-CHECKPOINTS, SAMPLES, IMAGES, TENSORBOARD = "checkpoints", "samples", "images", "tensorboard"
+CHECKPOINTS, SAMPLES, IMAGES, AVERAGES, TENSORBOARD = "checkpoints", "samples", "images", "averages", "tensorboard"
 
 VARIANT, DIVERGED = "variant.json", "diverged.json"
 """What `compare` adds: which variant a run is, and why it ended early."""

@@ -25,7 +25,7 @@ from ..errors import CannotReadError, InvalidConfigError, require
 from ..files import read_fields
 from ..optional import needs
 from . import names
-from .names import ADAMS, SAMPLERS, AverageLength, seconds_of
+from .names import ADAMS, SAMPLERS, AverageLength, is_snapshot, seconds_of
 
 GIBIBYTE = 1024**3
 LARGEST = 2**62
@@ -185,6 +185,7 @@ class OptimizerConfig(Checked):
     # Of a fixed rate of 0.9999, 37 % of the random start are left after 10,000 steps.
     ema_warmup: bool = _field(True, "Begin with a shorter average: min(ema_rate, (1 + step) / (10 + step)).")
     ema_length: str | None = _field(None, "Instead of ema_rate: a share of the run (10%), 5000steps or 200kimages.")
+    ema_lengths: tuple[str, ...] = _field((), "Further averages; of two shares (5% 10%) others can be made afterwards.")
 
     def check(self) -> None:
         known = get_args(names.Optimizer)
@@ -208,6 +209,8 @@ class OptimizerConfig(Checked):
         require(not (simple and self.decay_options), f"`decay` {self.decay} takes no `decay_options`")
         if self.ema_length is not None:
             AverageLength.parse(self.ema_length)
+        lengths = [str(AverageLength.parse(length, "`ema_lengths`")) for length in self.ema_lengths]
+        require(len(set(lengths)) == len(lengths), f"`ema_lengths` names a length twice: {', '.join(lengths)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,6 +225,7 @@ class HardwareConfig(Checked):
     cpu: bool = _field(False, "Do not use an accelerator even if there is one.", "speed")
     tf32: bool = _field(False, "On NVIDIA GPUs, let float32 products use TF32: faster, with 10 bits.", "speed")
     cudnn_benchmark: bool = _field(False, "Let cuDNN try its convolutions and keep the fastest.", "speed")
+    split_cores: bool | None = _field(None, "On a CPU, a core takes its own images; None: in larger U-ViTs.", "speed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -317,9 +321,11 @@ class TrainConfig(Checked):
         return every > 0 and (step % every == 0 or step == self.steps)
 
     def something_is_due(self, step: int) -> bool:
-        """Whether metrics, a held-out loss, samples, scores or a checkpoint follow this step."""
+        """Whether metrics, a held-out loss, samples, scores, a snapshot or a checkpoint follow this step."""
         recorded = (self.logging.log_every, self.held_out_every, self.samples_every, self.logging.scores_every)
-        return any(self.is_due(every, step) for every in (*recorded, self.monitor_every, self.checkpoints.save_every))
+        if any(self.is_due(every, step) for every in (*recorded, self.monitor_every, self.checkpoints.save_every)):
+            return True
+        return bool(self.optimizer.ema_lengths) and is_snapshot(step)
 
     @property
     def held_out_every(self) -> int:
@@ -343,15 +349,16 @@ class TrainConfig(Checked):
 
 def from_dict(values: dict[str, Any], base: TrainConfig | None = None) -> TrainConfig:
     """A configuration from nested dictionaries. What is left out keeps the values of `base`."""
-    rank = values.get("lora", 0)
+    rank = values.get("lora", 0)  # a field of earlier versions
     require(
         rank == 0,
         f"`lora` {rank}: adapters are no longer trained or read here; use peft in a loop of your own",
     )
+    values = {name: value for name, value in values.items() if name != "lora"}
     return _updated(TrainConfig() if base is None else base, values, "")
 
 
-RETIRED = {"": {"lora"}, "images": {"image_cache_limit"}, "optimizer": {"ema_lengths"}, "hardware": {"split_cores"}}
+RETIRED = {"": {"lora"}, "images": {"image_cache_limit"}}
 """Fields of earlier versions by group: files may have them, and they change nothing."""
 
 

@@ -23,6 +23,7 @@ from .inputs import (
     InputMaker as InputMaker,
     NoisyInputs as NoisyInputs,
     by_level as by_level,
+    held_out_loss as held_out_loss,
     held_out_losses as held_out_losses,
     split_batch as split_batch,
 )

@@ -141,6 +141,11 @@ def held_out_losses(
     return torch.cat(losses).double(), torch.cat(levels)
 
 
+def held_out_loss(network: Denoiser, maker: InputMaker, prediction: Prediction, data: ImageData) -> float:
+    """The mean error in ε on images that are not trained on."""
+    return float(held_out_losses(network, maker, prediction, data)[0].mean())
+
+
 def by_level(losses: Tensor, levels: Tensor) -> dict[str, float]:
     """The mean loss of each noise level that has images, by the bounds of its log-SNR."""
     names = level_names()

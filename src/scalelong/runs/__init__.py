@@ -3,12 +3,19 @@
 model        from a configuration to its network, its data and its conditions
 checkpoint   the state of a run on disk: whole or not there
 folder       the run folder: configuration, data, metrics, environment
+averages     moving averages of several lengths, and of any length after training
 origin       weights that exist already, as the start of a run
 load         a trained run, back from its folder or from the package
 samples      folders of generated images
 processes    devices and processes, through accelerate
 """
 
+from .averages import (
+    OLDEST as OLDEST,
+    forget_snapshots_after as forget_snapshots_after,
+    shares as shares,
+    write_snapshot as write_snapshot,
+)
 from .checkpoint import (
     Snapshot as Snapshot,
     abandon_after as abandon_after,

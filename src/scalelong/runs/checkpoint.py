@@ -2,6 +2,7 @@
 
 checkpoints/step-00001000/model.safetensors   the weights
                           ema.safetensors     their moving average: use these for sampling
+                          averages.safetensors   averages of other lengths, if the run keeps some (--ema-lengths)
                           training.pt         optimiser, random generators, counters
                           manifest.json       sizes, checksums and the run they belong to, written last
 checkpoints/latest -> step-00001000           a text file with that name where there are no symbolic links
@@ -16,7 +17,7 @@ import pickle
 import re
 import shutil
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from ..stability import last_good
 logger = logging.getLogger(__name__)
 
 MODEL, EMA, TRAINING, MANIFEST = "model.safetensors", "ema.safetensors", "training.pt", "manifest.json"
+AVERAGES = "averages.safetensors"
 FORMAT = 1
 BEST, ASIDE = "best", "abandoned-"
 
@@ -46,6 +48,8 @@ class Snapshot:
     training: dict[str, Any]
     run: str | None = None
     """The id of the run that it belongs to."""
+    averages: dict[str, Tensor] = field(default_factory=dict)
+    """Averages of other lengths, as "5%/name"."""
 
 
 def step_folder(folder: Path, step: int) -> Path:
@@ -99,6 +103,7 @@ def _write_files(folder: Path, snapshot: Snapshot) -> None:
     tensors = {
         MODEL: (snapshot.model, "raw, not averaged"),
         EMA: (snapshot.ema, "exponential moving average (EMA)"),
+        **({AVERAGES: (snapshot.averages, "averages of other lengths")} if snapshot.averages else {}),
     }
     for name, (weights, kind) in tensors.items():
         # One entry only: safetensors writes several in random order, and equal weights should be equal files.
@@ -129,7 +134,7 @@ def verify_checkpoint(path: Path) -> dict[str, Any]:
                 f"{path} has format {made}, written by scalelong {manifest.get('scalelong', '?')}; this scalelong "
                 f"{__version__} reads {FORMAT}. Use that version"
             )
-        for name in (MODEL, EMA, TRAINING):
+        for name in (MODEL, EMA, TRAINING, *([AVERAGES] if AVERAGES in files else [])):
             size, expected = (path / name).stat().st_size, files[name]["bytes"]
             if size != expected or file_digest(path / name) != files[name]["sha256"]:
                 found = f"{size} bytes instead of {expected}, or another checksum"
@@ -154,7 +159,8 @@ def read_checkpoint(path: Path) -> Snapshot:
         ) from error
     except (KeyError, TypeError, ValueError, OSError, RuntimeError, EOFError) as error:
         raise CheckpointError(f"{path} cannot be read ({in_words(error)}); restore it from a copy") from error
-    return Snapshot(training["step"], read_tensors(path / MODEL), read_tensors(path / EMA), training)
+    averages = read_tensors(path / AVERAGES) if (path / AVERAGES).exists() else {}
+    return Snapshot(training["step"], read_tensors(path / MODEL), read_tensors(path / EMA), training, averages=averages)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -20,6 +20,7 @@ import torch
 from .._version import __version__
 from ..config import (
     ALARMS,
+    AVERAGES,
     CHECKPOINTS,
     CONFIG,
     DATA,
@@ -87,6 +88,7 @@ To continue it, or to train longer with more --steps, run the same command again
 | tensorboard/ | the same for `tensorboard --logdir .` |
 | samples/ | sample grids, made with the averaged weights |
 | images/, scores.jsonl | what `scalelong sample` and `scalelong eval` made of it |
+| averages/ | with --ema-lengths: snapshots of the averages, for `scalelong export --ema` |
 | checkpoints/ | checkpoints/latest/ema.safetensors holds the averaged weights, model.safetensors the raw ones |
 """
 
@@ -97,6 +99,7 @@ class RunFolder:
         self.files = below(self.path)
         self.checkpoints = self.path / CHECKPOINTS
         self.samples = self.path / SAMPLES
+        self.averages = self.path / AVERAGES
         self.metrics = self.path / METRICS
 
     @contextmanager
@@ -285,7 +288,7 @@ class RunFolder:
 _ABOUT = {"channels": int, "height": int, "width": int, "fingerprint": str, "name": str}
 _ABOUT |= {"classes": list, "vocabulary": list}
 _OWN_FILES = (CONFIG, DATA, RUN, ENVIRONMENT, README, METRICS, ALARMS, ROLLBACKS, SCORES, TRACKER_ID, MLFLOW_ID)
-_OWN_FOLDERS = (CHECKPOINTS, SAMPLES, IMAGES, TENSORBOARD)
+_OWN_FOLDERS = (CHECKPOINTS, SAMPLES, IMAGES, AVERAGES, TENSORBOARD)
 
 
 def require_no_links(folder: Path) -> None:

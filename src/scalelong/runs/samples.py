@@ -149,7 +149,8 @@ def folder_name(run: Run, settings: SampleSettings) -> str:
     guidance = f"-guidance{settings.guidance:g}" if settings.guidance != 1 else ""
     precision = f"-{settings.precision}" if settings.precision != "no" else ""
     tuned = f"-tuned-{hashlib.sha256(run.config.scaling.encode()).hexdigest()[:6]}" if run.is_rescaled else ""
-    return f"step{run.step}-{run.weights}-{settings.sampler}{settings.steps}{guidance}{precision}{tuned}"
+    weights = run.weights.replace(":", "").replace("%", "pct")  # of ema:10%; a colon is not for file names
+    return f"step{run.step}-{weights}-{settings.sampler}{settings.steps}{guidance}{precision}{tuned}"
 
 
 def describe_samples(run: Run, settings: SampleSettings) -> dict[str, Any]:
@@ -180,7 +181,7 @@ def fill_folder(
     folder, state, about = SampleFolder(path), process_state(), describe_samples(run, settings)
     on_main(state, lambda: folder.check(about, wanted))
     if state.is_main_process:
-        kind = "raw, not averaged" if run.weights == "raw" else "EMA"
+        kind = "raw, not averaged" if run.weights == "raw" else run.weights.replace("ema", "EMA")
         logger.info(f"weights: {kind}, step {run.step} of {run.folder}")
     mine = folder.missing(wanted)[state.process_index :: state.num_processes]
     made = run.maker.generate(mine, settings, batch_size=batch_size, device=device or str(state.device))

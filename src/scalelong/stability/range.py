@@ -534,9 +534,8 @@ def _continued(folder: Path, settings: dict[str, Any]) -> dict[Key, RateRun]:
     path, now = folder / SETTINGS, flatten(json.loads(json.dumps(settings)))
     before = read_json(path) if path.exists() else {}
     known = flatten(before)
-    if known.get("about.lora") == 0:  # fields of earlier versions
+    if known.get("about.lora") == 0:  # a field of earlier versions
         known.pop("about.lora")
-    known.pop("about.optimizer.ema_lengths", None)
     # Weights are those of the methods that were asked for, which may be others now.
     names = [name for name in {**known, **now} if (name in known and name in now) or not name.startswith("weights.")]
     changed = [name for name in names if known and known.get(name) != now.get(name)]

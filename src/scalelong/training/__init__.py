@@ -5,7 +5,7 @@ state        weights, moving average, numbers that are not finite, snapshot
 optimizers   optimisers and the rate over time, by name or import path
 recording    metrics and where they go; held-out loss, sample grids and scores of the averaged model
 monitoring   the stability monitor of a run, and a loss that collapses
-hardware     signals, torch's switches, the precision of a new run
+hardware     signals, torch's switches, the precision of a new run, a CPU's cores
 sizing       a run for a budget of time on this machine
 dry_run      what a run will do and need
 

@@ -54,7 +54,7 @@ def describe_run(config: TrainConfig, data: ImageData, folder: Path, seconds: fl
 
 
 def memory_needed(config: TrainConfig, model: nn.Module, shape: DataShape) -> tuple[int, float]:
-    """Bytes of the optimiser and the average, and bytes that an image keeps for the backward pass."""
+    """Bytes of the optimiser and the averages, and bytes that an image keeps for the backward pass."""
     kept: dict[Any, int] = {parameter.untyped_storage(): 0 for parameter in model.parameters()}
 
     def note(value: Tensor) -> Tensor:
@@ -69,8 +69,9 @@ def memory_needed(config: TrainConfig, model: nn.Module, shape: DataShape) -> tu
     # Muon keeps a momentum, Adam and most others two numbers of each trained weight.
     groups = make_optimizer(model, config.optimizer).param_groups
     held = sum(4 * value.numel() * (1 if group.get("muon") else 2) for group in groups for value in group["params"])
+    averages = 4 * count_parameters(model) * (1 + len(config.optimizer.ema_lengths))
     images = len(next(iter(inputs.values())))
-    return held + 4 * count_parameters(model), half * sum(kept.values()) / images
+    return held + averages, half * sum(kept.values()) / images
 
 
 def _skips(config: TrainConfig, model: nn.Module, shape: DataShape) -> str:

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..config import TrainConfig, default_folder, with_values
+from ..config import TrainConfig, default_folder, is_snapshot, with_values
 from ..console import Progress, html_lines, show_logs
 from ..data import Batch, ImageData, batches
 from ..diffusion import DataOrder, Examples, split_batch
@@ -35,6 +35,7 @@ from ..runs import (
     build_model,
     check_batch_size,
     describe_processes,
+    forget_snapshots_after,
     gather_objects,
     in_any_process,
     load_run_data,
@@ -46,14 +47,16 @@ from ..runs import (
     prune,
     read_checkpoint,
     saved_steps,
+    shares,
     step_folder,
     step_of,
     with_absolute_data,
     write_checkpoint,
+    write_snapshot,
 )
 from ..scaling import as_scaling
 from ..stability import Collapse, explain_nonfinite, last_good
-from .hardware import Interrupt, choose_precision, switches
+from .hardware import Interrupt, choose_precision, make_cores, switches
 from .monitoring import RunMonitor
 from .optimizers import base_rate, rate, set_rate
 from .recording import Inspector, MetricsRecorder, TrainingProgress
@@ -156,6 +159,23 @@ class StepResult(NamedTuple):
     """(3, LEVELS): images, losses and zero losses of each noise level."""
 
 
+class Question(NamedTuple):
+    """The inputs of the network for some images, and its right answer."""
+
+    x_t: Tensor
+    t: Tensor
+    condition: Any
+    target: Tensor
+    weights: Tensor | None
+    """How much each image counts; None if all count alike."""
+
+    def errors(self, network: Denoiser, part: slice = slice(None)) -> tuple[Tensor, Tensor]:
+        """The errors of some images, one for each: weighted for the loss, and as they are."""
+        condition = None if self.condition is None else self.condition[part]
+        errors = mean_square(self.target[part] - network.given(condition)(self.x_t[part], self.t[part]))
+        return errors if self.weights is None else errors * self.weights[part], errors.detach().float()
+
+
 class Trainer:
     """One process of a run."""
 
@@ -179,6 +199,7 @@ class Trainer:
         if config.start_from is not None and new:
             load_start_(network, config, data.shape)
         self.state = create(config, accelerator, network, data)
+        self.cores = make_cores(config, self.state.bare, accelerator)
         self.order = DataOrder(len(data.train), config.batch_size, config.seed)
         self.parts = split_batch(
             config.batch_size, accelerator.num_processes, config.hardware.accumulation, accelerator.process_index
@@ -254,13 +275,12 @@ class Trainer:
         share, loss = 1 / len(self.parts), torch.zeros((), device=self.accelerator.device)
         by_level = torch.zeros(3, LEVELS, device=self.accelerator.device)
         for positions, batch in zip(self.parts, images, strict=True):
-            examples = self.inputs.for_step(step, positions, batch)
+            question = self.question(self.inputs.for_step(step, positions, batch))
             # Processes exchange their gradients once per step: with the last part.
-            with nullcontext() if positions == self.parts[-1] else self.accelerator.no_sync(state.model):
-                mean, sums = self.loss(state.network, examples)
-                self.accelerator.backward(mean * share)
-            loss += mean.detach() * share
-            by_level += sums
+            mean, errors = self.backward(question, share, exchange=positions == self.parts[-1])
+            loss += mean * share
+            levels = noise_levels(self.process, question.t)
+            by_level += sums_by_level(levels, errors, flat_losses(question.target))
         self.accelerator.unscale_gradients()
         norm = clip_gradient(state.parameters, self.config.optimizer.clip)
         means = average(self.accelerator, torch.cat([loss[None], by_level.flatten()]))
@@ -275,23 +295,31 @@ class Trainer:
         """The learning rate of a step; rollbacks have lowered it."""
         return self.rate_factor * rate(self.config.optimizer, step, self.config.steps)
 
-    def loss(self, network: Denoiser, examples: Examples) -> tuple[Tensor, Tensor]:
-        """The mean loss of some images, and sums of their errors by noise level, before they are weighted."""
+    def question(self, examples: Examples) -> Question:
         x0, noise, t, condition = examples
         if self.state.channels_last:
             x0, noise = (value.to(memory_format=torch.channels_last) for value in (x0, noise))
-        own = self.config.diffusion
+        own, weights = self.config.diffusion, None
         x_t, target = noisy_and_target(self.process, own.prediction, x0, noise, t)
-        errors = mean_square(target - network.given(condition)(x_t, t))
-        levels, plain = noise_levels(self.process, t), errors.detach().float()
         if own.loss_weighting != "none":
-            errors = errors * loss_weights(self.process, own.prediction, own.loss_weighting, t, own.min_snr_gamma)
-        return errors.mean(), sums_by_level(levels, plain, flat_losses(target))
+            weights = loss_weights(self.process, own.prediction, own.loss_weighting, t, own.min_snr_gamma)
+        return Question(x_t, t, condition, target, weights)
+
+    def backward(self, question: Question, share: float, *, exchange: bool) -> tuple[Tensor, Tensor]:
+        """Forward and backward over some images; their gradient is multiplied by `share`. Their mean loss, and the
+        error of each before it is weighted."""
+        if self.cores is not None:
+            return self.cores.backward(question, share)
+        with nullcontext() if exchange else self.accelerator.no_sync(self.state.model):
+            weighted, errors = question.errors(self.state.network)
+            loss = weighted.mean()
+            self.accelerator.backward(loss * share)
+        return loss.detach(), errors
 
     # Between steps
 
     def after_step(self) -> None:
-        """Whatever is due: metrics, held-out loss, samples, scores, a checkpoint."""
+        """Whatever is due: metrics, held-out loss, samples, scores, a snapshot of the averages, a checkpoint."""
         config, step, recorder = self.config, self.state.step, self.recorder
         recorder.write(step, self.monitor.after_step())
         self.progress.tick(step)
@@ -308,6 +336,12 @@ class Trainer:
                 recorder.images(step, self.inspector.sample_grid())
             if config.is_due(config.logging.scores_every, step):
                 self.measured("frechet", "frechet", self.inspector.scores(), config.logging.scores_every)
+            lengths = shares(config.optimizer.ema_lengths)
+            if lengths and is_snapshot(step):
+                # From which other lengths are made after training.
+                wanted = set(map(str, lengths))
+                kept = {length: track for length, track in self.state.ema.full_tracks().items() if length in wanted}
+                on_main(self.accelerator, lambda: write_snapshot(self.run.averages, step, kept, self.run.id))
             if step % config.checkpoints.save_every == 0:
                 self.save()
 
@@ -373,6 +407,7 @@ class Trainer:
 
         def forget() -> None:
             abandon_after(self.run.checkpoints, self.state.step)
+            forget_snapshots_after(self.run.averages, self.state.step)
             point_best(self.run.checkpoints, self.state.best.get("step"))
             self.run.cut_metrics(self.state.step)
 
@@ -382,6 +417,8 @@ class Trainer:
         self.monitor.close()
         self.recorder.close()
         release(self.state)
+        if self.cores is not None:
+            self.cores.close()
 
     # After a collapse, or a step whose numbers were not finite
 
@@ -463,8 +500,9 @@ class Trainer:
         found = [self.inputs.for_step(bad, part, batch) for part, batch in again]
 
         def passes() -> None:
-            for examples in found:  # on the network itself, without the other processes
-                self.accelerator.backward(self.loss(self.state.bare_network, examples)[0] / len(found))
+            # On the network itself, without the other processes and with all images of a part at once.
+            for question in map(self.question, found):
+                self.accelerator.backward(question.errors(self.state.bare_network)[0].mean() / len(found))
 
         clean = torch.cat([examples.x0 for examples in found])
         last = max(saved_steps(self.run.checkpoints), default=None)

@@ -35,7 +35,10 @@ from .optimizers import make_optimizer
 
 
 class Ema:
-    """w̄ ← w̄ + (1 - rate) (w - w̄), after every step, in float32. Frozen parameters are averaged too."""
+    """w̄ ← w̄ + (1 - rate) (w - w̄), after every step, in float32. Frozen parameters are averaged too, which keeps them.
+
+    `tracks` are averages of other lengths that are kept next to it (`runs/averages.py`).
+    """
 
     def __init__(self, model: nn.Module, config: OptimizerConfig, batch_size: int = 1) -> None:
         self.config, self.batch_size = config, batch_size
@@ -43,6 +46,8 @@ class Ema:
         self.names = [name for name, _ in model.named_parameters()]
         self.weights = list(model.parameters())  # not detached: FSDP2 exchanges the memory of a shard
         self.averages: list[Tensor] = [weight.detach().clone().float() for weight in self.weights]
+        lengths = [AverageLength.parse(length) for length in config.ema_lengths]
+        self.tracks = {length: [average.clone() for average in self.averages] for length in lengths}
 
     def rate(self, step: int) -> float:
         if self.length is not None:
@@ -55,6 +60,16 @@ class Ema:
     def update(self, step: int) -> None:
         weights = [weight.detach().float() for weight in self.weights]
         torch._foreach_lerp_(self.averages, weights, 1.0 - self.rate(step))
+        for length, averages in self.tracks.items():
+            beta = length.rate(step, self.batch_size, self.config.ema_warmup)
+            torch._foreach_lerp_(averages, weights, 1.0 - beta)
+
+    def full_tracks(self) -> dict[str, dict[str, Tensor]]:
+        """The averages of other lengths on the CPU, whole. All processes take part."""
+        return {
+            str(length): {name: _full(value) for name, value in zip(self.names, averages, strict=True)}
+            for length, averages in self.tracks.items()
+        }
 
     @torch.no_grad()
     def distance(self) -> Tensor:
@@ -231,8 +246,7 @@ def snapshot(state: TrainState) -> Snapshot:
     """All processes take part; the result is complete on the main one."""
     with without_records():  # the configuration of the run says how it is scaled
         weights: dict[str, Any] = get_model_state_dict(state.bare, options=_GATHER)
-    own = zip(state.ema.names, state.ema.averages, strict=True)
-    averages = {name: full_tensor(value).detach().cpu() for name, value in own}
+    averages = {name: _full(value) for name, value in zip(state.ema.names, state.ema.averages, strict=True)}
     scaler = state.accelerator.scaler
     training = {
         "step": state.step,
@@ -247,7 +261,8 @@ def snapshot(state: TrainState) -> Snapshot:
         "scaler": scaler.state_dict() if scaler is not None else {},
         "random": gather_objects(state.accelerator, global_state()),
     }
-    return Snapshot(state.step, _untied(weights), _untied({**weights, **averages}), training)
+    tracks = {f"{length}/{name}": v for length, track in state.ema.full_tracks().items() for name, v in track.items()}
+    return Snapshot(state.step, _untied(weights), _untied({**weights, **averages}), training, averages=_untied(tracks))
 
 
 def restore(state: TrainState, saved: Snapshot, seed: int) -> None:
@@ -288,11 +303,18 @@ def restore(state: TrainState, saved: Snapshot, seed: int) -> None:
 
 @torch.no_grad()
 def _restore_averages(ema: Ema, saved: Snapshot) -> None:
-    for name, average in zip(ema.names, ema.averages, strict=True):
-        value = saved.ema[name].to(average.device)
+    places = [(average, saved.ema[name]) for name, average in zip(ema.names, ema.averages, strict=True)]
+    for length, averages in ema.tracks.items():
+        places += [(each, saved.averages[f"{length}/{name}"]) for name, each in zip(ema.names, averages, strict=True)]
+    for average, value in places:
+        value = value.to(average.device)
         if isinstance(average, DTensor):
             value = distribute_tensor(value, average.device_mesh, average.placements)
         average.copy_(value)
+
+
+def _full(value: Tensor) -> Tensor:
+    return full_tensor(value).detach().cpu()
 
 
 def _untied(tensors: dict[str, Any]) -> dict[str, Tensor]:
