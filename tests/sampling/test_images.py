@@ -125,7 +125,7 @@ def test_the_command_writes_files_a_grid_and_how_they_were_made(
     for seed in range(20):
         assert torch.equal(read_png(tmp_path / "out" / f"{seed:012d}.png"), images[seed])
     # Ten classes in columns, enlarged eight times, with gaps of two pixels, below their names.
-    assert read_png(tmp_path / "out" / "grid.png").shape == (1, 2 * 66 + 2, 10 * 66 + 2)
+    assert read_png(tmp_path / "out" / "grid.png").shape == (1, 14 + 2 * 66 + 2, 10 * 66 + 2)
     note = SampleFolder(tmp_path / "out").note()
     assert (note["weights"], note["sampler"], note["steps"], note["guidance"]) == ("ema", "dpm++", 4, 1.5)
     assert note["wishes"]["13"] == "3"

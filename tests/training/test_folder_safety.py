@@ -11,14 +11,14 @@ import pytest
 from scalelong.cli import main
 from scalelong.config import load_config
 from scalelong.data import load_data
-from scalelong.errors import InvalidConfigError, LinkRefusedError
-from scalelong.runs import load_run, make_accelerator, save_png
+from scalelong.errors import InvalidConfigError, LinkRefusedError, RunFolderError
+from scalelong.runs import load_run, make_accelerator, read_metrics, require_whole_curve, save_png
 from scalelong.training import train
 
 FILES = ["config.yaml", "data.json", "run.json", "environment.json", "README.md", "metrics.jsonl", "alarms.jsonl"]
 FILES += ["rollbacks.json", "scores.jsonl", "tracker_id.txt", ".lock", ".lock-holder"]
 FILES += ["checkpoints/step-00000002/manifest.json", "checkpoints/step-00000002/model.safetensors"]
-FOLDERS = ["checkpoints", "samples", "images", "tensorboard", "checkpoints/step-00000002"]
+FOLDERS = ["checkpoints", "samples", "images", "averages", "tensorboard", "checkpoints/step-00000002"]
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +112,22 @@ def test_only_names_of_ours_are_removed(made, tmp_path, tiny):
     train(replace(tiny, steps=3), run, quiet=True)
     assert all(path.exists() for path in mine)
     assert not any(path.exists() for path in ours)
+
+
+def test_lost_metrics_are_reported(made, tmp_path, tiny, caplog):
+    run = tmp_path / "run"
+    shutil.copytree(made, run, symlinks=True)
+    content = (run / "metrics.jsonl").read_bytes()
+    (run / "metrics.jsonl").write_bytes(content[: len(content) // 2] + bytes(len(content) - len(content) // 2))
+    train(replace(tiny, steps=3), run, quiet=True)
+    assert "its curves have a gap" in caplog.text
+    with pytest.raises(RunFolderError, match="gap before step 2"):
+        require_whole_curve(run)
+    require_whole_curve(made)
+    assert read_metrics(run)[-1]["step"] == 3
+    caplog.clear()
+    train(replace(tiny, steps=4), run, quiet=True)
+    assert "gap" not in caplog.text
 
 
 def test_a_run_is_found_from_another_working_directory(tmp_path, monkeypatch, tiny):

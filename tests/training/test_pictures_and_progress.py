@@ -24,14 +24,18 @@ def test_a_grid_puts_images_row_by_row():
     assert [int(grid[0, y, x]) for y, x in ((10, 10), (10, 76), (76, 10), (76, 76))] == [0, 128, 255, 255]
 
 
-def test_few_prompts_that_take_turns_have_columns_of_their_own():
-    images = torch.zeros(40, 3, 8, 8, dtype=torch.uint8)
-    images[::10] = 255
-    grid = prompted_grid(images, [str(number) for number in range(10)] * 4)
-    assert grid.shape == (3, 4 * 66 + 2, 10 * 66 + 2)
-    assert int(grid[:, :, :68].min()) == 255
-    assert prompted_grid(images[:36], [None] * 36).shape == (3, 6 * 66 + 2, 6 * 66 + 2)
-    assert prompted_grid(images[:36], [str(number) for number in range(36)]).shape[1] == 6 * 66 + 2, "too many"
+def test_few_prompts_that_take_turns_stand_above_their_columns():
+    images = torch.zeros(36, 3, 8, 8, dtype=torch.uint8)
+    grid = prompted_grid(images, ["horse", "ship"] * 18)
+    head = grid.shape[1] - 6 * 66 - 2
+    assert grid.shape[2] == 6 * 66 + 2, "three columns of each class"
+    assert 10 < head < 20
+    words = (grid[0, :head, 2:] < 128).int()
+    assert torch.equal(words[:, :66], words[:, 132:198])
+    assert int(words[:, :66].sum()) > 20
+    assert not torch.equal(words[:, :66], words[:, 66:132])
+    assert prompted_grid(images, [None] * 36).shape == (3, 6 * 66 + 2, 6 * 66 + 2)
+    assert prompted_grid(images, [str(number) for number in range(36)]).shape[1] == 6 * 66 + 2, "too many for titles"
 
 
 @pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (2, "L"), (3, "RGB"), (4, "RGBA")])

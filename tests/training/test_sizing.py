@@ -1,5 +1,6 @@
 """What a budget buys, on machines that are made up; the timing itself; and that a run is sized once."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -7,11 +8,12 @@ import torch
 
 from scalelong.cli import main
 from scalelong.cli.train import parse, settle
-from scalelong.config import TrainConfig, load_config, seconds_of, with_values
+from scalelong.config import TrainConfig, load_config, recipe, seconds_of, with_values
 from scalelong.data import load_data
 from scalelong.errors import InvalidConfigError
-from scalelong.runs import make_accelerator, read_metrics, save_png, shape_of
+from scalelong.runs import DataShape, build_model, make_accelerator, read_metrics, save_png, shape_of
 from scalelong.training import fit_held_out, held_out, sizing, step_seconds
+from scalelong.training.dry_run import memory_needed
 from scalelong.training.sizing import MOST_EPOCHS, Pictures, choose, lengthened, possible_runs
 
 PHOTOGRAPHS = Pictures(count=400, channels=3, height=64, width=96)
@@ -255,3 +257,30 @@ def test_quiet_prints_the_result_alone(slow_clock, tmp_path, capsys):
     out, err = capsys.readouterr()
     assert out.startswith("finished at step 2")
     assert err == ""
+
+
+def test_what_a_run_needs_on_accelerators_is_counted(capsys):
+    """44,255,238 parameters; a linear layer of n weights does 6 n operations for each token, forward and backward."""
+    command = ["train", "--recipe", "cifar10-uvit-s2", "--dry-run", "--for", "4", "--device-memory", "40"]
+    assert main(command) == 0
+    rows = dict(re.split(r"  +", line, maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert rows["accelerators"] == "4, 32 images of a batch of 128 each, 32 at once"
+    assert rows["network"].startswith("44.3M parameters, ")
+    operations = float(rows["network"].split("parameters, ")[1].split()[0])
+    assert 6 * 44.3e6 * 257 <= operations * 1e9 <= 1.3 * 6 * 44.3e6 * 257
+    assert rows["state"] == "weights 177.0 MB, gradients 177.0 MB, optimiser and averages 531.1 MB"
+    assert "fits into 40 GB" in rows["data parallel"]
+    assert "265.5 MB data parallel" in rows["exchanged"], "2 · 3/4 of the gradients"
+    assert "398.3 MB with FSDP2" in rows["exchanged"], "3 · 3/4 of the weights"
+    # What an image keeps on the meta device is what it keeps on the CPU.
+    config = recipe("cifar10-uvit-s2")
+    shape = DataShape(3, 32, 32)
+    _, kept = memory_needed(config, build_model(config, shape), shape)
+    shown = float(re.search(r"keeps ([\d.]+) MB", rows["network"])[1])  # type: ignore[index]
+    assert shown * 1e6 == pytest.approx(kept, rel=0.1)
+    assert main(["train", "digits", "--dry-run", "--for", "2"]) == 1
+    assert "--for counts a network that is known: give --recipe, --config or --model" in capsys.readouterr().err
+    assert main([*command[:-1], "0.5", "--optimizer", "muon"]) == 0
+    out = capsys.readouterr().out
+    assert "does NOT fit into 0.5 GB" in out
+    assert "only with the optimiser adamw" in out

@@ -108,7 +108,7 @@ def test_dry_run_tells_all_and_writes_nothing(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert main(["train", *TINY, "--scaling", "cs:0.5", "--dry-run"]) == 0
     output = capsys.readouterr().out
-    for part in ("digits", "uvit of width 16", "parameters", "1; coefficients", "adamw, lr 0.002", "memory", "MB", "run folder"):
+    for part in ("digits", "UViT", "parameters", "1; coefficients", "adamw, lr 0.002", "memory", "MB", "run folder"):
         assert part in output
     assert list(tmp_path.iterdir()) == []
 

@@ -83,6 +83,9 @@ def train_parser() -> Parser:
     made.flag("--config", "then take the values of a YAML file, such as a run's config.yaml", kind=Path)
     shared.add_out_flag(made, "the run folder (default: in runs/, by the name of the images or the recipe)")
     made.flag("--dry-run", "print all that would happen and how long it would take", False)
+    text = "with --dry-run: memory, exchange and data rate on so many accelerators, without reading images"
+    made.flag("--for", text, kind=int, rare=True, dest="needs_for", metavar="N")
+    made.flag("--device-memory", "of --for: memory of each of them, in GB", kind=float, rare=True, metavar="GB")
     shared.add_device_flag(made)
     shared.add_quiet_flag(made, rare=True)
     shared.add_trust_flag(made)
@@ -110,9 +113,14 @@ class TrainCommand:
 
 
 def run_train(options: argparse.Namespace) -> int:
-    from ..training import train
+    from ..training import describe_needs, train
 
     command = command_of(options)
+    if options.needs_for is not None:
+        if not command.by_name and "model" not in command.given:
+            raise InvalidConfigError("`needs_for` counts a network that is known: give `recipe`, `config` or `model`")
+        print(describe_needs(command.train, options.needs_for, options.device_memory))
+        return 0
     if options.dry_run:
         print(dry_run(command))
         return 0
@@ -149,7 +157,7 @@ def command_of(options: argparse.Namespace) -> TrainCommand:
     values = {name: value for name, value in vars(options).items() if name in paths}
     if options.images_given is not None:
         values["data"] = options.images_given
-    if "data" not in values and not (options.recipe or options.config):
+    if "data" not in values and not (options.recipe or options.config or options.needs_for):
         raise InvalidConfigError(
             "nothing to train on: give a folder of images (scalelong train IMAGES), --recipe NAME or --config FILE; "
             "--help shows more"

@@ -7,6 +7,7 @@ a score. Each image has its own seed, so it does not depend on the others of its
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
@@ -126,10 +127,13 @@ def scheduler(process: NoiseProcess, prediction: Prediction, sampler: str, *, cl
         options |= {_CLIPPING[sampler]: clip} if sampler in _CLIPPING else {}
     elif sampler == "dpm++":  # Euler's and Heun's schedulers of flows and EDM have no clipping
         options["thresholding"] = clip
-    made = getattr(diffusers(), kind)(**options)
-    if made.config.get("thresholding"):
-        # Its bound is 1 here, where dynamic thresholding comes to a clamp, bit for bit. Diffusers sorts all pixels for
-        # it at every step, and torch's quantile refuses 16 million numbers: 64 images of 512x512.
+    return _clipping_plainly(getattr(diffusers(), kind)(**options))
+
+
+def _clipping_plainly(made: Any) -> Any:
+    """Dynamic thresholding sorts the pixels of every image at every step for a bound that lies between 1 and
+    `sample_max_value`. Where both are 1 the same comes out of a clamp, bit for bit."""
+    if made.config.get("thresholding") and made.config.get("sample_max_value") == 1.0:
         made._threshold_sample = lambda sample: sample.clamp(-1, 1)
     return made
 
@@ -296,13 +300,13 @@ def to_bytes(images: Tensor) -> Tensor:
 
 # Images side by side
 
-GAP, MOST_COLUMNS = 2, 16
+GAP = 2
 SMALLEST_SIDE = 64
 """Smaller images are enlarged by a whole factor: thumbnails of 8 pixels cannot be judged."""
 
 
-def image_grid(images: Tensor, columns: int | None = None) -> Tensor:
-    """(B, C, H, W), uint8 or in [-1, 1], to one uint8 image (C, H', W')."""
+def image_grid(images: Tensor, columns: int | None = None, titles: Sequence[str] = ()) -> Tensor:
+    """(B, C, H, W), uint8 or in [-1, 1], to one uint8 image (C, H', W'); `titles` stand above the columns."""
     pixels = images.cpu()
     if pixels.dtype != torch.uint8:
         pixels = ((pixels.float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
@@ -311,19 +315,44 @@ def image_grid(images: Tensor, columns: int | None = None) -> Tensor:
     count, channels, height, width = pixels.shape
     columns = columns or math.ceil(math.sqrt(count))
     rows = math.ceil(count / columns)
-    grid = torch.full((channels, GAP + rows * (height + GAP), columns * (width + GAP) + GAP), 255, dtype=torch.uint8)
+    head = _titles(titles, width + GAP, columns) if titles else torch.empty(0, columns * (width + GAP) + GAP)
+    top = len(head) + GAP
+    grid = torch.full((channels, top + rows * (height + GAP), columns * (width + GAP) + GAP), 255, dtype=torch.uint8)
+    grid[:3, : len(head)] = head
     for i, image in enumerate(pixels):
-        down, left = GAP + (i // columns) * (height + GAP), GAP + (i % columns) * (width + GAP)
+        down, left = top + (i // columns) * (height + GAP), GAP + (i % columns) * (width + GAP)
         grid[:, down : down + height, left : left + width] = image
     return grid
 
 
 def prompted_grid(images: Tensor, prompts: Sequence[str | None]) -> Tensor:
-    """A grid with one prompt in each column, where a few of them take turns; else a plain square."""
-    count = len(set(prompts))
-    if None in prompts or count > MOST_COLUMNS or any(each != prompts[i % count] for i, each in enumerate(prompts)):
+    """A grid with the prompts above its columns, where few of them take turns; else a plain square."""
+    names = list(dict.fromkeys(prompts))
+    in_turn = all(prompt == names[i % len(names)] for i, prompt in enumerate(prompts))
+    if None in names or len(names) > MOST_TITLES or not in_turn:
         return image_grid(images)
-    return image_grid(images, count * max(1, round(math.sqrt(len(images)) / count)))
+    columns = len(names) * max(1, round(math.sqrt(len(images)) / len(names)))
+    return image_grid(images, columns, [str(names[i % len(names)]) for i in range(columns)])
+
+
+MOST_TITLES = 16
+LINE, LETTER = 12, 6  # height of a line and width of a letter of Pillow's own font, in pixels
+
+
+def _titles(titles: Sequence[str], width: int, columns: int) -> Tensor:
+    """A strip with a title for each column, (h, W); one that is the same for all is written once."""
+    needs("PIL.Image", "train", "sample grids")
+    from PIL import Image, ImageDraw, ImageFont
+
+    if len(set(titles)) == 1:
+        titles, width = titles[:1], width * columns
+    wrapped = [textwrap.wrap(title, max(4, width // LETTER - 1))[:3] for title in titles]
+    strip = Image.new("L", (len(titles) * width + GAP, LINE * max(map(len, wrapped)) + GAP), 255)
+    font, draw = ImageFont.load_default_imagefont(), ImageDraw.Draw(strip)
+    for i, lines in enumerate(wrapped):
+        text = "\n".join(lines).encode("latin-1", "replace").decode("latin-1")  # all that this font has
+        draw.multiline_text((GAP + i * width, 1), text, 0, font, spacing=1)
+    return torch.frombuffer(bytearray(strip.tobytes()), dtype=torch.uint8).view(strip.height, strip.width)
 
 
 def as_picture(image: Tensor) -> Any:

@@ -25,6 +25,7 @@ from ..runs import (
     fingerprints,
     load_run_data,
     require_same_data,
+    require_whole_curve,
 )
 from ..scaling import as_scaling
 from ..stability import Diagnosis, diagnose
@@ -237,6 +238,7 @@ def require_same(runs: Sequence[PlannedRun]) -> None:
         if key not in known:
             known[key] = fingerprints(load_run_data(config))
         require_same_data(run.folder, config, known[key])
+        require_whole_curve(run.folder)
 
 
 def recorded_values(config: TrainConfig) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from .folder import (
     fingerprints as fingerprints,
     read_metrics as read_metrics,
     require_same_data as require_same_data,
+    require_whole_curve as require_whole_curve,
     this_command as this_command,
     with_absolute_data as with_absolute_data,
 )

@@ -48,6 +48,8 @@ class Snapshot:
     training: dict[str, Any]
     run: str | None = None
     """The id of the run that it belongs to."""
+    metrics: int | None = None
+    """The length of metrics.jsonl when it was written."""
     averages: dict[str, Tensor] = field(default_factory=dict)
     """Averages of other lengths, as "5%/name"."""
 
@@ -118,6 +120,8 @@ def _write_files(folder: Path, snapshot: Snapshot) -> None:
         sync(folder / name)
         files[name] = {"bytes": (folder / name).stat().st_size, "sha256": file_digest(folder / name)}
     manifest = {"format": FORMAT, "step": snapshot.step, "run": snapshot.run, "scalelong": __version__, "files": files}
+    if snapshot.metrics is not None:
+        manifest["metrics"] = snapshot.metrics
     write_text(folder / MANIFEST, json.dumps(manifest, indent=2))
 
 
@@ -148,7 +152,7 @@ def verify_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def read_checkpoint(path: Path) -> Snapshot:
-    verify_checkpoint(path)
+    length = verify_checkpoint(path).get("metrics")
     try:
         training = torch.load(path / TRAINING, map_location="cpu", weights_only=True)
         if not isinstance(training["step"], int):
@@ -159,8 +163,14 @@ def read_checkpoint(path: Path) -> Snapshot:
         ) from error
     except (KeyError, TypeError, ValueError, OSError, RuntimeError, EOFError) as error:
         raise CheckpointError(f"{path} cannot be read ({in_words(error)}); restore it from a copy") from error
-    averages = read_tensors(path / AVERAGES) if (path / AVERAGES).exists() else {}
-    return Snapshot(training["step"], read_tensors(path / MODEL), read_tensors(path / EMA), training, averages=averages)
+    return Snapshot(
+        training["step"],
+        read_tensors(path / MODEL),
+        read_tensors(path / EMA),
+        training,
+        averages=read_tensors(path / AVERAGES) if (path / AVERAGES).exists() else {},
+        metrics=length if isinstance(length, int) else None,
+    )
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -64,6 +64,8 @@ from .model import DataShape, RunData, factory_of, shape_of
 
 logger = logging.getLogger(__name__)
 
+LOST = "lost_bytes"
+"""In a line of metrics: so much of the curve before it is gone."""
 MOST_WORDS = 5000
 """Largest vocabulary that is listed in data.json."""
 COMMAND_VARIABLE = "SCALELONG_COMMAND"
@@ -250,21 +252,34 @@ class RunFolder:
     def append_metrics(self, values: dict[str, Any]) -> None:
         append_json_line(self.metrics, values)
 
-    def sync_metrics(self) -> None:
-        """Write the metrics to the disk, so that after a power loss no checkpoint is newer than its curve."""
-        if self.metrics.exists():
-            with self.files.open(METRICS, "r+b") as file:
-                os.fsync(file.fileno())
+    def sync_metrics(self) -> int:
+        """Write the metrics to the disk, and return their length. A checkpoint's manifest keeps it."""
+        if not self.metrics.exists():
+            return 0
+        with self.files.open(METRICS, "r+b") as file:
+            os.fsync(file.fileno())
+            return file.seek(0, os.SEEK_END)
 
-    def cut_metrics(self, step: int) -> None:
-        """Forget what was recorded after a step: it will be recorded again."""
+    def cut_metrics(self, step: int, length: int | None = None) -> None:
+        """Forget what was recorded after a step: it will be recorded again.
+
+        `length` is how long the file was when the checkpoint of that step was written.
+        """
+        kept = 0
         if self.metrics.exists():
             with writing(self.metrics), self.files.open(METRICS, "r+b") as file:
-                kept = end = 0
+                end = 0
                 for line in file:
                     end += len(line)
                     kept = end if _step_of(line) <= step else kept
                 file.truncate(kept)
+        if length is not None and kept < length:
+            logger.warning(
+                "%s lost %d bytes from before step %d, perhaps by a power loss: its curves have a gap, and `compare` "
+                "refuses them",
+                *(self.metrics, length - kept, step),
+            )
+            self.append_metrics({"step": step, LOST: length - kept})
 
     def rollbacks(self) -> list[dict[str, Any]]:
         mend = "remove it to go on with the full rate"
@@ -347,6 +362,16 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     file = Path(path) / METRICS
     lines = read_json_lines(file) if file.exists() else []
     return [line for line in lines if isinstance(line.get("step"), int)]
+
+
+def require_whole_curve(folder: Path) -> None:
+    """RunFolderError if a part of the metrics of a run is lost: its curves cannot be compared with others."""
+    lost = [line["step"] for line in read_metrics(folder) if LOST in line]
+    if lost:
+        raise RunFolderError(
+            f"{folder / METRICS} has a gap before step {lost[0]}: restore it from a copy, or train the run again in "
+            f"another folder"
+        )
 
 
 def environment() -> dict[str, Any]:

@@ -7,7 +7,7 @@ recording    metrics and where they go; held-out loss, sample grids and scores o
 monitoring   the stability monitor of a run, and a loss that collapses
 hardware     signals, torch's switches, the precision of a new run, a CPU's cores
 sizing       a run for a budget of time on this machine
-dry_run      what a run will do and need
+dry_run      what a run will do and need, here and on many accelerators
 
 What a run is (configuration, recipes, folder, checkpoint) stands in `scalelong.config` and `scalelong.runs`.
 """
@@ -32,7 +32,7 @@ from ..runs import (
     load_run as load_run,
     read_metrics as read_metrics,
 )
-from .dry_run import describe_run as describe_run
+from .dry_run import describe_needs as describe_needs, describe_run as describe_run
 from .hardware import Interrupt as Interrupt
 from .loop import Hook as Hook, Trainer as Trainer, TrainResult as TrainResult, train as train
 from .optimizers import make_optimizer as make_optimizer

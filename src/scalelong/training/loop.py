@@ -378,8 +378,9 @@ class Trainer:
         saved = snapshot(self.state)
 
         def write() -> None:
-            self.run.sync_metrics()
-            write_checkpoint(self.run.checkpoints, replace(saved, run=self.run.id))
+            # The metrics first: after a power loss a checkpoint must not be newer than its curve.
+            length = self.run.sync_metrics()
+            write_checkpoint(self.run.checkpoints, replace(saved, run=self.run.id, metrics=length))
             self.prune()
 
         on_main(self.accelerator, write)
@@ -409,7 +410,7 @@ class Trainer:
             abandon_after(self.run.checkpoints, self.state.step)
             forget_snapshots_after(self.run.averages, self.state.step)
             point_best(self.run.checkpoints, self.state.best.get("step"))
-            self.run.cut_metrics(self.state.step)
+            self.run.cut_metrics(self.state.step, saved.metrics)
 
         on_main(self.accelerator, forget)
 
