@@ -313,25 +313,23 @@ def _round(value: float) -> int:
 def size_run(config: TrainConfig, given: Collection[str], progress: Any = None) -> Plan:
     """Look at the data, time a few sizes and choose. Of several processes the first one does it."""
     accelerator = make_accelerator(config, ".")
+    config = _with_budget(config, accelerator)
 
     def work() -> Plan:
         pictures = glance(config, progress)
         if config.images.held_out:
             require_both_sides(config.images.held_out, pictures.count, config.data)
+        found = counted(pictures.count, "image")
         sizes = pictures.sizes or f"{pictures.width}x{pictures.height}"
-        counted = f"{pictures.count} image{'s' * (pictures.count != 1)}"
-        logger.info(f"{config.data}: {counted} of {sizes}; timing a few networks ...")
+        logger.info(f"{config.data}: {found} of {sizes}; timing a few networks ...")
         if accelerator.device.type == "cpu" and (hint := busy_hint()):
             logger.info(hint)
         if pictures.count < FEW_IMAGES:
-            logger.info(f"{counted}: a network learns so few by heart; a few hundred are needed for something new")
-
-        def timed(each: TrainConfig) -> float:
-            return step_seconds(each, pictures.shape(each), accelerator)
-
-        budget = _budget(config, accelerator)
-        plan = choose(config, given, pictures, timed, seconds_of(budget))
-        return replace(plan, config=replace(plan.config, budget=budget))
+            logger.info(f"{found}: a network learns so few by heart; a few hundred are needed for something new")
+        budget = seconds_of(str(config.budget))
+        return choose(
+            config, given, pictures, lambda each: step_seconds(each, pictures.shape(each), accelerator), budget
+        )
 
     return on_main(accelerator, work)
 
@@ -339,10 +337,10 @@ def size_run(config: TrainConfig, given: Collection[str], progress: Any = None) 
 def lengthen_run(config: TrainConfig, given: Collection[str], data: ImageData) -> Plan:
     """The steps of a configuration with sizes of its own, for its budget."""
     accelerator = make_accelerator(config, ".")
+    budget = seconds_of(str(_with_budget(config, accelerator).budget))
 
     def work() -> Plan:
-        seconds = step_seconds(config, shape_of(data), accelerator)
-        return lengthened(config, given, seconds, seconds_of(_budget(config, accelerator)), len(data))
+        return lengthened(config, given, step_seconds(config, shape_of(data), accelerator), budget, len(data))
 
     return on_main(accelerator, work)
 
@@ -358,8 +356,8 @@ def busy_hint() -> str:
     )
 
 
-def _budget(config: TrainConfig, accelerator: Any) -> str:
-    return config.budget or (CPU_BUDGET if accelerator.device.type == "cpu" else GPU_BUDGET)
+def _with_budget(config: TrainConfig, accelerator: Any) -> TrainConfig:
+    return replace(config, budget=config.budget or (CPU_BUDGET if accelerator.device.type == "cpu" else GPU_BUDGET))
 
 
 def fit_held_out(config: TrainConfig, hint: str = "") -> TrainConfig:
