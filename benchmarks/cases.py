@@ -2,6 +2,7 @@
 
 import atexit
 import io
+import os
 import shutil
 import tempfile
 import time
@@ -459,6 +460,7 @@ def data_in_training(settings: Settings) -> Race:
     count = 64 if settings.quick else 2048
     folder = tempfile.mkdtemp(prefix="scalelong-bench-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    os.environ["SCALELONG_CACHE"] = f"{folder}/cache"
     sources = write_sources(Path(folder), count, size.image)
 
     def make(source: str, workers: int = 0, **options: Any) -> Step:
@@ -467,7 +469,7 @@ def data_in_training(settings: Settings) -> Race:
     few = {"memory_limit": 3 * count * size.image**2 - 1}  # one byte less than the pixels need
     steps: dict[str, Callable[[], Step]] = {"in memory": partial(make, "folder of png")}
     for name in sources:
-        steps[f"{name}, image cache"] = partial(make, name, image_cache=f"{folder}/cache", **few)
+        steps[f"{name}, image cache"] = partial(make, name, image_cache="auto", **few)
         for workers in (0, 1):
             steps[f"{name}, decoded each time, {workers} worker(s)"] = partial(make, name, workers, **few)
     return Race(f"Training on {count} images, {size}", steps, size.batch)

@@ -63,11 +63,8 @@ class Demo(RateRange):
         alive = {method: 2 * self.survivors(method)[0] > self.survivors(method)[1] for method in self.methods}
         lost = [method for method, lives in alive.items() if not lives]
         kept = [method for method, lives in alive.items() if lives]
-        return " and ".join(
-            f"{listed(names)} {verb if len(names) > 1 else f'{verb}s'}"
-            for names, verb in ((lost, "collapse"), (kept, "survive"))
-            if names
-        )
+        groups = ((lost, "collapse"), (kept, "survive"))
+        return ", and ".join(f"runs with {listed(names)} {verb}" for names, verb in groups if names)
 
     @cached_property
     def verdict(self) -> str:
@@ -168,7 +165,9 @@ def draw_demo(demo: Demo, pictures: Sequence[tuple[RateRun, Path]], path: Path) 
             if not run.survived and steps:
                 axes.plot(steps[-1:], losses[-1:], "x", color=color, markersize=8, markeredgewidth=2)
     axes.axhline(demo.reference_loss, color="#999999", linewidth=0.8, linestyle=":")
-    axes.annotate("a network that has learned nothing", (0, demo.reference_loss), fontsize=7, va="bottom")
+    # At the right, where no line is.
+    place = {"xycoords": axes.get_yaxis_transform(), "ha": "right", "va": "bottom"}
+    axes.annotate("a network that has learned nothing", (0.98, demo.reference_loss), fontsize=7, **place)
     axes.set(xlabel="training step", ylabel="training loss", ylim=(0, 1.3 * demo.reference_loss))
     axes.set_title("Each line is a run; × marks a collapse", fontsize=9)
     axes.legend(frameon=False, fontsize=8)
