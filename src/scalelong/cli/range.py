@@ -133,6 +133,8 @@ def first_verdict(
     found = run(seeds=few)
     counts = [(method, *found.survivors(method, rate)) for method in found.methods]
     others = "".join(f"; with {method} {survived} of {count}" for method, survived, count in counts[1:])
+    slow = sum(run.outcome == "not learned" for run in found.runs)
+    others += f"; {slow} of {len(found.runs)} learned next to nothing: give more --steps" if slow else ""
     logger.info(f"at {rate_text(rate)} {counts[0][1]} of {counts[0][2]} survive {options.steps} steps{others}")
     runs = runs * len(found.methods) // len(methods)
     ask((runs - len(found.runs)) * seconds, f"the rest of {runs} runs", options.yes)
