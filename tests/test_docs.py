@@ -26,7 +26,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from scalelong.cli import COMMANDS, LAB, find_command, main
+from scalelong.cli import ALL, find_command, main
 from scalelong.scaling import METHODS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -172,7 +172,7 @@ def split(command: str) -> tuple[str, list[str]]:
 
 
 def parser_of(name: str) -> argparse.ArgumentParser:
-    if name not in {*COMMANDS, *(f"lab {study}" for study in LAB)}:
+    if name not in ALL:
         raise ValueError(f"there is no command {name!r}")
     return find_command(name).parser()
 

@@ -202,7 +202,7 @@ def run(folder: Path) -> dict[str, Any]:
         "resume with dropout": lambda: resumed_with_dropout(folder / "dropout"),
         "sample": command("sample", str(short), "-n", "4", "--steps", "4"),
         "eval": command("eval", str(short), "-n", "32", *SCORED),
-        "eval of averages": command("eval", str(folder / "monitored"), "--ema-lengths", "7%"),
+        "eval of averages": command("eval", str(folder / "monitored"), "-n", "32", "--weights", "ema:7%", *SCORED),
         "tune": command("lab", "tune", str(short), "-n", "16", *SCORED),
         "diagnose": command("diagnose", *TINY[:2]),
         "attach": attach,

@@ -4,6 +4,7 @@ import hashlib
 import json
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 
@@ -13,19 +14,11 @@ import torch
 from scalelong.cli import main
 from scalelong.cli.compare import compare_config, compare_parser, default_out
 from scalelong.cli.parser import split
-from scalelong.config import TrainConfig, dump_config, recipe, to_dict
+from scalelong.config import TrainConfig, dump_config, recipe
 from scalelong.errors import CollapseError, InvalidConfigError, RunFailedError, RunFolderError
-from scalelong.experiments import (
-    PlannedRun,
-    at,
-    compare,
-    plan as runs_module,
-    plan_runs,
-    run_all,
-    status_text,
-    sweep,
-)
-from scalelong.experiments.sweeps import make_job
+from scalelong.experiments import PlannedRun, compare, plan as runs_module, plan_runs, run_all, sweep
+from scalelong.experiments.sweeps import write_job
+from scalelong.files import locked
 from scalelong.report import collect
 from scalelong.runs import build_model, load_images, saved_steps, shape_of
 from scalelong.training import TrainState, train
@@ -42,14 +35,14 @@ def small(steps: int = 6, **options: int) -> TrainConfig:
         batch_size=8,
         model_options={**SMALLEST, **options},
         images=replace(base.images, held_out=32),
-        logging=replace(base.logging, log_every=1, held_out_every=2, samples_every=0, trackers=()),
+        logging=replace(base.logging, log_every=1, held_out_every=2, samples_every=0, monitor_every=1, trackers=()),
         checkpoints=replace(base.checkpoints, save_every=max(1, steps // 2)),
     )
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    return compare(small(depth=4), METHODS, [0, 1], tmp_path_factory.mktemp("comparison"), every=1, jobs=1)
+    return compare(small(depth=4), METHODS, [0, 1], tmp_path_factory.mktemp("comparison"), jobs=1)
 
 
 def digest(*tensors: torch.Tensor) -> str:
@@ -121,7 +114,7 @@ def test_readings_are_recorded_with_the_run(finished):
 def test_finished_runs_are_not_repeated(finished, caplog):
     caplog.set_level("INFO", logger="scalelong")
     before = {run.run: (run.folder / "metrics.jsonl").stat().st_mtime_ns for run in finished.runs}
-    again = compare(small(depth=4), METHODS, [0, 1], finished.runs[0].folder.parent, every=1, jobs=1)
+    again = compare(small(depth=4), METHODS, [0, 1], finished.runs[0].folder.parent, jobs=1)
     assert str(again) == str(finished)
     assert before == {run.run: (run.folder / "metrics.jsonl").stat().st_mtime_ns for run in finished.runs}
     assert "6 of 6 runs are finished" in caplog.text
@@ -137,7 +130,7 @@ def test_a_longer_comparison_continues_the_shorter_one(tmp_path):
 def test_runs_in_processes_of_their_own(finished, tmp_path, monkeypatch):
     """They give the same numbers, and their folders name the variant and the command that continues them."""
     monkeypatch.setattr("sys.argv", ["scalelong", "compare", "--seeds", "1"])
-    comparison = compare(small(depth=4), ["none", "slow: scaling=cs:0.7"], [0], tmp_path, every=1, jobs=2)
+    comparison = compare(small(depth=4), ["none", "slow: scaling=cs:0.7"], [0], tmp_path, jobs=2)
     assert comparison is not None
     assert [entry.held_out_loss[0] for entry in comparison.summaries] == pytest.approx(
         [entry.held_out_loss[0] for entry in finished.summaries[:2]], rel=1e-5
@@ -173,15 +166,9 @@ def test_plans_that_make_no_sense(tmp_path, methods, seeds, message):
         plan_runs(small(), methods, seeds, tmp_path)
 
 
-def test_axes_of_sweeps(tmp_path):
-    assert at(small(), "depth", 8).model_options["depth"] == 8
-    assert at(small(), "batch", 3).batch_size == 3
-    assert at(small(), "width", 32).model_options["dim"] == 32
-    assert at(small(), "rate", 0.5).optimizer.lr == 0.5
-    with pytest.raises(InvalidConfigError, match="depth, width, batch, rate"):
-        sweep(small(), ["none"], [0], tmp_path, {"heads": [3]})
-    with pytest.raises(InvalidConfigError, match="fast has a rate of its own"):
-        sweep(small(), ["none", "fast: lr=0.1"], [0], tmp_path, {"rate": [1e-3, 2e-3]})
+def test_sweeps_that_make_no_sense(tmp_path):
+    with pytest.raises(InvalidConfigError, match=r"fast sets optimizer\.lr itself"):
+        sweep(small(), ["none", "fast: lr=0.1"], [0], tmp_path, rates=[1e-3, 2e-3])
     with pytest.raises(InvalidConfigError, match=r"held-out images.*`config`"):
         compare(replace(small(), images=replace(small().images, held_out=0)), ["none"], [0], tmp_path)
     assert not list(tmp_path.iterdir())
@@ -211,14 +198,14 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     path = tmp_path / "small.yaml"
     path.write_text(dump_config(small(2)))
     options = ["compare", "--config", str(path), "--methods", "none", "--seeds", "1", "--jobs", "1"]
-    options += ["--depths", "2", "--rates", "1e-3,5e-1", "--out", str(tmp_path / "grid")]
+    options += ["--widths", "16", "--rates", "1e-3,5e-1", "--out", str(tmp_path / "grid")]
     monkeypatch.setattr("sys.argv", ["scalelong", *options])
     assert main(options) == 0
     out = capsys.readouterr().out
-    assert "depth" in out
+    assert "width" in out
     assert "steps to none's loss at its best rate" in out
-    assert (tmp_path / "grid" / "depth-2" / "rate-0.5" / "none-seed0").is_dir()
-    assert "--depths 2" in (tmp_path / "grid" / "command.txt").read_text()
+    assert (tmp_path / "grid" / "width-16" / "rate-0.5" / "none-seed0").is_dir()
+    assert "--widths 16" in (tmp_path / "grid" / "command.txt").read_text()
 
 
 def test_the_configuration_of_the_command():
@@ -296,9 +283,7 @@ def test_images_that_were_changed_in_place_are_noticed(two_steps):
 
 def test_runs_end_with_the_comparison_that_started_them(tmp_path):
     """The pipe to a run closes when the comparison is killed: the run saves what it has, and ends."""
-    run = PlannedRun("none", 0, tmp_path / "run", small(100_000))
-    described = {"kind": "run", "method": "none", "changes": {}, "folder": "../run"}
-    make_job(tmp_path, "run", {**described, "config": to_dict(run.config)})
+    write_job(PlannedRun("none", 0, tmp_path / "run", small(100_000)), tmp_path)
     child = subprocess.Popen(
         [sys.executable, "-m", "scalelong.experiments", str(tmp_path / "jobs" / "run.json"), "--tied"],
         stdin=subprocess.PIPE,
@@ -309,24 +294,29 @@ def test_runs_end_with_the_comparison_that_started_them(tmp_path):
     assert child.stdin is not None
     assert child.stdout is not None
     assert any(line.startswith("step 3/") for line in child.stdout)
-    assert run.at_work
-    assert "1 runs: 1 running" in status_text(tmp_path)
     child.stdin.close()
     assert "stopped by SIGTERM" in child.stdout.read()
     child.stdout.close()
     assert child.wait() == 130
-    assert not run.at_work
     assert saved_steps(tmp_path / "run" / "checkpoints")[-1] >= 3
-    assert "1 runs: 1 stopped" in status_text(tmp_path)
 
 
-def test_a_run_that_another_process_trains_is_waited_for(tmp_path, monkeypatch):
+def test_a_run_that_another_process_trains_is_waited_for(tmp_path):
     run = plan_runs(small(2), ["none"], [0], tmp_path)[0]
-    looks = iter([True, True, False])
-    monkeypatch.setattr(PlannedRun, "at_work", property(lambda _: next(looks)))
-    monkeypatch.setattr(time, "sleep", lambda _: None)
+    run.folder.mkdir()
+    ends: list[float] = []
+
+    def hold():
+        with locked(run.folder, wait=False):
+            time.sleep(0.5)
+        ends.append(time.monotonic())
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    time.sleep(0.2)
     assert run_all([run], jobs=1)
-    assert next(looks, "all looked at") == "all looked at"
+    assert ends
+    thread.join()
 
 
 # Runs that end before their last step are results

@@ -81,40 +81,18 @@ def test_refusals():
         coordinates(mlp, (8, 16), inputs=(X,), rows=["nothing"], seeds=1)
 
 
-NETWORK = """
-import torch
-from torch import nn
-
-def model(width):
-    return nn.Sequential(nn.Linear(6, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 3))
-
-def example_inputs():
-    return torch.linspace(-1, 1, 24).view(4, 6)
-"""
-
-
-def test_the_command_for_any_model(tmp_path, capsys):
-    file = tmp_path / "small_network.py"
-    file.write_text(NETWORK)
-    options = ["--widths", "16,32,64", "--seeds", "1", "--steps", "1", "--quiet", "--out", str(tmp_path / "out")]
-    assert main(["lab", "coords", str(file), *options]) == 0
-    assert "slope of log change over log width" in capsys.readouterr().out
-    assert json.loads((tmp_path / "out" / "coords.json").read_text())["holds"].keys() == {"standard", "mup"}
-    assert main(["lab", "coords", str(file), *options, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["widths"] == [16, 32, 64]
-
-
-def test_the_command_for_recipes(capsys):
+def test_the_command(capsys, tmp_path):
     sizes = ["model_options.depth=2", "model_options.dim=16", "model_options.heads=2", "images.held_out=8"]
     options = ["--seeds", "1", "--steps", "1", "--quiet", "--batch-size", "4", "--set", *sizes]
-    assert main(["lab", "coords", "digits-tiny", "--widths", "16,32", *options]) == 0
-    assert "decoder.0.merge" in capsys.readouterr().out
-    assert main(["lab", "coords", *options]) == 0
-    assert "8, 16, 32" in capsys.readouterr().out
+    assert main(["lab", "coords", "digits-tiny", "--widths", "16,32", "--out", str(tmp_path / "out"), *options]) == 0
+    printed = capsys.readouterr().out
+    assert "slope of log change over log width" in printed
+    assert "decoder.0.merge" in printed
+    assert json.loads((tmp_path / "out" / "coords.json").read_text())["holds"].keys() == {"standard", "mup"}
+    assert main(["lab", "coords", *options, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["widths"] == [8, 16, 32]
 
 
-def test_the_command_refuses_what_is_no_model(capsys):
-    assert main(["lab", "coords", "nothing", "--quiet"]) == 1
-    assert "neither a recipe" in capsys.readouterr().err
+def test_a_network_whose_width_is_not_known():
     with pytest.raises(InvalidConfigError, match="the width of Linear is not known"):
         width_options(nn.Linear, {"in_features": 3}, 16)

@@ -6,15 +6,13 @@ imports the work, does it, and returns an exit code (None is 0). So `--help` ans
 `scalelong lab NAME` holds what serves studies. Two of these need the folders of a clone of the repository.
 """
 
-import argparse
 import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors import CheckoutNeededError, InvalidConfigError
-from ..optional import needs
+from ..errors import CheckoutNeededError
 
 MAKE = {
     "demo": "see a deep U-ViT collapse at a high rate, and what keeps it alive, in a few minutes",
@@ -42,6 +40,8 @@ LAB = {
 COMMANDS = {**MAKE, **LOOK, "lab": ", ".join(LAB)}
 GROUPS = {"train and use a model": MAKE, "look at long skips": LOOK, "studies": {"lab": COMMANDS["lab"]}}
 
+ALL = {**MAKE, **LOOK, **{f"lab {name}": purpose for name, purpose in LAB.items()}}
+
 MODULES = {
     **dict.fromkeys(("demo", "range"), "range"),
     **dict.fromkeys(("report", "export", "models"), "publish"),
@@ -54,7 +54,7 @@ CLONE = {"bench": "benchmarks.catalogue", "reproduce": "research.reproduce.comma
 class Command(NamedTuple):
     parser: Callable[[], Any]
     run: Callable[[Any], int | None]
-    """Takes what the parser found; for a command of a clone, the arguments."""
+    """Takes what the parser found."""
 
 
 def find_command(path: str) -> Command:
@@ -62,7 +62,7 @@ def find_command(path: str) -> Command:
     name = path.removeprefix("lab ")
     if name in CLONE:
         module = _of_clone(path, CLONE[name])
-        return Command(module.parser, module.main)
+        return Command(module.parser, module.run)
     module = import_module(f"scalelong.cli.{MODULES.get(name, name)}")
     return Command(getattr(module, f"{name}_parser"), getattr(module, f"run_{name}"))
 
@@ -77,23 +77,3 @@ def _of_clone(path: str, module: str) -> Any:
     if str(root) not in sys.path:
         sys.path.insert(0, str(root))
     return import_module(module)
-
-
-def completion_script(shell: str = "", *rest: str) -> str:
-    """A script that completes commands, flags and choices: source <(scalelong --print-completion bash)."""
-    shtab = needs("shtab", "completion", "`scalelong --print-completion`")
-    if shell not in shtab.SUPPORTED_SHELLS or rest:
-        raise InvalidConfigError(f"--print-completion takes one of {', '.join(shtab.SUPPORTED_SHELLS)}, got {shell!r}")
-    whole = argparse.ArgumentParser(prog="scalelong")
-    whole.add_argument("--version", action="store_true", help="print the version")
-    commands = whole.add_subparsers(parser_class=argparse.ArgumentParser)
-    lab = commands.add_parser("lab", help=COMMANDS["lab"]).add_subparsers(parser_class=argparse.ArgumentParser)
-    for path, purpose in {**MAKE, **LOOK, **{f"lab {name}": purpose for name, purpose in LAB.items()}}.items():
-        try:
-            parents = [find_command(path).parser()]
-        except CheckoutNeededError:  # its code is not installed: the name alone
-            parents = []
-        place = lab if path.startswith("lab ") else commands
-        options: Any = {"parents": parents, "add_help": False, "conflict_handler": "resolve"}
-        place.add_parser(path.removeprefix("lab "), help=purpose, **options)
-    return shtab.complete(whole, shell=shell)

@@ -1,14 +1,14 @@
 """Train the same recipe under several methods of scaling, with equal seeds, and compare.
 
 All methods share data order, noise and initial weights. Finished runs are not repeated: the same command continues an
-interrupted comparison, and --status shows how far it is.
+interrupted comparison.
 """
 
 import argparse
 from pathlib import Path
 
 from ..config import TrainConfig, with_values
-from ..errors import InvalidConfigError
+from ..errors import require
 from . import shared
 from .parser import Parser, floats, integers, split
 
@@ -16,11 +16,7 @@ EXAMPLES = """\
   scalelong compare --methods none,cs:0.7,ls --seeds 5
   scalelong compare --recipe fashion-tiny --rates 2e-3,4e-3,8e-3
   scalelong compare --variants 'fast: scaling=cs:0.7 lr=2e-3' 'deep: model_options.depth=12'
-  scalelong compare --status                            how far the runs are
 """
-
-AXES = {"depth": "depths", "width": "widths", "batch": "batch_sizes", "rate": "rates"}
-"""What a comparison can be repeated over, and its flag."""
 
 
 def compare_parser() -> Parser:
@@ -31,13 +27,9 @@ def compare_parser() -> Parser:
     shared.add_run_flags(made)
     made.flag("--steps --max-train-steps", "training steps of each run", kind=int)
     shared.add_out_flag(made, "folder of the results (default: runs/compare-RECIPE, with a hash of other values)")
-    made.flag("--status", "train nothing: show how far the runs of the folder are", False)
     made.flag("--rates", "compare at several learning rates, and best rate with best rate: 2e-3,4e-3", kind=floats)
-    made.flag("--depths", "compare at several depths of the network: 4,8,12", kind=integers)
-    made.flag("--widths", "compare at several widths: 64,128; several axes give every combination", kind=integers)
-    made.flag("--batch-sizes", "compare at several batch sizes: 8,64", kind=integers)
+    made.flag("--widths", "compare at several widths of the network: 64,128", kind=integers)
     made.flag("--base-width", "train by μP: the width where the rate was tuned", kind=int, rare=True)
-    made.flag("--every", "steps between readings of features (default: about 250 per run)", kind=int, rare=True)
     made.flag("--scores", "samples for the Fréchet distance at the end (default: none)", 0)
     shared.add_device_flag(made)
     shared.add_engine_flags(made)
@@ -47,29 +39,24 @@ def compare_parser() -> Parser:
 
 def run_compare(options: argparse.Namespace) -> int:
     from ..console import show_table
-    from ..experiments import best_rate_rows, status_text, sweep, sweep_rows
+    from ..experiments import best_rate_rows, sweep, sweep_rows
 
     config = compare_config(options)
     methods = [*split(options.methods), *options.variants]
-    if not methods:
-        raise InvalidConfigError("`methods` must name at least one method, for example none,cs")
-    out = options.out or default_out(options, config)
-    if options.status:
-        print(status_text(out))
-        return 0
-    axes = {axis: getattr(options, flag) for axis, flag in AXES.items() if getattr(options, flag)}
-    engine, seeds = shared.engine_of(options), range(options.seeds)
-    found = sweep(config, methods, seeds, out, axes, every=options.every, engine=engine)
+    require(bool(methods), "`methods` must name at least one method, for example none,cs")
+    out, engine = options.out or default_out(options, config), shared.engine_of(options)
+    widths, rates = options.widths or (), options.rates or ()
+    found = sweep(config, methods, range(options.seeds), out, widths=widths, rates=rates, engine=engine)
     if found is None:
         return shared.left_to_do()
     print()
-    if not axes:
-        print(found[()])
+    if len(found) == 1:
+        print(next(iter(found.values())))
     else:
-        show_table(sweep_rows(list(axes), found))
-    if "rate" in axes:
+        show_table(sweep_rows(found))
+    if rates:
         print()
-        show_table(best_rate_rows(list(axes), found))
+        show_table(best_rate_rows(found))
     print(f"\ntables, figures and runs: {out}; for a report: scalelong report {out}")
     return 0
 

@@ -31,6 +31,7 @@ def run_theory(options: argparse.Namespace) -> int:
     import torch
 
     from .. import theory
+    from ..console import show_table
     from ..models import UViT
 
     shared.require_seeds(options.seeds, 2, ", so that there is a standard error")
@@ -43,33 +44,27 @@ def run_theory(options: argparse.Namespace) -> int:
     false = "Theorem 3.4 as printed is false: N = 2, a_1 = diag(10, 0.1), b_1 = diag(0.1, 10), a_2 = I, b_2 swaps"
     bounds = {"stated bound": found.stated, "true norm": found.actual, "corrected bound": found.corrected}
 
-    tables: dict[str, Sequence[dict[str, Any]]] = {}
-    show = tables.__setitem__ if options.json else _show
-    show(
-        "Theorem 3.1, hidden features: measured / exact theory is 1, the paper's form fits unit gain only",
-        theory.feature_rows(options.seeds),
-    )
-    show("Lemma 3.2 and Figure 3 a, b: the size of x_t, and of ε next to it", theory.input_rows(data))
-    show(
-        "Theorem 3.3, gradients: measured / theory over all matrices is 1 for independent residuals only",
-        theory.gradient_rows(options.seeds),
-    )
-    show(f"{false}, f_2 = 0", [bounds])
-    show("Theorem 3.4, corrected: it always holds, and it is loose", theory.robustness_rows())
-    show(
-        "The same quantities of a U-ViT (width 128, depth 12) at the start",
-        theory.model_rows(model, batch.inputs, batch.steps),
-    )
+    tables: dict[str, Sequence[dict[str, Any]]] = {
+        "Theorem 3.1, hidden features: measured / exact theory is 1, the paper's form fits unit gain only": (
+            theory.feature_rows(options.seeds)
+        ),
+        "Lemma 3.2 and Figure 3 a, b: the size of x_t, and of ε next to it": theory.input_rows(data),
+        "Theorem 3.3, gradients: measured / theory over all matrices is 1 for independent residuals only": (
+            theory.gradient_rows(options.seeds)
+        ),
+        f"{false}, f_2 = 0": [bounds],
+        "Theorem 3.4, corrected: it always holds, and it is loose": theory.robustness_rows(),
+        "The same quantities of a U-ViT (width 128, depth 12) at the start": (
+            theory.model_rows(model, batch.inputs, batch.steps)
+        ),
+    }
     if options.json:
         print(json.dumps(tables, ensure_ascii=False))
+        return 0
+    for title, rows in tables.items():
+        show_table(rows, title)
+        print()
     return 0
-
-
-def _show(title: str, rows: Sequence[dict[str, Any]]) -> None:
-    from ..console import show_table
-
-    show_table(rows, title)
-    print()
 
 
 # scalelong lab probe

@@ -45,7 +45,7 @@ def range_parser() -> Parser:
     made = Parser("range", __doc__ or "", EXAMPLES, "[IMAGES] [OPTIONS]")
     made.flag("images", "a folder of images, a file or the name of a data set", nargs="?", metavar="IMAGES")
     shared.add_run_flags(made)
-    made.flag("--set", "other fields of the configuration", [], kind=str, nargs="+", metavar="FIELD=VALUE")
+    shared.add_set_flag(made)
     made.flag("--rates", "comma-separated (default: three around the highest that the network survives)", kind=floats)
     made.flag("--methods", "comma-separated; the first is the baseline (default: none and the cures)", kind=split)
     shared.add_variants_flag(made)
@@ -54,14 +54,13 @@ def range_parser() -> Parser:
     made.flag("--warmup --lr-warmup-steps", "steps (default: a sixth of the steps)", kind=int)
     made.flag("--yes", "do not ask before what takes more than ten minutes", False)
     shared.add_out_flag(made, "folder of the results (default: runs/range-NAME)")
+    made.flag("--jobs", "runs at a time (default: one per core; one on a GPU)", kind=int)
     shared.add_device_flag(made)
-    shared.add_engine_flags(made)
     shared.add_output_flags(made, "the range")
     return made
 
 
 def run_range(options: argparse.Namespace) -> int:
-    from ..errors import UnfinishedError
     from ..experiments import config_range
     from ..files import results_folder, write_text
     from ..stability import METHODS
@@ -72,30 +71,29 @@ def run_range(options: argparse.Namespace) -> int:
     out = options.out or Path("runs") / f"range-{options.recipe or (Path(data).name if data else 'digits-tiny')}"
     results_folder(out)
     config = range_config(options, out)
-    engine = shared.engine_of(options)
-    engine.check()
-    if (engine.gpus or 0) > 1:
-        raise InvalidConfigError("a run of a range uses one GPU: leave out `gpus`, or give 1")
     title = f"{shared.network_line(config)}; {options.steps} steps at constant rates"
     logger.info(title)
-    pace = {"steps": options.steps, "warmup": options.warmup, "out": out, "title": title, "jobs": options.jobs}
-    pace["device"] = None if options.device is None else shared.device_of(options.device)
-    run: Any = partial(config_range, config, **pace)
-    methods = [*options.methods, *options.variants] if options.methods else options.variants or None
+    device = None if options.device is None else shared.device_of(options.device)
+    run: Any = partial(
+        config_range,
+        config,
+        steps=options.steps,
+        warmup=options.warmup,
+        out=out,
+        title=title,
+        jobs=options.jobs,
+        device=device,
+    )
+    methods = [*(options.methods or ()), *options.variants] or None
     rates, seeds = options.rates, range(options.seeds)
-    # Processes that are forked share the data and start at once, but cannot have a GPU each.
-    forked = engine.name == "local" and len(engine.devices) < 2
     runs = len(rates or range(3)) * len(methods or METHODS) * len(seeds)
-    try:
-        if forked and runs * options.steps > SMALL:
-            seconds = options.steps * seconds_of_a_step(config, options)
-            rates = rates or find_rates(run, methods or METHODS, seconds, config.optimizer.lr, options.yes)
-            at_first = partial(run, rates=[rates[len(rates) // 2]], methods=methods)
-            left = FIRST_SECONDS - (time.monotonic() - began)
-            methods = first_verdict(at_first, seconds, left, options, seeds, runs)
-        found = run(rates=rates, methods=methods, seeds=seeds, engine=None if forked else engine)
-    except UnfinishedError:
-        return shared.left_to_do()
+    if runs * options.steps > SMALL:
+        seconds = options.steps * seconds_of_a_step(config, options)
+        rates = rates or find_rates(run, methods or METHODS, seconds, config.optimizer.lr, options.yes)
+        at_first = partial(run, rates=[rates[len(rates) // 2]], methods=methods)
+        left = FIRST_SECONDS - (time.monotonic() - began)
+        methods = first_verdict(at_first, seconds, left, options, seeds, runs)
+    found = run(rates=rates, methods=methods, seeds=seeds)
     write_text(out / "command.txt", f"scalelong range {shlex.join(options.arguments)}\n")
     if options.json:
         print(found.to_json())
@@ -174,20 +172,19 @@ def range_config(options: argparse.Namespace, out: Path) -> TrainConfig:
 
     A network that was chosen by timing is written down, so that the same command finds the same one.
     """
-    from ..experiments import Variant, as_variant
     from ..files import write_text
 
     data = options.images or options.data
-    given = as_variant(f"given: {' '.join(options.set)}") if options.set else Variant("given", {})
     if options.recipe or options.config or data is None:
         config = shared.config_file(options, recipe(options.recipe or "digits-tiny"))
         config = replace(config, data=data) if data else config
     elif (out / NETWORK).exists():
         config = replace(load_config(out / NETWORK), data=data)
     else:
-        config = shared.sized_config(given.apply(TrainConfig(data=data)), {"data", *given.changes})
+        config = shared.with_set(TrainConfig(data=data), options)
+        config = shared.sized_config(config, {"data", *(word.partition("=")[0] for word in options.set)})
         write_text(out / NETWORK, dump_config(config))
-    return given.apply(config)
+    return shared.with_set(config, options)
 
 
 # scalelong demo
@@ -213,6 +210,7 @@ def demo_parser() -> Parser:
 
 
 def run_demo(options: argparse.Namespace) -> int:
+    from ..console import show_table
     from ..experiments import demo
     from ..report import write_report
     from ..stability import rate_text
@@ -225,7 +223,8 @@ def run_demo(options: argparse.Namespace) -> int:
     device = None if options.device is None else shared.device_of(options.device)
     found = shared.call(demo.run_demo, options, device=device)
     report = write_report([options.out], options.out / "report.html")
-    print(f"\n{found}\n")
+    show_table(found.rows(), found.title)
+    print(f"\n{found.summary}\n")
     print(f"collapsed against alive, in one picture: {options.out / 'demo.png'}")
     print("how this was chosen: docs/range.md")
     print(f"done in {time.monotonic() - began:.0f} s; open the report: {report.resolve()}")

@@ -47,6 +47,17 @@ def add_variants_flag(parser: Parser) -> None:
     parser.flag("--variants", text, [], kind=str, nargs="*", metavar="'NAME: FIELD=VALUE ...'")
 
 
+def add_set_flag(parser: Parser) -> None:
+    parser.flag("--set", "other fields of the configuration", [], kind=str, nargs="+", metavar="FIELD=VALUE")
+
+
+def with_set(config: TrainConfig, options: argparse.Namespace) -> TrainConfig:
+    """The configuration with the fields of --set."""
+    from ..experiments import as_variant
+
+    return as_variant(f"given: {' '.join(options.set)}").apply(config) if options.set else config
+
+
 def run_config(options: argparse.Namespace) -> TrainConfig:
     """The recipe's configuration, then the file's values, then --data."""
     config = recipe(options.default_recipe if options.recipe is None else options.recipe)

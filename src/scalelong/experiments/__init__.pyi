@@ -1,13 +1,11 @@
 from .comparison import (
     COMMAND as COMMAND,
-    at as at,
     best_rate_rows as best_rate_rows,
     compare as compare,
     sweep as sweep,
     sweep_rows as sweep_rows,
 )
 from .demo import (
-    Demo as Demo,
     demo_config as demo_config,
     run_demo as run_demo,
 )
@@ -20,7 +18,6 @@ from .plan import (
     diagnose_run as diagnose_run,
     plan_runs as plan_runs,
     recorded_values as recorded_values,
-    slug as slug,
     write_diagnosis as write_diagnosis,
 )
 from .rates import RecipeTask as RecipeTask, config_range as config_range
@@ -42,14 +39,10 @@ from .results import (
     baseline_of as baseline_of,
     fisher_p as fisher_p,
     interval as interval,
-    level_rows as level_rows,
     ratio_text as ratio_text,
     spread as spread,
     table_rows as table_rows,
     verdict as verdict,
 )
-from .sweeps import (
-    run_all as run_all,
-    status_text as status_text,
-)
+from .sweeps import run_all as run_all
 from .tuning import tune_run as tune_run

@@ -15,13 +15,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import InvalidConfigError, RunFailedError
+from ..errors import InvalidConfigError, RunFailedError, require
 from ..files import in_words, make_folder, writing
 from ..optional import needs
 
@@ -69,40 +69,20 @@ class Worker(subprocess.Popen[bytes]):
         return code
 
 
-# This machine
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def devices() -> list[str]:
-    """The GPUs that this process may use, by the names that CUDA_VISIBLE_DEVICES takes."""
-    import torch
-
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-    return named[:count] if len(named) >= count else [str(number) for number in range(count)]
-
-
 class Engine:
     """What all engines share: how many runs go at once, and with what each is given."""
 
-    name = ""
-    devices: Sequence[str] = ()
-    """GPUs of this machine that it gives to runs."""
-
     def __init__(
         self,
+        name: str = "local",
         jobs: int | None = None,
         cpus: int | None = None,
         gpus: int | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        for name, value, low in (("jobs", jobs, 1), ("cpus", cpus, 1), ("gpus", gpus, 0)):
-            if value is not None and value < low:
-                raise InvalidConfigError(f"`{name}` must be at least {low}, got {value}")
-        self.jobs, self.cpus, self.gpus, self.options = jobs, cpus, gpus, dict(options or {})
+        for field_name, value, low in (("jobs", jobs, 1), ("cpus", cpus, 1), ("gpus", gpus, 0)):
+            require(value is None or value >= low, f"`{field_name}` must be at least {low}, got {value}")
+        self.name, self.jobs, self.cpus, self.gpus, self.options = name, jobs, cpus, gpus, dict(options or {})
 
     def at_once(self, runs: int) -> int:
         """Jobs that are started before one has ended."""
@@ -126,10 +106,24 @@ class Engine:
         started.terminate()
 
 
+# This machine
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def devices() -> list[str]:
+    """The GPUs that this process may use, by the names that CUDA_VISIBLE_DEVICES takes."""
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return named[:count] if len(named) >= count else [str(number) for number in range(count)]
+
+
 class LocalEngine(Engine):
     """Processes of this machine: one per core, each with its share of the threads, or one per GPU."""
-
-    name = "local"
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
@@ -144,8 +138,7 @@ class LocalEngine(Engine):
         return self.cpus or max(1, cores() // (self.jobs or self.at_once(runs)))
 
     def check(self) -> None:
-        if self.options:
-            raise InvalidConfigError("the engine local has no `options`: leave them out")
+        require(not self.options, "the engine local has no `options`: leave them out")
         if (self.gpus or 0) > len(self.devices):
             raise RunFailedError(
                 f"`gpus` {self.gpus} asks for more GPUs than this machine has: found {len(self.devices)}"
@@ -201,21 +194,22 @@ class OnNode:
 
 
 MINUTES = 24 * 60
-"""Time limit of a SLURM job, where none is given. A run that takes longer continues in its next job."""
+"""Time limit of a job, where none is given. A run that takes longer continues in its next job."""
 TIMEOUTS = 1000
 """How often a job may be queued again. The run advances each time, so there is no reason to give up."""
 
 
 class SubmititEngine(Engine):
-    """submitit's local executor: what `SlurmEngine` does, without a cluster, to try it."""
+    """SLURM through submitit; as "submitit", its local executor, which tries the same without a cluster.
 
-    name, cluster = "submitit", "local"
+    `options` are those of sbatch (partition, account, ...), `time` in minutes, and `setup`, a line of the shell.
+    """
 
     def check(self) -> None:
         needs("submitit", "slurm", f"the engine {self.name}")
-        if not isinstance(self.options.get("time", 1), int):
-            raise InvalidConfigError("the time limit among `options` is in minutes, such as time=240")
-        if self.cluster == "slurm" and shutil.which("sbatch") is None:
+        minutes = self.options.get("time", MINUTES)
+        require(isinstance(minutes, int), "the time limit among `options` is in minutes, such as time=240")
+        if self.name == "slurm" and shutil.which("sbatch") is None:
             raise RunFailedError(
                 "the engine slurm needs SLURM's `sbatch`, which is not in PATH: give the command on a login node of "
                 "the cluster; the engine submitit tries the same without a cluster"
@@ -223,19 +217,18 @@ class SubmititEngine(Engine):
 
     def start(self, job: Job) -> Any:
         submitit = needs("submitit", "slurm", f"the engine {self.name}")
+        cluster = "slurm" if self.name == "slurm" else "local"
         place = job.file.parents[job.name.count("/")] / "submitit"
-        executor = submitit.AutoExecutor(folder=place, cluster=self.cluster, slurm_max_num_timeout=TIMEOUTS)
-        known = submitit.SlurmExecutor._valid_parameters()
-        given = {n: [v] if n in ("setup", "teardown", "srun_args") else v for n, v in self.options.items()}
-        others = {name: value for name, value in given.items() if name not in known}
+        executor = submitit.AutoExecutor(folder=place, cluster=cluster, slurm_max_num_timeout=TIMEOUTS)
+        others = {name: value for name, value in self.options.items() if name not in ("time", "setup")}
         try:
             executor.update_parameters(
                 name=f"scalelong-{job.name}"[:60],
                 cpus_per_task=self.cpus or 1,
                 gpus_per_node=self.gpus,
-                timeout_min=365 * 24 * 60,
+                timeout_min=self.options.get("time", MINUTES),
+                slurm_setup=[self.options["setup"]] if "setup" in self.options else None,
                 slurm_additional_parameters=others,
-                **{"slurm_time": MINUTES} | {f"slurm_{name}": value for name, value in given.items() if name in known},
             )
             return executor.submit(OnNode(job))
         except (submitit.core.utils.FailedJobError, subprocess.CalledProcessError, ValueError, TypeError) as error:
@@ -256,20 +249,12 @@ class SubmititEngine(Engine):
         started.cancel()
 
 
-class SlurmEngine(SubmititEngine):
-    """SLURM, through submitit. `options` are those of submitit (partition, time in minutes) or else of sbatch."""
-
-    name = cluster = "slurm"
-
-
 RETRIES = 3
 """How often a task of Ray is begun again when its node is lost. Its run continues after its last checkpoint."""
 
 
 class RayEngine(Engine):
     """Tasks of the Ray cluster at RAY_ADDRESS, or of this machine. `options` are resources, such as memory=8e9."""
-
-    name = "ray"
 
     @property
     def ray(self) -> Any:
@@ -321,24 +306,15 @@ def _call(function: OnNode) -> int:
     return function()
 
 
-ENGINES: dict[str, type[Engine]] = {
-    engine.name: engine for engine in (LocalEngine, SubmititEngine, SlurmEngine, RayEngine)
-}
+ENGINES = {"local": LocalEngine, "submitit": SubmititEngine, "slurm": SubmititEngine, "ray": RayEngine}
 
 
-def make_engine(
-    name: str = "local",
-    jobs: int | None = None,
-    cpus: int | None = None,
-    gpus: int | None = None,
-    options: Mapping[str, Any] | None = None,
-) -> Engine:
+def make_engine(name: str = "local", **given: Any) -> Engine:
     """An engine by name: `make_engine("slurm", gpus=1, options={"partition": "gpu"})`.
 
     jobs: runs at a time (default: one per core or GPU here; as many as the cluster gives elsewhere).
     cpus, gpus: of each run, which has as many threads as cores.
-    options: of the engine itself: for SLURM those of submitit and sbatch, for Ray resources.
+    options: of the engine itself: for SLURM those of sbatch, for Ray resources.
     """
-    if name not in ENGINES:
-        raise InvalidConfigError(f"unknown engine {name!r}; known: {', '.join(ENGINES)}")
-    return ENGINES[name](jobs, cpus, gpus, options)
+    require(name in ENGINES, f"unknown engine {name!r}; known: {', '.join(ENGINES)}")
+    return ENGINES[name](name, **given)

@@ -8,25 +8,16 @@ them as functions of (seed, step).
 import json
 import logging
 import os
-import re
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..config import CONFIG, TrainConfig, field_paths, flatten, load_config, result_values, to_dict, with_values
-from ..errors import CollapseError, InvalidConfigError, NonFiniteError, RunFolderError, RunLockedError
+from ..config import CONFIG, TrainConfig, field_paths, flatten, load_config, result_values, slug, to_dict, with_values
+from ..errors import CollapseError, InvalidConfigError, NonFiniteError, RunFolderError
 from ..files import digest, locked, make_folder, parse_json, write_text
-from ..runs import (
-    Run,
-    build_model,
-    fingerprints,
-    load_run_data,
-    require_same_data,
-    require_whole_curve,
-)
+from ..runs import Run, build_model, fingerprints, load_run_data, require_same_data, require_whole_curve
 from ..scaling import as_scaling
 from ..stability import Diagnosis, diagnose
 from ..training import train
@@ -35,7 +26,6 @@ from .records import DIAGNOSIS, DIVERGED, STOPPED, VARIANT, RunRecord, is_finish
 logger = logging.getLogger(__name__)
 
 OPTIONS = "model_options"
-POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -99,10 +89,9 @@ def diagnose_run(run: Run) -> Diagnosis:
     return diagnose(run.model, load_run_data(run.config).probe(16).arguments(run.model))
 
 
-def write_diagnosis(diagnosis: Diagnosis, folder: Path) -> Path:
+def write_diagnosis(diagnosis: Diagnosis, folder: Path) -> None:
     """The report of this folder shows it."""
     write_text(folder / DIAGNOSIS, diagnosis.to_json())
-    return folder / DIAGNOSIS
 
 
 # Runs
@@ -134,17 +123,6 @@ class PlannedRun:
         """There is nothing left to do. With more patience than it had, a run that stopped early continues."""
         return is_finished(self.folder, self.config.steps, self.config.checkpoints.patience)
 
-    @property
-    def at_work(self) -> bool:
-        """Whether a process trains it now."""
-        if not (self.folder / ".lock").exists():
-            return False
-        try:
-            with locked(self.folder, wait=False):
-                return False
-        except RunLockedError:
-            return True
-
     def read(self, setting: str = "") -> RunRecord:
         """What became of it."""
         config = flatten(to_dict(self.config))
@@ -152,7 +130,7 @@ class PlannedRun:
 
 
 def plan_runs(
-    config: TrainConfig, methods: Sequence[str | Variant], seeds: Sequence[int], out: Path, prefix: str = ""
+    config: TrainConfig, methods: Sequence[str | Variant], seeds: Sequence[int], out: Path
 ) -> list[PlannedRun]:
     """Seed by seed, so that an interrupted comparison holds complete seeds."""
     if not methods or not seeds:
@@ -165,14 +143,10 @@ def plan_runs(
     folders = _folder_names(variants)
     configs = [(variant.name, variant.apply(config), variant.changes) for variant in variants]
     return [
-        PlannedRun(name, seed, out / f"{prefix}{folders[name]}-seed{seed}", replace(changed, seed=seed), changes)
+        PlannedRun(name, seed, out / f"{folders[name]}-seed{seed}", replace(changed, seed=seed), changes)
         for seed in seeds
         for name, changed, changes in configs
     ]
-
-
-def slug(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-.") or "x"
 
 
 def _folder_names(variants: Sequence[Variant]) -> dict[str, str]:
@@ -195,8 +169,9 @@ def run_one(run: PlannedRun) -> bool:
     step, so that all curves have the same length.
     """
     logger.info("%s", run.name)
-    while os.environ.get("WORLD_SIZE", "1") == "1" and run.at_work:  # by a process whose comparison was killed
-        time.sleep(POLL_SECONDS)
+    if run.folder.exists() and os.environ.get("WORLD_SIZE", "1") == "1":
+        with locked(run.folder):  # a job of a sweep that was killed may train it still: wait for that
+            pass
     if run.finished:
         return True
     config = run.config

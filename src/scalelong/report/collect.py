@@ -26,7 +26,6 @@ from ..experiments import (
     Curve,
     Results,
     RunRecord,
-    level_rows,
     own_file,
     read_own_json,
     read_own_lines,
@@ -51,7 +50,7 @@ RANGE = "range.json"
 def collect(folders: Sequence[str | PathLike[str]], *, may_be_empty: bool = False) -> dict[str, Any]:
     """Runs, methods and tables. A folder is a run, or holds runs (what `scalelong compare` writes)."""
     ranges = _ranges(map(Path, folders))
-    found = find_runs(map(Path, folders), may_be_empty=may_be_empty or bool(ranges))
+    found = _find_runs(map(Path, folders), may_be_empty=may_be_empty or bool(ranges))
     runs = [read_run(path) for path in found]
     runs.sort(key=lambda run: run.method != BASELINE)
     labelled = [replace(run, method=label) for run, label in zip(runs, _labels(runs), strict=True)]
@@ -68,7 +67,6 @@ def collect(folders: Sequence[str | PathLike[str]], *, may_be_empty: bool = Fals
         "methods": list(dict.fromkeys(run.method for run in labelled)),
         "baseline": next((run.method for run in labelled if run.method.partition(",")[0] == BASELINE), None),
         "tables": [_table(group) for group in groups.values()],
-        "levels": [table for group in groups.values() for table in _levels(group)],
         "scores": [row for run in labelled for row in _scores(run)],
         "copies": [entry for run in labelled for entry in _copies(run)],
         "alarms": [row for run in labelled for row in _alarms(run)],
@@ -77,7 +75,7 @@ def collect(folders: Sequence[str | PathLike[str]], *, may_be_empty: bool = Fals
     }
 
 
-def find_runs(folders: Iterable[Path], *, may_be_empty: bool = False) -> list[Path]:
+def _find_runs(folders: Iterable[Path], *, may_be_empty: bool = False) -> list[Path]:
     found: list[Path] = []
     for folder in folders:
         if not folder.is_dir():
@@ -170,12 +168,6 @@ def _table(runs: Sequence[RunRecord]) -> dict[str, Any]:
     return {"title": _title(runs), "rows": kept}
 
 
-def _levels(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
-    """Held-out loss by noise level, where it was recorded."""
-    rows = level_rows(Results(runs))
-    return [{"title": f"Held-out loss by noise level: {_title(runs)}", "rows": rows}] if rows else []
-
-
 def _scores(run: RunRecord) -> list[dict[str, str]]:
     """What `scalelong eval` found, from scores.jsonl, and below it what its anchors have."""
     assert run.folder is not None
@@ -230,31 +222,21 @@ def _score(values: dict[str, Any]) -> str:
 def _alarms(run: RunRecord) -> list[dict[str, Any]]:
     """Rollbacks, and the alarms that were written down."""
     assert run.folder is not None
-    written = [entry for entry in read_own_lines(run.folder / ALARMS) if "step" in entry and "kind" in entry]
-    found = [*_rollbacks(run)]
-    found += [{"step": e["step"], "kind": str(e["kind"]), "message": str(e.get("message", ""))} for e in written]
-    about = {"method": run.method, "seed": run.seed}
-    return [{**about, **entry} for entry in sorted(found, key=lambda entry: entry["step"])]
-
-
-def _rollbacks(run: RunRecord) -> list[dict[str, Any]]:
-    """Where the run went back to, and why."""
-    assert run.folder is not None
-    path, rows = own_file(run.folder, ROLLBACKS), []
-    found = read_json(path) if path.exists() else []
-    for entry in found if isinstance(found, list) else []:
+    found: list[dict[str, Any]] = []
+    for entry in read_own_lines(run.folder / ALARMS):
+        if "step" in entry and "kind" in entry:
+            found.append({"step": entry["step"], "kind": str(entry["kind"]), "message": str(entry.get("message", ""))})
+    path = own_file(run.folder, ROLLBACKS)
+    rollbacks = read_json(path) if path.exists() else []
+    for entry in rollbacks if isinstance(rollbacks, list) else []:
         with suppress(KeyError, TypeError, ValueError, AttributeError):  # a file that someone else wrote
-            why = f"step {entry['bad_step']} was not finite"
-            if entry.get("cause") == "collapse":
-                why = f"the loss had collapsed at step {entry['bad_step']} ({entry['level']:.3g} → {entry['loss']:.3g})"
+            why = "the loss had collapsed" if entry.get("cause") == "collapse" else "numbers were not finite"
             left = entry.get("left_first")
             named = f"; {left['where']} left first" if left else ""
-            rate = f"{entry['factor']:g} times the rate"
-            if isinstance(entry.get("rate"), float):  # that of the bad step; further rollbacks lower it further
-                rate = f"the rate {entry['factor'] * entry['rate']:.3g} instead of {entry['rate']:.3g}"
-            text = f"{why}{named}: back to step {entry['to_step']}, with {rate}."
-            rows.append({"step": int(entry["to_step"]), "kind": "rollback", "message": text})
-    return rows
+            text = f"{why} at step {entry['bad_step']}{named}: on from here with {entry['factor']:g} times the rate."
+            found.append({"step": int(entry["to_step"]), "kind": "rollback", "message": text})
+    about = {"method": run.method, "seed": run.seed}
+    return [{**about, **entry} for entry in sorted(found, key=lambda entry: entry["step"])]
 
 
 def _diagnosis(folders: Sequence[str | PathLike[str]]) -> dict[str, Any] | None:
@@ -269,15 +251,11 @@ MOST_GRID = 64 * 1024**2
 
 
 def _samples(folder: Path) -> list[dict[str, Any]]:
-    return [{"step": step, "image": _address(content)} for step, content in sample_grids(folder)]
-
-
-def sample_grids(folder: Path) -> list[tuple[int, bytes]]:
-    """The grids of a run by step, as PNG files; of many, evenly chosen ones."""
+    """The grids of a run by step; of many, evenly chosen ones."""
     named = [(name.removeprefix("step-").removesuffix(".png"), name) for name in below(folder).names("samples")]
     grids = [(int(step), name) for step, name in named if step.isdigit() and name == f"step-{step}.png"]
     found = ((step, _picture(folder, f"samples/{name}")) for step, name in _evenly(sorted(grids), MOST_GRIDS))
-    return [(step, content) for step, content in found if content is not None]
+    return [{"step": step, "image": _address(content)} for step, content in found if content is not None]
 
 
 def _picture(folder: Path, name: str) -> bytes | None:

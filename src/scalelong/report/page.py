@@ -4,7 +4,6 @@ The server is for this machine alone. It gives out the page and a mark of its st
 again. No file of the folder can be asked for, and nothing in it is run.
 """
 
-import io
 import json
 import logging
 from collections.abc import Iterator, Sequence
@@ -18,9 +17,8 @@ from threading import Event, Thread
 from .._version import __version__
 from ..config import ALARMS, METRICS, ROLLBACKS, SAMPLES, SCORES
 from ..errors import InvalidConfigError, RunFolderError, ScaleLongError
-from ..files import below, digest, write_bytes, write_text
-from ..optional import needs
-from .collect import collect, sample_grids
+from ..files import below, digest, write_text
+from .collect import collect
 
 logger = logging.getLogger(__name__)
 
@@ -34,34 +32,6 @@ def write_report(folders: Sequence[str | PathLike[str]], out: str | PathLike[str
     if Path(out).is_dir():
         raise RunFolderError(f"the report cannot be written to {out}, which is a folder: give a file, such as r.html")
     write_text(out, page)
-    return Path(out)
-
-
-TALLEST, FRAME, LAST = 512, 600, 3000
-"""The least pixels of a frame's longer side, and milliseconds of a frame and of the last one."""
-
-
-def write_timelapse(folder: str | PathLike[str], out: str | PathLike[str] | None = None) -> Path | None:
-    """The sample grids of a run in the order of their steps, as one GIF; None if there are fewer than two.
-
-    Without `out` it is samples.gif in the folder.
-    """
-    images = needs("PIL.Image", "report", "a time-lapse of samples")
-    frames = []
-    for _, content in sample_grids(Path(folder)):
-        with images.open(io.BytesIO(content), formats=("PNG",)) as image:
-            larger = max(1, round(TALLEST / max(image.size)))
-            size = (image.width * larger, image.height * larger)
-            frames.append(image.convert("RGB").resize(size, images.Resampling.NEAREST))
-    if len(frames) < 2:
-        return None
-    made = io.BytesIO()
-    times = [FRAME] * (len(frames) - 1) + [LAST]
-    frames[0].save(made, format="GIF", save_all=True, append_images=frames[1:], duration=times, loop=0)
-    if out is None:
-        below(folder).write_bytes("samples.gif", made.getvalue())
-        return Path(folder) / "samples.gif"
-    write_bytes(out, made.getvalue())
     return Path(out)
 
 
