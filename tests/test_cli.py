@@ -79,11 +79,11 @@ def test_help_of_every_command_answers_without_torch():
 
 EVERYWHERE = {
     "--quiet": OURS,
-    "--json": ["find", "range", "diagnose", "eval", "models", "lab theory", "lab probe", "lab tune", "lab coords"],
-    "--device": ["train", "sample", "eval", "diagnose", "range", "demo", "compare", "lab probe", "lab tune"],
-    "--out, --output-dir": ["train", "sample", "export", "diagnose", "range", "demo", "compare", "lab tune"],
+    "--json": ["find", "range", "diagnose", "eval", "models", "lab theory", "lab probe", "lab coords"],
+    "--device": ["train", "sample", "eval", "diagnose", "range", "demo", "compare", "lab probe"],
+    "--out, --output-dir": ["train", "sample", "export", "diagnose", "range", "demo", "compare", "lab probe"],
     "--steps, --max-train-steps": ["train", "range", "compare"],
-    "--steps, --num-inference-steps": ["sample", "eval", "lab tune"],
+    "--steps, --num-inference-steps": ["sample", "eval"],
 }
 
 
@@ -450,7 +450,6 @@ OUT = {
     "compare": [],
     "lab coords": [],
     "lab probe": ["runs/absent"],
-    "lab tune": ["runs/absent"],
 }
 
 

@@ -203,7 +203,6 @@ def run(folder: Path) -> dict[str, Any]:
         "sample": command("sample", str(short), "-n", "4", "--steps", "4"),
         "eval": command("eval", str(short), "-n", "32", *SCORED),
         "eval of averages": command("eval", str(folder / "monitored"), "-n", "32", "--weights", "ema:7%", *SCORED),
-        "tune": command("lab", "tune", str(short), "-n", "16", *SCORED),
         "diagnose": command("diagnose", *TINY[:2]),
         "attach": attach,
         "own loop": train_own_loop,

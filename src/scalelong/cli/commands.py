@@ -33,7 +33,6 @@ LAB = {
     "theory": "check the paper's theorems by measurement, as tables",
     "coords": "how far each block moves in a few steps, over widths: the check of μP",
     "probe": "what the layers of a trained network know about classes, by linear classifiers",
-    "tune": "coefficients of the long skips for sampling in few steps, with a test",
     "reproduce": "the figures and tables of the paper again, with a verdict on each (needs a clone)",
     "bench": "speed and memory on this machine against what one would run instead (needs a clone)",
 }
@@ -45,7 +44,7 @@ ALL = {**MAKE, **LOOK, **{f"lab {name}": purpose for name, purpose in LAB.items(
 MODULES = {
     **dict.fromkeys(("demo", "range"), "range"),
     **dict.fromkeys(("report", "export", "models"), "publish"),
-    **dict.fromkeys(("theory", "probe", "tune"), "lab"),
+    **dict.fromkeys(("theory", "probe"), "lab"),
 }
 """The module of a command, where it is not the one of its own name."""
 CLONE = {"bench": "benchmarks.catalogue", "reproduce": "research.reproduce.command"}

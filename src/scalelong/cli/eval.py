@@ -82,7 +82,7 @@ def _require_targets(options: argparse.Namespace) -> None:
             continue
         if not options.data:
             raise EvaluationError(f"{target} is not a run; to score a folder of images, say with what: --data DATA")
-        made = ("sampler", "steps", "guidance", "weights", "checkpoint", "tuned")
+        made = ("sampler", "steps", "guidance", "weights", "checkpoint")
         given = [f"`{name}`" for name in made if getattr(options, name) is not None]
         if given:
             raise EvaluationError(

@@ -1,4 +1,4 @@
-"""Studies: `scalelong lab theory`, `lab probe` and `lab tune`."""
+"""Studies: `scalelong lab theory` and `lab probe`."""
 
 from __future__ import annotations
 
@@ -96,10 +96,13 @@ def probe_parser() -> Parser:
 
 def run_probe(options: argparse.Namespace) -> int:
     from ..evaluation import TIMES, probe_run
-    from ..files import make_folder
+    from ..files import make_folder, refuse_link, refuse_links_in
 
     trained = shared.trained_run(options.run, options)
-    out = shared.folder_in(options.run, "probe", options)
+    out = options.out or options.run / "probe"
+    if options.out is None:
+        refuse_link(out)
+    refuse_links_in(out)
     trained.model.to(shared.device_of(options.device))
     names = ("data", "split", "layers", "images", "seed", "batch_size")
     given = {name: getattr(options, name) for name in names}
@@ -108,44 +111,4 @@ def run_probe(options: argparse.Namespace) -> int:
     found.save(make_folder(out) / f"{name}.json")
     print(found.to_json() if options.json else found)
     logger.info(f"written: {out / name}.json")
-    return 0
-
-
-# scalelong lab tune
-
-TUNE = """\
-Search the coefficients of the long skips with the lowest Fréchet distance, for a sampler and few steps.
-
-This is Skip-Tuning: κ_i on a straight line from 1 to κ_inner, which is tried
-on a grid. What is found is tested on other seeds and written to a
-file for `scalelong sample RUN --tuned FILE`."""
-
-
-def tune_parser() -> Parser:
-    made = Parser("lab tune", TUNE, "  scalelong lab tune runs/mine --steps 5\n", "RUN [OPTIONS]")
-    made.flag("run", "the run folder", kind=Path)
-    made.flag("-n --n --num-images", "of a trial", 512)
-    shared.add_sampling_flags(made, steps=10)
-    shared.add_feature_flags(made)
-    shared.add_out_flag(made, "folder of the results (default: tune in the run)")
-    shared.add_output_flags(made, "the result")
-    return made
-
-
-def run_tune(options: argparse.Namespace) -> int:
-    from ..console import Progress
-    from ..experiments import tune_run
-    from ..files import make_folder, read_text
-
-    trained, settings = shared.trained_run(options.run, options), shared.sample_settings(options)
-    out = shared.folder_in(trained.folder, "tune", options)
-    with Progress("trials") as progress:
-        device = shared.device_of(options.device)
-        more = {"run": trained, "settings": settings, "device": device, "progress": progress}
-        found = shared.call(tune_run, options, **more)
-    file = make_folder(out) / f"linear-{settings.sampler}{settings.steps}.json"
-    found.save(file)
-    print(read_text(file) if options.json else found)
-    logger.info(f"written: {file}")
-    logger.info(f"to use it: scalelong sample {options.run} --steps {settings.steps} --tuned {file}")
     return 0

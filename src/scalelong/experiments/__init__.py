@@ -6,7 +6,6 @@ engines           where jobs run: this machine, SLURM, Ray
 records, results  one run as a record; many as tables and verdicts (no torch)
 comparison        methods with equal seeds, also at several widths and rates
 rates, demo       the range of learning rates of a recipe; the demonstration
-tuning            κ after training
 
 Names load at first use: a report needs no torch.
 """

@@ -45,4 +45,3 @@ from .results import (
     verdict as verdict,
 )
 from .sweeps import run_all as run_all
-from .tuning import tune_run as tune_run
