@@ -79,7 +79,7 @@ def test_help_of_every_command_answers_without_torch():
 
 EVERYWHERE = {
     "--quiet": OURS,
-    "--json": ["find", "range", "diagnose", "eval", "models", "lab theory", "lab probe", "lab coords"],
+    "--json": ["find", "range", "diagnose", "eval", "models", "lab theory", "lab probe"],
     "--device": ["train", "sample", "eval", "diagnose", "range", "demo", "compare", "lab probe"],
     "--out, --output-dir": ["train", "sample", "export", "diagnose", "range", "demo", "compare", "lab probe"],
     "--steps, --max-train-steps": ["train", "range", "compare"],
@@ -448,7 +448,6 @@ OUT = {
     "diagnose": [],
     "range": [],
     "compare": [],
-    "lab coords": [],
     "lab probe": ["runs/absent"],
 }
 

@@ -12,7 +12,7 @@ from report.made_up import made_up_range, make_run
 from scalelong.cli import main
 from scalelong.config import recipe
 from scalelong.errors import ScaleLongError
-from scalelong.report import RunFolderError, collect, write_report
+from scalelong.report import RunFolderError, collect, page, write_report
 
 
 @pytest.fixture
@@ -190,6 +190,23 @@ def test_not_a_number_does_not_break_the_page(tmp_path):
         file.write('{"step": 101, "loss": NaN}\n{"step": 102, "lo')
     data = embedded(write_report([run], tmp_path / "r.html").read_text())
     assert data["runs"][0]["curves"]["loss"][1][-1] is None
+
+
+def test_a_report_that_is_watched_is_written_again(tmp_path, monkeypatch, capsys):
+    run, looks = make_run(tmp_path / "a", "none"), []
+
+    def sleep(_):
+        looks.append(embedded((run / "report.html").read_text())["reload"])
+        if len(looks) == 2:
+            raise KeyboardInterrupt
+        (run / "metrics.jsonl").write_text('{"step": 7, "loss": 0.5}\n')
+
+    monkeypatch.setattr(page.time, "sleep", sleep)
+    assert main(["report", str(run), "--watch"]) == 0
+    assert str(run / "report.html") in capsys.readouterr().out
+    data = embedded((run / "report.html").read_text())
+    assert (looks, data["reload"]) == ([page.WATCH_SECONDS] * 2, None), "the last one stays as it is"
+    assert data["runs"][0]["curves"]["loss"][0] == [7]
 
 
 def test_folders_without_runs_are_named(tmp_path, capsys):

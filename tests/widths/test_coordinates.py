@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from scalelong import InvalidConfigError, UViT
-from scalelong.cli import main
 from scalelong.mup import Coordinates, coordinates, width_options
 
 
@@ -81,16 +80,10 @@ def test_refusals():
         coordinates(mlp, (8, 16), inputs=(X,), rows=["nothing"], seeds=1)
 
 
-def test_the_command(capsys, tmp_path):
-    sizes = ["model_options.depth=2", "model_options.dim=16", "model_options.heads=2", "images.held_out=8"]
-    options = ["--seeds", "1", "--steps", "1", "--quiet", "--batch-size", "4", "--set", *sizes]
-    assert main(["lab", "coords", "digits-tiny", "--widths", "16,32", "--out", str(tmp_path / "out"), *options]) == 0
-    printed = capsys.readouterr().out
-    assert "slope of log change over log width" in printed
-    assert "decoder.0.merge" in printed
-    assert json.loads((tmp_path / "out" / "coords.json").read_text())["holds"].keys() == {"standard", "mup"}
-    assert main(["lab", "coords", *options, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["widths"] == [8, 16, 32]
+def test_all_numbers_are_written(table, tmp_path):
+    found = json.loads(table.save(tmp_path).read_text())
+    assert found["widths"] == [64, 128, 256]
+    assert found["holds"].keys() == {"standard", "mup", "mup:unit"}
 
 
 def test_a_network_whose_width_is_not_known():

@@ -39,7 +39,7 @@ INTERRUPTED, TERMINATED, CLOSED_PIPE = 128 + 2, 128 + 15, 128 + 13
 FILES = (".safetensors", ".html", ".json")
 """What `--out` ends with where it names a file."""
 
-PURPOSE = "Keeps UNets, U-ViTs and other networks with long skips training; shows why, and proves it"
+PURPOSE = "Keeps UNets, U-ViTs and other networks with long skip connections training; shows why, and proves it"
 
 EXAMPLES = """\
   scalelong demo                                     see the problem and the cure, in a few minutes

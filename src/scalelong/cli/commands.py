@@ -31,7 +31,6 @@ LOOK = {
 }
 LAB = {
     "theory": "check the paper's theorems by measurement, as tables",
-    "coords": "how far each block moves in a few steps, over widths: the check of μP",
     "probe": "what the layers of a trained network know about classes, by linear classifiers",
     "reproduce": "the figures and tables of the paper again, with a verdict on each (needs a clone)",
     "bench": "speed and memory on this machine against what one would run instead (needs a clone)",

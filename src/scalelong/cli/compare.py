@@ -39,7 +39,7 @@ def compare_parser() -> Parser:
 
 def run_compare(options: argparse.Namespace) -> int:
     from ..console import show_table
-    from ..experiments import best_rate_rows, sweep, sweep_rows
+    from ..experiments import best_rate_rows, sweep
 
     config = compare_config(options)
     methods = [*split(options.methods), *options.variants]
@@ -49,11 +49,9 @@ def run_compare(options: argparse.Namespace) -> int:
     found = sweep(config, methods, range(options.seeds), out, widths=widths, rates=rates, engine=engine)
     if found is None:
         return shared.left_to_do()
-    print()
-    if len(found) == 1:
-        print(next(iter(found.values())))
-    else:
-        show_table(sweep_rows(found))
+    for (width, rate), results in found.items():
+        named = [f"{name} {value:g}" for name, value in {"width": width, "rate": rate}.items() if value is not None]
+        print("\n".join(["", *([", ".join(named)] if named else []), str(results)]))
     if rates:
         print()
         show_table(best_rate_rows(found))

@@ -5,17 +5,18 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..errors import InvalidConfigError
 from . import shared
 from .parser import Parser
 
 # scalelong report
 
-REPORT = "Write one self-contained HTML file about runs: verdict, samples, curves, tables; or show it live (--serve)."
+REPORT = (
+    "Write one self-contained HTML file about runs: verdict, samples, curves, tables. --watch keeps it up to date."
+)
 REPORT_EXAMPLES = """\
   scalelong report runs/mine
   scalelong report runs/compare-digits-tiny --out comparison.html
-  scalelong report runs/mine --serve                    watch a run in a browser
+  scalelong report runs/mine --watch                    follow a run in a browser
 """
 
 
@@ -23,22 +24,19 @@ def report_parser() -> Parser:
     made = Parser("report", REPORT, REPORT_EXAMPLES, "RUN ... [OPTIONS]")
     made.flag("folders", "run folders, or folders that hold runs", nargs="+", metavar="RUN")
     made.flag("--out", "the file (default: report.html in the first folder)", kind=Path)
-    made.flag("--serve", "show the page live while a run goes on, on http://127.0.0.1 until Ctrl-C", False)
-    made.flag("--port", "of --serve; 0 takes a free one", 8765)
+    made.flag("--watch", "write it every ten seconds until Ctrl-C; an open page loads itself again", False)
     shared.add_quiet_flag(made)
     made.set_defaults(out_is_file=True)
     return made
 
 
 def run_report(options: argparse.Namespace) -> None:
-    from ..report import serve, write_report
+    from ..report import watch_report, write_report
 
-    if options.serve:
-        if len(options.folders) > 1 or options.out:
-            raise InvalidConfigError("`serve` takes one folder and no `out`: give the folder that holds the runs")
-        serve(options.folders[0], options.port)
-        return
-    print(f"report: {write_report(options.folders, options.out)}")
+    if options.watch:
+        watch_report(options.folders, options.out)
+    else:
+        print(f"report: {write_report(options.folders, options.out)}")
 
 
 # scalelong export

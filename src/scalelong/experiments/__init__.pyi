@@ -3,7 +3,6 @@ from .comparison import (
     best_rate_rows as best_rate_rows,
     compare as compare,
     sweep as sweep,
-    sweep_rows as sweep_rows,
 )
 from .demo import (
     demo_config as demo_config,

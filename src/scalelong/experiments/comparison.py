@@ -110,39 +110,19 @@ def _require_different(name: str, values: Sequence[float], field: str, methods: 
             raise InvalidConfigError(f"{variant.name} sets {field} itself, so `{name}` change nothing: leave one out")
 
 
-# Tables of a sweep
-
-
-def sweep_rows(found: Mapping[Cell, Results]) -> list[dict[str, str]]:
-    """A row per cell and method."""
-    base = baseline_of([entry.method for results in found.values() for entry in results.summaries])
-    return [
-        {
-            **_named(width=width, rate=rate),
-            "method": entry.method,
-            "held-out loss": spread(entry.held_out_loss, "{:.4f}"),
-            f"steps to {base}'s loss": "1 (baseline)" if entry.method == base else ratio_text(entry.steps_ratio),
-            "collapsed or diverged": f"{len({*entry.collapsed, *entry.diverged})} of {len(entry.seeds)}",
-        }
-        for (width, rate), results in found.items()
-        for entry in results.summaries
-    ]
-
-
 def best_rate_rows(found: Mapping[Cell, Results]) -> list[dict[str, str]]:
     """Best rate against best rate, a row per method and width: at one rate for all, a method may only like that rate
     better."""
     methods = [entry.method for entry in next(iter(found.values())).summaries]
-    widths, base = list(dict.fromkeys(width for width, _ in found)), baseline_of(methods)
-    by_width = {
-        width: {rate: found[width, rate] for rate in sorted(rate for each, rate in found if each == width and rate)}
-        for width in widths
-    }
-    return [
-        {"method": method, **_named(width=width), **_best_rate(method, base, by_width[width])}
-        for method in methods
-        for width in widths
-    ]
+    by_width: dict[int | None, dict[float, Results]] = {}
+    for (width, rate), results in sorted(found.items(), key=lambda item: item[0][1] or 0.0):
+        by_width.setdefault(width, {})[rate or 0.0] = results
+    rows = []
+    for method in methods:
+        for width, there in sorted(by_width.items(), key=lambda item: item[0] or 0):
+            named = {} if width is None else {"width": f"{width}"}
+            rows.append({"method": method, **named, **_best_rate(method, baseline_of(methods), there)})
+    return rows
 
 
 def _best_rate(method: str, base: str, there: Mapping[float, Results]) -> dict[str, str]:
@@ -166,7 +146,3 @@ def _best_rate(method: str, base: str, there: Mapping[float, Results]) -> dict[s
         f"steps to {base}'s loss at its best rate": "1 (baseline)" if method == base else ratio_text(ratios),
         "rates at which all seeds learned": " ".join(f"{each:g}" for each in well) or "none",
     }
-
-
-def _named(**values: float | None) -> dict[str, str]:
-    return {name: f"{value:g}" for name, value in values.items() if value is not None}

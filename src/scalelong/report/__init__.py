@@ -2,17 +2,12 @@
 
     scalelong report runs/compare-digits-tiny
     write_report(["runs/a", "runs/b"], "report.html")
-    serve("runs/a")                                       # the same page, live while the run goes on
+    watch_report(["runs/a"])                              # the same file, again and again while the run goes on
 
 collect   gathers what the page shows from run folders, as plain data
-page      puts template, style, script and data into one file, and serves it
+page      puts template, style, script and data into one file
 """
 
 from ..errors import RunFolderError as RunFolderError
 from .collect import collect as collect
-from .page import (
-    render as render,
-    serve as serve,
-    serving as serving,
-    write_report as write_report,
-)
+from .page import render as render, watch_report as watch_report, write_report as write_report

@@ -47,10 +47,10 @@ LEFT_OUT = ("epoch", "seconds", "loss_scale")
 RANGE = "range.json"
 
 
-def collect(folders: Sequence[str | PathLike[str]], *, may_be_empty: bool = False) -> dict[str, Any]:
+def collect(folders: Sequence[str | PathLike[str]]) -> dict[str, Any]:
     """Runs, methods and tables. A folder is a run, or holds runs (what `scalelong compare` writes)."""
     ranges = _ranges(map(Path, folders))
-    found = _find_runs(map(Path, folders), may_be_empty=may_be_empty or bool(ranges))
+    found = _find_runs(map(Path, folders), may_be_empty=bool(ranges))
     runs = [read_run(path) for path in found]
     runs.sort(key=lambda run: run.method != BASELINE)
     labelled = [replace(run, method=label) for run, label in zip(runs, _labels(runs), strict=True)]
@@ -75,7 +75,7 @@ def collect(folders: Sequence[str | PathLike[str]], *, may_be_empty: bool = Fals
     }
 
 
-def _find_runs(folders: Iterable[Path], *, may_be_empty: bool = False) -> list[Path]:
+def _find_runs(folders: Iterable[Path], *, may_be_empty: bool) -> list[Path]:
     found: list[Path] = []
     for folder in folders:
         if not folder.is_dir():
