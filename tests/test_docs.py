@@ -40,7 +40,7 @@ FENCE = re.compile(rf"^{REASON}```(?P<language>\w*)[^\n]*\n(?P<code>.*?)^```", r
 
 PRINTED = re.compile(r"```\n+<!-- printed -->\n```text\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
-RUN_ELSEWHERE = {"docs/data.md": "tests/data/test_data_access.py", "docs/export.md": "tests/export/test_model.py"}
+RUN_ELSEWHERE = {"docs/data.md": "tests/data/test_data_access.py"}
 """Pages whose examples need what another test has at hand."""
 EXCERPTS = "docs/integrations/"
 """The pages in this folder show parts of examples/integrations, which tests/integrations runs whole."""

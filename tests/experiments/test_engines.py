@@ -14,7 +14,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from scalelong.cli import main
+from scalelong.cli import find_command, main
+from scalelong.cli.shared import engine_of
 from scalelong.config import TrainConfig, dump_config, recipe
 from scalelong.errors import InvalidConfigError, MissingDependencyError, RunFailedError
 from scalelong.experiments import PlannedRun, engines, make_engine, plan_runs, run_all, sweeps
@@ -101,6 +102,13 @@ def test_clusters_and_gpus_that_are_not_there(tmp_path, monkeypatch):
     make_engine("local", gpus=2).check()
     with pytest.raises(RunFailedError, match=r"`gpus` 3.*found 2"):
         make_engine("local", gpus=3).check()
+
+
+def test_the_flags_of_a_command_reach_the_engine():
+    words = "--engine slurm --jobs 3 --cpus-per-run 2 --gpus-per-run 1 --engine-options partition=gpu time=240"
+    engine = engine_of(find_command("compare").parser().parse_args(words.split()))
+    assert (engine.name, engine.jobs, engine.cpus, engine.gpus) == ("slurm", 3, 2, 1)
+    assert engine.options == {"partition": "gpu", "time": 240}
 
 
 # This machine: a run per core, or per GPU

@@ -187,7 +187,7 @@ def test_rates_and_widths_are_a_grid(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--base-width", "48", "--widths", "50,96", "--rates", "1e-3"], "no multiple of the head size 24"),
+        (["--set", "base_width=48", "--widths", "50,96", "--rates", "1e-3"], "no multiple of the head size 24"),
         (["--widths", "48,48", "--rates", "1e-3"], "--widths must name different values"),
     ],
 )

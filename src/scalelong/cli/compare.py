@@ -29,7 +29,8 @@ def compare_parser() -> Parser:
     shared.add_out_flag(made, "folder of the results (default: runs/compare-RECIPE, with a hash of other values)")
     made.flag("--rates", "compare at several learning rates, and best rate with best rate: 2e-3,4e-3", kind=floats)
     made.flag("--widths", "compare at several widths of the network: 64,128", kind=integers)
-    made.flag("--base-width", "train by μP: the width where the rate was tuned", kind=int, rare=True)
+    shared.add_set_flag(made)
+    made.flag("--every", "steps between readings of features (default: about 250 per run)", kind=int, rare=True)
     made.flag("--scores", "samples for the Fréchet distance at the end (default: none)", 0)
     shared.add_device_flag(made)
     shared.add_engine_flags(made)
@@ -60,7 +61,7 @@ def run_compare(options: argparse.Namespace) -> int:
 
 
 def compare_config(options: argparse.Namespace) -> TrainConfig:
-    config = shared.run_config(options)
+    config = shared.with_set(shared.run_config(options), options)
     shared.require_seeds(options.seeds)
     steps, logging = options.steps or config.steps, config.logging
     # Curves need more points than a long run's log, and every method is judged at the same steps.
@@ -70,10 +71,10 @@ def compare_config(options: argparse.Namespace) -> TrainConfig:
         "logging.samples_every": max(1, steps // 4) if logging.samples_every is None else logging.samples_every,
         "logging.trackers": (),
     }
+    if options.every:
+        values["logging.monitor_every"] = options.every
     if options.scores:
         values |= {"logging.scores_every": steps, "logging.scores_images": options.scores}
-    if options.base_width is not None:
-        values["optimizer.base_width"] = options.base_width
     if options.device is not None:
         values["hardware.cpu"] = shared.is_cpu(options.device)
     return with_values(config, values)
@@ -86,6 +87,6 @@ def default_out(options: argparse.Namespace, config: TrainConfig) -> Path:
     from ..files import key_of
 
     folder = f"compare-{'custom' if options.config and not options.recipe else options.recipe or 'digits-tiny'}"
-    if any((options.config, options.data, options.steps, options.scores, options.base_width)):
+    if any((options.config, options.data, options.steps, options.scores, options.set)):
         folder += f"-{key_of(recorded_values(config))[:6]}"
     return Path("runs") / folder

@@ -10,9 +10,7 @@ from .parser import Parser
 
 # scalelong report
 
-REPORT = (
-    "Write one self-contained HTML file about runs: verdict, samples, curves, tables. --watch keeps it up to date."
-)
+REPORT = "Write one self-contained HTML file about runs: verdict, samples, curves, tables. --watch keeps it up to date."
 REPORT_EXAMPLES = """\
   scalelong report runs/mine
   scalelong report runs/compare-digits-tiny --out comparison.html

@@ -209,7 +209,8 @@ def engine_of(options: argparse.Namespace) -> Engine:
     """The engine that the flags ask for."""
     from ..experiments import make_engine
 
-    return call(make_engine, options, name=options.engine)
+    given = {name: getattr(options, name) for name in ("jobs", "cpus", "gpus", "options")}
+    return make_engine(options.engine, **given)
 
 
 def left_to_do() -> int:

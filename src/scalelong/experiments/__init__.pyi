@@ -35,7 +35,6 @@ from .records import (
 )
 from .results import (
     Results as Results,
-    baseline_of as baseline_of,
     fisher_p as fisher_p,
     interval as interval,
     ratio_text as ratio_text,

@@ -10,4 +10,4 @@ page      puts template, style, script and data into one file
 
 from ..errors import RunFolderError as RunFolderError
 from .collect import collect as collect
-from .page import render as render, watch_report as watch_report, write_report as write_report
+from .page import watch_report as watch_report, write_report as write_report
