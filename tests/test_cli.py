@@ -11,7 +11,7 @@ import textwrap
 import pytest
 
 from scalelong import cli
-from scalelong.cli import ALL, LAB, find_command, main
+from scalelong.cli import ALL, COMMANDS, LAB, find_command, main
 from scalelong.cli.parser import Parser
 from scalelong.config import TrainConfig
 from scalelong.errors import InvalidConfigError
@@ -79,11 +79,11 @@ def test_help_of_every_command_answers_without_torch():
 
 EVERYWHERE = {
     "--quiet": OURS,
-    "--json": ["find", "range", "diagnose", "eval", "models", "lab theory", "lab probe"],
-    "--device": ["train", "sample", "eval", "diagnose", "range", "demo", "compare", "lab probe"],
-    "--out, --output-dir": ["train", "sample", "export", "diagnose", "range", "demo", "compare", "lab probe"],
+    "--json": ["find", "range", "diagnose", "eval", "models", "lab theory", "lab probe", "lab tune", "lab coords"],
+    "--device": ["train", "sample", "eval", "diagnose", "range", "demo", "compare", "lab probe", "lab tune"],
+    "--out, --output-dir": ["train", "sample", "export", "diagnose", "range", "demo", "compare", "lab tune"],
     "--steps, --max-train-steps": ["train", "range", "compare"],
-    "--steps, --num-inference-steps": ["sample", "eval"],
+    "--steps, --num-inference-steps": ["sample", "eval", "lab tune"],
 }
 
 
@@ -135,8 +135,8 @@ def test_names_in_help_are_the_real_ones():
 def test_models_are_listed_and_written_as_json(capsys):
     assert main(["models", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
-    assert listed["paper"][0]["preset"] == "cifar10-s2"
-    assert abs(listed["paper"][0]["difference"]) < 0.02
+    assert listed[0]["preset"] == "cifar10-s2"
+    assert abs(listed[0]["difference"]) < 0.02
     assert main(["models"]) == 0
     assert "260M" in capsys.readouterr().out
 
@@ -168,6 +168,26 @@ def test_a_core_installation_says_which_extra_is_missing(command, monkeypatch, c
     assert main([command, "--model", "digits-class"]) == 1
     assert "pip install 'scalelong[train]'" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_completion_asks_for_shtab_and_uses_it(monkeypatch, capsys):
+    without(monkeypatch, "shtab")
+    assert main(["--print-completion", "bash"]) == 1
+    assert "pip install 'scalelong[completion]'" in capsys.readouterr().err
+
+    class Shtab:
+        SUPPORTED_SHELLS = ("bash", "zsh")
+
+        @staticmethod
+        def complete(parser, shell):
+            return f"{shell}: {sorted(parser._subparsers._group_actions[0].choices)}"
+
+    monkeypatch.setitem(sys.modules, "shtab", Shtab())
+    assert main(["--print-completion=zsh"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("zsh: ")
+    assert all(f"'{name}'" in printed for name in COMMANDS)
+    assert main(["--print-completion", "powershell"]) == 1
 
 
 # Before anything long begins
@@ -214,16 +234,34 @@ def test_a_range_finds_rates_gives_a_verdict_first_and_asks_before_it_takes_long
     assert ("give --yes" in printed) == bool(code)
 
 
+def test_a_range_on_an_engine_is_not_trained_here(monkeypatch, tmp_path, capsys):
+    from scalelong.experiments import engines
+
+    given: list[str] = []
+
+    def ranged(config, engine, **_):
+        given.append(engine.name)
+        return Found()
+
+    monkeypatch.setattr("scalelong.experiments.rates.config_range", ranged)
+    monkeypatch.setattr(engines.SubmititEngine, "check", lambda _: None)
+    command = ["range", "--recipe", "digits-tiny", "--methods", "none", "--engine", "submitit", "--out", str(tmp_path)]
+    assert main(command) == 0
+    assert given == ["submitit"]
+    assert main([*command, "--gpus-per-run", "2"]) == 1
+    assert "leave out --gpus-per-run" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["range", "diagnose"])
 def test_a_folder_means_the_network_that_train_would_take(command, monkeypatch, capsys, tmp_path):
     from scalelong.config import with_values
-    from scalelong.errors import DataError
+    from scalelong.errors import UnfinishedError
 
     sized = with_values(TrainConfig(data="photos"), {"model": "unet/small", "batch_size": 32, "images.size": 16})
     monkeypatch.setattr("scalelong.cli.shared.sized_config", lambda *_: sized)
 
     def stop(*_, **__):
-        raise DataError("far enough")
+        raise UnfinishedError("far enough")
 
     for place in ("rates.config_range", "plan.diagnose_config"):
         monkeypatch.setattr(f"scalelong.experiments.{place}", stop)
@@ -448,7 +486,9 @@ OUT = {
     "diagnose": [],
     "range": [],
     "compare": [],
+    "lab coords": [],
     "lab probe": ["runs/absent"],
+    "lab tune": ["runs/absent"],
 }
 
 

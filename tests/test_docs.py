@@ -26,7 +26,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from scalelong.cli import ALL, find_command, main
+from scalelong.cli import COMMANDS, LAB, find_command, main
 from scalelong.scaling import METHODS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -40,7 +40,7 @@ FENCE = re.compile(rf"^{REASON}```(?P<language>\w*)[^\n]*\n(?P<code>.*?)^```", r
 
 PRINTED = re.compile(r"```\n+<!-- printed -->\n```text\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
-RUN_ELSEWHERE = {"docs/data.md": "tests/data/test_data_access.py"}
+RUN_ELSEWHERE = {"docs/data.md": "tests/data/test_data_access.py", "docs/export.md": "tests/export/test_model.py"}
 """Pages whose examples need what another test has at hand."""
 EXCERPTS = "docs/integrations/"
 """The pages in this folder show parts of examples/integrations, which tests/integrations runs whole."""
@@ -157,7 +157,7 @@ def is_whole(command: str) -> bool:
 
 
 def mentioned_in(text: str) -> list[str]:
-    """`scalelong lab probe RUN --times` within a sentence. Only its flags are looked at."""
+    """`scalelong lab tune RUN --steps` within a sentence. Only its flags are looked at."""
     return re.findall(r"`(scalelong [a-z]+ [^`\n]+)`", FENCE.sub("", text))
 
 
@@ -172,7 +172,7 @@ def split(command: str) -> tuple[str, list[str]]:
 
 
 def parser_of(name: str) -> argparse.ArgumentParser:
-    if name not in ALL:
+    if name not in {*COMMANDS, *(f"lab {study}" for study in LAB)}:
         raise ValueError(f"there is no command {name!r}")
     return find_command(name).parser()
 
@@ -215,6 +215,7 @@ SHORT = {
     "train": "--steps 1 --batch-size 2 --samples 2 --sampler-steps 1",
     "sample": "-n 2 --steps 1",
     "eval": "-n 20 --steps 1 --features random",
+    "lab tune": "-n 16 --steps 1 --features random",
     "compare": "--steps 1 --seeds 1 --jobs 1 --out runs/compare-digits-tiny",
     "range": "--steps 2 --seeds 1 --jobs 1 --methods none --rates 1e-3 --set model_options.depth=4",
 }
@@ -258,8 +259,8 @@ def test_an_argument_that_does_not_exist_is_noticed():
     for wrong in ("scalelong smaple runs/x", "scalelong sample runs/x --sede 3", "scalelong train --lrr 3"):
         with pytest.raises(ValueError, match="there is no"):
             require_flags(wrong)
-    with pytest.raises(ValueError, match="whole_number"):
+    with pytest.raises(ValueError, match="whole number"):
         require_arguments("scalelong demo --seed x")
     page = "```\n$ scalelong find a.py \\\n  --json\n```\n\n    scalelong lab theory\n    scalelong diagnose ...\n"
     assert commands_in(page) == ["scalelong find a.py    --json", "scalelong lab theory"]
-    assert mentioned_in("see `scalelong lab probe RUN --times`") == ["scalelong lab probe RUN --times"]
+    assert mentioned_in("see `scalelong lab tune RUN --steps`") == ["scalelong lab tune RUN --steps"]

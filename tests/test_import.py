@@ -16,7 +16,7 @@ PACKAGE = Path(scalelong.__file__).parent
 
 # Everything optional that is installed beside the package.
 HEAVY = ["accelerate", "datasets", "diffusers", "matplotlib", "monai", "pandas", "PIL", "rich", "safetensors"]
-HEAVY += ["ray", "scipy", "submitit", "tensorboard", "transformers", "yaml"]
+HEAVY += ["ray", "scipy", "submitit", "tensorboard", "transformers", "shtab", "yaml"]
 
 PROBE = """
 import json, sys

@@ -238,7 +238,7 @@ def test_the_wheel_installs_in_an_empty_environment(wheel, tmp_path):
     assert said.returncode == 0, said.stderr
     assert "[1.0, 0.7]" in said.stdout
     scalelong_command = tmp_path / "empty" / "bin" / "scalelong"
-    for arguments in (["--version"], ["--help"], ["train", "--help"], ["lab", "probe", "--help"]):
+    for arguments in (["--version"], ["--help"], ["train", "--help"], ["lab", "coords", "--help"]):
         subprocess.run([str(scalelong_command), *arguments], check=True, capture_output=True)
     # With `train`, from the wheel: a run of the digits.
     subprocess.run([*install[:-1], f"{wheel}[train]"], check=True)

@@ -51,6 +51,9 @@ from .evaluation import (
     LinearProbe as LinearProbe,
     linear_probe as linear_probe,
 )
+from .export import (
+    export_model as export_model,
+)
 from .finding import LongSkip as LongSkip, SkipPlan as SkipPlan, find_skips as find_skips
 from .models import (
     UViT as UViT,

@@ -16,6 +16,7 @@ from .errors import InvalidConfigError, MissingDependencyError, ScaleLongError
 # The name to install, where it is not the name to import.
 DISTRIBUTIONS = {
     "PIL": "pillow",
+    "huggingface_hub": "huggingface-hub",
     "pillow_heif": "pillow-heif",
     "torch_fidelity": "torch-fidelity",
     "yaml": "pyyaml",

@@ -29,7 +29,7 @@ def counted(tmp_path_factory):
 
 USES = (
     *("train 20", "train 40", "hooked 40", "monitored 40", "resume 40", "resume with dropout", "sample", "eval"),
-    *("eval of averages", "diagnose", "attach", "own loop", "range 20", "without float64"),
+    *("eval of averages", "diagnose", "tune", "attach", "own loop", "range 20", "without float64"),
 )
 
 

@@ -112,8 +112,11 @@ def test_eval_of_a_folder(
     folder.mkdir()
     for i, image in enumerate(digits.fetch(range(40)).images):
         Image.fromarray(image[0].numpy()).save(folder / f"{i}.png")
-    assert main(["eval", str(folder), "--data", "digits"]) == 0
+    assert main(["eval", str(folder), "--data", "digits", "--statistics", str(tmp_path / "stats.npz")]) == 0
     assert "Fréchet distance" in capsys.readouterr().out
+    with np.load(tmp_path / "stats.npz") as arrays:
+        assert arrays["mu"].shape == (256,)
+        assert arrays["sigma"].shape == (256, 256)
     (scores,) = stored_scores(folder)
     assert scores.protocol.images == 40
     assert scores.protocol.sampler is None

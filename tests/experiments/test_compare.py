@@ -4,7 +4,6 @@ import hashlib
 import json
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import replace
 
@@ -14,11 +13,18 @@ import torch
 from scalelong.cli import main
 from scalelong.cli.compare import compare_config, compare_parser, default_out
 from scalelong.cli.parser import split
-from scalelong.config import TrainConfig, dump_config, recipe
+from scalelong.config import TrainConfig, dump_config, recipe, to_dict
 from scalelong.errors import CollapseError, InvalidConfigError, RunFailedError, RunFolderError
-from scalelong.experiments import PlannedRun, compare, plan as runs_module, plan_runs, run_all, sweep
-from scalelong.experiments.sweeps import write_job
-from scalelong.files import locked
+from scalelong.experiments import (
+    PlannedRun,
+    compare,
+    plan as runs_module,
+    plan_runs,
+    run_all,
+    status_text,
+    sweep,
+)
+from scalelong.experiments.sweeps import make_job
 from scalelong.report import collect
 from scalelong.runs import build_model, load_images, saved_steps, shape_of
 from scalelong.training import TrainState, train
@@ -100,10 +106,15 @@ def test_the_table_and_the_files_of_a_comparison(finished):
     assert (out / "table.txt").read_text() == f"{finished}\n"
     assert len(json.loads((out / "comparison.json").read_text())) == 3
     assert json.loads((out / "diagnosis.json").read_text())["rows"]
+
+
+def test_readings_are_recorded_with_the_run(finished):
     lines = [json.loads(line) for line in (finished.runs[0].folder / "metrics.jsonl").read_text().splitlines()]
     readings = [line for line in lines if "kappa/1" in line]
     assert [line["step"] for line in readings] == [1, 2, 3, 4, 5, 6]
     assert {"probe_block_rms/middle", "probe_skip_rms/2"} <= set(readings[0])
+    # The first step has no gradient yet: the monitor is made after it.
+    assert "gradient_norm/middle" in readings[1]
 
 
 def test_finished_runs_are_not_repeated(finished, caplog):
@@ -278,7 +289,9 @@ def test_images_that_were_changed_in_place_are_noticed(two_steps):
 
 def test_runs_end_with_the_comparison_that_started_them(tmp_path):
     """The pipe to a run closes when the comparison is killed: the run saves what it has, and ends."""
-    write_job(PlannedRun("none", 0, tmp_path / "run", small(100_000)), tmp_path)
+    run = PlannedRun("none", 0, tmp_path / "run", small(100_000))
+    described = {"kind": "run", "method": "none", "changes": {}, "folder": "../run"}
+    make_job(tmp_path, "run", {**described, "config": to_dict(run.config)})
     child = subprocess.Popen(
         [sys.executable, "-m", "scalelong.experiments", str(tmp_path / "jobs" / "run.json"), "--tied"],
         stdin=subprocess.PIPE,
@@ -289,29 +302,24 @@ def test_runs_end_with_the_comparison_that_started_them(tmp_path):
     assert child.stdin is not None
     assert child.stdout is not None
     assert any(line.startswith("step 3/") for line in child.stdout)
+    assert run.at_work
+    assert "1 runs: 1 running" in status_text(tmp_path)
     child.stdin.close()
     assert "stopped by SIGTERM" in child.stdout.read()
     child.stdout.close()
     assert child.wait() == 130
+    assert not run.at_work
     assert saved_steps(tmp_path / "run" / "checkpoints")[-1] >= 3
+    assert "1 runs: 1 stopped" in status_text(tmp_path)
 
 
-def test_a_run_that_another_process_trains_is_waited_for(tmp_path):
+def test_a_run_that_another_process_trains_is_waited_for(tmp_path, monkeypatch):
     run = plan_runs(small(2), ["none"], [0], tmp_path)[0]
-    run.folder.mkdir()
-    ends: list[float] = []
-
-    def hold():
-        with locked(run.folder, wait=False):
-            time.sleep(0.5)
-        ends.append(time.monotonic())
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    time.sleep(0.2)
+    looks = iter([True, True, False])
+    monkeypatch.setattr(PlannedRun, "at_work", property(lambda _: next(looks)))
+    monkeypatch.setattr(time, "sleep", lambda _: None)
     assert run_all([run], jobs=1)
-    assert ends
-    thread.join()
+    assert next(looks, "all looked at") == "all looked at"
 
 
 # Runs that end before their last step are results
@@ -356,3 +364,17 @@ def test_a_run_that_collapses_after_its_rollbacks_is_a_result(tmp_path, monkeypa
     assert found.summaries[0].collapsed == [0]
     assert found.summaries[0].diverged == []
     assert collect([tmp_path])["runs"]
+
+
+def test_a_comparison_adds_no_hook_to_training(tmp_path, monkeypatch):
+    """With a hook, the trainer waits for the device at every step."""
+    given: list[object] = []
+
+    def watched(config, folder, **options):
+        assert json.loads((folder / "variant.json").read_text())["name"] == "none"
+        given.append(options.get("hooks", ()))
+        return train(config, folder, **options)
+
+    monkeypatch.setattr(runs_module, "train", watched)
+    run_all(plan_runs(small(2), ["none"], [0], tmp_path), jobs=1)
+    assert given == [()]

@@ -2,6 +2,7 @@
 
 import json
 import math
+from itertools import pairwise
 
 import pytest
 from scipy import stats
@@ -78,6 +79,18 @@ def test_a_short_run_is_read_whole_and_foreign_lines_are_left_out(tmp_path):
     found = read_curves(folder)
     assert found["loss"].steps == tuple(range(1, 1001))
     assert found["loss"].values[-1] == 1e-3
+
+
+def test_a_long_run_is_thinned_and_rare_lines_are_kept(tmp_path):
+    lines = [{"step": step, "loss": 1.0} for step in range(1, 20_001)]
+    lines += [{"step": step, "held_out_loss": 1 / step} for step in range(3000, 20_001, 3000)]
+    found = read_curves(write_metrics(tmp_path / "run", lines))
+    assert found["held_out_loss"].steps == tuple(range(3000, 20_001, 3000))
+    steps = found["loss"].steps
+    assert 4096 <= len(steps) <= 8193
+    assert (steps[0], steps[-1]) == (1, 20_000)
+    distances = {after - before for before, after in pairwise(steps[:-1])}
+    assert len(distances) == 1, "scores of oscillation need equal distances"
 
 
 def test_a_record_knows_the_name_of_its_variant(tmp_path):

@@ -18,7 +18,8 @@ from scalelong.cli import find_command, main
 from scalelong.cli.shared import engine_of
 from scalelong.config import TrainConfig, dump_config, recipe
 from scalelong.errors import InvalidConfigError, MissingDependencyError, RunFailedError
-from scalelong.experiments import PlannedRun, engines, make_engine, plan_runs, run_all, sweeps
+from scalelong.experiments import PlannedRun, config_range, engines, make_engine, plan_runs, run_all, sweeps
+from scalelong.experiments.__main__ import do
 from scalelong.experiments.engines import Job, LocalEngine, OnNode
 
 TIMES = ("seconds", "seconds_per_step", "images_per_second")
@@ -156,13 +157,12 @@ def test_options_go_to_submitit_or_to_sbatch(tmp_path, monkeypatch):
     monkeypatch.setattr(submitit.SlurmExecutor, "affinity", classmethod(lambda _: 2))
     monkeypatch.setattr("shutil.which", lambda _: "/bin/sbatch")
     monkeypatch.setattr(submitit.AutoExecutor, "submit", submit)
-    options = {"partition": "gpu", "account": "lab", "setup": "module load cuda", "time": 240}
-    engine = make_engine("slurm", gpus=2, options=options)
+    engine = make_engine("slurm", gpus=2, options={"partition": "gpu", "account": "lab", "licenses": "a", "time": 240})
     engine.check()
     engine.start(Job("depth-2/none", tmp_path / "jobs" / "depth-2" / "none.json", tmp_path / "log"))
-    wanted = {"time": 240, "gpus_per_node": 2, "cpus_per_task": 1, "setup": ["module load cuda"]}
+    wanted = {"partition": "gpu", "account": "lab", "time": 240, "gpus_per_node": 2, "cpus_per_task": 1}
     assert wanted.items() <= given.items()
-    assert given["additional_parameters"] == {"partition": "gpu", "account": "lab"}
+    assert given["additional_parameters"] == {"licenses": "a"}
     assert given["folder"] == tmp_path / "jobs" / "submitit"
 
 
@@ -175,6 +175,17 @@ def test_a_sweep_keeps_its_number_of_threads(tmp_path, caplog):
     assert "began with" not in caplog.text
     assert sweeps.agreed_threads(LocalEngine(cpus=1), tmp_path, 1) == 1
     assert "began with 3 thread(s)" in caplog.text
+
+
+def test_status(undisturbed, tmp_path, capsys):
+    folder = undisturbed[0].folder.parent
+    assert main(["compare", "--status", "--out", str(folder)]) == 0
+    printed = capsys.readouterr().out
+    assert "4/4" in printed
+    assert "2 runs: 2 finished" in printed
+    assert main(["compare", "--status", "--out", str(tmp_path)]) == 1
+    sweeps.make_job(tmp_path, "a", {**json.loads((folder / "jobs" / "none-seed0.json").read_text()), "folder": "../a"})
+    assert "1 runs: 1 waiting" in sweeps.status_text(tmp_path)
 
 
 class Ray:
@@ -229,6 +240,31 @@ def test_a_sweep_that_was_killed_is_continued(name, tmp_path, undisturbed, monke
     # On Ray again; the others in this process, which is quicker.
     assert run_all(runs, engine=make_engine("ray" if name == "ray" else "local", jobs=1, cpus=1))
     assert [result(run) for run in runs] == [result(run) for run in undisturbed]
+
+
+class Here(LocalEngine):
+    """Does jobs in this process."""
+
+    def start(self, job):
+        assert do(job.file)
+        return SimpleNamespace(poll=lambda: 0)
+
+
+def test_a_range_in_jobs_is_that_of_this_process(tmp_path, capsys):
+    wanted = {"rates": (1e-3, 1e-2), "methods": ("none", "cs"), "seeds": 1, "steps": 6}
+    config_range(tiny(), **wanted, jobs=1, out=tmp_path / "here")
+    config_range(tiny(), **wanted, out=tmp_path / "there", engine=Here())
+    here, there = (
+        sorted(
+            str({**json.loads(line), "seconds": 0})
+            for line in (tmp_path / name / "runs.jsonl").read_text().splitlines()
+        )
+        for name in ("here", "there")
+    )
+    assert here == there
+    assert (tmp_path / "there" / "range.json").exists()
+    assert main(["range", "--out", str(tmp_path / "there"), "--steps", "8", "--seeds", "1"]) == 1
+    assert "holds runs with other settings" in capsys.readouterr().err
 
 
 SAVES = """

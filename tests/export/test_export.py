@@ -18,7 +18,7 @@ from scalelong.cli import main
 from scalelong.config import DiffusionConfig, ImagesConfig, LoggingConfig, OptimizerConfig, TextConfig, TrainConfig
 from scalelong.errors import ExportError
 from scalelong.evaluation import SCORES, STORED, Protocol, Score, Scores, store
-from scalelong.export import export_run, model_card
+from scalelong.export import export_run, model_card, push_to_hub
 from scalelong.runs import save_png
 from scalelong.runs.load import load_run
 from scalelong.training import train
@@ -357,6 +357,29 @@ def test_a_card_shows_samples_and_no_place_of_this_machine(tmp_path: Path) -> No
         assert "![samples](samples.png)" in card
         shown = folder / "samples.png"
         assert shown.read_bytes() == (tmp_path / "run" / "samples" / "step-00000001.png").read_bytes()
+
+
+def test_push_to_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, object]] = []
+
+    class Hub:
+        def create_repo(self, name: str, private: bool, exist_ok: bool) -> None:
+            calls.append((name, private))
+
+        def upload_folder(self, repo_id: str, folder_path: str) -> str:
+            calls.append((repo_id, folder_path))
+            return "https://hub/commit"
+
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+    assert push_to_hub(tmp_path, "me/model") == "https://hub/commit"
+    assert calls == [("me/model", True), ("me/model", str(tmp_path))]
+
+    def offline(*_: object, **__: object) -> None:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(Hub, "create_repo", offline)
+    with pytest.raises(ExportError, match="no route to host"):
+        push_to_hub(tmp_path, "me/model")
 
 
 # Kills, and several exports to one place

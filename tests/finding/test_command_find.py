@@ -82,7 +82,7 @@ def test_python_file(capsys, tmp_path):
         (["absent.py"], "no file"),
         (["no_such_module:Class"], "cannot be imported"),
         (["diffusers:google/ddpm-cifar10-32"], "cannot be imported"),
-        (["diffusers:UNet2DModel", "--config", "{"], "no JSON object"),
+        (["diffusers:UNet2DModel", "--config", "{"], "not valid JSON"),
         (["diffusers:UNet2DModel", "--config", '{"wings": 2}'], "cannot be run with wings=2"),
         (["torch.nn:Identity", "--input", "x"], "takes a shape"),
         (["torch.nn:Identity", "--input", "1,3,8"], "no long skip"),

@@ -8,7 +8,7 @@ import pytest
 
 from report.browser import Browser
 from report.made_up import made_up_range, make_run
-from scalelong.report import write_report
+from scalelong.report import serving, write_report
 from scalelong.stability import RULE
 
 
@@ -197,19 +197,19 @@ def test_a_range_is_drawn(shared_browser, tmp_path):
 def test_skips_that_nothing_scales_are_folded_and_a_live_page_follows_the_run(shared_browser, tmp_path):
     run = make_run(tmp_path / "a", "none")
     shared_browser.errors.clear()
-    shared_browser.open(write_report([run], reload=1.0).as_uri())
-    lead = "document.getElementById('lead').textContent"
-    until(lambda: "100 steps" in shared_browser.run(lead))
-    assert shared_browser.run("document.getElementById('skips-fold').open") is False
-    top = "document.getElementById('{}').getBoundingClientRect().top"
-    assert shared_browser.run(f"{top.format('samples')} < {top.format('results')}")
-    with open(run / "metrics.jsonl", "a") as file:
-        file.write('{"step": 200, "loss": 0.4}\n')
-    write_report([run])
-    until(lambda: "200 steps" in shared_browser.run(lead))
-    shared_browser.run("document.querySelector('#skips-fold summary').click()")
-    until(lambda: shared_browser.run("document.querySelector('#maps svg').clientWidth") > 100)
-    shared_browser.open("about:blank#")
+    with serving(tmp_path) as address:
+        shared_browser.open(address)
+        lead = "document.getElementById('lead').textContent"
+        until(lambda: "100 steps" in shared_browser.run(lead))
+        assert shared_browser.run("document.getElementById('skips-fold').open") is False
+        top = "document.getElementById('{}').getBoundingClientRect().top"
+        assert shared_browser.run(f"{top.format('samples')} < {top.format('results')}")
+        shared_browser.run("document.querySelector('#skips-fold summary').click()")
+        until(lambda: shared_browser.run("document.querySelector('#maps svg').clientWidth") > 100)
+        with open(run / "metrics.jsonl", "a") as file:
+            file.write('{"step": 200, "loss": 0.4}\n')
+        until(lambda: "200 steps" in shared_browser.run(lead))
+        shared_browser.open("about:blank#")
     assert shared_browser.errors == []
 
 

@@ -12,7 +12,7 @@ from report.made_up import made_up_range, make_run
 from scalelong.cli import main
 from scalelong.config import recipe
 from scalelong.errors import ScaleLongError
-from scalelong.report import RunFolderError, collect, page, write_report
+from scalelong.report import RunFolderError, collect, write_report, write_timelapse
 
 
 @pytest.fixture
@@ -106,15 +106,30 @@ def test_scores_and_alarms_are_shown(tmp_path):
         ("12.5 [12, 13]", "ddim, 10 steps")
     ]
     assert [(alarm["step"], alarm["kind"]) for alarm in data["alarms"]] == [(80, "rollback"), (90, "spike")]
-    assert "numbers were not finite at step 95: on from here with 0.5 times the rate" in data["alarms"][0]["message"]
+    assert "with the rate 0.001 instead of 0.002" in data["alarms"][0]["message"]
+
+
+def test_samples_over_time_are_one_file(tmp_path):
+    from PIL import Image
+
+    run = make_run(tmp_path / "a", "none")
+    path = write_timelapse(run)
+    assert path is not None
+    assert path == run / "samples.gif"
+    with Image.open(path) as image:
+        assert (getattr(image, "n_frames", 1), image.size) == (2, (512, 512))
+    (run / "samples" / "step-00000050.png").unlink()
+    assert write_timelapse(run) is None
 
 
 def test_a_link_in_place_of_the_report_is_not_followed(tmp_path, capsys):
     run, mine = make_run(tmp_path / "a", "none"), tmp_path / "mine"
     mine.write_text("precious")
-    (run / "report.html").symlink_to(mine)
+    for name in ("report.html", "samples.gif"):
+        (run / name).symlink_to(mine)
     assert main(["report", str(run)]) == 0
     assert mine.read_text() == "precious"
+    assert (run / "samples.gif").read_bytes()[:3] == b"GIF"
 
 
 @pytest.mark.parametrize(
@@ -190,23 +205,6 @@ def test_not_a_number_does_not_break_the_page(tmp_path):
         file.write('{"step": 101, "loss": NaN}\n{"step": 102, "lo')
     data = embedded(write_report([run], tmp_path / "r.html").read_text())
     assert data["runs"][0]["curves"]["loss"][1][-1] is None
-
-
-def test_a_report_that_is_watched_is_written_again(tmp_path, monkeypatch, capsys):
-    run, looks = make_run(tmp_path / "a", "none"), []
-
-    def sleep(_):
-        looks.append(embedded((run / "report.html").read_text())["reload"])
-        if len(looks) == 2:
-            raise KeyboardInterrupt
-        (run / "metrics.jsonl").write_text('{"step": 7, "loss": 0.5}\n')
-
-    monkeypatch.setattr(page.time, "sleep", sleep)
-    assert main(["report", str(run), "--watch"]) == 0
-    assert str(run / "report.html") in capsys.readouterr().out
-    data = embedded((run / "report.html").read_text())
-    assert (looks, data["reload"]) == ([page.WATCH_SECONDS] * 2, None), "the last one stays as it is"
-    assert data["runs"][0]["curves"]["loss"][0] == [7]
 
 
 def test_folders_without_runs_are_named(tmp_path, capsys):

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -11,8 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from scalelong import CustomScaling
-from scalelong.attaching import scaling_of
 from scalelong.cli import main
 from scalelong.config import SAMPLERS
 from scalelong.diffusion import ImageMaker, SampleSettings, Unconditional, guided, requests
@@ -56,19 +53,6 @@ def test_unets_too(layout: torch.memory_format) -> None:
     assert whole[0].float().std() > 10
     for images in few:
         assert torch.equal(images, whole[0][:15])
-
-
-def test_other_constants_than_those_of_training(class_run: Path, tmp_path: Path) -> None:
-    """As `tune_skips` finds them. Learned ones are not replaced."""
-    run = load_run(class_run, scaling="custom:0.1")
-    assert scaling_of(run.model).config == CustomScaling((0.1,))
-    assert not torch.equal(run.sample(4, steps=3), load_run(class_run).sample(4, steps=3))
-    learned = tmp_path / "learned"
-    shutil.copytree(class_run, learned)
-    config = learned / "config.yaml"
-    config.write_text(config.read_text().replace("scaling: cs", "scaling: ls"))
-    with pytest.raises(InvalidConfigError, match="only constant ones"):
-        load_run(learned, scaling="custom:0.1")
 
 
 def test_averaged_weights_by_default(class_run: Path) -> None:

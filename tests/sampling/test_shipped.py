@@ -65,8 +65,8 @@ def test_on_the_command_line(capsys, tmp_path):
     assert main(["export", "--model", "digits-class", "--format", "safetensors"]) == 0
     assert list((tmp_path / "runs" / "digits-class" / "export-safetensors").glob("*.safetensors"))
     capsys.readouterr()
-    assert main(["models", "--json"]) == 0
-    assert [row["name"] for row in json.loads(capsys.readouterr().out)["trained"]] == list(NETWORKS)
+    assert main(["models", "--trained", "--json"]) == 0
+    assert [row["name"] for row in json.loads(capsys.readouterr().out)] == list(NETWORKS)
 
 
 def test_clear_errors(tmp_path):

@@ -162,23 +162,26 @@ def test_damage_and_other_runs_are_refused(trained, tmp_path):
     load_run(folder, weights="ema:7%")
 
 
-def test_commands_take_other_lengths(trained, tmp_path, capsys):
+def test_the_command_compares_and_writes(trained, tmp_path, capsys):
     _, folder, _ = trained
+    assert main(["eval", str(folder), "--ema-lengths", "7%,10%", "--json"]) == 0
+    losses = json.loads(capsys.readouterr().out)["held_out_loss"]
+    assert list(losses) == ["raw", "ema", "ema:7%", "ema:10%"]
     out = tmp_path / "w.safetensors"
-    assert main(["export", str(folder), "--weights", "ema:0.07", "--format", "safetensors", "--out", str(out)]) == 0
+    assert main(["export", str(folder), "--ema", "0.07", "--format", "safetensors", "--out", str(out)]) == 0
     assert "EMA:7% weights of step 150" in capsys.readouterr().out
     expected = load_run(folder, weights="ema:7%").model.state_dict()
     written = load_tensors(out)
     assert all(torch.equal(value, expected[name]) for name, value in written.items() if value.dtype == torch.float32)
     assert main(["sample", str(folder), "-n", "2", "--steps", "2", "--weights", "ema:7%"]) == 0
     assert (folder / "images" / "step150-ema7pct-dpm++2" / "samples.json").exists()
-    assert main(["export", str(folder), "--weights", "ema:50%"]) == 1
-    assert "must be from 0.5% to 28%" in capsys.readouterr().err
+    assert main(["export", str(folder), "--ema", "50%"]) == 1
+    assert "--ema must be from" in capsys.readouterr().err
 
 
 def test_a_run_without_tracks_says_how_to_get_them(tiny, tmp_path, capsys):
     train(replace(tiny, steps=4), tmp_path / "run")
-    assert main(["export", str(tmp_path / "run"), "--weights", "ema:10%"]) == 1
+    assert main(["export", str(tmp_path / "run"), "--ema", "10%"]) == 1
     assert "--ema-lengths 5% 10%" in capsys.readouterr().err
     assert not (tmp_path / "run" / "averages").exists()
     assert saved_steps(tmp_path / "run" / "checkpoints") == [0, 4]

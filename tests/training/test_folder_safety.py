@@ -74,6 +74,7 @@ COMMANDS = [
     ["report", "RUN", "--out", "NEW.html"],
     ["report", "RUN"],
     ["lab", "probe", "RUN", "--out", "NEW"],
+    ["lab", "tune", "RUN", "--out", "NEW"],
     ["compare", "--config", "RUN/config.yaml", "--methods", "none", "--seeds", "1", "--scores", "0", "--out", "FOLDER"],
 ]
 
@@ -199,7 +200,7 @@ def test_links_in_a_folder_of_many_runs_are_refused_before_any_work(name, comman
     assert "symbolic link" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["probe"])
+@pytest.mark.parametrize("command", ["tune", "probe"])
 def test_results_are_not_written_through_a_link_of_the_run(command, made, tmp_path, capsys):
     run = tmp_path / "run"
     shutil.copytree(made, run, symlinks=True)

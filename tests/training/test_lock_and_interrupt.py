@@ -48,6 +48,22 @@ def test_another_process_is_refused_until_it_dies(tmp_path):
         pass
 
 
+@pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="no /proc here")
+def test_a_holder_whose_lock_file_was_deleted_is_noticed(tmp_path):
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE)
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        (tmp_path / ".lock").unlink()
+        with pytest.raises(RunLockedError, match=f"process {holder.pid} on .*deleted"), locked(tmp_path, wait=False):
+            pass
+    finally:
+        holder.kill()
+        holder.communicate()
+    with locked(tmp_path, wait=False):  # a process that is gone holds nothing
+        pass
+
+
 FORK = """
 import os, pathlib, sys, time
 from scalelong.files import locked

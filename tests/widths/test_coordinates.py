@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from scalelong import InvalidConfigError, UViT
+from scalelong.cli import main
 from scalelong.mup import Coordinates, coordinates, width_options
 
 
@@ -80,12 +81,40 @@ def test_refusals():
         coordinates(mlp, (8, 16), inputs=(X,), rows=["nothing"], seeds=1)
 
 
-def test_all_numbers_are_written(table, tmp_path):
-    found = json.loads(table.save(tmp_path).read_text())
-    assert found["widths"] == [64, 128, 256]
-    assert found["holds"].keys() == {"standard", "mup", "mup:unit"}
+NETWORK = """
+import torch
+from torch import nn
+
+def model(width):
+    return nn.Sequential(nn.Linear(6, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 3))
+
+def example_inputs():
+    return torch.linspace(-1, 1, 24).view(4, 6)
+"""
 
 
-def test_a_network_whose_width_is_not_known():
+def test_the_command_for_any_model(tmp_path, capsys):
+    file = tmp_path / "small_network.py"
+    file.write_text(NETWORK)
+    options = ["--widths", "16,32,64", "--seeds", "1", "--steps", "1", "--quiet", "--out", str(tmp_path / "out")]
+    assert main(["lab", "coords", str(file), *options]) == 0
+    assert "slope of log change over log width" in capsys.readouterr().out
+    assert json.loads((tmp_path / "out" / "coords.json").read_text())["holds"].keys() == {"standard", "mup"}
+    assert main(["lab", "coords", str(file), *options, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["widths"] == [16, 32, 64]
+
+
+def test_the_command_for_recipes(capsys):
+    sizes = ["model_options.depth=2", "model_options.dim=16", "model_options.heads=2", "images.held_out=8"]
+    options = ["--seeds", "1", "--steps", "1", "--quiet", "--batch-size", "4", "--set", *sizes]
+    assert main(["lab", "coords", "digits-tiny", "--widths", "16,32", *options]) == 0
+    assert "decoder.0.merge" in capsys.readouterr().out
+    assert main(["lab", "coords", *options]) == 0
+    assert "8, 16, 32" in capsys.readouterr().out
+
+
+def test_the_command_refuses_what_is_no_model(capsys):
+    assert main(["lab", "coords", "nothing", "--quiet"]) == 1
+    assert "neither a recipe" in capsys.readouterr().err
     with pytest.raises(InvalidConfigError, match="the width of Linear is not known"):
         width_options(nn.Linear, {"in_features": 3}, 16)

@@ -180,6 +180,9 @@ def test_rates_and_widths_are_a_grid(tmp_path, monkeypatch):
         ("mup", "16", "0.002"),
         ("mup", "32", "0.002"),
     ]
+    heads = sweep(small(), ["none"], [0], tmp_path / "standard", widths=[16, 32])
+    assert heads is not None
+    assert {run.config["model_options.heads"] for run in heads[32, None].runs} == {4}, "without μP, as many as before"
     monkeypatch.setattr(type(found[16, 1e-3]), "mean_loss", lambda *_: math.inf)
     assert best_rate_rows(found)[-1]["best rate"] == "none"
 
@@ -187,7 +190,7 @@ def test_rates_and_widths_are_a_grid(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--set", "base_width=48", "--widths", "50,96", "--rates", "1e-3"], "no multiple of the head size 24"),
+        (["--base-width", "48", "--widths", "50,96", "--rates", "1e-3"], "no multiple of the head size 24"),
         (["--widths", "48,48", "--rates", "1e-3"], "--widths must name different values"),
     ],
 )

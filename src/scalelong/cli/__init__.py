@@ -33,7 +33,14 @@ from ..errors import (
     lacks_memory,
 )
 from ..files import refusal, require_file_place, require_folder_place, writing
-from .commands import ALL as ALL, COMMANDS as COMMANDS, GROUPS, LAB as LAB, find_command as find_command
+from .commands import (
+    ALL as ALL,
+    COMMANDS as COMMANDS,
+    GROUPS,
+    LAB as LAB,
+    completion_script,
+    find_command as find_command,
+)
 
 INTERRUPTED, TERMINATED, CLOSED_PIPE = 128 + 2, 128 + 15, 128 + 13
 FILES = (".safetensors", ".html", ".json")
@@ -54,8 +61,8 @@ def usage() -> str:
     lines = ["usage: scalelong COMMAND [OPTIONS]", "", f"{PURPOSE}.", "", "examples", EXAMPLES]
     for title, commands in GROUPS.items():
         lines += ["", title, *(f"  {name:<{width}}  {purpose}" for name, purpose in commands.items())]
-    more = "scalelong COMMAND --help shows its flags; --version prints the version; with --debug an error shows its"
-    return "\n".join([*lines, "", more, "traceback."])
+    more = "scalelong COMMAND --help shows its flags; --version prints the version; --print-completion bash (zsh, tcsh)"
+    return "\n".join([*lines, "", more, "prints a script for your shell. With --debug an error shows its traceback."])
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -72,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        code = _run(command, arguments, flags) if command in ALL else _answer(command)
+        code = _run(command, arguments, flags) if command in ALL else _answer(command, arguments)
         with writing("the standard output"):
             print(end="", flush=True)
         _leave_process_group(wait=True)
@@ -103,12 +110,14 @@ def main(arguments: list[str] | None = None) -> int:
             signal.signal(signal.SIGTERM, before)
 
 
-def _answer(command: str) -> int:
-    """What is printed where no command is named: help, the version, or the nearest command."""
+def _answer(command: str, rest: list[str]) -> int:
+    """What is printed where no command is named: help, the version, a completion, or the nearest command."""
     if command in ("", "-h", "--help"):
         print(usage())
     elif command == "--version":
         print(f"scalelong {__version__}")
+    elif command.partition("=")[0] == "--print-completion":
+        print(completion_script(*command.split("=")[1:], *rest))
     elif command in ("lab", "lab -h", "lab --help"):
         print("usage: scalelong lab COMMAND [OPTIONS]\n")
         print("\n".join(f"  {name:<9}  {purpose}" for name, purpose in LAB.items()))

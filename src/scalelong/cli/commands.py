@@ -6,13 +6,15 @@ imports the work, does it, and returns an exit code (None is 0). So `--help` ans
 `scalelong lab NAME` holds what serves studies. Two of these need the folders of a clone of the repository.
 """
 
+import argparse
 import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors import CheckoutNeededError
+from ..errors import CheckoutNeededError, InvalidConfigError
+from ..optional import needs
 
 MAKE = {
     "demo": "see a deep U-ViT collapse at a high rate, and what keeps it alive, in a few minutes",
@@ -31,7 +33,9 @@ LOOK = {
 }
 LAB = {
     "theory": "check the paper's theorems by measurement, as tables",
+    "coords": "how far each block moves in a few steps, over widths: the check of μP",
     "probe": "what the layers of a trained network know about classes, by linear classifiers",
+    "tune": "coefficients of the long skips for sampling in few steps, with a test",
     "reproduce": "the figures and tables of the paper again, with a verdict on each (needs a clone)",
     "bench": "speed and memory on this machine against what one would run instead (needs a clone)",
 }
@@ -43,7 +47,7 @@ ALL = {**MAKE, **LOOK, **{f"lab {name}": purpose for name, purpose in LAB.items(
 MODULES = {
     **dict.fromkeys(("demo", "range"), "range"),
     **dict.fromkeys(("report", "export", "models"), "publish"),
-    **dict.fromkeys(("theory", "probe"), "lab"),
+    **dict.fromkeys(("theory", "probe", "tune"), "lab"),
 }
 """The module of a command, where it is not the one of its own name."""
 CLONE = {"bench": "benchmarks.catalogue", "reproduce": "research.reproduce.command"}
@@ -75,3 +79,23 @@ def _of_clone(path: str, module: str) -> Any:
     if str(root) not in sys.path:
         sys.path.insert(0, str(root))
     return import_module(module)
+
+
+def completion_script(shell: str = "", *rest: str) -> str:
+    """A script that completes commands, flags and choices: source <(scalelong --print-completion bash)."""
+    shtab = needs("shtab", "completion", "`scalelong --print-completion`")
+    if shell not in shtab.SUPPORTED_SHELLS or rest:
+        raise InvalidConfigError(f"--print-completion takes one of {', '.join(shtab.SUPPORTED_SHELLS)}, got {shell!r}")
+    whole = argparse.ArgumentParser(prog="scalelong")
+    whole.add_argument("--version", action="store_true", help="print the version")
+    commands = whole.add_subparsers(parser_class=argparse.ArgumentParser)
+    lab = commands.add_parser("lab", help=COMMANDS["lab"]).add_subparsers(parser_class=argparse.ArgumentParser)
+    for path, purpose in ALL.items():
+        try:
+            parents = [find_command(path).parser()]
+        except CheckoutNeededError:  # its code is not installed: the name alone
+            parents = []
+        place = lab if path.startswith("lab ") else commands
+        options: Any = {"parents": parents, "add_help": False, "conflict_handler": "resolve"}
+        place.add_parser(path.removeprefix("lab "), help=purpose, **options)
+    return shtab.complete(whole, shell=shell)

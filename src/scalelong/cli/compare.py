@@ -1,7 +1,7 @@
 """Train the same recipe under several methods of scaling, with equal seeds, and compare.
 
 All methods share data order, noise and initial weights. Finished runs are not repeated: the same command continues an
-interrupted comparison.
+interrupted comparison, and --status shows how far it is.
 """
 
 import argparse
@@ -16,6 +16,7 @@ EXAMPLES = """\
   scalelong compare --methods none,cs:0.7,ls --seeds 5
   scalelong compare --recipe fashion-tiny --rates 2e-3,4e-3,8e-3
   scalelong compare --variants 'fast: scaling=cs:0.7 lr=2e-3' 'deep: model_options.depth=12'
+  scalelong compare --status                            how far the runs are
 """
 
 
@@ -27,8 +28,10 @@ def compare_parser() -> Parser:
     shared.add_run_flags(made)
     made.flag("--steps --max-train-steps", "training steps of each run", kind=int)
     shared.add_out_flag(made, "folder of the results (default: runs/compare-RECIPE, with a hash of other values)")
+    made.flag("--status", "train nothing: show how far the runs of the folder are", False)
     made.flag("--rates", "compare at several learning rates, and best rate with best rate: 2e-3,4e-3", kind=floats)
     made.flag("--widths", "compare at several widths of the network: 64,128", kind=integers)
+    made.flag("--base-width", "train by μP: the width where the rate was tuned", kind=int, rare=True)
     shared.add_set_flag(made)
     made.flag("--every", "steps between readings of features (default: about 250 per run)", kind=int, rare=True)
     made.flag("--scores", "samples for the Fréchet distance at the end (default: none)", 0)
@@ -40,12 +43,16 @@ def compare_parser() -> Parser:
 
 def run_compare(options: argparse.Namespace) -> int:
     from ..console import show_table
-    from ..experiments import best_rate_rows, sweep
+    from ..experiments import best_rate_rows, status_text, sweep
 
     config = compare_config(options)
     methods = [*split(options.methods), *options.variants]
     require(bool(methods), "`methods` must name at least one method, for example none,cs")
-    out, engine = options.out or default_out(options, config), shared.engine_of(options)
+    out = options.out or default_out(options, config)
+    if options.status:
+        print(status_text(out))
+        return 0
+    engine = shared.engine_of(options)
     widths, rates = options.widths or (), options.rates or ()
     found = sweep(config, methods, range(options.seeds), out, widths=widths, rates=rates, engine=engine)
     if found is None:
@@ -75,6 +82,8 @@ def compare_config(options: argparse.Namespace) -> TrainConfig:
         values["logging.monitor_every"] = options.every
     if options.scores:
         values |= {"logging.scores_every": steps, "logging.scores_images": options.scores}
+    if options.base_width is not None:
+        values["optimizer.base_width"] = options.base_width
     if options.device is not None:
         values["hardware.cpu"] = shared.is_cpu(options.device)
     return with_values(config, values)
@@ -87,6 +96,7 @@ def default_out(options: argparse.Namespace, config: TrainConfig) -> Path:
     from ..files import key_of
 
     folder = f"compare-{'custom' if options.config and not options.recipe else options.recipe or 'digits-tiny'}"
-    if any((options.config, options.data, options.steps, options.scores, options.set)):
+    own = (options.config, options.data, options.steps, options.scores, options.base_width, options.set)
+    if any(own):
         folder += f"-{key_of(recorded_values(config))[:6]}"
     return Path("runs") / folder

@@ -26,6 +26,7 @@ EXAMPLES = """\
   scalelong diagnose photos/                            the network that train would take
   scalelong diagnose runs/mine                          the latest weights of a run
   scalelong diagnose photos/ --model my_unet.py         your own network
+  scalelong diagnose --recipe digits-tiny --kappa-range with the range of κ of the paper's Section 4.1
 """
 
 
@@ -35,6 +36,7 @@ def diagnose_parser() -> Parser:
     shared.add_run_flags(made)
     made.flag("--model", "another model, as for train, or file.py with model() and example_inputs(), as for find")
     made.flag("--size --resolution", "size of the images (default: the model's)", kind=int)
+    made.flag("--kappa-range", "also print the range of κ that Section 4.1 gives for the data", False)
     shared.add_out_flag(made, "also write diagnosis.json into this folder, for `scalelong report`")
     shared.add_device_flag(made)
     shared.add_output_flags(made, "the diagnosis")
@@ -44,15 +46,21 @@ def diagnose_parser() -> Parser:
 def run_diagnose(options: argparse.Namespace) -> int:
     from ..experiments import write_diagnosis
 
-    diagnosis = _diagnosis(options)
+    diagnosis, data, schedule = _diagnosis(options)
     print(diagnosis.to_json() if options.json else diagnosis)
+    if options.kappa_range and not options.json:
+        from ..theory import kappa_range
+
+        images = None if data is None else shared.some_images(data, options.size)
+        print(f"\n{kappa_range(len(diagnosis.skips), images, schedule)}\nno measurement shows that it beats 0.7")
     if options.out:
         logger.info(f"written: {write_diagnosis(diagnosis, options.out)}")
     return 0
 
 
-def _diagnosis(options: argparse.Namespace) -> Diagnosis:
-    from ..config import CONFIG, TrainConfig, with_values
+def _diagnosis(options: argparse.Namespace) -> tuple[Diagnosis, str | None, str]:
+    """The diagnosis, the data that it is about, and the noise schedule."""
+    from ..config import CONFIG, SCHEDULE, TrainConfig, with_values
     from ..experiments import diagnose_config, diagnose_run
     from ..runs import load_run
 
@@ -61,9 +69,9 @@ def _diagnosis(options: argparse.Namespace) -> Diagnosis:
     if options.target:
         trained = load_run(options.target, weights="raw", trust=options.trust)
         trained.model.to(shared.device_of(options.device))
-        return diagnose_run(trained)
+        return diagnose_run(trained), trained.config.data, trained.config.diffusion.schedule
     if options.model and options.model.partition(":")[0].endswith(".py"):
-        return _of_file(options)
+        return _of_file(options), options.data, SCHEDULE
     if options.recipe or options.config or not (options.model or options.data):
         config = shared.run_config(options)
         if options.model and options.model != config.model:
@@ -76,7 +84,7 @@ def _diagnosis(options: argparse.Namespace) -> Diagnosis:
         values = {name: value for name, value in values.items() if value is not None}
         config = shared.sized_config(with_values(TrainConfig(), values), values)
     logger.info(shared.network_line(config))
-    return diagnose_config(config, shared.device_of(options.device))
+    return diagnose_config(config, shared.device_of(options.device)), config.data, config.diffusion.schedule
 
 
 def _size_of_model(model: str | None) -> int | None:

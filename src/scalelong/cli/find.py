@@ -68,25 +68,31 @@ def run_find(options: argparse.Namespace) -> None:
 
 
 def load_model(spec: str, config: dict[str, Any]) -> tuple[Any, Any]:
-    """The model that a folder, "file.py:Name" or "module:Class" names, and its example inputs if it has any."""
-    file, colon, name = spec.partition(":")
-    module = None
+    """The model, and its example inputs if it has any."""
     if Path(spec).is_dir():
-        factory = _factory_of_folder(Path(spec), config)
-    elif file.endswith(".py"):
+        factory, module = _factory_of_folder(Path(spec), config), None
+    else:
+        factory, module = load_factory(spec)
+    inputs = getattr(module, "example_inputs", None)
+    return build(factory, spec, **config), inputs() if callable(inputs) else inputs
+
+
+def load_factory(spec: str, other: str = "a folder") -> tuple[Callable[..., Any], Any]:
+    """The class or function that "module:Class" or "file.py:Name" names, and the module of a file."""
+    file, colon, name = spec.partition(":")
+    if file.endswith(".py"):
         module = _module_of(Path(file))
         factory = getattr(module, name or "model", None)
     elif colon:
         sys.path.insert(0, "")
-        factory = load_object(spec, "model")
+        module, factory = None, load_object(spec, "model")
     else:
         raise InvalidConfigError(
-            f"{spec!r} is neither a folder, nor a Python file, nor of the form module:Class: give one of these"
+            f"{spec!r} is neither {other}, nor a Python file, nor of the form module:Class: give one of these"
         )
     if not callable(factory):
         raise InvalidConfigError(f"{spec} has no class or function {name or 'model'}(...) that builds the model")
-    inputs = getattr(module, "example_inputs", None)
-    return _build(factory, spec, **config), inputs() if callable(inputs) else inputs
+    return factory, module
 
 
 def _factory_of_folder(folder: Path, changes: dict[str, Any]) -> Callable[..., Any]:
@@ -118,19 +124,19 @@ def _module_of(path: Path) -> Any:
     # As for `python file.py`: its neighbours can be imported, and its source is found.
     sys.path.insert(0, str(path.parent))
     sys.modules[path.stem] = module
-    _build(lambda: spec.loader.exec_module(module), str(path))  # pyright: ignore[reportOptionalMemberAccess]
+    build(lambda: spec.loader.exec_module(module), str(path))  # pyright: ignore[reportOptionalMemberAccess]
     return module
 
 
-def _build(factory: Callable[..., Any], name: str, **config: Any) -> Any:
+def build(factory: Callable[..., Any], name: str, *arguments: Any, **config: Any) -> Any:
     """Call the user's own code, which may fail in any way."""
     try:
-        return factory(**config)
+        return factory(*arguments, **config)
     except InvalidConfigError:
         raise
     except Exception as error:
         raised = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        given = ", ".join(f"{key}={value!r}" for key, value in config.items())
+        given = ", ".join([*map(str, arguments), *(f"{key}={value!r}" for key, value in config.items())])
         raise InvalidConfigError(
             f"{name} cannot be run with {given or 'no arguments'}, its code raises {raised}: change it or `config`"
         ) from error
@@ -141,11 +147,15 @@ def json_object(text: str | None) -> dict[str, Any]:
         return {}
     try:
         values = parse_json(text if text.lstrip().startswith("{") else read_text(text))
-        if isinstance(values, dict):
-            return values
-    except (CannotReadError, ValueError) as error:
-        raise InvalidConfigError(f"{text[:200]!r} is no JSON object such as '{{\"size\": 32}}': {error}") from error
-    raise InvalidConfigError(f"a configuration must be a JSON object, got {str(values)[:100]}")
+    except CannotReadError as error:
+        raise InvalidConfigError(
+            f"{text!r} is not a JSON object such as '{{\"sample_size\": 32}}', and {error}"
+        ) from error
+    except ValueError as error:
+        raise InvalidConfigError(f"{text[:200]!r} is not valid JSON ({error}): correct it") from error
+    if not isinstance(values, dict):
+        raise InvalidConfigError(f"a configuration must be a JSON object, got {str(values)[:100]}")
+    return values
 
 
 def _tensor(text: str) -> Any:

@@ -1,4 +1,4 @@
-"""Studies: `scalelong lab theory` and `lab probe`."""
+"""Studies: `scalelong lab theory`, `lab probe` and `lab tune`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ def run_theory(options: argparse.Namespace) -> int:
     import torch
 
     from .. import theory
-    from ..console import show_table
     from ..models import UViT
 
     shared.require_seeds(options.seeds, 2, ", so that there is a standard error")
@@ -44,27 +43,33 @@ def run_theory(options: argparse.Namespace) -> int:
     false = "Theorem 3.4 as printed is false: N = 2, a_1 = diag(10, 0.1), b_1 = diag(0.1, 10), a_2 = I, b_2 swaps"
     bounds = {"stated bound": found.stated, "true norm": found.actual, "corrected bound": found.corrected}
 
-    tables: dict[str, Sequence[dict[str, Any]]] = {
-        "Theorem 3.1, hidden features: measured / exact theory is 1, the paper's form fits unit gain only": (
-            theory.feature_rows(options.seeds)
-        ),
-        "Lemma 3.2 and Figure 3 a, b: the size of x_t, and of ε next to it": theory.input_rows(data),
-        "Theorem 3.3, gradients: measured / theory over all matrices is 1 for independent residuals only": (
-            theory.gradient_rows(options.seeds)
-        ),
-        f"{false}, f_2 = 0": [bounds],
-        "Theorem 3.4, corrected: it always holds, and it is loose": theory.robustness_rows(),
-        "The same quantities of a U-ViT (width 128, depth 12) at the start": (
-            theory.model_rows(model, batch.inputs, batch.steps)
-        ),
-    }
+    tables: dict[str, Sequence[dict[str, Any]]] = {}
+    show = tables.__setitem__ if options.json else _show
+    show(
+        "Theorem 3.1, hidden features: measured / exact theory is 1, the paper's form fits unit gain only",
+        theory.feature_rows(options.seeds),
+    )
+    show("Lemma 3.2 and Figure 3 a, b: the size of x_t, and of ε next to it", theory.input_rows(data))
+    show(
+        "Theorem 3.3, gradients: measured / theory over all matrices is 1 for independent residuals only",
+        theory.gradient_rows(options.seeds),
+    )
+    show(f"{false}, f_2 = 0", [bounds])
+    show("Theorem 3.4, corrected: it always holds, and it is loose", theory.robustness_rows())
+    show(
+        "The same quantities of a U-ViT (width 128, depth 12) at the start",
+        theory.model_rows(model, batch.inputs, batch.steps),
+    )
     if options.json:
         print(json.dumps(tables, ensure_ascii=False))
-        return 0
-    for title, rows in tables.items():
-        show_table(rows, title)
-        print()
     return 0
+
+
+def _show(title: str, rows: Sequence[dict[str, Any]]) -> None:
+    from ..console import show_table
+
+    show_table(rows, title)
+    print()
 
 
 # scalelong lab probe
@@ -96,13 +101,10 @@ def probe_parser() -> Parser:
 
 def run_probe(options: argparse.Namespace) -> int:
     from ..evaluation import TIMES, probe_run
-    from ..files import make_folder, refuse_link, refuse_links_in
+    from ..files import make_folder
 
     trained = shared.trained_run(options.run, options)
-    out = options.out or options.run / "probe"
-    if options.out is None:
-        refuse_link(out)
-    refuse_links_in(out)
+    out = shared.folder_in(options.run, "probe", options)
     trained.model.to(shared.device_of(options.device))
     names = ("data", "split", "layers", "images", "seed", "batch_size")
     given = {name: getattr(options, name) for name in names}
@@ -111,4 +113,44 @@ def run_probe(options: argparse.Namespace) -> int:
     found.save(make_folder(out) / f"{name}.json")
     print(found.to_json() if options.json else found)
     logger.info(f"written: {out / name}.json")
+    return 0
+
+
+# scalelong lab tune
+
+TUNE = """\
+Search the coefficients of the long skips with the lowest Fréchet distance, for a sampler and few steps.
+
+This is Skip-Tuning: κ_i on a straight line from 1 to κ_inner, which is tried
+on a grid. What is found is tested on other seeds and written to a
+file for `scalelong sample RUN --tuned FILE`."""
+
+
+def tune_parser() -> Parser:
+    made = Parser("lab tune", TUNE, "  scalelong lab tune runs/mine --steps 5\n", "RUN [OPTIONS]")
+    made.flag("run", "the run folder", kind=Path)
+    made.flag("-n --n --num-images", "of a trial", 512)
+    shared.add_sampling_flags(made, steps=10)
+    shared.add_feature_flags(made)
+    shared.add_out_flag(made, "folder of the results (default: tune in the run)")
+    shared.add_output_flags(made, "the result")
+    return made
+
+
+def run_tune(options: argparse.Namespace) -> int:
+    from ..console import Progress
+    from ..experiments import tune_run
+    from ..files import make_folder, read_text
+
+    trained, settings = shared.trained_run(options.run, options), shared.sample_settings(options)
+    out = shared.folder_in(trained.folder, "tune", options)
+    with Progress("trials") as progress:
+        device = shared.device_of(options.device)
+        more = {"run": trained, "settings": settings, "device": device, "progress": progress}
+        found = shared.call(tune_run, options, **more)
+    file = make_folder(out) / f"linear-{settings.sampler}{settings.steps}.json"
+    found.save(file)
+    print(read_text(file) if options.json else found)
+    logger.info(f"written: {file}")
+    logger.info(f"to use it: scalelong sample {options.run} --steps {settings.steps} --tuned {file}")
     return 0

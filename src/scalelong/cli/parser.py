@@ -185,20 +185,33 @@ class NamedValues(argparse.Action):
 
 def whole_number(text: str) -> int:
     """Counts, sizes and seeds. The command decides whether a number makes sense."""
-    number = int(text)
+    try:
+        number = int(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"must be a whole number, got {text[:60]!r}") from error
     if abs(number) > 2**62:
-        raise ValueError
+        raise argparse.ArgumentTypeError(f"must be at most 2^62, got {text[:60]!r}")
     return number
 
 
 def floats(text: str) -> list[float]:
     """`--rates 1e-3,2e-3`."""
-    return [float(part) for part in split(text)]
+    return _numbers(text, float)
 
 
 def integers(text: str) -> list[int]:
     """`--widths 64,128`."""
-    return [int(part) for part in split(text)]
+    return _numbers(text, int)
+
+
+def _numbers(text: str, kind: Any) -> list[Any]:
+    try:
+        found = [kind(part) for part in split(text)]
+    except ValueError:
+        found = []
+    if not found:
+        raise argparse.ArgumentTypeError(f"must be numbers with commas between them, got {text[:60]!r}")
+    return found
 
 
 def split(text: str) -> list[str]:

@@ -54,13 +54,14 @@ def range_parser() -> Parser:
     made.flag("--warmup --lr-warmup-steps", "steps (default: a sixth of the steps)", kind=int)
     made.flag("--yes", "do not ask before what takes more than ten minutes", False)
     shared.add_out_flag(made, "folder of the results (default: runs/range-NAME)")
-    made.flag("--jobs", "runs at a time (default: one per core; one on a GPU)", kind=int)
     shared.add_device_flag(made)
+    shared.add_engine_flags(made)
     shared.add_output_flags(made, "the range")
     return made
 
 
 def run_range(options: argparse.Namespace) -> int:
+    from ..errors import UnfinishedError
     from ..experiments import config_range
     from ..files import results_folder, write_text
     from ..stability import METHODS
@@ -71,6 +72,10 @@ def run_range(options: argparse.Namespace) -> int:
     out = options.out or Path("runs") / f"range-{options.recipe or (Path(data).name if data else 'digits-tiny')}"
     results_folder(out)
     config = range_config(options, out)
+    engine = shared.engine_of(options)
+    engine.check()
+    if (engine.gpus or 0) > 1:
+        raise InvalidConfigError("a run of a range uses one GPU: leave out `gpus`, or give 1")
     title = f"{shared.network_line(config)}; {options.steps} steps at constant rates"
     logger.info(title)
     device = None if options.device is None else shared.device_of(options.device)
@@ -86,14 +91,19 @@ def run_range(options: argparse.Namespace) -> int:
     )
     methods = [*(options.methods or ()), *options.variants] or None
     rates, seeds = options.rates, range(options.seeds)
+    # Processes that are forked share the data and start at once, but cannot have a GPU each.
+    forked = engine.name == "local" and len(engine.devices) < 2
     runs = len(rates or range(3)) * len(methods or METHODS) * len(seeds)
-    if runs * options.steps > SMALL:
-        seconds = options.steps * seconds_of_a_step(config, options)
-        rates = rates or find_rates(run, methods or METHODS, seconds, config.optimizer.lr, options.yes)
-        at_first = partial(run, rates=[rates[len(rates) // 2]], methods=methods)
-        left = FIRST_SECONDS - (time.monotonic() - began)
-        methods = first_verdict(at_first, seconds, left, options, seeds, runs)
-    found = run(rates=rates, methods=methods, seeds=seeds)
+    try:
+        if forked and runs * options.steps > SMALL:
+            seconds = options.steps * seconds_of_a_step(config, options)
+            rates = rates or find_rates(run, methods or METHODS, seconds, config.optimizer.lr, options.yes)
+            at_first = partial(run, rates=[rates[len(rates) // 2]], methods=methods)
+            left = FIRST_SECONDS - (time.monotonic() - began)
+            methods = first_verdict(at_first, seconds, left, options, seeds, runs)
+        found = run(rates=rates, methods=methods, seeds=seeds, engine=None if forked else engine)
+    except UnfinishedError:
+        return shared.left_to_do()
     write_text(out / "command.txt", f"scalelong range {shlex.join(options.arguments)}\n")
     if options.json:
         print(found.to_json())

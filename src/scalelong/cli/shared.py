@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import RECIPES, SAMPLERS, TrainConfig, load_config, recipe
 from ..errors import InvalidConfigError
+from ..files import refuse_link, refuse_links_in
 from .parser import NamedValues, Parser, whole_number
 
 if TYPE_CHECKING:
@@ -120,6 +121,7 @@ def add_checkpoint_flags(parser: Parser) -> None:
     """Which weights of a run: those of the newest checkpoint, averaged, unless something else is wanted."""
     parser.flag("--weights", "averaged (default), raw, or of another length such as ema:10%", metavar="NAME")
     parser.flag("--checkpoint", "default: the newest", kind=_step_or_best, metavar="STEP|best")
+    parser.flag("--tuned", "scale the long skips as this file of `lab tune` says", kind=Path, metavar="FILE")
     add_trust_flag(parser)
 
 
@@ -128,13 +130,16 @@ def _step_or_best(text: str) -> int | str:
 
 
 def trained_run(folder: Path | None, options: argparse.Namespace) -> Run:
-    """The run of the folder, or else of --model, with the weights that the flags ask for."""
+    """The run of the folder, or else of --model, with the weights and the coefficients that the flags ask for."""
+    from ..attaching import TunedSkips
     from ..models import keep_freed_memory
     from ..runs import load_run
 
+    scaling = None if options.tuned is None else TunedSkips.load(options.tuned).spelled()
     keep_freed_memory()  # every command that runs a trained network calls it again and again
     folder = model_folder(options.model) if folder is None else folder
-    return load_run(folder, weights=options.weights or "ema", step=options.checkpoint, trust=options.trust)
+    weights = options.weights or "ema"
+    return load_run(folder, weights=weights, step=options.checkpoint, trust=options.trust, scaling=scaling)
 
 
 # Sampling, features, devices
@@ -230,6 +235,14 @@ def require_seeds(seeds: int, least: int = 1, reason: str = "") -> None:
 def add_out_flag(parser: Parser, text: str, default: Path | None = None) -> None:
     """A place that cannot be written is refused before the command begins."""
     parser.flag("--out --output-dir", text, default, kind=Path)
+
+
+def folder_in(run: Path, name: str, options: argparse.Namespace) -> Path:
+    """The folder of results that `--out` names, else one of this name in the run. Links are refused; not made yet."""
+    if options.out is None:
+        refuse_link(run / name)
+    refuse_links_in(options.out or run / name)
+    return options.out or run / name
 
 
 def call(function: Callable[..., Any], options: argparse.Namespace, **more: Any) -> Any:

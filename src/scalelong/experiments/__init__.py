@@ -1,11 +1,12 @@
 """Many runs: planned together, trained anywhere, compared.
 
 plan              variants, plans, one run from its first step to its last, diagnosis of a recipe
-sweeps            jobs of a sweep; `__main__` is the process that does one
+sweeps            jobs of a sweep, and how far it is; `__main__` is the process that does one
 engines           where jobs run: this machine, SLURM, Ray
 records, results  one run as a record; many as tables and verdicts (no torch)
 comparison        methods with equal seeds, also at several widths and rates
 rates, demo       the range of learning rates of a recipe; the demonstration
+tuning            κ after training
 
 Names load at first use: a report needs no torch.
 """

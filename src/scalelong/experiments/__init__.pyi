@@ -42,4 +42,8 @@ from .results import (
     table_rows as table_rows,
     verdict as verdict,
 )
-from .sweeps import run_all as run_all
+from .sweeps import (
+    run_all as run_all,
+    status_text as status_text,
+)
+from .tuning import tune_run as tune_run

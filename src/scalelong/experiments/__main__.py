@@ -14,11 +14,13 @@ from pathlib import Path
 import torch
 
 from ..console import show_logs
-from ..errors import ScaleLongError
+from ..errors import CannotReadError, RunFolderError, ScaleLongError
+from ..files import read_json
 from ..runs import COMMAND_VARIABLE
 from .engines import INTERRUPTED
 from .plan import run_one
-from .sweeps import read_job
+from .rates import run_part
+from .sweeps import planned_run
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -27,10 +29,7 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, _exit)  # training has a handler of its own, which saves first
     try:
         with show_logs():
-            run, command = read_job(Path(os.path.abspath(arguments[0])))
-            # The README of the run folder says how to continue it: by the command of the sweep.
-            os.environ[COMMAND_VARIABLE] = command
-            return 0 if run_one(run) else INTERRUPTED
+            return 0 if do(Path(os.path.abspath(arguments[0]))) else INTERRUPTED
     except KeyboardInterrupt:
         return INTERRUPTED
     except ScaleLongError as error:
@@ -39,6 +38,18 @@ def main(arguments: Sequence[str]) -> int:
     finally:
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()  # one that is open at exit may abort the process
+
+
+def do(file: Path) -> bool:
+    """Do one job. False if it was interrupted."""
+    try:
+        job = read_json(file)
+        is_run, command = job["kind"] == "run", job["command"]
+    except (CannotReadError, KeyError, TypeError) as error:
+        raise RunFolderError(f"{file} is not a job of a sweep: give the command of the sweep again") from error
+    # The README of the run folder says how to continue it: by the command of the sweep, not by this process.
+    os.environ[COMMAND_VARIABLE] = command
+    return run_one(planned_run(file)) if is_run else run_part(file, job)
 
 
 def _exit(*_: object) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from ..config import TrainConfig, with_values
 from ..errors import InvalidConfigError, require
 from ..files import make_folder, refuse_links_in, write_text
-from ..runs import this_command, with_width
+from ..runs import is_uvit, this_command, with_width
 from .engines import Engine
 from .plan import PlannedRun, Variant, as_variant, diagnose_config, plan_runs, require_same, write_diagnosis
 from .records import DIAGNOSIS, steps_ratio
@@ -56,7 +56,7 @@ def sweep(
     engine: Engine | None = None,
 ) -> dict[Cell, Results] | None:
     """A comparison for every combination of the widths and rates, each in a folder of its own; their runs are carried
-    out together. None if not all are finished now. A wider network has attention heads of the same size.
+    out together. None if not all are finished now.
 
     `jobs` is how many runs go at once, `engine` where they are trained (`make_engine`).
     """
@@ -70,12 +70,13 @@ def sweep(
     )
     if config.logging.monitor_every is None:
         config = with_values(config, {"logging.monitor_every": max(1, config.steps // RECORDS)})
+    by_mup = any(as_variant(method).apply(config).optimizer.base_width is not None for method in methods)
     planned: dict[Cell, list[PlannedRun]] = {}
     folders: dict[Cell, Path] = {}
     for width, rate in product(widths or (None,), rates or (None,)):
         changed, folder = config, Path(out)
         if width is not None:
-            changed, folder = with_width(changed, width), folder / f"width-{width}"
+            changed, folder = _at_width(changed, width, by_mup), folder / f"width-{width}"
         if rate is not None:
             changed, folder = with_values(changed, {"optimizer.lr": rate}), folder / f"rate-{rate:g}"
         planned[width, rate], folders[width, rate] = plan_runs(changed, methods, seeds, folder), folder
@@ -100,6 +101,13 @@ def summarise(runs: Sequence[PlannedRun], out: Path) -> Results:
     write_text(out / "table.txt", f"{results}\n")
     write_text(out / "comparison.json", json.dumps([asdict(entry) for entry in results.summaries], indent=1))
     return results
+
+
+def _at_width(config: TrainConfig, width: int, by_mup: bool) -> TrainConfig:
+    """A wider network has heads of the same size, which μP asks for; a U-ViT without μP has as many as before."""
+    if by_mup or not is_uvit(config):
+        return with_width(config, width)
+    return Variant("width", {"model_options.dim": width}).apply(config)
 
 
 def _require_different(name: str, values: Sequence[float], field: str, methods: Sequence[str | Variant]) -> None:

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,6 +71,9 @@ class Worker(subprocess.Popen[bytes]):
 
 class Engine:
     """What all engines share: how many runs go at once, and with what each is given."""
+
+    devices: Sequence[str] = ()
+    """GPUs of this machine that it gives to runs."""
 
     def __init__(
         self,
@@ -194,7 +197,7 @@ class OnNode:
 
 
 MINUTES = 24 * 60
-"""Time limit of a job, where none is given. A run that takes longer continues in its next job."""
+"""Time limit of a SLURM job, where none is given. A run that takes longer continues in its next job."""
 TIMEOUTS = 1000
 """How often a job may be queued again. The run advances each time, so there is no reason to give up."""
 
@@ -202,13 +205,15 @@ TIMEOUTS = 1000
 class SubmititEngine(Engine):
     """SLURM through submitit; as "submitit", its local executor, which tries the same without a cluster.
 
-    `options` are those of sbatch (partition, account, ...), `time` in minutes, and `setup`, a line of the shell.
+    `options` are those of submitit (partition, time in minutes, setup, ...) or else of sbatch.
     """
 
     def check(self) -> None:
         needs("submitit", "slurm", f"the engine {self.name}")
-        minutes = self.options.get("time", MINUTES)
-        require(isinstance(minutes, int), "the time limit among `options` is in minutes, such as time=240")
+        require(
+            isinstance(self.options.get("time", 1), int),
+            "the time limit among `options` is in minutes, such as time=240",
+        )
         if self.name == "slurm" and shutil.which("sbatch") is None:
             raise RunFailedError(
                 "the engine slurm needs SLURM's `sbatch`, which is not in PATH: give the command on a login node of "
@@ -220,15 +225,17 @@ class SubmititEngine(Engine):
         cluster = "slurm" if self.name == "slurm" else "local"
         place = job.file.parents[job.name.count("/")] / "submitit"
         executor = submitit.AutoExecutor(folder=place, cluster=cluster, slurm_max_num_timeout=TIMEOUTS)
-        others = {name: value for name, value in self.options.items() if name not in ("time", "setup")}
+        known = submitit.SlurmExecutor._valid_parameters()
+        given = {n: [v] if n in ("setup", "teardown", "srun_args") else v for n, v in self.options.items()}
+        others = {name: value for name, value in given.items() if name not in known}
         try:
             executor.update_parameters(
                 name=f"scalelong-{job.name}"[:60],
                 cpus_per_task=self.cpus or 1,
                 gpus_per_node=self.gpus,
-                timeout_min=self.options.get("time", MINUTES),
-                slurm_setup=[self.options["setup"]] if "setup" in self.options else None,
+                timeout_min=365 * 24 * 60,
                 slurm_additional_parameters=others,
+                **{"slurm_time": MINUTES} | {f"slurm_{name}": value for name, value in given.items() if name in known},
             )
             return executor.submit(OnNode(job))
         except (submitit.core.utils.FailedJobError, subprocess.CalledProcessError, ValueError, TypeError) as error:
@@ -314,7 +321,7 @@ def make_engine(name: str = "local", **given: Any) -> Engine:
 
     jobs: runs at a time (default: one per core or GPU here; as many as the cluster gives elsewhere).
     cpus, gpus: of each run, which has as many threads as cores.
-    options: of the engine itself: for SLURM those of sbatch, for Ray resources.
+    options: of the engine itself: for SLURM those of submitit and sbatch, for Ray resources.
     """
     require(name in ENGINES, f"unknown engine {name!r}; known: {', '.join(ENGINES)}")
     return ENGINES[name](name, **given)

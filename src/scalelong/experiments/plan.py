@@ -8,6 +8,7 @@ them as functions of (seed, step).
 import json
 import logging
 import os
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import CONFIG, TrainConfig, field_paths, flatten, load_config, result_values, slug, to_dict, with_values
-from ..errors import CollapseError, InvalidConfigError, NonFiniteError, RunFolderError
+from ..errors import CollapseError, InvalidConfigError, NonFiniteError, RunFolderError, RunLockedError
 from ..files import digest, locked, make_folder, parse_json, write_text
 from ..runs import Run, build_model, fingerprints, load_run_data, require_same_data, require_whole_curve
 from ..scaling import as_scaling
@@ -26,6 +27,7 @@ from .records import DIAGNOSIS, DIVERGED, STOPPED, VARIANT, RunRecord, is_finish
 logger = logging.getLogger(__name__)
 
 OPTIONS = "model_options"
+POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -89,9 +91,10 @@ def diagnose_run(run: Run) -> Diagnosis:
     return diagnose(run.model, load_run_data(run.config).probe(16).arguments(run.model))
 
 
-def write_diagnosis(diagnosis: Diagnosis, folder: Path) -> None:
+def write_diagnosis(diagnosis: Diagnosis, folder: Path) -> Path:
     """The report of this folder shows it."""
     write_text(folder / DIAGNOSIS, diagnosis.to_json())
+    return folder / DIAGNOSIS
 
 
 # Runs
@@ -122,6 +125,17 @@ class PlannedRun:
     def finished(self) -> bool:
         """There is nothing left to do. With more patience than it had, a run that stopped early continues."""
         return is_finished(self.folder, self.config.steps, self.config.checkpoints.patience)
+
+    @property
+    def at_work(self) -> bool:
+        """Whether a process trains it now."""
+        if not (self.folder / ".lock").exists():
+            return False
+        try:
+            with locked(self.folder, wait=False):
+                return False
+        except RunLockedError:
+            return True
 
     def read(self, setting: str = "") -> RunRecord:
         """What became of it."""
@@ -169,9 +183,8 @@ def run_one(run: PlannedRun) -> bool:
     step, so that all curves have the same length.
     """
     logger.info("%s", run.name)
-    if run.folder.exists() and os.environ.get("WORLD_SIZE", "1") == "1":
-        with locked(run.folder):  # a job of a sweep that was killed may train it still: wait for that
-            pass
+    while os.environ.get("WORLD_SIZE", "1") == "1" and run.at_work:  # by a process whose comparison was killed
+        time.sleep(POLL_SECONDS)
     if run.finished:
         return True
     config = run.config

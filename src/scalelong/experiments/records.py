@@ -85,15 +85,35 @@ def steps_ratio(curve: Curve, baseline: Curve) -> float | None:
     return None if mine is None or not theirs else mine / theirs
 
 
+# Reading metrics.jsonl
+
+MOST_POINTS = 8192
+"""Points of a curve that are kept. Comparisons record a few hundred; only the curves of long runs are thinned."""
+
+
 def read_curves(folder: str | PathLike[str]) -> dict[str, Curve]:
-    """All quantities of metrics.jsonl by name. What someone else wrote between the lines is left out."""
+    """All quantities of a run by name. What someone else wrote between the lines is left out."""
     found: dict[str, dict[int, float]] = {}
     for values in read_own_lines(Path(folder) / METRICS):
         step = values.pop("step", None)
         for name, value in values.items() if isinstance(step, int) else ():
             if isinstance(value, float) or (isinstance(value, int) and value.bit_length() < 64):
                 found.setdefault(name, {})[step] = float(value)
-    return {name: Curve(*map(tuple, zip(*sorted(values.items()), strict=True))) for name, values in found.items()}
+    return {name: _curve(values) for name, values in found.items()}
+
+
+def _curve(values: Mapping[int, float]) -> Curve:
+    """A long curve keeps every 2ᵏ-th record, at equal distances, and the last one."""
+    steps, stride = sorted(values), 1
+    while len(steps) > MOST_POINTS * stride:
+        stride *= 2
+    kept = sorted({*steps[::stride], steps[-1]})
+    return Curve(tuple(kept), tuple(values[step] for step in kept))
+
+
+def last_line(folder: Path, name: str) -> dict[str, Any] | None:
+    """The newest line of the metrics that has this quantity."""
+    return next((line for line in reversed(read_own_lines(folder / METRICS)) if name in line), None)
 
 
 # One run

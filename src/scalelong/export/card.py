@@ -1,5 +1,7 @@
 """What is known about an exported model: as plain data, and as a model card for readers."""
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Sequence
@@ -7,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from .._version import __version__
-from ..attaching import coefficients
+from ..attaching import coefficients, summary
 from ..config import to_dict
-from ..errors import ScaleLongError
+from ..errors import ExportError, ScaleLongError
 from ..evaluation import NOISE, REAL, Scores, stored_scores
-from ..models import count_parameters
+from ..models import UViT, count_parameters
+from ..optional import needs
 from ..runs import Run, RunFolder
 from ..scaling import as_scaling
 
@@ -100,7 +104,74 @@ images = pipeline({arguments}num_inference_steps=50, generator=torch.Generator()
     "safetensors": """\
 `model.safetensors` holds the weights; the entry `scalelong` of its header is JSON with the configuration to build the
 model from.""",
+    "shipped": """\
+A small network that comes with the package, for trying things out and nothing else: it has seen very few pictures, and
+its samples may resemble them. `python -m research.shipped NAME` trains it again. Scored before the weights were
+halved.""",
+    "plain": """\
+```python
+from diffusers import {kind}
+
+model = {kind}.from_pretrained("THIS FOLDER")
+```""",
+    "scaled": """\
+```python
+import scalelong
+
+model = scalelong.from_pretrained("THIS FOLDER")  # a {kind} of diffusers with its scaling; pip install scalelong
+```""",
+    "file": """\
+```python
+import scalelong
+from safetensors.torch import load_file
+
+model = ...  # built by its own class; of a U-ViT, the header of the file has the arguments
+scalelong.load_scaling_(model, "model.safetensors")  # if the table names a scaling, and the model has none yet
+model.load_state_dict(load_file("model.safetensors"))
+```""",
 }
+
+
+def describe_model(network: nn.Module, written: nn.Module) -> dict[str, Any]:
+    """What the file or folder of a bare model says about itself. `written` may have its scaling in the weights."""
+    was, now = summary(network), summary(written)
+    about: dict[str, Any] = {
+        "scalelong": __version__,
+        "class": f"{type(network).__module__}.{type(network).__qualname__}",
+        "parameters": count_parameters(written),
+        "scaling": now.method,
+        "in_the_weights": was.method if now.method is None else None,
+        "coefficients": list(was.coefficients),
+    }
+    return about | ({"arguments": written.arguments()} if type(written) is UViT else {})
+
+
+def bare_card(about: dict[str, Any], use: str) -> str:
+    """The card of a bare model: what it is and how it is loaded. Nothing is known about its training."""
+    values = ["depends on the data" if value is None else f"{value:.4g}" for value in about["coefficients"]]
+    rows = {
+        "model": f"{escaped(about['class'])}, {about['parameters'] / 1e6:.2f}M parameters",
+        "scaling of the long skips": escaped(about["scaling"] or "none"),
+        "scaling that is in the weights": escaped(about["in_the_weights"] or "none"),
+        "κ, outermost to innermost": ", ".join(values) or "none",
+    }
+    library = "diffusers" if about["class"].startswith("diffusers.") else "scalelong"
+    intro = f"Written by scalelong {about['scalelong']}. How and on what it was trained is not recorded here."
+    return _card(library, escaped(about["class"].rpartition(".")[2]), intro, use, rows)
+
+
+def _card(library: str, title: str, intro: str, use: str, rows: dict[str, str]) -> str:
+    lines = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
+    head = f"---\nlibrary_name: {library}\ntags: [diffusion, image-generation, scalelong]\n---\n# {title}\n\n{intro}"
+    return f"{head}\n\n{use}\n\n| | |\n|---|---|\n{lines}\n"
+
+
+LICENCES = {
+    "digits": "UCI, Optical Recognition of Handwritten Digits (Alpaydin and Kaynak, 1998), CC BY 4.0",
+    "garments": "Fashion-MNIST (Xiao, Rasul and Vollgraf, 2017), its first 2000 training images at 16x16, MIT",
+    "portraits": "DiceBear's adventurer, big-smile, personas and toon-head (CC BY 4.0) and pixel-art (CC0) at 32x32",
+}
+"""Data of networks that come with the package."""
 
 
 def model_card(run: Run, kind: str, scores: Sequence[Scores] | None = None) -> str:
@@ -124,30 +195,17 @@ def model_card(run: Run, kind: str, scores: Sequence[Scores] | None = None) -> s
         "training": f"{config.batch_size} images a step, {method}, rate {optimizer.lr:g}, weight decay "
         f"{optimizer.weight_decay:g}, EMA {optimizer.ema_length or f'{optimizer.ema_rate:g}'}, seed {config.seed}",
     }
-    lines = "\n".join(f"| {row} | {value} |" for row, value in rows.items())
-    use = USE[kind].replace("{arguments}", _example_condition(run))
-    picture = f"\n\n![samples]({PICTURE})" if picture_of(run) is not None else ""
+    if kind == "shipped":
+        rows["licences"] = (
+            f"weights Apache-2.0, as the package; data {LICENCES[data['name'].removeprefix('captioned-')]}"
+        )
+    intro = f"A diffusion model trained with scalelong {about['scalelong']}."
+    intro += " The table says how its long skip connections are scaled."
+    intro += f"\n\n![samples]({PICTURE})" if picture_of(run) is not None else ""
+    use = USE[kind].format(arguments=_example_condition(run)) if kind == "diffusers" else USE[kind]
     library = "diffusers" if kind == "diffusers" else "scalelong"
-    return f"""\
----
-library_name: {library}
-tags: [diffusion, image-generation, scalelong]
----
-# {model} on {name}
-
-A diffusion model trained with scalelong {about["scalelong"]}. The table says how its long skip connections are \
-scaled.{picture}
-
-{use}
-
-| | |
-|---|---|
-{lines}
-
-## Scores
-
-{_scores(scores_of(run) if scores is None else scores)}
-"""
+    found = scores_of(run) if scores is None else scores
+    return _card(library, f"{model} on {name}", intro, use, rows) + f"\n## Scores\n\n{_scores(found)}\n"
 
 
 def _example_condition(run: Run) -> str:
@@ -191,3 +249,20 @@ def _scores(found: Sequence[Scores]) -> str:
         remarks += [remark for remark in scores.remarks()[1:] if remark not in remarks]
     explained = "Real images that were held out and uniform noise are scored with the same features, for comparison."
     return "\n".join([*rows, "", explained, *(f"- {remark}" for remark in remarks)])
+
+
+# An exported folder to the Hugging Face hub, where there is a network.
+
+
+def push_to_hub(folder: str | Path, repository: str, *, private: bool = True) -> str:
+    """Uploads a folder; the address of the commit. Who you are is what `huggingface-cli login` has stored."""
+    hub = needs("huggingface_hub", "hub", "pushing to the hub")
+    api = hub.HfApi()
+    try:
+        api.create_repo(repository, private=private, exist_ok=True)
+        return str(api.upload_folder(repo_id=repository, folder_path=str(folder)))
+    except (hub.errors.HfHubHTTPError, OSError, ValueError) as error:
+        raise ExportError(
+            f"{folder} could not be pushed to {repository}: {error}. The folder is complete; push it again when the "
+            f"network and your token are there"
+        ) from error

@@ -7,6 +7,7 @@ disk_cache    results of pure functions
 """
 
 from .access import (
+    MOST_TEXT as MOST_TEXT,
     NOT_THE_FILE as NOT_THE_FILE,
     digest as digest,
     file_digest as file_digest,

@@ -10,6 +10,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import shutil
 import socket
 import threading
@@ -177,17 +178,38 @@ def locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
     except Timeout as error:
         name = "another process"
         with suppress(CannotReadError):
-            name = inside.read_text(_HOLDER, 1000)
+            name = inside.read_text(_HOLDER, 1000).partition("\n")[0]
         name = "this process" if name == this else name
         raise RunLockedError(f"{folder} is in use by {name}; wait for it, stop it, or choose another folder") from error
     try:
         if not wait:
-            inside.write_text(_HOLDER, this, sync=False)
-        yield
+            _refuse_living_holder(folder)
+            inside.write_text(_HOLDER, f"{this}\n{_started(os.getpid())}", sync=False)
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                inside.remove(_HOLDER)
     finally:
-        with suppress(OSError):
-            inside.remove(_HOLDER)
         lock.release()
+
+
+def _refuse_living_holder(folder: Path) -> None:
+    """The lock is free, but its file may have been deleted while the holder works on. A process number alone does not
+    tell: in a container the next process has the same one."""
+    with suppress(CannotReadError):
+        name, _, started = below(folder).read_text(_HOLDER, 1000).partition("\n")
+        found = re.fullmatch(rf"process (\d+) on {re.escape(socket.gethostname())}", name)
+        if found and started and _started(int(found[1])) == started and int(found[1]) != os.getpid():
+            raise RunLockedError(f"{folder} is in use by {name}, whose .lock was deleted; wait for it, or stop it")
+
+
+def _started(process: int) -> str:
+    """When a process began, in ticks of the system; "" where there is no such process, or no /proc."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
 
 
 def forget_lock(folder: Path) -> None:

@@ -2,12 +2,19 @@
 
     scalelong report runs/compare-digits-tiny
     write_report(["runs/a", "runs/b"], "report.html")
-    watch_report(["runs/a"])                              # the same file, again and again while the run goes on
+    write_timelapse("runs/a")                             # samples.gif: how the samples form
+    serve("runs/a")                                       # the same page, live while the run goes on
 
 collect   gathers what the page shows from run folders, as plain data
-page      puts template, style, script and data into one file
+page      puts template, style, script and data into one file, and serves it
 """
 
 from ..errors import RunFolderError as RunFolderError
-from .collect import collect as collect
-from .page import watch_report as watch_report, write_report as write_report
+from .collect import collect as collect, find_runs as find_runs
+from .page import (
+    render as render,
+    serve as serve,
+    serving as serving,
+    write_report as write_report,
+    write_timelapse as write_timelapse,
+)

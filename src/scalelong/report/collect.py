@@ -47,10 +47,10 @@ LEFT_OUT = ("epoch", "seconds", "loss_scale")
 RANGE = "range.json"
 
 
-def collect(folders: Sequence[str | PathLike[str]]) -> dict[str, Any]:
+def collect(folders: Sequence[str | PathLike[str]], *, may_be_empty: bool = False) -> dict[str, Any]:
     """Runs, methods and tables. A folder is a run, or holds runs (what `scalelong compare` writes)."""
     ranges = _ranges(map(Path, folders))
-    found = _find_runs(map(Path, folders), may_be_empty=bool(ranges))
+    found = find_runs(map(Path, folders), may_be_empty=may_be_empty or bool(ranges))
     runs = [read_run(path) for path in found]
     runs.sort(key=lambda run: run.method != BASELINE)
     labelled = [replace(run, method=label) for run, label in zip(runs, _labels(runs), strict=True)]
@@ -75,7 +75,7 @@ def collect(folders: Sequence[str | PathLike[str]]) -> dict[str, Any]:
     }
 
 
-def _find_runs(folders: Iterable[Path], *, may_be_empty: bool) -> list[Path]:
+def find_runs(folders: Iterable[Path], *, may_be_empty: bool = False) -> list[Path]:
     found: list[Path] = []
     for folder in folders:
         if not folder.is_dir():
@@ -222,21 +222,31 @@ def _score(values: dict[str, Any]) -> str:
 def _alarms(run: RunRecord) -> list[dict[str, Any]]:
     """Rollbacks, and the alarms that were written down."""
     assert run.folder is not None
-    found: list[dict[str, Any]] = []
-    for entry in read_own_lines(run.folder / ALARMS):
-        if "step" in entry and "kind" in entry:
-            found.append({"step": entry["step"], "kind": str(entry["kind"]), "message": str(entry.get("message", ""))})
-    path = own_file(run.folder, ROLLBACKS)
-    rollbacks = read_json(path) if path.exists() else []
-    for entry in rollbacks if isinstance(rollbacks, list) else []:
-        with suppress(KeyError, TypeError, ValueError, AttributeError):  # a file that someone else wrote
-            why = "the loss had collapsed" if entry.get("cause") == "collapse" else "numbers were not finite"
-            left = entry.get("left_first")
-            named = f"; {left['where']} left first" if left else ""
-            text = f"{why} at step {entry['bad_step']}{named}: on from here with {entry['factor']:g} times the rate."
-            found.append({"step": int(entry["to_step"]), "kind": "rollback", "message": text})
+    written = [entry for entry in read_own_lines(run.folder / ALARMS) if "step" in entry and "kind" in entry]
+    found = [*_rollbacks(run)]
+    found += [{"step": e["step"], "kind": str(e["kind"]), "message": str(e.get("message", ""))} for e in written]
     about = {"method": run.method, "seed": run.seed}
     return [{**about, **entry} for entry in sorted(found, key=lambda entry: entry["step"])]
+
+
+def _rollbacks(run: RunRecord) -> list[dict[str, Any]]:
+    """Where the run went back to, and why."""
+    assert run.folder is not None
+    path, rows = own_file(run.folder, ROLLBACKS), []
+    found = read_json(path) if path.exists() else []
+    for entry in found if isinstance(found, list) else []:
+        with suppress(KeyError, TypeError, ValueError, AttributeError):  # a file that someone else wrote
+            why = f"step {entry['bad_step']} was not finite"
+            if entry.get("cause") == "collapse":
+                why = f"the loss had collapsed at step {entry['bad_step']} ({entry['level']:.3g} → {entry['loss']:.3g})"
+            left = entry.get("left_first")
+            named = f"; {left['where']} left first" if left else ""
+            rate = f"{entry['factor']:g} times the rate"
+            if isinstance(entry.get("rate"), float):  # that of the bad step; further rollbacks lower it further
+                rate = f"the rate {entry['factor'] * entry['rate']:.3g} instead of {entry['rate']:.3g}"
+            text = f"{why}{named}: back to step {entry['to_step']}, with {rate}."
+            rows.append({"step": int(entry["to_step"]), "kind": "rollback", "message": text})
+    return rows
 
 
 def _diagnosis(folders: Sequence[str | PathLike[str]]) -> dict[str, Any] | None:
@@ -251,11 +261,15 @@ MOST_GRID = 64 * 1024**2
 
 
 def _samples(folder: Path) -> list[dict[str, Any]]:
-    """The grids of a run by step; of many, evenly chosen ones."""
+    return [{"step": step, "image": _address(content)} for step, content in sample_grids(folder)]
+
+
+def sample_grids(folder: Path) -> list[tuple[int, bytes]]:
+    """The grids of a run by step, as PNG files; of many, evenly chosen ones."""
     named = [(name.removeprefix("step-").removesuffix(".png"), name) for name in below(folder).names("samples")]
     grids = [(int(step), name) for step, name in named if step.isdigit() and name == f"step-{step}.png"]
     found = ((step, _picture(folder, f"samples/{name}")) for step, name in _evenly(sorted(grids), MOST_GRIDS))
-    return [{"step": step, "image": _address(content)} for step, content in found if content is not None]
+    return [(step, content) for step, content in found if content is not None]
 
 
 def _picture(folder: Path, name: str) -> bytes | None:

@@ -90,7 +90,7 @@ To continue it, or to train longer with more --steps, run the same command again
 | tensorboard/ | the same for `tensorboard --logdir .` |
 | samples/ | sample grids, made with the averaged weights |
 | images/, scores.jsonl | what `scalelong sample` and `scalelong eval` made of it |
-| averages/ | with --ema-lengths: snapshots of the averages, for weights such as ema:7% |
+| averages/ | with --ema-lengths: snapshots of the averages, for `scalelong export --ema` |
 | checkpoints/ | checkpoints/latest/ema.safetensors holds the averaged weights, model.safetensors the raw ones |
 """
 

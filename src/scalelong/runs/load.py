@@ -70,7 +70,7 @@ class Run:
     weights_sha256: str = ""
     """Checksum of the file with the weights, which may be gone: a run that trains prunes its checkpoints."""
     is_rescaled: bool = False
-    """True if the long skips are scaled in a different way than in training, as `tune_skips` finds."""
+    """True if the long skips are scaled in a different way than in training, as `scalelong lab tune` finds."""
 
     @property
     def process(self) -> NoiseProcess:
@@ -150,7 +150,7 @@ def load_run(
     `weights` is "ema", "raw", or "ema:10%": the average of another length (`scalelong.runs.averages`).
 
     A run folder may name a model of someone's own, "package.module:factory". That code is run with `trust` only.
-    `scaling` replaces the constants that the run was trained with ("custom:1,0.9,0.8", see `scalelong.tune_skips`).
+    `scaling` replaces the constants that the run was trained with ("custom:1,0.9,0.8", see `scalelong lab tune`).
     `model` is the network to put the weights into, for a run that was given one (`train(config, model=...)`).
     """
     run = RunFolder(path)

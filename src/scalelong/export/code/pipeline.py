@@ -55,20 +55,25 @@ class ExportedPipeline(DiffusionPipeline):
         output_type="pil",
         return_dict=True,
         prompt=None,
+        prompt_embeds=None,
+        negative_prompt_embeds=None,
     ):
         """`class_labels`: names or numbers, one per image. `prompt`: a text for all images, or one per image.
-        `guidance_scale` 1 is none."""
+
+        `prompt_embeds` are the tokens of texts, (images, length, size), in place of a prompt; guidance then needs
+        `negative_prompt_embeds` too, unless the pipeline can encode the empty text. `guidance_scale` 1 is none.
+        """
         if class_labels is not None and self.config.classes is None:
             raise ValueError("this model was trained without classes")
-        if prompt is not None and self.config.text is None:
+        if (prompt is not None or prompt_embeds is not None) and self.config.text is None:
             raise ValueError("this model was trained without texts")
         name, told, null = None, None, None
         if self.config.classes is not None:
             name, told, null = "class_labels", self._labels(class_labels), self.config.null_label
             null = None if null is None else torch.tensor(null, device=told.device)
         elif self.config.text is not None:
-            name, told = "encoder_hidden_states", self._tokens(prompt, batch_size)
-            null = self._tokens("", 1) if guidance_scale != 1 and self.config.text["guided"] else None
+            name, told = "encoder_hidden_states", self._tokens(prompt, prompt_embeds, batch_size)
+            null = self._null_tokens(negative_prompt_embeds) if guidance_scale != 1 else None
         if told is not None and guidance_scale != 1 and null is None:
             raise ValueError("the null condition of this model is not known, so guidance_scale must be 1")
         batch_size = batch_size if told is None else len(told)
@@ -99,17 +104,33 @@ class ExportedPipeline(DiffusionPipeline):
         numbers = [classes[entry] if isinstance(entry, str) else int(entry) for entry in wanted]
         return torch.tensor(numbers, device=self._execution_device)
 
-    def _tokens(self, prompt, batch_size):
+    def _tokens(self, prompt, tokens, batch_size):
+        if tokens is None:
+            if prompt is None:
+                raise ValueError("a prompt must be given: a text, or a list with one text per image")
+            tokens = self._encode([prompt] * batch_size if isinstance(prompt, str) else list(prompt))
+        length, dim = self.config.text["length"], self.config.text["dim"]
+        if tuple(tokens.shape[1:]) != (length, dim):
+            raise ValueError(
+                f"this model takes texts as tokens of (images, {length}, {dim}), got {tuple(tokens.shape)}"
+            )
+        return tokens.to(self._execution_device, self.unet.dtype)
+
+    def _null_tokens(self, tokens):
+        if tokens is None and self.config.text["guided"]:
+            tokens = self._encode([""])
+        return None if tokens is None else tokens.to(self._execution_device, self.unet.dtype)
+
+    def _encode(self, texts):
         """(texts, length, size). Longer texts are cut off by a text encoder, and refused as words."""
-        if prompt is None:
-            raise ValueError("a prompt must be given: a text, or a list with one text per image")
-        texts, length = [prompt] * batch_size if isinstance(prompt, str) else list(prompt), self.config.text["length"]
+        length = self.config.text["length"]
         if self.text_encoder is not None:
             tokens = self.tokenizer(
                 texts, padding="max_length", max_length=length, truncation=True, return_tensors="pt"
             )
-            found = self.text_encoder(tokens["input_ids"].to(self.text_encoder.device)).last_hidden_state
-            return found.to(self._execution_device, self.unet.dtype)
+            return self.text_encoder(tokens["input_ids"].to(self.text_encoder.device)).last_hidden_state
+        if "vocabulary" not in self.config.text:
+            raise ValueError("this pipeline has no text encoder: give prompt_embeds, the tokens of the texts")
         found = torch.zeros(len(texts), length, self.config.text["dim"])
         for row, text in zip(found, texts):
             words, known = re.findall(r"\w+", text.lower()), self.config.text["vocabulary"]
@@ -120,7 +141,7 @@ class ExportedPipeline(DiffusionPipeline):
                 raise ValueError(f"{text!r} has {len(words)} words, and the model was made for {length}")
             for place, word in enumerate(words):
                 row[place] = _vector(word, self.config.text["dim"])
-        return found.to(self._execution_device, self.unet.dtype)
+        return found
 
     def _predict(self, x, step, name, told, null, guidance_scale):
         time = self.config.time_scale * step.float() + self.config.time_shift

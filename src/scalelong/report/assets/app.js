@@ -266,8 +266,8 @@
   find("skips-fold").open = data.runs.some((run) => kappaNames(run).some((name) => run.curves[name][1].some((value) => value !== null && Math.abs(value - 1) > 1e-6)));
   find("skips-fold").addEventListener("toggle", drawSkips);
 
-  // The file is written again while runs go on.
-  if (data.reload) setTimeout(() => location.reload(), 1000 * data.reload);
+  // Live: ask for a mark of the state, and load the page again when it has changed.
+  if (data.live) setInterval(() => fetch("state").then((answer) => answer.text()).then((state) => { if (state !== data.live) location.reload(); }).catch(() => { /* the server has ended */ }), 3000);
 
   startTheme(); makeToggles(); fillSelectors(); drawConfigs(); drawVerdict();
   find("version").textContent = data.version;
