@@ -54,7 +54,7 @@ class Parser(argparse.ArgumentParser):
         else:
             kind = kind or (str if default is None else type(default))
             more["type"] = whole_number if kind is int else kind
-        text = text if default in (None, False) or "default" in text else f"{text} (default: {default})"
+        text = text if default in (None, False, []) or "default" in text else f"{text} (default: {default})"
         action = self.add_argument(*spellings.split(), default=default, help=text.replace("%", "%%"), **more)
         if rare:
             self.rare.append(action)

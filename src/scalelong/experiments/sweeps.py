@@ -198,5 +198,5 @@ def _status_row(run: PlannedRun, root: Path) -> dict[str, str]:
         "steps": f"{line.get('step', 0):,}/{run.config.steps:,}",
         "loss": f"{line['loss']:.4g}" if line else "-",
         "minutes left": "-" if seconds is None else f"{seconds / 60:.0f}",
-        "where": holder.read_text(encoding="utf-8") if status == "running" and holder.exists() else "",
+        "where": holder.read_text(encoding="utf-8").partition("\n")[0] if status == "running" and holder.exists() else "",
     }
