@@ -2,8 +2,10 @@
 
 import atexit
 import io
+import os
 import shutil
 import tempfile
+import time
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from .harness import BenchmarkError, Race, Settings, Step
+from .harness import BenchmarkError, Race, Settings, Spread, Step, seconds_text
 
 # Networks
 
@@ -274,20 +276,88 @@ def narrow_unet() -> Any:
     return unet("cifar10", block_out_channels=(32, 64, 64, 64), layers_per_block=1)
 
 
-def finding(settings: Settings) -> Race:
+def sdxl() -> Any:
+    from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
+
+    return UNet2DConditionModel(
+        sample_size=128,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+        block_out_channels=(320, 640, 1280),
+        transformer_layers_per_block=[1, 2, 10],
+        attention_head_dim=[5, 10, 20],
+        cross_attention_dim=2048,
+        use_linear_projection=True,
+        addition_embed_type="text_time",
+        addition_time_embed_dim=256,
+        projection_class_embeddings_input_dim=2816,
+    )
+
+
+def deep_unet(layers: int) -> Any:
+    from scalelong.models import unet
+
+    return unet("cifar10", block_out_channels=(32, 64, 64, 64), layers_per_block=layers)
+
+
+def finding(settings: Settings) -> dict[str, Any]:
+    """Seconds of `find_skips` by the number of operations that ran meanwhile."""
     import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
 
     from scalelong.finding import find_skips
 
-    def make(build: Callable[[], Any]) -> Step:
+    class Counter(TorchDispatchMode):
+        ran = 0
+
+        def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.ran += 1
+            return op(*args, **(kwargs or {}))
+
+    deep = (1, 2) if settings.quick else (1, 2, 4, 8, 16, 32)
+    networks = {f"unet/cifar10, narrow, {n} layers in a block": partial(deep_unet, n) for n in deep}
+    if not settings.quick:
+        networks |= {"Stable Diffusion 1.5": stable_diffusion, "Stable Diffusion XL": sdxl}
+    torch.set_num_threads(settings.threads)
+    rows, seconds = [], {}
+    for name, build in networks.items():
         with torch.device("meta"):
             model = build()
-        return lambda: find_skips(model)
+        with Counter() as counter:
+            plan = find_skips(model)
+        seconds[name] = times = []
+        for _ in range(settings.rounds or (2 if settings.quick else 5)):
+            began = time.process_time()
+            find_skips(model)
+            times.append(time.process_time() - began)
+        each = Spread.of([value / counter.ran for value in times])
+        rows.append([name, str(len(plan)), f"{counter.ran:,}", Spread.of(times).text(seconds_text)])
+        rows[-1].append(each.text(seconds_text))
+    title = "Finding the long skips of a network on the meta device (`find_skips`), processor time"
+    columns = ["", "skips", "operations", "time", "time for an operation"]
+    return {"title": title, "columns": columns, "rows": rows, "notes": [], "seconds": seconds}
 
-    steps = {"unet/cifar10, narrow": partial(make, narrow_unet)}
-    if not settings.quick:
-        steps["Stable Diffusion 1.5"] = partial(make, stable_diffusion)
-    return Race("Finding the long skips of a network on the meta device (`find_skips`)", steps)
+
+def scaling_once(settings: Settings) -> dict[str, Any]:
+    """Seconds of `scale_skips_` with its verification. Every round scales a network anew."""
+    import torch
+
+    from scalelong.attaching import scale_skips_
+
+    torch.set_num_threads(settings.threads)
+    seconds: dict[str, list[float]] = {}
+    build = narrow_unet if settings.quick else stable_diffusion
+    for method in ("cs", "ls"):
+        seconds[method] = times = []
+        for _ in range(settings.rounds or 2):
+            model = build()
+            began = time.process_time()
+            scale_skips_(model, method)
+            times.append(time.process_time() - began)
+    rows = [[method, Spread.of(times).text(seconds_text)] for method, times in seconds.items()]
+    name = "a narrow UNet" if settings.quick else "Stable Diffusion 1.5"
+    title = f"Scaling {name} from outside (`scale_skips_`), found and verified, processor time"
+    return {"title": title, "columns": ["", "time"], "rows": rows, "notes": [], "seconds": seconds}
 
 
 def attached(settings: Settings) -> Race:
@@ -390,6 +460,7 @@ def data_in_training(settings: Settings) -> Race:
     count = 64 if settings.quick else 2048
     folder = tempfile.mkdtemp(prefix="scalelong-bench-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    os.environ["SCALELONG_CACHE"] = f"{folder}/cache"
     sources = write_sources(Path(folder), count, size.image)
 
     def make(source: str, workers: int = 0, **options: Any) -> Step:
@@ -398,7 +469,7 @@ def data_in_training(settings: Settings) -> Race:
     few = {"memory_limit": 3 * count * size.image**2 - 1}  # one byte less than the pixels need
     steps: dict[str, Callable[[], Step]] = {"in memory": partial(make, "folder of png")}
     for name in sources:
-        steps[f"{name}, image cache"] = partial(make, name, image_cache=f"{folder}/cache", **few)
+        steps[f"{name}, image cache"] = partial(make, name, image_cache="auto", **few)
         for workers in (0, 1):
             steps[f"{name}, decoded each time, {workers} worker(s)"] = partial(make, name, workers, **few)
     return Race(f"Training on {count} images, {size}", steps, size.batch)
@@ -472,6 +543,7 @@ BENCHMARKS = {
         "finding the long skips of any network, and scaling them from outside",
         {
             "finding": (finding, 5),
+            "scaling": (scaling_once, 2),
             "unet": (attached, 60),
         },
     ),

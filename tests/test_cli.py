@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -61,6 +62,14 @@ def test_an_unknown_command_is_answered_with_the_nearest(arguments, said, capsys
     assert said in capsys.readouterr().err
 
 
+def test_a_misspelt_flag_is_answered_with_the_nearest(capsys):
+    for arguments, near in ((["train", "photos", "--bugdet=4m"], "--budget"), (["range", "--stpes", "3"], "--steps")):
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        assert ended.value.code == 2
+        assert f"did you mean {near}?" in capsys.readouterr().err
+
+
 HELP = """
 import contextlib, io, json, sys
 from scalelong.cli import main
@@ -93,6 +102,22 @@ def test_flags_are_spelled_alike(flag, capsys):
         printed = help_of(command, capsys, "--help-all")
         assert flag in printed, command
         assert "%%" not in printed
+        assert "(default: [])" not in printed
+
+
+def test_help_says_what_the_readme_says_and_promises_no_more(capsys):
+    assert main(["--help"]) == 0
+    purpose = capsys.readouterr().out.split("\n\n")[1]
+    assert f"**{purpose}**" in (Path(__file__).parents[1] / "README.md").read_text()
+    assert "faster" not in purpose
+
+
+def test_the_help_of_train_says_what_is_chosen_where_sizes_are_open(capsys):
+    printed = help_of("train", capsys)
+    for flag in ("--model", "--steps", "--batch-size", "--lr"):
+        text = re.split(r"\n  --|\n\n", printed.split(f"\n  {flag}")[1])[0]
+        assert "(default: chosen for the machine)" in " ".join(text.split()), flag
+    assert "seedN" not in printed
 
 
 def test_no_command_speaks_of_another_kappa(capsys):
@@ -481,6 +506,7 @@ OUT = {
     "train": ["digits"],
     "sample": ["--model", "digits-class"],
     "report": ["runs/absent"],
+    "eval": ["--model", "digits-class"],
     "export": ["--model", "digits-class"],
     "find": ["torch.nn:Identity"],
     "diagnose": [],
@@ -496,7 +522,8 @@ OUT = {
 def test_a_place_that_cannot_be_written_is_refused_before_any_work(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")
-    assert main([*command.split(), *OUT[command], "--out", "file/inside"]) == 1
+    flag = "--statistics" if command == "eval" else "--out"
+    assert main([*command.split(), *OUT[command], flag, "file/inside"]) == 1
     said = capsys.readouterr().err
     assert "file/inside" in said or "/file " in said or " file " in said, said
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -10,6 +10,7 @@ A text block below a comment `<!-- printed -->` is what the block above it print
 
 Every `scalelong ...` command of every block is parsed by the command's own parser, so that a flag which is gone fails.
 Those of README and the tutorials run, in order, on a few small images; flags that make them short are added (SHORT).
+Targets of make, extras, modules and scripts that pages name are there.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import io
 import re
 import shlex
 import shutil
+import tomllib
 import warnings
 from pathlib import Path
 
@@ -27,6 +29,7 @@ import pytest
 import torch
 
 from scalelong.cli import COMMANDS, LAB, find_command, main
+from scalelong.experiments import demo
 from scalelong.scaling import METHODS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -140,12 +143,24 @@ def test_no_page_is_forgotten():
     assert len(WITH_PYTHON) > 10
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_the_first_code_has_the_disease_that_it_cures(page):
+    """A new `sl.UViT` survives by itself: the example has the start of the published network, as the demo has."""
+    start = ast.literal_eval(re.findall(r"start = (\{.*\})", python_blocks(page)[0])[0])
+    authors = {"init_std": round(0.02 * (512 / 64) ** 0.5, 4), "final_start": "authors", "residual_scaling": "none"}
+    assert start == authors
+    assert demo.demo_config().model_options["init_std"] == round(0.02 * (512 / demo.WIDTH) ** 0.5, 4)
+
+
 # Commands
 
 
 def commands_in(text: str) -> list[str]:
-    """The command lines of a page: in fences and in indented blocks, with `$ ` or without, continued by a backslash."""
-    blocks = [found["code"] for found in FENCE.finditer(text) if found["language"] not in PYTHON]
+    """The command lines of a page: in fences and in indented blocks, with `$ ` or without, continued by a backslash.
+
+    Those of a block that has a reason not to run are left out: a wrong turn, as it was typed."""
+    found = [block for block in FENCE.finditer(text) if block["language"] not in PYTHON]
+    blocks = [block["code"] for block in found if not block["reason"]]
     blocks += re.findall(r"(?:^ {4}.*\n)+", FENCE.sub("", text), re.MULTILINE)
     lines = [line.strip().removeprefix("$ ") for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     return [line for line in lines if re.match(r"scalelong [a-z]+( |$)", line) and is_whole(line)]
@@ -212,7 +227,7 @@ def test_commands_have_arguments_that_exist(page):
 
 
 SHORT = {
-    "train": "--steps 1 --batch-size 2 --samples 2 --sampler-steps 1",
+    "train": "--steps 1 --batch-size 2 --samples 2 --sampler-steps 1 --ema-lengths 5% 10%",
     "sample": "-n 2 --steps 1",
     "eval": "-n 20 --steps 1 --features random",
     "lab tune": "-n 16 --steps 1 --features random",
@@ -249,9 +264,32 @@ def test_commands_of_readme_and_tutorials_run(page, tmp_path, monkeypatch, digit
     (tmp_path / "my_unet.py").write_text(MY_UNET)
     if page == "README.md":
         shutil.copytree(digits_run, tmp_path / "runs" / "my-run", symlinks=True)
-    for command in commands_in(text_of(page)):
+    # Commands within sentences come last: they are about what the others have made.
+    for command in [*commands_in(text_of(page)), *mentioned_in(text_of(page))]:
         name, arguments = split(command)
         assert main([*name.split(), *arguments, *SHORT.get(name, "").split()]) == 0, command
+
+
+def test_targets_extras_modules_and_scripts_of_pages_are_there():
+    targets = set(re.findall(r"^(\w+):", text_of("Makefile"), re.MULTILINE))
+    extras = set(tomllib.loads(text_of("pyproject.toml"))["project"]["optional-dependencies"])
+    wrong = []
+    for page in PAGES:
+        text = text_of(page)
+        blocks = "".join(re.findall(r"(?:^ {4}.*\n)+", text, re.MULTILINE))
+        inline = " ".join(re.findall(r"`([^`\n]+)`", text))
+        wrong += [f"{page}: make {name}" for name in re.findall(r"(?m)^ *make (\w+)", blocks) if name not in targets]
+        wrong += [f"{page}: make {name}" for name in re.findall(r"`make (\w+)`", text) if name not in targets]
+        for found in re.findall(r"(?:scalelong|'\.)\[([a-z,]+)\]", blocks + inline):
+            wrong += [f"{page}: [{name}]" for name in found.split(",") if name not in extras]
+        modules = re.findall(r"python -m ((?:research|benchmarks|website)[\w.]*)", blocks + inline)
+        if not page.startswith("docs/evidence/"):  # finished studies name the commit that has their code
+            paths = {module: ROOT / module.replace(".", "/") for module in modules}
+            gone = [name for name, path in paths.items() if not (path.is_dir() or path.with_suffix(".py").exists())]
+            wrong += [f"{page}: {module}" for module in gone]
+        scripts = re.findall(r"python (\w[\w/]*\.py)", blocks + inline)
+        wrong += [f"{page}: {script}" for script in scripts if "/" in script and not (ROOT / script).exists()]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_an_argument_that_does_not_exist_is_noticed():
@@ -263,4 +301,5 @@ def test_an_argument_that_does_not_exist_is_noticed():
         require_arguments("scalelong demo --seed x")
     page = "```\n$ scalelong find a.py \\\n  --json\n```\n\n    scalelong lab theory\n    scalelong diagnose ...\n"
     assert commands_in(page) == ["scalelong find a.py    --json", "scalelong lab theory"]
+    assert commands_in("<!-- not run: a wrong turn -->\n```text\n$ scalelong train --bugdet 4m\n```\n") == []
     assert mentioned_in("see `scalelong lab tune RUN --steps`") == ["scalelong lab tune RUN --steps"]

@@ -21,7 +21,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
         "Integrations": _written("integrations"),
         "Notebooks": [f"notebooks/{path.stem}.md" for path in sorted(pages.NOTEBOOKS.glob("*.ipynb"))],
         "Examples": sorted(pages.example_pages()),
-        "Evidence": _evidence(),
+        "Evidence": _evidence(but=repr(config.nav)),
         "Reference": [
             "reference/index.md",
             {"Commands": "reference/commands.md"},
@@ -57,8 +57,10 @@ def _all_written() -> list[str]:
     return sorted(path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md"))
 
 
-def _evidence() -> list[Any]:
+def _evidence(but: str) -> list[Any]:
+    """One entry for each study, apart from those whose pages mkdocs.yml names itself."""
     folders = sorted({path.parent for path in (ROOT / "docs/evidence").glob("*/*.md")})
+    folders = [folder for folder in folders if f"'evidence/{folder.name}/" not in but]
     entries: list[Any] = ["evidence/README.md"]
     for folder in folders:
         inside = _written(f"evidence/{folder.name}")

@@ -66,6 +66,7 @@ def test_coefficients_leave_statistics_and_random_states_alone():
     before, states = state_of(model), (torch.get_rng_state(), random.getstate())
     found = sl.coefficients(model, *IMAGE)
     assert len(found) == 2
+    assert sl.coefficients(model, IMAGE) == found, "as scale_skips_ takes them"
     assert_same(model, before)
     assert torch.equal(torch.get_rng_state(), states[0])
     assert random.getstate() == states[1]

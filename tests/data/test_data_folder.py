@@ -301,14 +301,15 @@ def test_other_bad_archives(tmp_path):
 
 
 @pytest.mark.parametrize("memory_limit", [10**9, 0])
-def test_all_broken_images_are_named_at_once(tmp_path, memory_limit):
+def test_all_broken_images_are_named_at_once(tmp_path, memory_limit, monkeypatch):
     """Those without a header and those whose pixels are cut off, in memory and in the image cache."""
     folder = tmp_path / "images"
     paint(folder, *[f"{number:02}.png" for number in range(20)])
     for number in (3, 7):
         (folder / f"{number:02}.png").write_bytes(b"no image")
     damage(folder, "19.png")
-    options = {"memory_limit": memory_limit, "image_cache": tmp_path / "cache"}
+    monkeypatch.setenv("SCALELONG_CACHE", str(tmp_path / "cache"))
+    options = {"memory_limit": memory_limit, "image_cache": "auto"}
     with pytest.raises(BrokenImagesError, match=r"3 of 20 .*03\.png.*07\.png.*19\.png.*`skip_broken`"):
         load_data(folder, skip_broken=2, **options)
     assert len(load_data(folder, skip_broken=True, size=4, memory_limit=0).broken) == 3, "all headers are read"
@@ -327,7 +328,7 @@ def test_different_sizes_are_said_as_such(tmp_path):
 def test_photographs_of_phones_need_an_extra(tmp_path):
     (tmp_path / "a.HEIC").write_bytes(b"")
     if find_spec("pillow_heif") is None:
-        with pytest.raises(MissingDependencyError, match=r"scalelong\[heic\]"):
+        with pytest.raises(MissingDependencyError, match=r"convert them to JPEG, .*scalelong\[heic\]"):
             load_data(tmp_path)
         paint(tmp_path, "b.png")
         assert "scalelong[heic]" in load_data(tmp_path).describe()

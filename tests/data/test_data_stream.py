@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import zipfile
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,11 +15,16 @@ import torch
 from PIL import Image
 
 from scalelong.data import MappedData, batches, load_data, stream
-from scalelong.errors import BrokenImagesError, CannotWriteError
+from scalelong.errors import BrokenImagesError
 
 COUNT, SIDE = 24, 8
 BYTES = COUNT * 3 * SIDE * SIDE
 ORDER = [[3, 1], [23], [0, 0, 17], [5, 6, 7, 8]]
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("SCALELONG_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -43,14 +49,14 @@ def decodes(monkeypatch):
     return counted
 
 
-def mapped(folder, tmp_path, **options) -> MappedData:
-    data = load_data(folder, memory_limit=0, image_cache=tmp_path / "cache", **options)
+def mapped(folder, **options) -> MappedData:
+    data = load_data(folder, memory_limit=0, image_cache="auto", **options)
     assert isinstance(data, MappedData)
     return data
 
 
 def pixels_file(tmp_path):
-    (file,) = (tmp_path / "cache").glob("*/pixels")
+    (file,) = (tmp_path / "cache").glob("decoded/*/pixels")
     return file
 
 
@@ -70,7 +76,7 @@ def test_batches_are_those_of_memory(folder, tmp_path, kind, workers):
         with zipfile.ZipFile(where, "w") as file:
             for image in sorted(folder.rglob("*.png")):
                 file.write(image, image.relative_to(folder).as_posix())
-    cache = tmp_path / "cache" if kind == "mapped" else "none"
+    cache = "auto" if kind == "mapped" else "none"
     memory, ours = load_data(where), load_data(where, memory_limit=0, image_cache=cache)
     assert memory.in_memory
     assert not ours.in_memory
@@ -129,7 +135,7 @@ def damaged(folder):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_broken_images_are_replaced_by_the_next(damaged, tmp_path, workers):
+def test_broken_images_are_replaced_by_the_next(damaged, workers):
     stream = load_data(damaged, memory_limit=0, skip_broken=2)
     assert len(stream) == COUNT
     first, second = batches(stream, [[10, 11], [12]], workers)
@@ -138,8 +144,8 @@ def test_broken_images_are_replaced_by_the_next(damaged, tmp_path, workers):
     assert second.images[:, 0, 0, 0].tolist() == [13]
     assert [broken.name for broken in stream.broken] == ["0/11.png", "1/12.png"]
     assert "2 broken images skipped" in stream.describe()
-    assert_same(mapped(damaged, tmp_path, skip_broken=2), stream)
-    assert len(mapped(damaged, tmp_path, skip_broken=2).broken) == 2
+    assert_same(mapped(damaged, skip_broken=2), stream)
+    assert len(mapped(damaged, skip_broken=2).broken) == 2
     parts = stream.split(8, seed=0)
     seen = [set(part.fetch(range(len(part))).images[:, 0, 0, 0].tolist()) for part in parts]
     assert not seen[0] & seen[1], "replacements come from the same part"
@@ -162,12 +168,12 @@ def test_too_many_broken_images_stop_the_stream(damaged, workers):
 # The image cache
 
 
-def test_each_image_is_decoded_once(folder, tmp_path, decodes):
-    mapped(folder, tmp_path)
-    mapped(folder, tmp_path).fetch([1, 2])
+def test_each_image_is_decoded_once(folder, decodes):
+    mapped(folder)
+    mapped(folder).fetch([1, 2])
     assert len(decodes) == COUNT
     Image.new("RGB", (SIDE, SIDE), "red").save(folder / "0" / "00.png")
-    assert int(mapped(folder, tmp_path).fetch([0]).images[0, 0, 0, 0]) == 255
+    assert int(mapped(folder).fetch([0]).images[0, 0, 0, 0]) == 255
 
 
 def test_a_set_in_memory_is_decoded_once_per_process(folder, decodes):
@@ -182,7 +188,7 @@ def test_a_set_in_memory_is_decoded_once_per_process(folder, decodes):
 
 @pytest.mark.parametrize("harm", ["cut", "changed", "no manifest", "bad manifest"])
 def test_a_damaged_file_is_made_again(folder, tmp_path, decodes, harm):
-    mapped(folder, tmp_path)
+    mapped(folder)
     file = pixels_file(tmp_path)
     if harm == "cut":
         os.truncate(file, 100)
@@ -193,51 +199,31 @@ def test_a_damaged_file_is_made_again(folder, tmp_path, decodes, harm):
         file.with_name("decoded.json").unlink()
     else:
         file.with_name("decoded.json").write_text("[")
-    again = mapped(folder, tmp_path)
+    again = mapped(folder)
     assert len(decodes) == 2 * COUNT
     assert_same(again, load_data(folder, memory_limit=0))
 
 
-def test_the_oldest_make_room(folder, tmp_path, caplog):
-    sides, notes = (8, 7, 6), set()
-    with caplog.at_level(logging.INFO, "scalelong"):
-        for side in sides:
-            mapped(folder, tmp_path, size=side, image_cache_limit=2 * BYTES)
-            (new,) = set((tmp_path / "cache").glob("*/decoded.json")) - notes
-            os.utime(new, (side, 10 - side))  # used one after the other
-            notes.add(new)
-    kept = {(note.parent / "pixels").stat().st_size for note in notes if note.exists()}
-    assert kept == {COUNT * 3 * side * side for side in sides[1:]}
-    assert "makes room" in caplog.text
-
-
-@pytest.mark.parametrize("reason", ["image_cache_limit", "space"])
-def test_what_does_not_fit_on_the_disk_is_streamed_and_the_log_says_so(
-    folder, tmp_path, monkeypatch, decodes, caplog, reason
-):
+@pytest.mark.parametrize("reason", ["SCALELONG_CACHE", "space"])
+def test_what_does_not_fit_on_the_disk_is_streamed_and_the_log_says_so(folder, monkeypatch, decodes, caplog, reason):
     def full(file, size):
         raise OSError(28, "full")
 
-    limit = BYTES - 1
     if reason == "space":
-        limit = None
         monkeypatch.setattr(stream, "allocate", full)
+    else:
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2 * BYTES - 1))
     with caplog.at_level(logging.INFO, "scalelong"):
-        data = load_data(folder, memory_limit=0, image_cache=tmp_path / "cache", image_cache_limit=limit)
+        data = load_data(folder, memory_limit=0, image_cache="auto")
     assert not isinstance(data, MappedData)
     assert not decodes
     assert reason in caplog.text
     assert len(data.fetch([0]).images) == 1
 
 
-def test_a_place_that_is_a_file(folder, tmp_path):
-    (tmp_path / "cache").write_text("")
-    with pytest.raises(CannotWriteError, match="image_cache"):
-        mapped(folder, tmp_path)
-
-
-def test_the_cache_among_the_images_is_no_data(folder):
-    load_data(folder, memory_limit=0, image_cache=folder / "cache")
+def test_the_cache_among_the_images_is_no_data(folder, monkeypatch):
+    monkeypatch.setenv("SCALELONG_CACHE", str(folder / "cache"))
+    load_data(folder, memory_limit=0, image_cache="auto")
     data = load_data(folder)
     assert len(data) == COUNT
     assert not data.unread

@@ -61,7 +61,6 @@ def test_noise_is_not_precise_and_real_images_are(name: str, shared_cache: None,
         bad = score(noise)
         assert bad.precision.value < 0.1
         assert bad.recall.value < 0.2
-        assert bad.kernel.value > 10 * abs(good.kernel.value)
     # The anchors say the same without anybody holding images out by hand.
     assert good.anchors is not None
     anchors = good.anchors.values
@@ -69,7 +68,6 @@ def test_noise_is_not_precise_and_real_images_are(name: str, shared_cache: None,
     assert anchors["noise"]["precision"] < 0.1
     for kind in ("noise", "blurred", "shuffled"):
         assert anchors["real"]["frechet"] < 0.7 * anchors[kind]["frechet"]
-        assert anchors["real"]["kernel"] < 0.5 * anchors[kind]["kernel"]
 
 
 class Lots:
@@ -97,7 +95,8 @@ def test_anchors_are_measured_once(shared_cache: None, digits: ImageData, monkey
     monkeypatch.setattr("scalelong.evaluation.anchors._measure", lambda *_: pytest.fail("measured again"))
     assert anchors_of(digits, extractor, reference, 50) == first
     assert first.images == 50
-    reference.file.with_name("anchors-50-2.json").write_text("{")
+    for file in (reference.file.parents[2] / "anchors").glob("*/anchors.json"):
+        file.write_text("{")
     with pytest.raises(pytest.fail.Exception, match="measured again"):
         anchors_of(digits, extractor, reference, 50)
 

@@ -1,4 +1,4 @@
-"""The classifier of a data set, Inception's adapter, anyone's extractor, and the device of features."""
+"""Inception's adapter, anyone's extractor, and the device of features."""
 
 import hashlib
 import sys
@@ -9,36 +9,14 @@ import pytest
 import torch
 
 from scalelong.data import ImageData, load_data
-from scalelong.errors import EvaluationError
+from scalelong.errors import CannotReadError, EvaluationError
 from scalelong.evaluation import (
     InceptionFeatures,
     RandomFeatures,
-    features as features_module,
     features_of,
     load_extractor,
     reference_of,
-    train_classifier,
 )
-
-
-def test_the_classifier_is_good_and_comes_from_the_cache(
-    shared_cache: None, digits: ImageData, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    monkeypatch.setattr(features_module, "STEPS", 300)
-    before = torch.get_rng_state()
-    classifier = train_classifier(digits)
-    assert torch.equal(before, torch.get_rng_state())
-    assert classifier.accuracy > 0.9
-    _, held_out = digits.split(len(digits) // 5, 0)
-    batch = held_out.fetch(range(len(held_out)))
-    assert batch.labels is not None
-    right = classifier.classify(batch.images) == batch.labels
-    assert float(right.double().mean()) == pytest.approx(classifier.accuracy)
-    monkeypatch.setattr(features_module, "_train", lambda *_: pytest.fail("trained again"))
-    again = train_classifier(digits)
-    assert torch.equal(again.head.weight, classifier.head.weight)
-    assert f"accuracy {classifier.accuracy:.1%}" in caplog.text
 
 
 def test_a_flipped_bit_in_the_statistics_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +75,7 @@ def test_inception_checks_the_hash_before_it_loads(inception_weights: Path, monk
     monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("loaded a file that nobody vouches for"))
     with pytest.raises(EvaluationError, match="must begin with 6726825d"):
         InceptionFeatures(inception_weights)
-    with pytest.raises(EvaluationError, match="no Inception weights"):
+    with pytest.raises(CannotReadError, match="absent"):
         InceptionFeatures(inception_weights.with_name("absent.pth"))
 
 

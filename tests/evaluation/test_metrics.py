@@ -12,7 +12,6 @@ from scalelong.evaluation import (
     MomentsSum,
     frechet_distance,
     frechet_score,
-    kernel_score,
     near_copies,
     precision_recall,
     share_score,
@@ -105,44 +104,6 @@ def test_shares_have_wilsons_interval() -> None:
     # For 45 of 50, from the textbook formula.
     score = share_score(torch.arange(50) < 45)
     assert (score.low, score.high) == pytest.approx((0.7864, 0.9565), abs=1e-3)
-
-
-# The kernel distance
-
-
-def kernel_slowly(x: torch.Tensor, y: torch.Tensor) -> float:
-    """Bińkowski et al., Eq. 4, pair by pair."""
-
-    def kernel(a: torch.Tensor, b: torch.Tensor) -> float:
-        return float((a @ b / len(a) + 1) ** 3)
-
-    n, m = len(x), len(y)
-    among_x = sum(kernel(x[i], x[j]) for i in range(n) for j in range(n) if i != j) / (n * (n - 1))
-    among_y = sum(kernel(y[i], y[j]) for i in range(m) for j in range(m) if i != j) / (m * (m - 1))
-    return among_x + among_y - 2 * sum(kernel(a, b) for a in x for b in y) / (n * m)
-
-
-def test_kernel_distance_agrees_with_its_definition() -> None:
-    real, generated = torch.randn(17, 5).double(), 1.3 * torch.randn(12, 5).double() + 0.3
-    score = kernel_score(real, generated)
-    assert score.value == pytest.approx(kernel_slowly(generated, real), rel=1e-9)
-    left_out = [kernel_score(real, torch.cat([generated[:i], generated[i + 1 :]])).value for i in range(12)]
-    error = (11 / 12 * sum((value - sum(left_out) / 12) ** 2 for value in left_out)) ** 0.5
-    assert score.high - score.value == pytest.approx(1.96 * error, rel=1e-6)
-    with pytest.raises(EvaluationError, match="three images"):
-        kernel_score(torch.randn(10, 2), torch.randn(2, 2))
-
-
-def test_few_images_do_not_bias_the_kernel_distance_and_its_interval_covers() -> None:
-    """Both sets from one distribution: the mean over many draws is 0, also of 20 images each."""
-    generator = torch.Generator().manual_seed(0)
-    scores = [
-        kernel_score(torch.randn(400, 4, generator=generator), torch.randn(20, 4, generator=generator))
-        for _ in range(200)
-    ]
-    values = torch.tensor([score.value for score in scores])
-    assert abs(float(values.mean())) < 3 * float(values.std()) / 200**0.5
-    assert sum(score.low <= 0 <= score.high for score in scores) > 170
 
 
 # Precision, recall and near-copies

@@ -16,7 +16,6 @@ from scalelong.diffusion import SampleSettings
 from scalelong.errors import EvaluationError, ProtocolMismatchError
 from scalelong.evaluation import (
     SCORES,
-    Entry,
     Evidence,
     Moments,
     RandomFeatures,
@@ -134,8 +133,9 @@ def test_a_new_score_is_a_title_and_a_function(real_scores: Scores, monkeypatch:
         return Score(value, value, value)
 
     monkeypatch.setitem(SCORE_TITLES, "spread", "spread of features")
-    monkeypatch.setitem(SCORES, "spread", Entry(spread))
-    evidence = Evidence(torch.randn(20, 4), Moments.of(torch.randn(50, 4)), torch.randn(20, 4))
+    monkeypatch.setitem(SCORES, "spread", spread)
+    real = torch.randn(50, 4)
+    evidence = Evidence(torch.randn(20, 4), Moments.of(real), real[:20], real)
     scores = Scores.of(evidence, real_scores.protocol, {"run": "a"})
     assert scores.spread.value == pytest.approx(float(evidence.features.std()))
     assert "spread of features" in str(scores)
@@ -150,10 +150,10 @@ def test_stored_scores_keep_their_format(real_scores: Scores) -> None:
     written = json.loads(json.dumps(real_scores.to_dict()))
     assert Scores.from_dict(written) == real_scores
     assert set(written) == {"protocol", *SCORES, "subject", "anchors"}
-    assert {"frechet", "precision", "recall", "agreement"} <= set(SCORES)
-    assert written["agreement"] is None
-    assert Scores.from_dict({name: value for name, value in written.items() if name != "agreement"}) == real_scores
-    earlier = Scores.from_dict({name: value for name, value in written.items() if name not in ("anchors", "kernel")})
+    assert {"frechet", "precision", "recall"} <= set(SCORES)
+    retired = {"kernel": written["frechet"], "agreement": written["precision"]}
+    assert Scores.from_dict({**written, **retired}) == real_scores
+    earlier = Scores.from_dict({name: value for name, value in written.items() if name not in ("anchors", "copies")})
     assert earlier.frechet == real_scores.frechet
     assert "no anchors" in str(earlier)
     with pytest.raises(EvaluationError, match="lack frechet"):

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -156,6 +157,10 @@ def test_the_verdict_counts_survivors():
 def test_the_verdict_of_a_single_run():
     assert verdict(Results(records("cs", [0.25]))) == [
         "Your run did not collapse and ends with a held-out loss of 0.25."
+    ]
+    going_on = [replace(record, finished=False) for record in records("cs", [0.25])]
+    assert verdict(Results(going_on)) == [
+        "Your run is not finished. It has not collapsed so far; its held-out loss is 0.25."
     ]
     assert verdict(Results([RunRecord(method="cs", seed=0, diverged="NaN")])) == [
         "Your run diverged: its numbers stopped being finite."

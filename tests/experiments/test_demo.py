@@ -102,5 +102,5 @@ def test_the_sentence_counts_by_majority(tmp_path):
         methods=tuple(fates), rates=(0.1,), seeds=(0, 1, 2), runs=runs, steps=300, warmup=5, reference_loss=1.0, rule=""
     )
     said = demo.summary_of(found)
-    assert said.startswith("None and cs:0.7 collapse and merge_norm survives: ")
+    assert said.startswith("Runs with none and cs:0.7 collapse, and runs with merge_norm survive: ")
     assert "cs:0.7 1 of 3 alive after 300 steps, lost after 150 to 200" in said

@@ -315,7 +315,7 @@ def test_the_card_tells_data_method_kappa_and_scores(unet_run: Path, tmp_path: P
         "step 8",
         "κ",
         "12.5 [11, 14]",
-        "prompt accuracy",
+        "near-copies",
         "500 images, ddim 25 steps",
         "f" * 12,
         "d" * 12,

@@ -202,6 +202,7 @@ def test_skips_that_nothing_scales_are_folded_and_a_live_page_follows_the_run(sh
         lead = "document.getElementById('lead').textContent"
         until(lambda: "100 steps" in shared_browser.run(lead))
         assert shared_browser.run("document.getElementById('skips-fold').open") is False
+        assert "every method" not in shared_browser.run("document.querySelector('main').innerText"), "there is one"
         top = "document.getElementById('{}').getBoundingClientRect().top"
         assert shared_browser.run(f"{top.format('samples')} < {top.format('results')}")
         shared_browser.run("document.querySelector('#skips-fold summary').click()")

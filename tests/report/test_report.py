@@ -12,7 +12,9 @@ from report.made_up import made_up_range, make_run
 from scalelong.cli import main
 from scalelong.config import recipe
 from scalelong.errors import ScaleLongError
+from scalelong.experiments import demo
 from scalelong.report import RunFolderError, collect, write_report, write_timelapse
+from scalelong.stability import METHODS
 
 
 @pytest.fixture
@@ -67,6 +69,7 @@ def test_a_single_run_and_runs_that_differ_in_more_than_the_method(tmp_path):
     assert data["methods"] == ["none"]
     (row,) = data["tables"][0]["rows"]
     assert "-" not in row.values()
+    assert not any(name.startswith("κ") for name in row), "nothing scales its skips"
     assert not any(name.startswith("steps to") for name in row)
     assert data["verdict"][0]["text"][0].startswith("Your run did not collapse and ends with")
     (one / "diverged.json").write_text(json.dumps({"message": "the loss of step 7 is not finite"}))
@@ -219,3 +222,10 @@ def test_folders_without_runs_are_named(tmp_path, capsys):
         write_report([tmp_path / "a"], tmp_path)
     assert main(["report", str(tmp_path / "a")]) == 0
     assert str(tmp_path / "a" / "report.html") in capsys.readouterr().out
+
+
+def test_every_method_of_the_demo_and_of_ranges_is_explained(tmp_path):
+    (tmp_path / "range.json").write_text(made_up_range({"none": {0.008: 1}}).to_json())
+    page = write_report([tmp_path], tmp_path / "report.html").read_text()
+    for word in {*demo.METHODS, *METHODS, "not learned"}:
+        assert f'"{word}": "' in page, word

@@ -159,6 +159,11 @@ def test_samples_made_in_another_way_are_not_mixed(
     assert "sampler: 'dpm++' -> 'ddim'" in capsys.readouterr().err
     assert main([*arguments, "--n", "2", "--class", "8"]) == 1
     assert "'8' is asked for" in capsys.readouterr().err
+    # What the network cannot draw is said first, whatever the folder holds.
+    assert main([*arguments, "--n", "2", "--prompt", "a horse"]) == 1
+    said = capsys.readouterr().err
+    assert "no class 'a horse'" in said
+    assert "asked for" not in said
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("precious")
     assert main([*arguments[:-1], str(tmp_path / "other")]) == 1

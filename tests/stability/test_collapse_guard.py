@@ -2,6 +2,7 @@
 
 import math
 import random
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -188,6 +189,7 @@ def test_two_lines_in_a_plain_loop_bring_it_back(tmp_path):
         assert optimizer.param_groups[0]["lr"] == 0.05  # what the schedule planned
         assert torch.allclose(model.weight, torch.ones(4), atol=0.2)
         assert [type(event) for event in guard.events] == [Collapse]
+        assert re.fullmatch(r"CollapseGuard\(\w+, rollback: step \d+, 1 rollback, rate × 0\.5\)", repr(guard))
     assert [path.name for path in (tmp_path / "good").iterdir()] == ["good-0.pt"]
 
 

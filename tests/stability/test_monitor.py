@@ -4,6 +4,7 @@ import copy
 import gc
 import json
 import math
+import re
 import weakref
 from typing import Any
 
@@ -170,6 +171,7 @@ def test_the_rate_is_the_one_that_a_guard_has_lowered():
         monitor.step(math.nan)
     assert guard.rates == [0.025]
     assert "The learning rate is 0.025" in monitor.alarms[0].message
+    assert re.fullmatch(r"StabilityMonitor\(UViT, \d long skips?, every 1 step: step 1, 1 alarm\)", repr(monitor))
 
 
 def test_silent_on_a_healthy_network():

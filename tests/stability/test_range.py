@@ -301,6 +301,9 @@ def test_runs_at_rates_too_low_to_learn_are_not_collapses():
     slow = [run if run.rate > 1e-5 else replace(run, outcome="not learned") for run in found.runs]
     slower = replace(found, runs=tuple(slow))
     assert slower.survivors("none", 1e-5) == (0, 8)
+    assert "did not collapse but" not in slower.verdict
+    slowest = replace(slower, rates=(1e-5,), runs=tuple(run for run in slow if run.rate == 1e-5))
+    assert "8 of 8 runs did not collapse but learned next to nothing in 300 steps: give more `steps`" in slowest.verdict
     assert slower.half_rates[0].rate == found.half_rates[0].rate
 
 

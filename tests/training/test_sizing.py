@@ -14,7 +14,7 @@ from scalelong.errors import InvalidConfigError
 from scalelong.runs import DataShape, build_model, make_accelerator, read_metrics, save_png, shape_of
 from scalelong.training import fit_held_out, held_out, sizing, step_seconds
 from scalelong.training.dry_run import memory_needed
-from scalelong.training.sizing import MOST_EPOCHS, Pictures, choose, lengthened, possible_runs
+from scalelong.training.sizing import MOST_EPOCHS, Pictures, busy_hint, choose, lengthened, possible_runs
 
 PHOTOGRAPHS = Pictures(count=400, channels=3, height=64, width=96)
 MANY = replace(PHOTOGRAPHS, count=50_000)
@@ -79,7 +79,10 @@ def test_a_uvit_is_taken_at_every_size_where_one_is_asked_for(config, given):
 def test_time_or_images_may_be_too_few():
     slow = choose(OPEN, {"data"}, PHOTOGRAPHS, SLOW, 600.0)
     assert slow.seconds <= 600.0
-    assert "longer --budget" in str(slow)
+    assert "need about 1,000 steps, so give a longer --budget, of " in str(slow)
+    enough = choose(OPEN, {"data"}, PHOTOGRAPHS, SLOW, seconds_of(str(slow).rpartition(" ")[2]))
+    assert enough.config.steps >= 1000, "the budget that it names is enough"
+    assert "longer --budget" not in str(enough)
     few = choose(OPEN, {"data"}, PHOTOGRAPHS, GPU, 24 * HOUR)
     assert few.epochs <= MOST_EPOCHS
     assert few.config.model_options.get("dim", 0) < 512, "a large network would learn 360 images by heart"
@@ -165,6 +168,14 @@ def test_bad_budgets_name_the_flag(text):
 
 
 # The timing, and the command
+
+
+def test_a_busy_machine_is_said(monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    for load, threads, busy in ((8.0, 2, True), (8.0, 1, False), (1.0, 2, False)):
+        monkeypatch.setattr("os.getloadavg", lambda load=load: (load, 0.0, 0.0))
+        monkeypatch.setattr("torch.get_num_threads", lambda threads=threads: threads)
+        assert ("OMP_NUM_THREADS=1" in busy_hint()) == busy
 
 
 def test_the_timing_leaves_no_trace(tiny):

@@ -105,7 +105,8 @@ def unscaled(model: nn.Module) -> Iterator[nn.Module]:
 def coefficients(model: nn.Module, *inputs: Any, reduce: bool = True, **keywords: Any) -> list[Any]:
     """κ_1 ... κ_N, outermost first: of a forward with these inputs, or without inputs of the most recent forward.
 
-    The forward with these inputs leaves the model and the random states as they were.
+    The forward with these inputs leaves the model and the random states as they were. They may be given one by one,
+    or as the tuple that `scale_skips_` takes.
 
     Coefficients that depend on the data are averaged to one number each; `reduce=False` gives the tensors, which
     broadcast against the skips.
@@ -117,6 +118,8 @@ def coefficients(model: nn.Module, *inputs: Any, reduce: bool = True, **keywords
     if host.state is not None:
         follow_structure(host.model, host.state)  # the isolated run would undo it
         scaling = scaling_of(model)
+    if len(inputs) == 1 and not keywords and isinstance(inputs[0], tuple):
+        inputs, _ = example_call(host.model, inputs[0])
     flags = [module.training for module in model.modules()]
     with isolated_run(model, scaling):
         for module, training in zip(model.modules(), flags, strict=True):

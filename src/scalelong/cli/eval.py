@@ -1,4 +1,4 @@
-"""Score images: Fréchet and kernel distance, precision, recall and near-copies, with 95 % intervals.
+"""Score images: Fréchet distance, precision, recall and near-copies, with 95 % intervals.
 
 Next to each score stands what held-out real images, noise, blurred and shuffled images reach with the same features.
 A RUN is sampled first; the images stay in its folder, so that the same command continues. A FOLDER of images is scored

@@ -14,6 +14,7 @@ import argparse
 import dataclasses
 import types
 from collections.abc import Collection, Iterator, Mapping
+from difflib import get_close_matches
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from ..console import counted
@@ -84,7 +85,14 @@ class Parser(argparse.ArgumentParser):
         return f"usage: {self.usage}\n"
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; {self.prog} --help shows how to write it\n")
+        self.exit(2, f"{self.prog}: {message}{self._nearest(message)}; {self.prog} --help shows how to write it\n")
+
+    def _nearest(self, message: str) -> str:
+        """The flag that was perhaps meant, for one that does not exist."""
+        words = message.split() if message.startswith("unrecognized") else []
+        wrong = next((word.partition("=")[0] for word in words if word.startswith("--")), "")
+        near = get_close_matches(wrong, self._option_string_actions, n=1)
+        return f"; did you mean {near[0]}?" if near else ""
 
 
 class _Help(argparse.Action):

@@ -220,7 +220,6 @@ def demo_parser() -> Parser:
 
 
 def run_demo(options: argparse.Namespace) -> int:
-    from ..console import show_table
     from ..experiments import demo
     from ..report import write_report
     from ..stability import rate_text
@@ -233,8 +232,7 @@ def run_demo(options: argparse.Namespace) -> int:
     device = None if options.device is None else shared.device_of(options.device)
     found = shared.call(demo.run_demo, options, device=device)
     report = write_report([options.out], options.out / "report.html")
-    show_table(found.rows(), found.title)
-    print(f"\n{found.summary}\n")
+    print(f"\n{found}\n")
     print(f"collapsed against alive, in one picture: {options.out / 'demo.png'}")
     print("how this was chosen: docs/range.md")
     print(f"done in {time.monotonic() - began:.0f} s; open the report: {report.resolve()}")

@@ -213,11 +213,9 @@ VARIANT, DIVERGED = "variant.json", "diverged.json"
 
 SCORE_TITLES = {
     "frechet": "Fréchet distance",
-    "kernel": "kernel distance",
     "precision": "precision",
     "recall": "recall",
     "copies": "near-copies",
-    "agreement": "prompt accuracy",
 }
 """By the name that files and metrics use. The first one decides the order of a comparison: lower is better."""
 

@@ -11,7 +11,6 @@ Names are unique across the groups, so that each can be a flag. Files, flags and
 """
 
 import dataclasses
-import logging
 import math
 import operator
 import os
@@ -27,8 +26,6 @@ from ..files import read_fields
 from ..optional import needs
 from . import names
 from .names import ADAMS, SAMPLERS, AverageLength, is_snapshot, seconds_of
-
-logger = logging.getLogger(__name__)
 
 GIBIBYTE = 1024**3
 LARGEST = 2**62
@@ -127,8 +124,7 @@ class ImagesConfig(Checked):
     workers: int = _field(0, "Background workers that read images which do not fit into memory.", "speed", low=0)
     # Images that fit into memory have another fingerprint than those that do not.
     memory_limit: float = _field(2.0, "GiB of pixels up to which all images are decoded into memory.", low=0)
-    image_cache: str = _field("auto", "Where others are decoded into: auto, a folder, or none.", "speed")
-    image_cache_limit: float | None = _field(None, "Largest such file, GiB; None: half the free disk.", "speed", low=0)
+    image_cache: Literal["auto", "none"] = _field("auto", "Others are decoded once into a file, or when used.", "speed")
     autoencoder: str | None = _field(None, "A folder with diffusers' AutoencoderKL, to train on its latents.")
 
     def check(self) -> None:
@@ -362,8 +358,13 @@ def from_dict(values: dict[str, Any], base: TrainConfig | None = None) -> TrainC
     return _updated(TrainConfig() if base is None else base, values, "")
 
 
+RETIRED = {"": {"lora"}, "images": {"image_cache_limit"}}
+"""Fields of earlier versions by group: files may have them, and they change nothing."""
+
+
 def _updated(base: Any, values: dict[str, Any], group: str) -> Any:
     known = _hints(type(base))
+    values = {name: value for name, value in values.items() if name not in RETIRED.get(group, ())}
     unknown = sorted(set(map(str, values)) - set(known))
     if unknown:
         where = f" in {group}" if group else ""
@@ -399,14 +400,9 @@ def load_config(path: str | PathLike[str], base: TrainConfig | None = None) -> T
     except CannotReadError as error:
         raise InvalidConfigError(str(error)) from error
     try:
-        config = from_dict(values, base)
+        return from_dict(values, base)
     except InvalidConfigError as error:
         raise InvalidConfigError(f"{path}: {error}") from error
-    if config.images.image_cache in ("auto", "none"):
-        return config
-    # The file may be a stranger's, and would have its reader write wherever it says.
-    logger.warning("%s: a folder for `image_cache` counts only where you give it yourself; auto is taken", path)
-    return with_values(config, {"images.image_cache": "auto"})
 
 
 def to_dict(config: Any) -> dict[str, Any]:

@@ -27,60 +27,46 @@ GARMENTS = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Sh
 PORTRAITS = ("adventurer", "big smile", "persona", "pixel art", "toon")
 
 
-def load_digits(name: str, options: Options) -> ImageData:
-    """1797 handwritten digits, 8×8, grayscale (see digits.md)."""
-    return _embedded(name, "digits.npz", DIGITS, options)
+EMBEDDED = {
+    "digits": ("digits.npz", DIGITS),  # 1797 handwritten digits, 8×8, gray (digits.md)
+    "garments": ("garments.npz", GARMENTS),  # 2000 of Fashion-MNIST, 16×16, gray (garments.md): deep networks break
+    "portraits": ("portraits.npz.xz", PORTRAITS),  # 6000 drawn faces in colour, 32×32, in five styles (portraits.md)
+}
+
+# The first two with captions, several wordings of each class, for networks that draw from a text.
+NUMBER_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+GARMENT_WORDS = (
+    *("a t-shirt", "trousers", "a pullover", "a dress", "a coat"),
+    *("a sandal", "a shirt", "a sneaker", "a bag", "an ankle boot"),
+)
+WORDINGS = {
+    "captioned-digits": [(word, f"the digit {i}", f"a handwritten {word}") for i, word in enumerate(NUMBER_WORDS)],
+    "captioned-garments": [
+        (phrase.removeprefix("a ").removeprefix("an "), phrase, f"a photograph of {phrase}") for phrase in GARMENT_WORDS
+    ],
+}
 
 
-def load_garments(name: str, options: Options) -> ImageData:
-    """2000 images of Fashion-MNIST, 16×16, grayscale (see garments.md): large enough for deep networks to break on."""
-    return _embedded(name, "garments.npz", GARMENTS, options)
-
-
-def load_portraits(name: str, options: Options) -> ImageData:
-    """6000 drawn faces in colour, 32×32, in five styles (see portraits.md)."""
-    return _embedded(name, "portraits.npz.xz", PORTRAITS, options)
-
-
-def _embedded(name: str, file_name: str, classes: tuple[str, ...], options: Options) -> ImageData:
+def load_embedded(name: str, options: Options) -> ImageData:
+    """A set of EMBEDDED; in one of WORDINGS image i has wording i of its class, in turn."""
     if options.split != "train":
         raise DataNotFoundError(
             f"{name!r} has no part {options.split!r}: all of it is 'train'. Use data.split(held_out=...) to keep some "
             "images apart"
         )
     np = needs("numpy", "train", "reading the embedded images")
-    content = files("scalelong.data").joinpath(file_name).read_bytes()
-    if file_name.endswith(".xz"):
+    file, classes = EMBEDDED[name.removeprefix("captioned-")]
+    content = files("scalelong.data").joinpath(file).read_bytes()
+    if file.endswith(".xz"):
         content = lzma.decompress(content)
     with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-        images, labels = torch.from_numpy(arrays["images"]), torch.from_numpy(arrays["labels"])
+        images, labels = torch.from_numpy(arrays["images"]), torch.from_numpy(arrays["labels"]).to(torch.int64)
     images = images if images.ndim == 4 else images[:, None]  # without an axis of channels they are gray
-    return from_array(name, images, Annotations(labels.to(torch.int64), classes), options)
-
-
-# The same with captions, several wordings of each class, for networks that draw from a text.
-
-NUMBER_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-GARMENT_WORDS = (
-    *("a t-shirt", "trousers", "a pullover", "a dress", "a coat"),
-    *("a sandal", "a shirt", "a sneaker", "a bag", "an ankle boot"),
-)
-
-
-def load_captioned(name: str, options: Options) -> ImageData:
-    """The embedded digits or garments with captions; image i has wording i of its class, in turn."""
-    if name == "captioned-digits":
-        data = load_digits(name, options)
-        wordings = [(word, f"the digit {number}", f"a handwritten {word}") for number, word in enumerate(NUMBER_WORDS)]
-    else:
-        data = load_garments(name, options)
-        wordings = [
-            (phrase.removeprefix("a ").removeprefix("an "), phrase, f"a photograph of {phrase}")
-            for phrase in GARMENT_WORDS
-        ]
-    assert data.annotations.labels is not None
-    captions = [wordings[label][row % 3] for row, label in enumerate(data.annotations.labels.tolist())]
-    data.annotations = replace(data.annotations, captions=captions)
+    data = from_array(name, images, Annotations(labels, classes), options)
+    if name in WORDINGS and data.annotations.labels is not None:
+        wordings, labels = WORDINGS[name], data.annotations.labels.tolist()
+        captions = [wordings[label][row % 3] for row, label in enumerate(labels)]
+        data.annotations = replace(data.annotations, captions=captions)
     return data
 
 

@@ -42,15 +42,16 @@ class Options:
     limit: int | None = None
     progress: Progress | None = None
     image_cache: str = "none"
-    image_cache_limit: int | None = None
 
     def __post_init__(self) -> None:
         sides = self.size if isinstance(self.size, tuple | list) else (self.size, self.size)
         wanted = [("size", side, 1) for side in sides] + [("channels", self.channels, 1), ("limit", self.limit, 1)]
-        wanted += [("memory_limit", self.memory_limit, 0), ("image_cache_limit", self.image_cache_limit, 0)]
+        wanted += [("memory_limit", self.memory_limit, 0)]
         for name, value, least in wanted:
             whole = value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= least)
             require(whole, f"`{name}` must be a whole number of at least {least}, got {getattr(self, name)!r}")
+        known = self.image_cache in ("auto", "none")
+        require(known, f"`image_cache` must be auto or none, got {self.image_cache!r}; SCALELONG_CACHE is its place")
         require(len(sides) == 2, f"`size` must be a side or (height, width), got {self.size!r}")
         most = 1 if isinstance(self.skip_broken, float) else math.inf
         fine = isinstance(self.skip_broken, int | float) and 0 <= self.skip_broken <= most

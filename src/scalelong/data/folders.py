@@ -110,7 +110,11 @@ class FileTree(ABC):
         if not found:
             kinds = Counter(PurePosixPath(name).suffix.lower() or "no suffix" for name in self.names)
             if kinds.keys() & HEIC:
-                needs("pillow_heif", "heic", f"reading the HEIC photographs in {self.path}")
+                needs(
+                    "pillow_heif",
+                    "heic",
+                    f"reading the HEIC photographs in {self.path}, unless you convert them to JPEG,",
+                )
             inside = ", ".join(f"{count} × {kind}" for kind, count in kinds.most_common(8)) or "nothing"
             films = kinds.keys() & FILMS
             advice = "extract frames first (ffmpeg -i FILE -r 1 %04d.png)" if films else "give a folder that holds some"

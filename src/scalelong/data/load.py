@@ -16,7 +16,7 @@ from typing import Any
 from ..errors import DataNotFoundError, InvalidConfigError, UnreadableDataError
 from ..files import at_home, digest, in_words, read_json
 from ..optional import needs
-from .builtin import DIGITS, GARMENTS, load_captioned, load_digits, load_garments, load_portraits, load_shapes
+from .builtin import DIGITS, EMBEDDED, GARMENTS, WORDINGS, load_embedded, load_shapes
 from .dataset import ImageData, Options, Progress
 from .decode import suffixes
 from .folders import FileTree, Folder, TreeSource, ZipTree, canonical, choose_part, split_in, stamp_of_files
@@ -33,15 +33,8 @@ KNOWN = {
     "fashion-mnist": (("fashion-mnist", "fashion_mnist"), GARMENTS, "zalando-datasets/fashion_mnist"),
     "cifar10": (("cifar10", "CIFAR10", "cifar-10"), CIFAR10_CLASSES, "uoft-cs/cifar10"),
 }
-EMBEDDED = {
-    "digits": load_digits,
-    "garments": load_garments,
-    "portraits": load_portraits,
-    "shapes": load_shapes,
-    "captioned-digits": load_captioned,
-    "captioned-garments": load_captioned,
-}
-DATASETS = (*EMBEDDED, *KNOWN)
+BUILTIN = {**dict.fromkeys(EMBEDDED, load_embedded), "shapes": load_shapes, **dict.fromkeys(WORDINGS, load_embedded)}
+DATASETS = (*BUILTIN, *KNOWN)
 
 
 def load_data(
@@ -54,8 +47,7 @@ def load_data(
     skip_broken: bool | int | float = 0.01,
     limit: int | None = None,
     progress: Progress | None = None,
-    image_cache: str | os.PathLike[str] = "none",
-    image_cache_limit: int | None = None,
+    image_cache: str = "none",
 ) -> ImageData:
     """Open a data set. The last one is kept: opening it again does not decode it again, unless its files changed.
 
@@ -71,8 +63,7 @@ def load_data(
     limit: at most this many images, evenly spread over the set.
     progress: called with (done, total) while headers are read and while images are decoded.
     image_cache: for what does not fit into memory. "auto" decodes it once into a file of the cache, which is mapped;
-        a folder does so there; "none" decodes images when they are fetched.
-    image_cache_limit: bytes of all such files; by default half of what is free on the disk. The oldest make room.
+        "none" decodes images when they are fetched.
     """
     options = Options(
         size=size,
@@ -82,15 +73,14 @@ def load_data(
         skip_broken=skip_broken,
         limit=limit,
         progress=progress,
-        image_cache=os.fspath(image_cache),
-        image_cache_limit=image_cache_limit,
+        image_cache=image_cache,
     )
     if not isinstance(spec, str | os.PathLike):
         return decoded_once(_from_object(spec, options), "object", options)
     spec = os.fspath(spec)
     path = _find_known(spec) if spec in KNOWN else at_home(spec, "data")
-    stamp = _stamp(path) if path is not None and spec not in EMBEDDED and path.exists() else ""
-    key = (spec, os.getcwd(), stamp, replace(options, progress=None, image_cache="none", image_cache_limit=None))
+    stamp = _stamp(path) if path is not None and spec not in BUILTIN and path.exists() else ""
+    key = (spec, os.getcwd(), stamp, replace(options, progress=None, image_cache="none"))
     if key not in _LAST:
         _LAST.clear()  # before the next one takes its memory
         _LAST[key] = _opened(spec, path, options)
@@ -108,8 +98,8 @@ def _stamp(path: Path) -> str:
 
 
 def _opened(spec: str, path: Path | None, options: Options) -> ImageData:
-    if spec in EMBEDDED:
-        return EMBEDDED[spec](spec, options)
+    if spec in BUILTIN:
+        return BUILTIN[spec](spec, options)
     if spec in KNOWN:
         return _load_known(spec, path, options)
     if spec.startswith("hf:"):

@@ -16,7 +16,6 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -29,14 +28,12 @@ from ..errors import BrokenImagesError, CannotReadError, CannotWriteError, Inval
 from ..files import (
     NOT_THE_FILE,
     allocate,
-    at_home,
     cache_folder,
     in_words,
     key_of,
     locked,
     parse_json,
     refusal,
-    require_folder_place,
     write_text,
     writing,
 )
@@ -262,35 +259,29 @@ class StreamData(ImageData):
 #
 # Each file lies in a folder of its own. The folder's name is a hash of the images, their stamp (sizes and times of the
 # files), the size that was asked for and the versions of what decodes, so that changed images get a new folder. The
-# cache has a limit, and the folders that were not used for the longest time make room. The note is written last: pixels
-# without it, or of a different length or time than it says, are made again.
+# note is written last: pixels without it, or of a different length or time than it says, are made again.
 
 PIXELS, MANIFEST = "pixels", "decoded.json"
-SPARE = 256 * 1024**2  # bytes of the disk that are always left
 
 
 def decoded_once(data: ImageData, stamp: str, options: Options) -> ImageData:
     """The same images from a mapped file, which is made if it is not there; `data` itself where that cannot be."""
     if options.image_cache == "none" or type(data) is not StreamData:
         return data
-    root = cache_folder("decoded") if options.image_cache == "auto" else at_home(options.image_cache, "image_cache")
-    about = [data.fingerprint(), stamp, len(data), data.channels, data.height, data.width]
-    about += [__version__, needs("PIL", "train", "decoding images").__version__]
-    folder = root.absolute() / key_of({"images": about})
+    about = [data.fingerprint(), stamp, *_shape(data), __version__]
+    about += [needs("PIL", "train", "decoding images").__version__]
+    folder = cache_folder("decoded").absolute() / key_of({"images": about})
     found = _open(folder, data)
-    if found is not None:
-        return found
-    if options.image_cache != "auto":  # asked for by name: it must be possible to write there
-        require_folder_place(root, "image_cache")
     try:
-        with locked(folder):
-            if _open(folder, data) is None:  # another process may have made it while this one waited
-                _make_room(root, folder, data, options)
-                _decode_into_file(folder, data, options)
-            return _open(folder, data) or data
+        if found is None:
+            with locked(folder):  # another process may make it while this one waits
+                found = _open(folder, data)
+                if found is None:
+                    _decode_into_file(folder, data, options)
+                    found = _open(folder, data)
     except CannotWriteError as error:
         logger.info("image cache: %s. The images are decoded when they are fetched", error)
-        return data
+    return found or data
 
 
 class MappedData(StreamData):
@@ -311,32 +302,16 @@ class MappedData(StreamData):
         return self._broken.get(place)
 
 
-def _make_room(root: Path, folder: Path, data: StreamData, options: Options) -> None:
-    """Delete the folders that were used least recently, until there is room; CannotWriteError if there cannot be."""
-    notes = sorted(root.glob(f"*/{MANIFEST}"), key=lambda note: note.stat().st_mtime)  # set at each use
-    others = [note.parent for note in notes if note.parent != folder]
-    sizes = {other: (other / PIXELS).stat().st_size if (other / PIXELS).exists() else 0 for other in others}
-    held, wanted = sum(sizes.values()), math.prod(_shape(data))
-    free = shutil.disk_usage(folder).free + held - SPARE
-    limit = min(free, options.image_cache_limit if options.image_cache_limit is not None else free // 2)
-    if wanted > limit:
-        raise CannotWriteError(
-            f"{len(data)} decoded images take {byte_size(wanted)}, and {byte_size(max(0, limit))} are allowed in "
-            f"{root} (`image_cache_limit`; by default half of the free disk)"
-        )
-    for other, size in sizes.items():
-        if held + wanted <= limit:
-            break
-        logger.info("image cache: %s makes room, %s", other, byte_size(size))
-        shutil.rmtree(other, ignore_errors=True)
-        held -= size
-
-
 def _decode_into_file(folder: Path, data: StreamData, options: Options) -> None:
     """Needs the lock of the folder."""
     import numpy as np
 
-    size = math.prod(_shape(data))
+    size, free = math.prod(_shape(data)), shutil.disk_usage(folder).free
+    if size > free // 2:
+        raise CannotWriteError(
+            f"{len(data)} decoded images take {byte_size(size)}, and half of the free space in {folder.parent} is "
+            f"{byte_size(free // 2)}: make room, or set SCALELONG_CACHE to a larger disk"
+        )
     logger.info("image cache: decoding %d images once into %s, %s", len(data), folder, byte_size(size))
     prepare()
     with writing(folder):
@@ -348,9 +323,8 @@ def _decode_into_file(folder: Path, data: StreamData, options: Options) -> None:
         good, _ = _decode_all(data.source, data.rows, pixels, data.broken_images, options.progress)
         data.broken_images.check()
         pixels.flush()
-        found = data.broken_images.found
         bad = {int(place): data.source.name(int(data.rows[place])) for place in (~good).nonzero()[:, 0]}
-        broken = [[place, name, found[name].reason] for place, name in bad.items()]
+        broken = [[place, name, data.broken_images.found[name].reason] for place, name in bad.items()]
         write_text(folder / MANIFEST, json.dumps({"file": _identity(folder / PIXELS), "broken": broken}))
 
 
@@ -368,8 +342,6 @@ def _open(folder: Path, data: StreamData) -> MappedData | None:
         return None
     for image in broken.values():
         data.broken_images.add(image)
-    with suppress(OSError):
-        os.utime(folder / MANIFEST)  # used now: others make room first
     data.broken_images.warn()
     return MappedData(data, pixels, broken)
 

@@ -1,7 +1,7 @@
-"""Scores with intervals, anchors and their protocol: Fréchet and kernel distance, precision, recall, prompt accuracy.
+"""Scores with intervals, anchors and their protocol: Fréchet distance, precision, recall, near-copies.
 
 scores       what a score is (SCORES), how it is computed, and when two may be compared
-features     random convolutions, Inception, your own extractor; statistics of the real images; a classifier
+features     random convolutions, Inception, your own extractor; statistics of the real images
 anchors      what real images and noise score with the same features, and whether these can be trusted
 judge        from a run, a folder or a model in training to scores
 probe        linear probes over layers and noise levels, with their controls
@@ -20,7 +20,6 @@ from .features import (
     features_of as features_of,
     load_extractor as load_extractor,
     reference_of as reference_of,
-    train_classifier as train_classifier,
 )
 from .judge import (
     STORED as STORED,
@@ -45,7 +44,6 @@ from .scores import (
     REAL as REAL,
     SCORES as SCORES,
     Anchors as Anchors,
-    Entry as Entry,
     Evidence as Evidence,
     Moments as Moments,
     MomentsSum as MomentsSum,
@@ -56,7 +54,6 @@ from .scores import (
     comparison_rows as comparison_rows,
     frechet_distance as frechet_distance,
     frechet_score as frechet_score,
-    kernel_score as kernel_score,
     near_copies as near_copies,
     precision_recall as precision_recall,
     require_comparable as require_comparable,

@@ -16,7 +16,6 @@ EfficientNet-Lite0 on the 300 photographs, 1.00.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -24,9 +23,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..data import ImageData
-from ..files import fitting, locked, read_json, write_text
+from ..files import cached_bytes
 from .features import FeatureExtractor, Reference, features_of, load_extractor, reference_of
-from .scores import BAD, NEIGHBOURS, NOISE, REAL, SCORES, Anchors, Evidence, Moments, Resemblance, resemble
+from .scores import BAD, NEIGHBOURS, REAL, SCORES, Anchors, Evidence, Moments, Resemblance, resemble
 
 MOST_IMAGES = 1000
 """Of each kind."""
@@ -53,17 +52,16 @@ def anchors_of(data: ImageData, extractor: FeatureExtractor, reference: Referenc
     count = min(count, len(reference.features) // 2, MOST_IMAGES)
     if count <= NEIGHBOURS:
         return Anchors(0, {})
-    folder = reference.file.parent
-    file = folder / f"anchors-{count}-2.json"
-    with locked(folder):
-        found = _read(file)
-        if found is None:
-            found = _measure(data, extractor, reference, count)
-            write_text(file, json.dumps(asdict(found), indent=1))
-    return found
+    about = {"data": reference.data, "features": extractor.digest, "images": count, "scores": list(SCORES)}
+    content, _ = cached_bytes(
+        "anchors", about, "anchors.json", lambda: json.dumps(_measure(data, extractor, reference, count)).encode()
+    )
+    return Anchors(count, json.loads(content))
 
 
-def _measure(data: ImageData, extractor: FeatureExtractor, reference: Reference, count: int) -> Anchors:
+def _measure(
+    data: ImageData, extractor: FeatureExtractor, reference: Reference, count: int
+) -> dict[str, dict[str, float]]:
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(len(reference.features), generator=generator)
     held_out, rest = order[:count], reference.features[order[count:]]
@@ -73,20 +71,10 @@ def _measure(data: ImageData, extractor: FeatureExtractor, reference: Reference,
     values = {}
     for kind, shown in kinds.items():
         found = reference.features[held_out].double() if kind == REAL else features_of(extractor, shown)
-        evidence = Evidence(found, moments, rest[:count], all_real=rest, same=resemblance(shown, data, rows))
-        scores = {name: entry.compute(evidence) for name, entry in SCORES.items()}
+        evidence = Evidence(found, moments, rest[:count], rest, same=resemblance(shown, data, rows))
+        scores = {name: score(evidence) for name, score in SCORES.items()}
         values[kind] = {name: score.value for name, score in scores.items() if score is not None}
-    return Anchors(count, values)
-
-
-def _read(file: Path) -> Anchors | None:
-    """None if it is not there, cannot be read, or lacks a score that was added since."""
-    try:
-        found = fitting(Anchors, read_json(file))
-        known = set(found.values[NOISE])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return found if known >= {name for name in SCORES if name != "agreement"} else None
+    return values
 
 
 def resemblance(images: Tensor, data: ImageData, rows: Tensor) -> Resemblance:

@@ -4,22 +4,21 @@ random         an untrained convolution network: no download, any images, and it
 inception      for FIDs that can be compared with published ones
 
 Whether they can be trusted for a data set is measured, not believed: `anchors.py`. A hash of the weights goes into
-every score. A classifier of the data's classes tells whether a conditional model draws what its prompts ask for.
+every score.
 """
 
 from __future__ import annotations
 
 import io
-import json
 import logging
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Protocol, Self, runtime_checkable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..data import ImageData, to_float
 from ..errors import EvaluationError
@@ -82,22 +81,14 @@ class InceptionFeatures:
 
     def __init__(self, weights: str | Path, sha256: str = SHA256) -> None:
         path = at_home(weights, "feature_weights")
-        if not path.is_file():
-            raise EvaluationError(
-                f"there are no Inception weights at {path}; they are weights-inception-2015-12-05-6726825d.pth of "
-                f"torch-fidelity's release v0.2.0; give their place as `feature_weights`"
-            )
-        found = file_digest(path)
-        if not found.startswith(sha256):
-            raise EvaluationError(
-                f"{path} is refused: its sha256 begins with {found[:12]} and must begin with {sha256}"
-            )
-        self.digest = found
-        inception = needs("torch_fidelity.feature_extractor_inceptionv3", "eval", "Inception FID")
-        # In training mode its normalisation would use the statistics of each batch.
-        self._model = inception.FeatureExtractorInceptionV3(
+        self.digest = file_digest(path)
+        if not self.digest.startswith(sha256):
+            raise EvaluationError(f"{path} is refused: its sha256 must begin with {sha256}, not {self.digest[:12]}")
+        fidelity = needs("torch_fidelity.feature_extractor_inceptionv3", "eval", "Inception FID")
+        model = fidelity.FeatureExtractorInceptionV3(
             "inception-v3-compat", ["2048"], feature_extractor_weights_path=str(path)
-        ).eval()
+        )
+        self._model = model.eval()  # in training mode its normalisation would use the statistics of each batch
 
     @property
     def device(self) -> torch.device:
@@ -109,14 +100,9 @@ class InceptionFeatures:
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
-        if images.shape[1] == 1:
-            images = images.expand(-1, 3, -1, -1)
-        if images.shape[1] != 3:
-            raise EvaluationError(
-                f"Inception takes images of 1 or 3 channels, not {images.shape[1]}: choose other `features`"
-            )
-        (features,) = self._model(images)
-        return features
+        if images.shape[1] not in (1, 3):
+            raise EvaluationError(f"Inception takes 1 or 3 channels, not {images.shape[1]}: choose other `features`")
+        return self._model(images.expand(-1, 3, -1, -1))[0]
 
 
 # The view that scores have of features, and the way from a name to an extractor.
@@ -191,7 +177,7 @@ def features_of(extractor: FeatureExtractor, images: Tensor) -> Tensor:
 
 # What samples are compared with: moments and features of a data set, kept on disk under its fingerprint.
 
-FORMAT = 1
+FORMAT = 2
 MOST_FEATURES = 10_000
 """The largest number of features, evenly spread over the data, that is kept for precision and recall."""
 
@@ -217,14 +203,27 @@ def _stride(images: int) -> int:
 
 
 def reference_of(data: ImageData, extractor: FeatureExtractor) -> Reference:
+    from safetensors.torch import load
+
     about = {"data": data.fingerprint(), "features": extractor.digest, "format": FORMAT}
+    content, file = cached_bytes("statistics", about, "statistics.safetensors", lambda: _compute(data, extractor))
+    found = load(content)
+    moments = Moments(found["mean"], found["covariance"], int(found["images"]))
+    return Reference(about["data"], about["features"], moments, found["features"], file)
 
-    def compute() -> bytes:
-        logger.info(f"computing the {extractor.name} features of {len(data)} images of {data.name}, once")
-        return _compute(data, extractor, about)
 
-    content, file = cached_bytes("statistics", about, "statistics.safetensors", compute)
-    return _reference(content, file)
+def _compute(data: ImageData, extractor: FeatureExtractor) -> bytes:
+    from safetensors.torch import save
+
+    logger.info(f"computing the {extractor.name} features of {len(data)} images of {data.name}, once")
+    total, kept, stride = MomentsSum(), [], _stride(len(data))
+    for rows in torch.arange(len(data)).split(BATCH):
+        features = features_of(extractor, data.fetch(rows).images)
+        total.add(features)
+        kept.append(features[rows % stride == 0].float())
+    moments = total.moments()
+    tensors = {"mean": moments.mean, "covariance": moments.covariance, "features": torch.cat(kept)}
+    return save({**tensors, "images": torch.tensor(moments.n)})
 
 
 def export_npz(reference: Reference, path: str | PathLike[str]) -> None:
@@ -234,108 +233,3 @@ def export_npz(reference: Reference, path: str | PathLike[str]) -> None:
     content = io.BytesIO()
     np.savez(content, mu=reference.moments.mean.numpy(), sigma=reference.moments.covariance.numpy())
     write_bytes(Path(path), content.getvalue())
-
-
-def _compute(data: ImageData, extractor: FeatureExtractor, about: dict[str, object]) -> bytes:
-    from safetensors.torch import save
-
-    total, kept, stride = MomentsSum(), [], _stride(len(data))
-    for rows in torch.arange(len(data)).split(BATCH):
-        features = features_of(extractor, data.fetch(rows).images)
-        total.add(features)
-        kept.append(features[rows % stride == 0].float())
-    moments = total.moments()
-    tensors = {"mean": moments.mean, "covariance": moments.covariance, "features": torch.cat(kept)}
-    return save(tensors, metadata={"scalelong": json.dumps({**about, "n": moments.n})})
-
-
-def _reference(content: bytes, file: Path) -> Reference:
-    from safetensors.torch import load
-
-    tensors, note = load(content), _note_in(content)
-    moments = Moments(tensors["mean"], tensors["covariance"], note["n"])
-    return Reference(note["data"], note["features"], moments, tensors["features"], file)
-
-
-def _note_in(content: bytes) -> dict[str, Any]:
-    """What `save` was given as metadata: the header is JSON, after its length in eight bytes."""
-    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    return json.loads(header["__metadata__"]["scalelong"])
-
-
-# The classifier of a data set: does a conditional model draw what it was asked for?
-
-VERSION, DIM = 1, 64
-STEPS, TRAINING_BATCH, RATE = 1000, 64, 2e-3
-MOST_HELD_OUT = 2000
-
-
-class Classifier(nn.Module):
-    """Convolutions that halve the image down to about 4 pixels, then the mean over what is left."""
-
-    accuracy: float
-    """On images that it was not trained on."""
-
-    def __init__(self, channels: int, side: int, classes: int) -> None:
-        super().__init__()
-        widths = [16, 32, 64, 64, 64, 64]
-        halvings = max(1, min(len(widths), (side // 4).bit_length() - 1))
-        layers: list[nn.Module] = []
-        for width in widths[:halvings]:
-            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.GroupNorm(4, width), nn.ReLU()]
-            layers += [nn.Conv2d(width, width, 3, padding=1, stride=2), nn.GroupNorm(4, width), nn.ReLU()]
-            channels = width
-        self.trunk = nn.Sequential(*layers)
-        # Means over quarters of the image keep some of where things are.
-        self.features = nn.Linear(4 * channels, DIM)
-        self.head = nn.Linear(DIM, classes)
-
-    def forward(self, images: Tensor) -> Tensor:
-        x = F.adaptive_avg_pool2d(self.trunk(to_float(images)), 2)
-        return self.head(F.relu(self.features(x.flatten(1))))
-
-    @torch.no_grad()
-    def classify(self, images: Tensor) -> Tensor:
-        """The number of the likeliest class of each image."""
-        return torch.cat([self(part).argmax(dim=1) for part in images.split(BATCH)])
-
-
-def train_classifier(data: ImageData, *, seed: int = 0) -> Classifier:
-    """The classifier of this data set, from the cache if it is there. The global random state is not touched."""
-    from safetensors.torch import load, save
-
-    classes = len(data.classes or ())
-    settings = [VERSION, DIM, STEPS, TRAINING_BATCH, RATE]
-    about = {"data": data.fingerprint(), "seed": seed, "settings": settings, "turns": False}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        network = Classifier(data.channels, min(data.height, data.width), classes)
-
-    def compute() -> bytes:
-        logger.info(f"training a classifier on {data.name}, once: {STEPS} steps")
-        note = {"accuracy": _train(network, data, seed)}
-        return save(network.state_dict(), metadata={"scalelong": json.dumps(note)})
-
-    content, _ = cached_bytes("classifiers", about, "classifier.safetensors", compute)
-    network.load_state_dict(load(content))
-    network.accuracy = float(_note_in(content)["accuracy"])
-    logger.info(f"classifier of {classes} classes, accuracy {network.accuracy:.1%} on held-out images")
-    return network.eval()
-
-
-def _train(network: Classifier, data: ImageData, seed: int) -> float:
-    training, held_out = data.split(max(1, min(len(data) // 5, MOST_HELD_OUT)), seed)
-    generator = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.AdamW(network.parameters(), lr=RATE, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=STEPS)
-    network.train()
-    for _ in range(STEPS):
-        batch = training.fetch(torch.randint(len(training), (TRAINING_BATCH,), generator=generator))
-        assert batch.labels is not None
-        loss = F.cross_entropy(network(batch.images), batch.labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-    apart = held_out.fetch(range(len(held_out)))
-    return float((network.eval().classify(apart.images) == apart.labels).double().mean())

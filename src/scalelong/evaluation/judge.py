@@ -1,7 +1,4 @@
-"""From images to scores: of a run (`score_run`), of a folder (`score_folder`), and during training (`Scorer`).
-
-Whether a conditional model draws what its prompts ask for is part of it: a classifier recognises the classes.
-"""
+"""From images to scores: of a run (`score_run`), of a folder (`score_folder`), and during training (`Scorer`)."""
 
 from __future__ import annotations
 
@@ -21,39 +18,12 @@ from ..errors import EvaluationError
 from ..files import append_json_line, read_json_lines, sync
 from ..runs import NOTE, SampleFolder, fill_folder, folder_name, process_state, save_png, stack_images
 from .anchors import anchors_of, resemblance, trusted_features
-from .features import FeatureExtractor, Reference, features_of, train_classifier
+from .features import FeatureExtractor, Reference, features_of
 from .scores import NEIGHBOURS, RADIUS_QUANTILE, Evidence, Protocol, Scores, near_copies, nearest
 
 if TYPE_CHECKING:
     from ..config import TrainConfig
     from ..runs import Run
-
-
-# Does a conditional model draw what it was asked for?
-
-
-def shows_prompts(images: Tensor, prompts: Sequence[str | None], data: ImageData, condition: str) -> Tensor | None:
-    """Whether each image shows its prompt, bool (n,); None where nothing here can tell.
-
-    Classes, and captions that are wordings of classes, are recognised by a classifier that was trained on real images
-    alone.
-    """
-    classes = _classes_by_caption(data) if condition == "text" else {}
-    if condition == "class" and data.classes is not None and len(data.classes) > 1:
-        classes = {name: number for number, name in enumerate(data.classes)}
-    if not classes or not all(prompt in classes for prompt in prompts):
-        return None
-    asked = torch.tensor([classes[str(prompt)] for prompt in prompts])
-    return train_classifier(data).classify(images) == asked
-
-
-def _classes_by_caption(data: ImageData) -> dict[str, int]:
-    """Which class a caption stands for, where captions are wordings of classes; empty where one has several."""
-    captions, labels = data.annotations.captions, data.annotations.labels
-    if captions is None or labels is None or data.classes is None or len(data.classes) < 2:
-        return {}
-    pairs = set(zip(captions, labels.tolist(), strict=True))
-    return dict(pairs) if len(pairs) == len(set(captions)) else {}
 
 
 # From images to scores.
@@ -66,7 +36,6 @@ def score_images(
     reference: Reference,
     *,
     subject: dict[str, Any],
-    shows_prompt: Tensor | None = None,
     **made_by: Any,
 ) -> Scores:
     """`made_by` is what is known of how the images were made: the fields of Protocol from `sampler` on."""
@@ -94,7 +63,7 @@ def score_images(
     anchors = anchors_of(data, extractor, reference, len(images))
     rows = torch.arange(len(reference.features)) * reference.stride
     same = resemblance(images, data, rows)
-    evidence = Evidence(features, reference.moments, real, shows_prompt, reference.features, anchors, same)
+    evidence = Evidence(features, reference.moments, real, reference.features, anchors, same)
     shown = data.fetch(rows[:: max(1, len(rows) // MOST_FOR_DETAIL)]).images
     detail = _fine_detail(images[:MOST_FOR_DETAIL]) / max(_fine_detail(shown), 1e-12)
     return Scores.of(evidence, protocol, {**subject, "detail": detail})
@@ -192,8 +161,6 @@ def score_run(
     path = run.folder / "images" / f"eval-{folder_name(run, settings)}-n{n}-seed{seed}"
     folder = fill_folder(run, path, wanted, settings, batch_size, device, progress)
     images = folder.stack(wanted)
-    condition = run.config.diffusion.condition
-    shown = shows_prompts(images, [request.prompt for request in wanted], data, condition)
     subject: dict[str, Any] = {"run": str(run.folder), "step": run.step, "seed": seed, "images": str(path)}
     if process_state().is_main_process:
         picture = path.with_name(f"nearest-{path.name}.png")
@@ -206,7 +173,6 @@ def score_run(
         extractor,
         reference,
         subject=subject | ({"scaling": run.config.scaling} if run.is_rescaled else {}),
-        shows_prompt=shown,
         sampler=_way_of_sampling(settings.sampler, settings.precision),
         sampler_steps=settings.steps,
         guidance=settings.guidance,
@@ -294,11 +260,10 @@ class Scorer:
         self._features: tuple[FeatureExtractor, Reference] | None = None
 
     def score(self, maker: ImageMaker, step: int, device: torch.device | str) -> Scores:
-        options, condition = self.config.logging, self.config.diffusion.condition
+        options = self.config.logging
         prompts, conditions = evaluation_prompts(self.config, self._data, options.scores_images)
         wanted = requests(options.scores_images, 0, prompts)
         images = maker.all(wanted, SampleSettings(sampler=options.sampler, steps=options.sampler_steps), device=device)
-        shown = shows_prompts(images, [request.prompt for request in wanted], self._data, condition)
         if self._features is None:
             self._features = trusted_features("auto", self._data, device=device)
         return score_images(
@@ -306,7 +271,6 @@ class Scorer:
             self._data,
             *self._features,
             subject={"step": step},
-            shows_prompt=shown,
             sampler=options.sampler,
             sampler_steps=options.sampler_steps,
             guidance=1.0,

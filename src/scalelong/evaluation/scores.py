@@ -1,10 +1,10 @@
 """What a score is, how it is computed, and when two may be compared.
 
-A score is a function of `Evidence` and an entry of SCORES. Tables, metrics of a run, model cards and scores.jsonl go
-through the entries, so a new score is a function and one entry here:
+A score is a function of `Evidence`. Tables, metrics of a run, model cards and scores.jsonl go through SCORES, so a new
+one is a function and one entry here:
 
     def realism(evidence: Evidence) -> Score | None: ...
-    SCORES["realism"] = Entry("realism", realism)
+    SCORES["realism"] = realism
 """
 
 from __future__ import annotations
@@ -89,48 +89,10 @@ def frechet_distance(a: Moments, b: Moments) -> float:
     return max(float(distance), 0.0)  # rounding alone makes it negative
 
 
-# The kernel distance, KID (Bińkowski et al., 2018). Unlike the Fréchet distance it is unbiased: few images do not raise
-# it, they only widen its interval.
-
-MOST_IN_KERNEL = 2000
-
-
-def kernel_score(real: Tensor, generated: Tensor) -> Score:
-    """MMD² with the kernel (x·y/D + 1)³ ± 1.96 standard errors. It may be negative where the sets are alike.
-
-    With sums over pairs of different images (Bińkowski et al., Eq. 4):
-    MMD² = Σ k(x_i, x_j) / n(n-1) + Σ k(y_i, y_j) / m(m-1) - 2 Σ k(x_i, y_j) / nm.
-    The standard error is the jackknife's over the generated images x, as the real ones y are the same for every score.
-    """
-    x, y = (_evenly(features, MOST_IN_KERNEL).double() for features in (generated, real))
-    n, m = len(x), len(y)
-    if min(n, m) < 3:
-        raise EvaluationError(f"a kernel distance needs three images of each kind, and there are {n} and {m}")
-    among_x, among_y, between = _kernel(x, x), _kernel(y, y), _kernel(x, y)
-    for matrix in (among_x, among_y):
-        matrix.fill_diagonal_(0)
-    rows, crossed = among_x.sum(dim=1), between.sum(dim=1)
-    real_part = among_y.sum() / (m * (m - 1))
-    value = rows.sum() / (n * (n - 1)) + real_part - 2 * crossed.sum() / (n * m)
-    without = (rows.sum() - 2 * rows) / ((n - 1) * (n - 2)) + real_part - 2 * (crossed.sum() - crossed) / ((n - 1) * m)
-    error = Z * float(((n - 1) / n * (without - without.mean()).square().sum()).sqrt())
-    return Score(float(value), float(value) - error, float(value) + error)
-
-
-def _kernel(x: Tensor, y: Tensor) -> Tensor:
-    return (x @ y.T / x.shape[1] + 1) ** 3
-
-
-def _evenly(features: Tensor, most: int) -> Tensor:
-    """At most this many rows, spread over all."""
-    if len(features) <= most:
-        return features
-    return features[torch.linspace(0, len(features) - 1, most).long()]
-
-
 # Does the model copy images of its data? Real images are alike as well, so they set the measure.
 
 COPY_QUANTILE, COPY_CORRELATION = 0.01, 0.9
+MOST_FOR_COPIES = 2000
 Resemblance = Callable[[Tensor, Tensor], Tensor]
 """From rows of generated and of real images to whether each pair looks the same, bool."""
 
@@ -157,7 +119,8 @@ def resemble(images: Tensor, originals: Tensor) -> Tensor:
 
 def copy_distance(real: Tensor) -> Tensor:
     """The distance within which 1 % of the real images have another real one."""
-    return torch.quantile(nearest(_evenly(real, MOST_IN_KERNEL), real, skip_equal=True)[0], COPY_QUANTILE)
+    few = real[:: max(1, -(-len(real) // MOST_FOR_COPIES))]
+    return torch.quantile(nearest(few, real, skip_equal=True)[0], COPY_QUANTILE)
 
 
 def nearest(points: Tensor, others: Tensor, skip_equal: bool = False) -> tuple[Tensor, Tensor]:
@@ -330,7 +293,7 @@ LEAST_DETAIL, NEAR = 0.7, 1.5
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a score may look at: features of generated images, those of real ones, and what the prompts asked for."""
+    """What a score may look at: features of generated images, and those of real ones."""
 
     features: Tensor
     """Of the generated images, float64 (n, D)."""
@@ -338,10 +301,8 @@ class Evidence:
     """Of all real images."""
     real: Tensor
     """Features of as many real images as generated ones, or all that there are."""
-    shows_prompt: Tensor | None = None
-    """Whether each image shows its class or text, bool (n,); None where nothing can tell."""
-    all_real: Tensor | None = None
-    """Features of all real images that are kept; without it, `real`."""
+    all_real: Tensor
+    """Features of all real images that are kept."""
     anchors: Anchors | None = None
     same: Resemblance | None = None
 
@@ -353,34 +314,18 @@ class Evidence:
         # As many real as generated ones, so that neither side's neighbourhoods are denser.
         return precision_recall(self.real, self.features[: len(self.real)], NEIGHBOURS, RADIUS_QUANTILE)
 
-    @property
-    def reference(self) -> Tensor:
-        return self.real if self.all_real is None else self.all_real
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A score: how it is computed, and whether it is always there."""
-
-    compute: Callable[[Evidence], Score | None]
-    optional: bool = False
-
 
 NEIGHBOURS = 3
 RADIUS_QUANTILE = 0.95
 """One odd image may have a neighbourhood into which noise fits."""
 
-SCORES = {
-    "frechet": Entry(lambda seen: frechet_score(seen.moments, seen.features)),
-    "kernel": Entry(lambda seen: kernel_score(seen.reference, seen.features), optional=True),
-    "precision": Entry(lambda seen: seen.neighbours and share_score(seen.neighbours[0]), optional=True),
-    "recall": Entry(lambda seen: seen.neighbours and share_score(seen.neighbours[1]), optional=True),
-    "copies": Entry(lambda seen: share_score(near_copies(seen.reference, seen.features, seen.same)), optional=True),
-    "agreement": Entry(
-        lambda seen: None if seen.shows_prompt is None else share_score(seen.shows_prompt), optional=True
-    ),
+SCORES: dict[str, Callable[[Evidence], Score | None]] = {
+    "frechet": lambda seen: frechet_score(seen.moments, seen.features),
+    "precision": lambda seen: seen.neighbours and share_score(seen.neighbours[0]),
+    "recall": lambda seen: seen.neighbours and share_score(seen.neighbours[1]),
+    "copies": lambda seen: share_score(near_copies(seen.all_real, seen.features, seen.same)),
 }
-"""By the names of SCORE_TITLES."""
+"""By the names of SCORE_TITLES. The first is always there."""
 
 
 @dataclass(frozen=True)
@@ -397,7 +342,7 @@ class Scores:
 
     @classmethod
     def of(cls, evidence: Evidence, protocol: Protocol, subject: dict[str, Any]) -> Scores:
-        computed = {name: entry.compute(evidence) for name, entry in SCORES.items()}
+        computed = {name: score(evidence) for name, score in SCORES.items()}
         values = {name: score for name, score in computed.items() if score is not None}
         return cls(protocol, values, subject, evidence.anchors)
 
@@ -465,12 +410,8 @@ class Scores:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Scores:
         scores = {name: Score(**values[name]) for name in SCORES if values.get(name) is not None}
-        missing = [name for name, entry in SCORES.items() if not entry.optional and name not in scores]
-        if missing:
-            raise EvaluationError(
-                f"stored scores lack {', '.join(missing)}: they are damaged, or of a newer scalelong; "
-                f"remove the line, or update scalelong"
-            )
+        if "frechet" not in scores:
+            raise EvaluationError("stored scores lack frechet: they are damaged, remove the line")
         anchors = Anchors(**values["anchors"]) if values.get("anchors") else None
         return cls(Protocol(**values["protocol"]), scores, values["subject"], anchors)
 
@@ -511,11 +452,10 @@ def comparison(scores: Sequence[Scores]) -> str:
 
 def comparison_rows(scores: Sequence[Scores]) -> list[dict[str, str]]:
     """One row for each and one for each anchor; a score that only some have is "-" for the others."""
-    first, *_ = SCORES
     names = [name for name in SCORES if any(name in entry.values for entry in scores)]
     rows = [
         {"": _title(entry)} | {SCORE_TITLES[name]: str(entry.values.get(name, "-")) for name in names}
-        for entry in sorted(scores, key=lambda entry: entry.values[first].value)
+        for entry in sorted(scores, key=lambda entry: entry.values["frechet"].value)
     ]
     # Protocols are equal, so the anchors of one are those of all.
     anchors = next((entry.anchors for entry in scores if entry.anchors is not None), None)

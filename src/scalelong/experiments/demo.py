@@ -99,15 +99,15 @@ def run_demo(
 def summary_of(found: RateRange) -> str:
     """Who is lost and who lives, by the majority of each method's runs, which base seeds have in common; then how many
     and when."""
-    parts, fates = {"collapse": [], "survive": []}, []
+    groups: dict[str, list[str]] = {"collapse": [], "survive": []}
+    fates: list[str] = []
     for method in found.methods:
         alive, count = found.survivors(method)
-        parts["survive" if 2 * alive > count else "collapse"].append(method)
+        groups["survive" if 2 * alive > count else "collapse"].append(method)
         ends = sorted(run.steps for run in found.runs if run.method == method and not run.survived)
         lost = f", lost after {ends[0]} to {ends[-1]}" if ends else ""
         fates.append(f"{method} {alive} of {count} alive after {found.steps} steps{lost}")
-    said = [f"{listed(names)} {verb}{'s' * (len(names) == 1)}" for verb, names in parts.items() if names]
-    sentence = " and ".join(said)
+    sentence = ", and ".join(f"runs with {listed(names)} {verb}" for verb, names in groups.items() if names)
     return f"{sentence[:1].upper()}{sentence[1:]}: {'; '.join(fates)}."
 
 
@@ -148,7 +148,9 @@ def _draw(found: RateRange, shown: Sequence[RateRun], out: Path) -> None:
             if not run.survived and steps:
                 axes.plot(steps[-1:], losses[-1:], "x", color=color, markersize=8, markeredgewidth=2)
     axes.axhline(found.reference_loss, color="#999999", linewidth=0.8, linestyle=":")
-    axes.annotate("a network that has learned nothing", (0, found.reference_loss), fontsize=7, va="bottom")
+    # At the right, where no line is.
+    place = {"xycoords": axes.get_yaxis_transform(), "ha": "right", "va": "bottom"}
+    axes.annotate("a network that has learned nothing", (0.98, found.reference_loss), fontsize=7, **place)
     axes.set(xlabel="training step", ylabel="training loss", ylim=(0, 1.3 * found.reference_loss))
     axes.set_title("Each line is a run; × marks a collapse", fontsize=9)
     axes.legend(frameon=False, fontsize=8)

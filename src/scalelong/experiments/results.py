@@ -120,6 +120,7 @@ def table_rows(summaries: Sequence[MethodSummary]) -> list[dict[str, str]]:
     scored = any(score is not None for entry in summaries for score in entry.frechet)
     lost = [kind for kind in ("diverged", "collapsed") if any(getattr(entry, kind) for entry in summaries)]
     base = baseline_of([entry.method for entry in summaries])
+    scaled = any(value != 1 for entry in summaries for value in entry.coefficients)
     return [
         {
             "method": entry.method,
@@ -127,7 +128,7 @@ def table_rows(summaries: Sequence[MethodSummary]) -> list[dict[str, str]]:
             **({"Fréchet distance": spread(entry.frechet, "{:.2f}")} if scored else {}),
             f"steps to {base}'s loss": "1 (baseline)" if entry.method == base else ratio_text(entry.steps_ratio),
             "ms/step": "-" if entry.seconds_per_step is None else f"{1000 * entry.seconds_per_step:.0f}",
-            "κ_1 ... κ_N": " ".join(f"{value:.2f}" for value in entry.coefficients) or "-",
+            **({"κ_1 ... κ_N": " ".join(f"{value:.2f}" for value in entry.coefficients) or "-"} if scaled else {}),
             "O1": spread([score.o1 for score in entry.oscillation if score.valid], "{:.2g}"),
             **{kind: ", ".join(f"seed {seed}" for seed in getattr(entry, kind)) or "-" for kind in lost},
         }
@@ -206,7 +207,7 @@ def verdict(results: Results) -> list[str]:
         if method != results.baseline:
             sentences += _against(results, method, results.baseline)
     running = sum(not run.finished for run in results.runs)
-    if running:
+    if running and len(results.runs) > 1:
         many = f"{running} run{'s' * (running > 1)}"
         sentences.append(f"{many} of {len(results.runs)} not finished: this is what is there so far.")
     return sentences
@@ -218,9 +219,11 @@ def _survivors(results: Results, methods: Sequence[str]) -> str:
         (run,) = runs
         if run.survived:
             last = run.held_out.last
-            return (
-                f"Your run did not collapse{'' if last is None else f' and ends with a held-out loss of {last:.4g}'}."
-            )
+            if run.finished:
+                ends = "" if last is None else f" and ends with a held-out loss of {last:.4g}"
+                return f"Your run did not collapse{ends}."
+            known = "" if last is None else f"; its held-out loss is {last:.4g}"
+            return f"Your run is not finished. It has not collapsed so far{known}."
         how = "collapsed" if run.diverged is None else "diverged: its numbers stopped being finite"
         return f"Your run {how}."
     if all(run.survived for run in runs):

@@ -180,14 +180,12 @@ def _scores(run: RunRecord) -> list[dict[str, str]]:
                 "sampler": f"{protocol.get('sampler', '-')}, {protocol.get('sampler_steps', '-')} steps",
                 "features": str(protocol.get("features", "-")),
             }
-            # Of those that were not computed, the prompt accuracy leaves no empty column.
-            asked = {name: title for name, title in SCORE_TITLES.items() if values.get(name) or name != "agreement"}
-            cells = {title: _score(values[name]) if values.get(name) else "-" for name, title in asked.items()}
+            cells = {title: _score(values[name]) if values.get(name) else "-" for name, title in SCORE_TITLES.items()}
             about = {"method": run.method, "seed": str(run.seed), "step": str(values["subject"].get("step", "-"))}
             rows.append({**about, **cells, **made})
             anchors = values.get("anchors") or {}
             for kind, found in anchors.get("values", {}).items():
-                cells = {title: f"{found[name]:.3g}" if name in found else "-" for name, title in asked.items()}
+                cells = {title: f"{found[name]:.3g}" if name in found else "-" for name, title in SCORE_TITLES.items()}
                 same = {**made, "images": str(anchors["images"]), "sampler": "-"}
                 row = {"method": f"({ANCHOR_TITLES.get(kind, kind)})", "seed": "-", "step": "-", **cells, **same}
                 if row not in rows:
@@ -311,7 +309,7 @@ def _range(path: Path) -> dict[str, Any]:
     pictures = [(entry, _picture(path.parent, str(entry.get("file", "")))) for entry in found.samples]
     halves = {half.method: half.text for half in found.half_rates}
     return {
-        "verdict": [text for text in (found.summary, found.verdict) if text],
+        "verdict": [found.summary or found.verdict],
         "rule": found.rule,
         "title": found.title or path.parent.name,
         "rates": found.rates,

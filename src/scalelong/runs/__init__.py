@@ -46,7 +46,6 @@ from .load import (
     Run as Run,
     load_run as load_run,
     load_trained as load_trained,
-    pack as pack,
     packed_folder as packed_folder,
     require_constant as require_constant,
     unpack as unpack,

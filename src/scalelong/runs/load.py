@@ -5,12 +5,10 @@
 
 A network of the package is a folder in `trained/`: the configuration and the data of its run, its scores, a card, and
 the averaged weights in half precision. `unpack` makes a run folder of it, in which every command works. `python -m
-research.shipped NAME` trains it again by its config.yaml, and packs it.
+research.shipped NAME` trains it again by its config.yaml and packs it.
 """
 
-import json
 import logging
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -26,7 +24,7 @@ from ..attaching import without_records
 from ..config import AverageLength, TrainConfig, load_config
 from ..diffusion import Autoencoder, Conditions, ImageMaker, SampleSettings, as_picture, image_grid, requests
 from ..errors import CheckpointError, FolderInUseError, InvalidConfigError, RunFolderError
-from ..files import cache_folder, digest, new_folder, read_json, write_bytes, write_text
+from ..files import cache_folder, digest, new_folder, read_json, write_bytes
 from ..models import Denoiser
 from ..noise import NoiseProcess
 from ..scaling import FixedScaling, as_scaling
@@ -293,25 +291,4 @@ def unpack(name: str, target: str | Path) -> Path:
         raise RunFolderError(
             f"{target} holds something else than the network {name!r} of this version: move it away"
         ) from error
-    return target
-
-
-def pack(run_folder: str | Path, target: str | Path) -> Path:
-    """A run as a network of the package: averaged weights in half precision, without what training alone needs."""
-    from safetensors.torch import save_file
-
-    source, target = Path(run_folder), Path(target)
-    steps = saved_steps(source / "checkpoints")
-    if not steps:
-        raise CheckpointError(f"{source} has no checkpoint: train it first")
-    weights = read_tensors(step_folder(source / "checkpoints", steps[-1]) / EMA)
-    if target.exists():
-        shutil.rmtree(target)
-    with new_folder(target) as folder:
-        for name in (CONFIG, DATA):
-            write_bytes(folder / name, (source / name).read_bytes())
-        write_text(folder / RUN, json.dumps({"id": read_json(source / RUN)["id"], "step": steps[-1]}))
-        halved = {name: value.half() if value.is_floating_point() else value for name, value in weights.items()}
-        save_file({name: value.contiguous() for name, value in halved.items()}, folder / WEIGHTS)
-        (folder / WEIGHTS).chmod(0o644)
     return target

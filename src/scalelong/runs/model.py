@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from ..attaching import is_scaled, scale_skips_, scaling_of
-from ..config import EARLIER, GIBIBYTE, TrainConfig
+from ..config import EARLIER, TrainConfig
 from ..data import ImageData, load_data
 from ..diffusion import (
     Autoencoder,
@@ -394,7 +394,7 @@ def load_run_data(
     `image_cache=False` is for a look at them: nothing is decoded before it is fetched. `data` takes the place of
     `config.data`: an ImageData, or anything that `load_data` takes.
     """
-    settings, limit = config.images, config.images.image_cache_limit
+    settings = config.images
     mapped = image_cache and settings.autoencoder is None  # each image is encoded once, and its latents are kept
     reading = settings.reading() if image_cache else {**settings.reading(), "memory_limit": 0}
     images = (
@@ -405,7 +405,6 @@ def load_run_data(
             **reading,
             progress=progress,
             image_cache=settings.image_cache if mapped else "none",
-            image_cache_limit=None if limit is None else int(limit * GIBIBYTE),
         )
     )
     if config.diffusion.condition == "class":

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
+from ..console import counted
 from .collapse import RECORD, Collapse, CollapseDetector
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ class AlarmDetector:
         if bad:
             # A coefficient is only what the features before it have made of it.
             named = next((name for name in bad if not name.startswith("kappa/")), bad[0])
-            others = f" and {len(bad) - 1} others" if len(bad) > 1 else ""
+            others = f" and {counted(len(bad) - 1, 'other')}" if len(bad) > 1 else ""
             yield "non-finite", "", math.nan, f"{named}{others} became infinite or NaN.{self._grown()}"
             return
         features = _features(reading)

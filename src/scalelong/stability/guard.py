@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ..attaching import without_records
+from ..console import counted
 from ..errors import CheckpointError, CollapseError, InvalidConfigError
 from ..files import make_folder
 from .alarms import what_to_do
@@ -111,6 +112,10 @@ class CollapseGuard:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __repr__(self) -> str:
+        done = f"step {self.steps}, {counted(len(self.rollbacks), 'rollback')}, rate × {self.rate_factor:g}"
+        return f"CollapseGuard({type(self.model).__name__}, {self.mode}: {done})"
 
     def close(self) -> None:
         """Take the hooks off the optimiser: from now on it makes steps with the full rate."""

@@ -26,6 +26,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.hooks import RemovableHandle
 
 from ..attaching import host_of
+from ..console import counted
 from ..errors import ExampleInputsError, InvalidConfigError, NotScaledError
 from ..files import append_json_line, make_folder, read_json_lines, write_json_lines
 from ..finding import ExampleInputs, SkipPlan, example_call, unwrap
@@ -99,6 +100,12 @@ class StabilityMonitor:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __repr__(self) -> str:
+        what = (
+            f"{type(self.host).__name__}, {counted(len(self.plan), 'long skip')}, every {counted(self.every, 'step')}"
+        )
+        return f"StabilityMonitor({what}: step {self.steps}, {counted(len(self.alarms), 'alarm')})"
 
     def close(self) -> None:
         """Take all hooks off the model and the optimisers."""

@@ -126,11 +126,11 @@ class RateRange:
     samples: tuple[dict[str, Any], ...] = ()
     """Pictures that belong to runs: {"method", "rate", "seed", "outcome", "file"}."""
     summary: str = ""
-    """A sentence of its own, which the report shows above the verdict."""
+    """A sentence of its own, which texts and the report show instead of the verdict."""
 
     def __str__(self) -> str:
         title = f"{self.title}\n" if self.title else ""
-        return f"{title}{text_table(self.rows())}\n{BEST_LOSS}\n\n{self.verdict}"
+        return f"{title}{text_table(self.rows())}\n{BEST_LOSS}\n\n{self.summary or self.verdict}"
 
     # Counts
 
@@ -234,7 +234,18 @@ class RateRange:
         if not self.runs:
             return "No run is finished yet."
         yours = [] if self.your_rate is None else [self._at_your_rate(self.your_rate)]
-        return " ".join([self._judgement(), *yours])
+        return " ".join(filter(None, [self._judgement(), self._slow(), *yours]))
+
+    def _slow(self) -> str:
+        """Where most runs that did not survive have only learned next to nothing, they say little."""
+        lost = [run for run in self.runs if not run.survived]
+        slow = [run for run in lost if run.outcome == "not learned"]
+        if 2 * len(slow) <= len(lost):
+            return ""
+        return (
+            f"{len(slow)} of {len(self.runs)} runs did not collapse but learned next to nothing in {self.steps} steps: "
+            f"give more `steps`."
+        )
 
     def _judgement(self) -> str:
         baseline, seeds = self.methods[0], len(self.seeds)
@@ -392,13 +403,13 @@ class RateRange:
         left.set_xticks(range(len(rates)), rates)
         left.set_yticks(range(len(self.methods)), list(self.methods))
         left.set(xlim=(-0.5, len(rates) - 0.5), ylim=(len(self.methods) - 0.4, -0.5), xlabel="learning rate")
-        left.set_title("Each mark is a run: ● survived, × collapsed", fontsize=9)
+        left.set_title("Each mark is a run: ● survived, × lost", fontsize=9)
         if self.your_rate is not None and self.rates[0] <= self.your_rate <= self.rates[-1]:
             right.axvline(self.your_rate, color="#999999", linestyle=":", label="your rate")
         right.set(xscale="log", xlabel="learning rate", ylabel="smallest smoothed loss")
         right.set_xticks(list(self.rates), rates)
         right.minorticks_off()
-        right.set_title("Loss reached (× collapsed later), median as a line", fontsize=9)
+        right.set_title("Loss reached (× lost later), median as a line", fontsize=9)
         right.legend(frameon=False, fontsize=8)
         figure.suptitle(self.title or None, fontsize=10)
         if path is not None:

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ..attaching import coefficients, is_scaled
 from ..config import TrainConfig, differences, with_values
-from ..console import counted, duration
+from ..console import byte_size, counted, duration
 from ..data import ImageData
 from ..errors import ScaleLongError, require
 from ..finding import find_skips, native_plan
@@ -59,9 +59,10 @@ def describe_run(config: TrainConfig, data: ImageData, folder: Path, seconds: fl
         "precision": config.hardware.precision,
         "length": f"{config.steps} steps of {counted(config.batch_size, 'image')} = {epochs:.1f} epochs{by_heart}",
         "time": f"about {duration(seconds)} on this machine",
-        "checkpoints": f"{often}, {_bytes(weights + state)} each; {saving.keep_last} are kept",
-        "memory": f"about {_bytes(2 * weights + state + at_once * activations)}: weights and gradients "
-        f"{_bytes(2 * weights)}, optimiser and averages {_bytes(state)}, {at_once:g} images {_bytes(activations)} each",
+        "checkpoints": f"{often}, {byte_size(weights + state)} each; {saving.keep_last} are kept",
+        "memory": f"about {byte_size(2 * weights + state + at_once * activations)}: weights and gradients "
+        f"{byte_size(2 * weights)}, optimiser and averages {byte_size(state)}, "
+        f"{at_once:g} images {byte_size(activations)} each",
     }
     width = max(map(len, rows))
     values = (f"  {name} = {value}" for name, (_, value) in differences(TrainConfig(), config).items())
@@ -104,10 +105,6 @@ def _skips(config: TrainConfig, model: nn.Module, shape: DataShape) -> str:
     return f"{len(values)}; coefficients from the outermost in: {', '.join(f'{value:.3g}' for value in values)}"
 
 
-def _bytes(count: float) -> str:
-    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
-
-
 # On many accelerators
 
 
@@ -131,10 +128,10 @@ def describe_needs(config: TrainConfig, processes: int, gigabytes: float | None 
     def memory(fixed: float) -> str:
         used = fixed + at_once * per_image
         if gigabytes is None:
-            return _bytes(used)
+            return byte_size(used)
         most = max(0, math.floor((gigabytes * 1e9 - fixed) / per_image))
         fits = "fits into" if used <= gigabytes * 1e9 else "does NOT fit into"
-        return f"{_bytes(used)}: {fits} {gigabytes:g} GB, which hold {most:,} images at once"
+        return f"{byte_size(used)}: {fits} {gigabytes:g} GB, which hold {most:,} images at once"
 
     fixed, speed = 2 * weights + state, processes * SUSTAINED / operations
     gathers = 2 * config.hardware.accumulation  # forward and backward of each part of the batch
@@ -144,12 +141,13 @@ def describe_needs(config: TrainConfig, processes: int, gigabytes: float | None 
     rows = {
         "accelerators": f"{processes}, {batch:g} images of a batch of {config.batch_size} each, {at_once:g} at once",
         "network": f"{parameters / 1e6:.1f}M parameters, {operations / 1e9:,.0f} GFLOP for an image, forward and "
-        f"backward, which keeps {_bytes(per_image)} ({config.hardware.precision})",
-        "state": f"weights {_bytes(weights)}, gradients {_bytes(weights)}, optimiser and averages {_bytes(state)}",
+        f"backward, which keeps {byte_size(per_image)} ({config.hardware.precision})",
+        "state": f"weights {byte_size(weights)}, gradients {byte_size(weights)}, "
+        f"optimiser and averages {byte_size(state)}",
         "data parallel": memory(fixed),
         "FSDP2": sharded,
-        "exchanged": f"for a step and accelerator {_bytes(2 * share * weights)} data parallel (all-reduce), "
-        f"{_bytes((gathers + 1) * share * weights)} with FSDP2 ({gathers} all-gathers, one reduce-scatter)",
+        "exchanged": f"for a step and accelerator {byte_size(2 * share * weights)} data parallel (all-reduce), "
+        f"{byte_size((gathers + 1) * share * weights)} with FSDP2 ({gathers} all-gathers, one reduce-scatter)",
         "data": f"at {SUSTAINED / 1e12:g} TFLOP/s each, {speed:,.0f} images per second are asked for "
         f"({speed * math.prod(shape.image) / 1e6:,.1f} MB/s as bytes)",
         "time": f"{duration(config.steps * config.batch_size / speed)} for {config.steps:,} steps at that speed",

@@ -32,7 +32,7 @@ from ..diffusion import (
     prompted_grid,
 )
 from ..errors import require
-from ..evaluation import Scorer
+from ..evaluation import Scorer, evaluation_prompts
 from ..files import write_text
 from ..models import evaluating
 from ..noise import widest_float
@@ -256,9 +256,10 @@ class Inspector:
 
     def sample_grid(self) -> Tensor:
         """Samples with the same seeds every time, so that grids of different steps can be compared."""
-        options, prompts = self.config.logging, self._prompts()
+        options = self.config.logging
+        prompts, _ = evaluation_prompts(self.config, self.data.train, options.samples)
         wanted = [
-            Request(derived_seed(self.config.seed, "samples", i), prompts[i] if prompts else None)
+            Request(derived_seed(self.config.seed, "samples", i), prompts[i % len(prompts)] if prompts else None)
             for i in range(options.samples)
         ]
         settings = SampleSettings(sampler=options.sampler, steps=options.sampler_steps)
@@ -279,16 +280,6 @@ class Inspector:
         for name, score in scores.values.items():
             named |= {name: score.value, f"{name}_low": score.low, f"{name}_high": score.high}
         return named
-
-    def _prompts(self) -> list[str]:
-        """The classes in turn, or captions evenly spread over the data."""
-        count, classes = self.config.logging.samples, self.data.shape.classes or ()
-        if self.config.diffusion.condition == "class":
-            return [classes[i % len(classes)] for i in range(count)]
-        captions = self.data.train.annotations.captions
-        if self.config.diffusion.condition == "text" and captions:
-            return [captions[i * len(captions) // count] for i in range(count)]
-        return []
 
     @cached_property
     def _maker(self) -> ImageMaker:

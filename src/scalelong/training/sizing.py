@@ -11,6 +11,7 @@ config.yaml has the numbers.
 
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
@@ -57,6 +58,8 @@ SLOW_STEP = 3.0
 SIDES = 4
 """The sides of images are multiples of this: "unet/small" halves them twice, and patches are of 2x2 or 4x4."""
 FEW_IMAGES = 20
+BUSY = 1.5
+"""Processes that want to run, per core, from which on a machine is busy."""
 NARROW = 256
 """Width of U-ViTs from which on AdamW trains them."""
 
@@ -189,7 +192,9 @@ def choose(
             break
         best = lengthened(filled, given, seconds, budget, images, least)
         if steps < least:
-            why = "this is the smallest size, and its samples may be rough in that time: give a longer --budget"
+            enough = least * seconds * (1 + _looks(best.config)) / USABLE
+            why = "this is the smallest size, and its samples will be rough: images like these need about "
+            why += f"{least:,} steps, so give a longer --budget, of {_budget_text(enough)}"
             break
     assert best is not None, "there is always a smallest size"
     return replace(best, why=best.why or why)
@@ -245,6 +250,11 @@ def lengthened(
 
 def _by_heart(images: int) -> str:
     return f"more than {MOST_EPOCHS} epochs, or a larger network, would learn {images} images by heart"
+
+
+def _budget_text(seconds: float) -> str:
+    """As --budget takes it: 45m, 3h."""
+    return f"{math.ceil(seconds / 60)}m" if seconds < 7200 else f"{math.ceil(seconds / 3600)}h"
 
 
 def steps_needed(config: TrainConfig) -> int | None:
@@ -303,23 +313,23 @@ def _round(value: float) -> int:
 def size_run(config: TrainConfig, given: Collection[str], progress: Any = None) -> Plan:
     """Look at the data, time a few sizes and choose. Of several processes the first one does it."""
     accelerator = make_accelerator(config, ".")
+    config = _with_budget(config, accelerator)
 
     def work() -> Plan:
         pictures = glance(config, progress)
         if config.images.held_out:
             require_both_sides(config.images.held_out, pictures.count, config.data)
+        found = counted(pictures.count, "image")
         sizes = pictures.sizes or f"{pictures.width}x{pictures.height}"
-        counted = f"{pictures.count} image{'s' * (pictures.count != 1)}"
-        logger.info(f"{config.data}: {counted} of {sizes}; timing a few networks ...")
+        logger.info(f"{config.data}: {found} of {sizes}; timing a few networks ...")
+        if accelerator.device.type == "cpu" and (hint := busy_hint()):
+            logger.info(hint)
         if pictures.count < FEW_IMAGES:
-            logger.info(f"{counted}: a network learns so few by heart; a few hundred are needed for something new")
-
-        def timed(each: TrainConfig) -> float:
-            return step_seconds(each, pictures.shape(each), accelerator)
-
-        budget = _budget(config, accelerator)
-        plan = choose(config, given, pictures, timed, seconds_of(budget))
-        return replace(plan, config=replace(plan.config, budget=budget))
+            logger.info(f"{found}: a network learns so few by heart; a few hundred are needed for something new")
+        budget = seconds_of(str(config.budget))
+        return choose(
+            config, given, pictures, lambda each: step_seconds(each, pictures.shape(each), accelerator), budget
+        )
 
     return on_main(accelerator, work)
 
@@ -327,16 +337,27 @@ def size_run(config: TrainConfig, given: Collection[str], progress: Any = None) 
 def lengthen_run(config: TrainConfig, given: Collection[str], data: ImageData) -> Plan:
     """The steps of a configuration with sizes of its own, for its budget."""
     accelerator = make_accelerator(config, ".")
+    budget = seconds_of(str(_with_budget(config, accelerator).budget))
 
     def work() -> Plan:
-        seconds = step_seconds(config, shape_of(data), accelerator)
-        return lengthened(config, given, seconds, seconds_of(_budget(config, accelerator)), len(data))
+        return lengthened(config, given, step_seconds(config, shape_of(data), accelerator), budget, len(data))
 
     return on_main(accelerator, work)
 
 
-def _budget(config: TrainConfig, accelerator: Any) -> str:
-    return config.budget or (CPU_BUDGET if accelerator.device.type == "cpu" else GPU_BUDGET)
+def busy_hint() -> str:
+    """On a CPU that others use as well: threads that wait for each other made steps 50 times as slow as one alone."""
+    cores, load = os.cpu_count() or 1, os.getloadavg()[0]
+    if torch.get_num_threads() < 2 or load < BUSY * cores:
+        return ""
+    return (
+        f"this machine is busy (load {load:.0f} on {counted(cores, 'core')}), and threads wait for each other: with "
+        f"OMP_NUM_THREADS=1 in front of the command, steps may take far less time"
+    )
+
+
+def _with_budget(config: TrainConfig, accelerator: Any) -> TrainConfig:
+    return replace(config, budget=config.budget or (CPU_BUDGET if accelerator.device.type == "cpu" else GPU_BUDGET))
 
 
 def fit_held_out(config: TrainConfig, hint: str = "") -> TrainConfig:
@@ -347,7 +368,8 @@ def fit_held_out(config: TrainConfig, hint: str = "") -> TrainConfig:
     count = glance(config).count
     if wanted <= count * MOST_HELD_OUT_SHARE:
         return config
-    logger.info(f"of the {count} images of {config.data}, {held_out(count)} are held out, not {wanted}{hint}")
+    kept = f"{held_out(count)} are held out, not {wanted} as for the recipe's own data{hint}"
+    logger.info(f"of the {count} images of {config.data}, {kept}")
     return with_values(config, {"images.held_out": held_out(count)})
 
 

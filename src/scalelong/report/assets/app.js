@@ -273,6 +273,11 @@
   find("version").textContent = data.version;
   const seeds = new Set(data.runs.map((run) => run.seed)).size, plural = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
   find("lead").textContent = !data.runs.length ? "" : `${plural(data.runs.length, "run")}: ${data.methods.join(", ")}; ${plural(seeds, "seed")}, up to ${lastStep} steps.` + (data.runs.length > 1 ? " Runs of one seed share initial weights, order of data and noise; they differ in what their names say." : "");
+  if (data.runs.length === 1) {
+    find("lead").textContent = `Up to ${plural(lastStep, "step")}, with the scaling ${data.methods[0]}, seed ${data.runs[0].seed}.`;
+    find("samples-hint").textContent = "From the same noise at every step. Move the slider to see them form.";
+    find("loss-hint").textContent = "Point at a curve, or focus it and use the arrow keys.";
+  }
   draw();
   drawGlossary(find("glossary"));
   // Paper is white: colours that the script computes are drawn for it, and the theme comes back afterwards.

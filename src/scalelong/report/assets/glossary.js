@@ -12,11 +12,14 @@ const GLOSSARY = {
   "w_i": "The sensitivity of the output to long skip i at the weights of that moment; shown relative to the outermost skip.",
   "RMS": "The root mean square of a feature: its size.",
   "κ kept": "The share of a skip's channels for which a constant κ is not cancelled by the normalisation behind the merge.",
-  "collapsed": "The loss went back towards that of a network that knows nothing: its mean since some step is above the level that the run had reached by more than half of what it had learned, and by more than five standard errors. In a range of rates a run that ends above 0.9 of the reference loss, and was below it, has collapsed as well.",
+  "collapsed": "The loss went back towards that of a network that knows nothing: its mean since some step is above the level that the run had reached by more than half of what it had learned, and by more than five standard errors.",
+  "not learned": "A run that did not collapse and ends above 0.9 of the reference loss: it learned next to nothing, or lost it before the rule could judge.",
   "reference": "The loss of a network that knows nothing: of one that always answers zero, or of the baseline at the start.",
   "left first": "Of the runs that were lost, the block or long skip whose size was the first to change by a factor of two from what it was at the best loss. The trouble shows there first; its cause may lie elsewhere.",
-  "none": "The network as it is: no scaling of the long skips, and its usual start.",
+  "none": "The network as it is: no scaling of the long skips, and the start that its configuration says.",
   "cs:0.7": "Constant scaling (CS): long skip i is multiplied by 0.7 to the power i - 1, so that the inner skips are small.",
+  "start:cs:0.7": "The same coefficients, multiplied before the first step into the weights that read the skips. Nothing stays attached, and training may change them.",
+  "ls": "Learnable scaling (LS): small networks compute the coefficients of the long skips from their features, and are trained along.",
   "merge_norm": "A norm in every merge: features of the main path are normalised where a long skip joins them.",
   "unit gain": "A start in which all residual branches together add about as much as the features have, so that features keep their size through the network. The long skips are not scaled.",
   "diverged": "The loss or the weights became infinite or not a number, and the run was ended.",
@@ -78,8 +81,8 @@ function drawGlossary(box) {
   document.addEventListener("click", dismiss);
   box.replaceChildren();
   const page = document.querySelector("main").innerText;  // without what is hidden
-  const written = { "κ_i": "κ", "steps to the baseline's loss": "steps to ", "90 % interval": "90 %", "w_i": "wi/w1", "reference": "of the reference" };
-  const used = Object.entries(GLOSSARY).filter(([name]) => page.includes(written[name] ?? name));
+  const written = { "κ_i": "κ", "steps to the baseline's loss": "steps to ", "90 % interval": "90 %", "w_i": "wi/w1", "reference": "of the reference", "ls": "\\bls\\b", "none": "\\bnone\\b" };
+  const used = Object.entries(GLOSSARY).filter(([name]) => page.search(written[name] ?? name) >= 0);
   box.replaceChildren(...used.flatMap(([name, text]) => [html("dt", {}, rich(name)), html("dd", {}, text)]));
   box.closest("section").hidden = !used.length;
 }
