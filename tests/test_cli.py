@@ -14,12 +14,11 @@ from types import SimpleNamespace
 import pytest
 
 from scalelong import cli
-from scalelong.cli import COMMANDS, LAB, find_command, main
+from scalelong.cli import ALL, COMMANDS, LAB, find_command, main
 from scalelong.cli.parser import Parser
 from scalelong.config import TrainConfig
 from scalelong.errors import InvalidConfigError
 
-ALL = [*(name for name in COMMANDS if name != "lab"), *(f"lab {name}" for name in LAB)]
 OURS = [name for name in ALL if name not in ("lab reproduce", "lab bench")]
 
 
@@ -57,7 +56,7 @@ def test_version(capsys):
     [
         (["trian"], "unknown command 'trian'; did you mean train?"),
         (["theory"], "unknown command 'theory'; did you mean lab theory?"),
-        (["lab", "thoery"], "scalelong lab: unknown command 'thoery'; did you mean theory?"),
+        (["lab", "thoery"], "unknown command 'lab thoery'; did you mean lab theory?"),
     ],
 )
 def test_an_unknown_command_is_answered_with_the_nearest(arguments, said, capsys):
