@@ -279,13 +279,13 @@ def narrow_unet() -> Any:
 def sdxl() -> Any:
     from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 
+    per_level: dict[str, Any] = {"transformer_layers_per_block": [1, 2, 10], "attention_head_dim": [5, 10, 20]}
     return UNet2DConditionModel(
+        **per_level,
         sample_size=128,
         down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
         up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
         block_out_channels=(320, 640, 1280),
-        transformer_layers_per_block=[1, 2, 10],
-        attention_head_dim=[5, 10, 20],
         cross_attention_dim=2048,
         use_linear_projection=True,
         addition_embed_type="text_time",

@@ -8,6 +8,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from scalelong.cli.parser import Parser
 from scalelong.errors import InvalidConfigError
 
 from .cases import BENCHMARKS
@@ -28,35 +29,27 @@ def chosen(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     width = max(map(len, BENCHMARKS))
     listing = "\n".join(f"  {name:<{width}}  {benchmark.purpose}" for name, benchmark in BENCHMARKS.items())
-    made = argparse.ArgumentParser(
-        prog="scalelong lab bench",
-        description=__doc__,
-        epilog=f"benchmarks:\n{listing}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    made.add_argument("names", nargs="*", metavar="NAME", help="a benchmark, or BENCHMARK/CASE (default: all)")
-    made.add_argument("--list", action="store_true", help="print the names of all cases")
-    made.add_argument("--quick", action="store_true", help="tiny networks and few rounds, to see that it works")
-    made.add_argument("--threads", type=int, default=cores(), help="threads of a step (default: all cores)")
-    made.add_argument("--rounds", type=int, help="rounds of every case, instead of its own number; seeds of quality")
-    made.add_argument("--steps", type=int, help="steps of a training in quality, instead of 1500")
-    made.add_argument("--out", type=Path, metavar="FILE", help="put the results into this JSON file, case by case")
-    made.add_argument(
-        "--official", type=Path, metavar="PATH", help="a checkout of the authors' code, to measure it too"
-    )
-    made.add_argument("--table", type=Path, metavar="FILE", help="measure nothing; print the tables of a JSON file")
-    made.add_argument("--fill", type=Path, metavar="PAGE", help="with --table: put the tables into a Markdown page")
+    made = Parser("lab bench", f"{__doc__}\nbenchmarks\n{listing}", usage="[NAME ...] [OPTIONS]")
+    made.flag("names", "a benchmark, or BENCHMARK/CASE (default: all)", nargs="*", metavar="NAME")
+    made.flag("--list", "print the names of all cases", False)
+    made.flag("--quick", "tiny networks and few rounds, to see that it works", False)
+    made.flag("--threads", "threads of a step", cores())
+    made.flag("--rounds", "rounds of every case, instead of its own number; seeds of quality", kind=int)
+    made.flag("--steps", "steps of a training in quality, instead of 1500", kind=int)
+    made.flag("--out", "put the results into this JSON file, case by case", kind=Path, metavar="FILE")
+    made.flag("--official", "a checkout of the authors' code, to measure it too", kind=Path, metavar="PATH")
+    made.flag("--table", "measure nothing; print the tables of a JSON file", kind=Path, metavar="FILE")
+    made.flag("--fill", "with --table: put the tables into a Markdown page", kind=Path, metavar="PAGE")
+    made.set_defaults(out_is_file=True)
     return made
 
 
-def main(arguments: list[str]) -> int:
-    made = parser()
-    options = made.parse_args(arguments)
+def run(options: argparse.Namespace) -> int:
     if options.fill and not options.table:
-        made.error("--fill needs --table FILE")
+        parser().error("--fill needs --table FILE")
     cases = chosen(options.names)
     if options.list:
         print("\n".join(cases))

@@ -7,17 +7,18 @@ import signal
 import subprocess
 import sys
 import textwrap
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from scalelong import cli
-from scalelong.cli import COMMANDS, LAB, find_command, main
+from scalelong.cli import ALL, COMMANDS, LAB, find_command, main
 from scalelong.cli.parser import Parser
 from scalelong.config import TrainConfig
 from scalelong.errors import InvalidConfigError
 
-ALL = [*(name for name in COMMANDS if name != "lab"), *(f"lab {name}" for name in LAB)]
 OURS = [name for name in ALL if name not in ("lab reproduce", "lab bench")]
 
 
@@ -55,7 +56,7 @@ def test_version(capsys):
     [
         (["trian"], "unknown command 'trian'; did you mean train?"),
         (["theory"], "unknown command 'theory'; did you mean lab theory?"),
-        (["lab", "thoery"], "scalelong lab: unknown command 'thoery'; did you mean theory?"),
+        (["lab", "thoery"], "unknown command 'lab thoery'; did you mean lab theory?"),
     ],
 )
 def test_an_unknown_command_is_answered_with_the_nearest(arguments, said, capsys):
@@ -258,6 +259,17 @@ def test_a_range_finds_rates_gives_a_verdict_first_and_asks_before_it_takes_long
     assert asked == runs
     assert ("0 of 4 survive 100 steps; with cs 4 of 4" in printed) == bool(runs)
     assert ("give --yes" in printed) == bool(code)
+
+
+def test_a_first_verdict_says_where_runs_were_too_short_to_learn(monkeypatch, caplog):
+    from scalelong.cli.range import first_verdict
+
+    caplog.set_level("INFO")
+    slow = Found()
+    slow.runs = tuple(SimpleNamespace(outcome=outcome) for outcome in ("not learned", "not learned", "survived"))
+    options = SimpleNamespace(steps=30, yes=True)
+    first_verdict(partial(lambda **_: slow, rates=[4e-3], methods=None), 1.0, 60.0, options, range(8), 24)
+    assert "2 of 3 learned next to nothing: give more --steps" in caplog.text
 
 
 def test_a_range_on_an_engine_is_not_trained_here(monkeypatch, tmp_path, capsys):

@@ -227,7 +227,7 @@ def test_commands_have_arguments_that_exist(page):
 
 
 SHORT = {
-    "train": "--steps 1 --batch-size 2 --samples 2 --sampler-steps 1 --ema-lengths 5% 10%",
+    "train": "--steps 1 --batch-size 2 --samples 2 --sampler-steps 1 --held-out 4 --ema-lengths 5% 10%",
     "sample": "-n 2 --steps 1",
     "eval": "-n 20 --steps 1 --features random",
     "lab tune": "-n 16 --steps 1 --features random",

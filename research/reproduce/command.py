@@ -1,5 +1,6 @@
 """`scalelong lab reproduce`: the paper's figures and tables again, with a verdict on each."""
 
+import argparse
 from pathlib import Path
 
 from scalelong.cli.parser import Parser
@@ -14,9 +15,7 @@ SCALE_NAMES = ("tiny", "paper")
 """The keys of ITEMS, and SCALES, written out: reading them there would import torch."""
 
 
-def main(arguments: list[str]) -> int:
-    options = parser().parse_args(arguments)
-
+def run(options: argparse.Namespace) -> int:
     needs("matplotlib", "report", "drawing the figures")
     # Only here, since these import torch, and --help does not wait for it.
     from .items import ITEMS

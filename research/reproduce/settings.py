@@ -16,9 +16,10 @@ from scalelong.config import (
     TrainConfig,
     differences,
     recipe,
+    slug,
     with_values,
 )
-from scalelong.experiments import PlannedRun, slug
+from scalelong.experiments import PlannedRun
 
 # Where the methods are compared: data, network, depth, batch. `paper` for GPUs, `tiny` for two CPU cores.
 

@@ -17,7 +17,6 @@ from scalelong.config import TrainConfig, dump_config, recipe, to_dict
 from scalelong.errors import CollapseError, InvalidConfigError, RunFailedError, RunFolderError
 from scalelong.experiments import (
     PlannedRun,
-    at,
     compare,
     plan as runs_module,
     plan_runs,
@@ -42,14 +41,14 @@ def small(steps: int = 6, **options: int) -> TrainConfig:
         batch_size=8,
         model_options={**SMALLEST, **options},
         images=replace(base.images, held_out=32),
-        logging=replace(base.logging, log_every=1, held_out_every=2, samples_every=0, trackers=()),
+        logging=replace(base.logging, log_every=1, held_out_every=2, samples_every=0, monitor_every=1, trackers=()),
         checkpoints=replace(base.checkpoints, save_every=max(1, steps // 2)),
     )
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    return compare(small(depth=4), METHODS, [0, 1], tmp_path_factory.mktemp("comparison"), every=1, jobs=1)
+    return compare(small(depth=4), METHODS, [0, 1], tmp_path_factory.mktemp("comparison"), jobs=1)
 
 
 def digest(*tensors: torch.Tensor) -> str:
@@ -121,7 +120,7 @@ def test_readings_are_recorded_with_the_run(finished):
 def test_finished_runs_are_not_repeated(finished, caplog):
     caplog.set_level("INFO", logger="scalelong")
     before = {run.run: (run.folder / "metrics.jsonl").stat().st_mtime_ns for run in finished.runs}
-    again = compare(small(depth=4), METHODS, [0, 1], finished.runs[0].folder.parent, every=1, jobs=1)
+    again = compare(small(depth=4), METHODS, [0, 1], finished.runs[0].folder.parent, jobs=1)
     assert str(again) == str(finished)
     assert before == {run.run: (run.folder / "metrics.jsonl").stat().st_mtime_ns for run in finished.runs}
     assert "6 of 6 runs are finished" in caplog.text
@@ -137,7 +136,7 @@ def test_a_longer_comparison_continues_the_shorter_one(tmp_path):
 def test_runs_in_processes_of_their_own(finished, tmp_path, monkeypatch):
     """They give the same numbers, and their folders name the variant and the command that continues them."""
     monkeypatch.setattr("sys.argv", ["scalelong", "compare", "--seeds", "1"])
-    comparison = compare(small(depth=4), ["none", "slow: scaling=cs:0.7"], [0], tmp_path, every=1, jobs=2)
+    comparison = compare(small(depth=4), ["none", "slow: scaling=cs:0.7"], [0], tmp_path, jobs=2)
     assert comparison is not None
     assert [entry.held_out_loss[0] for entry in comparison.summaries] == pytest.approx(
         [entry.held_out_loss[0] for entry in finished.summaries[:2]], rel=1e-5
@@ -173,15 +172,9 @@ def test_plans_that_make_no_sense(tmp_path, methods, seeds, message):
         plan_runs(small(), methods, seeds, tmp_path)
 
 
-def test_axes_of_sweeps(tmp_path):
-    assert at(small(), "depth", 8).model_options["depth"] == 8
-    assert at(small(), "batch", 3).batch_size == 3
-    assert at(small(), "width", 32).model_options["dim"] == 32
-    assert at(small(), "rate", 0.5).optimizer.lr == 0.5
-    with pytest.raises(InvalidConfigError, match="depth, width, batch, rate"):
-        sweep(small(), ["none"], [0], tmp_path, {"heads": [3]})
-    with pytest.raises(InvalidConfigError, match="fast has a rate of its own"):
-        sweep(small(), ["none", "fast: lr=0.1"], [0], tmp_path, {"rate": [1e-3, 2e-3]})
+def test_sweeps_that_make_no_sense(tmp_path):
+    with pytest.raises(InvalidConfigError, match=r"fast sets optimizer\.lr itself"):
+        sweep(small(), ["none", "fast: lr=0.1"], [0], tmp_path, rates=[1e-3, 2e-3])
     with pytest.raises(InvalidConfigError, match=r"held-out images.*`config`"):
         compare(replace(small(), images=replace(small().images, held_out=0)), ["none"], [0], tmp_path)
     assert not list(tmp_path.iterdir())
@@ -211,14 +204,14 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     path = tmp_path / "small.yaml"
     path.write_text(dump_config(small(2)))
     options = ["compare", "--config", str(path), "--methods", "none", "--seeds", "1", "--jobs", "1"]
-    options += ["--depths", "2", "--rates", "1e-3,5e-1", "--out", str(tmp_path / "grid")]
+    options += ["--widths", "16", "--rates", "1e-3,5e-1", "--out", str(tmp_path / "grid")]
     monkeypatch.setattr("sys.argv", ["scalelong", *options])
     assert main(options) == 0
     out = capsys.readouterr().out
-    assert "depth" in out
+    assert "width" in out
     assert "steps to none's loss at its best rate" in out
-    assert (tmp_path / "grid" / "depth-2" / "rate-0.5" / "none-seed0").is_dir()
-    assert "--depths 2" in (tmp_path / "grid" / "command.txt").read_text()
+    assert (tmp_path / "grid" / "width-16" / "rate-0.5" / "none-seed0").is_dir()
+    assert "--widths 16" in (tmp_path / "grid" / "command.txt").read_text()
 
 
 def test_the_configuration_of_the_command():

@@ -9,9 +9,9 @@ from scalelong.cli import find_command, main
 from scalelong.cli.range import seconds_of_a_step
 from scalelong.config import recipe
 from scalelong.errors import InvalidConfigError
-from scalelong.experiments import Demo, RecipeTask, config_range, demo, demo_config, run_demo
+from scalelong.experiments import RecipeTask, config_range, demo, demo_config, run_demo
 from scalelong.runs import read_png
-from scalelong.stability import RateRun
+from scalelong.stability import RateRange, RateRun
 
 SMALL = {"patch_size": 8, "dim": 16, "depth": 4, "heads": 2, "init_std": 0.1}
 
@@ -29,7 +29,7 @@ def test_the_demo_counts_draws_and_writes_a_report(tmp_path, capsys):
     assert main(arguments) == 0
     said = capsys.readouterr().out
     found = json.loads((out / "range.json").read_text())
-    assert found["verdict"] in said
+    assert found["summary"] in said
     assert found["seeds"] == [300, 301]
     assert found["methods"] == ["none", "cs:0.7", "merge_norm"]
     assert [entry["seed"] for entry in found["samples"]] == [300] * 3
@@ -98,8 +98,9 @@ def test_the_sentence_counts_by_majority(tmp_path):
         for method, ends in fates.items()
         for seed, steps in enumerate(ends)
     )
-    found = Demo(
+    found = RateRange(
         methods=tuple(fates), rates=(0.1,), seeds=(0, 1, 2), runs=runs, steps=300, warmup=5, reference_loss=1.0, rule=""
     )
-    assert found.sentence == "runs with none and cs:0.7 collapse, and runs with merge_norm survive"
-    assert "cs:0.7 1 of 3 alive after 300 steps, lost after 150 to 200" in found.verdict
+    said = demo.summary_of(found)
+    assert said.startswith("Runs with none and cs:0.7 collapse, and runs with merge_norm survive: ")
+    assert "cs:0.7 1 of 3 alive after 300 steps, lost after 150 to 200" in said

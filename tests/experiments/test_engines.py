@@ -14,12 +14,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from scalelong.cli import main
+from scalelong.cli import find_command, main
+from scalelong.cli.shared import engine_of
 from scalelong.config import TrainConfig, dump_config, recipe
 from scalelong.errors import InvalidConfigError, MissingDependencyError, RunFailedError
 from scalelong.experiments import PlannedRun, config_range, engines, make_engine, plan_runs, run_all, sweeps
 from scalelong.experiments.__main__ import do
-from scalelong.experiments.engines import Job, LocalEngine, OnNode, SlurmEngine
+from scalelong.experiments.engines import Job, LocalEngine, OnNode
 
 TIMES = ("seconds", "seconds_per_step", "images_per_second")
 
@@ -104,6 +105,13 @@ def test_clusters_and_gpus_that_are_not_there(tmp_path, monkeypatch):
         make_engine("local", gpus=3).check()
 
 
+def test_the_flags_of_a_command_reach_the_engine():
+    words = "--engine slurm --jobs 3 --cpus-per-run 2 --gpus-per-run 1 --engine-options partition=gpu time=240"
+    engine = engine_of(find_command("compare").parser().parse_args(words.split()))
+    assert (engine.name, engine.jobs, engine.cpus, engine.gpus) == ("slurm", 3, 2, 1)
+    assert engine.options == {"partition": "gpu", "time": 240}
+
+
 # This machine: a run per core, or per GPU
 
 
@@ -149,7 +157,7 @@ def test_options_go_to_submitit_or_to_sbatch(tmp_path, monkeypatch):
     monkeypatch.setattr(submitit.SlurmExecutor, "affinity", classmethod(lambda _: 2))
     monkeypatch.setattr("shutil.which", lambda _: "/bin/sbatch")
     monkeypatch.setattr(submitit.AutoExecutor, "submit", submit)
-    engine = SlurmEngine(gpus=2, options={"partition": "gpu", "account": "lab", "licenses": "a", "time": 240})
+    engine = make_engine("slurm", gpus=2, options={"partition": "gpu", "account": "lab", "licenses": "a", "time": 240})
     engine.check()
     engine.start(Job("depth-2/none", tmp_path / "jobs" / "depth-2" / "none.json", tmp_path / "log"))
     wanted = {"partition": "gpu", "account": "lab", "time": 240, "gpus_per_node": 2, "cpus_per_task": 1}

@@ -34,7 +34,7 @@ def comparison(folder: Path, rate: float, *, diverged: bool = False) -> Results:
 
 
 def test_each_method_has_its_own_best_rate(tmp_path):
-    none, cs = best_rate_rows(["rate"], {(rate,): comparison(tmp_path, rate) for rate in (0.1, 0.2, 0.4)})
+    none, cs = best_rate_rows({(None, rate): comparison(tmp_path, rate) for rate in (0.1, 0.2, 0.4)})
     assert none["best rate"] == "0.2"
     assert none["rates at which all seeds learned"] == "0.1 0.2"
     assert cs["best rate"] == "0.4 (the largest tried)"
@@ -45,8 +45,8 @@ def test_each_method_has_its_own_best_rate(tmp_path):
 
 
 def test_a_rate_that_diverged_is_never_the_best(tmp_path):
-    found = {(0.2,): comparison(tmp_path, 0.2), (0.4,): comparison(tmp_path, 0.4, diverged=True)}
-    assert best_rate_rows(["rate"], found)[1]["best rate"] == "0.2 (the smallest tried)"
+    found = {(None, 0.2): comparison(tmp_path, 0.2), (None, 0.4): comparison(tmp_path, 0.4, diverged=True)}
+    assert best_rate_rows(found)[1]["best rate"] == "0.2 (the smallest tried)"
 
 
 def test_the_table_of_a_comparison_names_seeds_that_collapsed(tmp_path):

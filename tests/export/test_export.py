@@ -355,6 +355,7 @@ def test_a_card_shows_samples_and_no_place_of_this_machine(tmp_path: Path) -> No
         assert " on photos\n" in card
         assert not any(b"/home/me" in file.read_bytes() for file in folder.rglob("*") if file.is_file())
         assert "![samples](samples.png)" in card
+        assert "| scaling | cs (kappa=0.7, " in card, "in words, not as Python"
         shown = folder / "samples.png"
         assert shown.read_bytes() == (tmp_path / "run" / "samples" / "step-00000001.png").read_bytes()
 

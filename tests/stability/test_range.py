@@ -326,9 +326,12 @@ def test_the_verdict_names_a_difference_and_what_to_do():
         "At your rate of 1e-4 (and at 4e-3) nothing differs: all runs survive."
     )
     assert "block decoder.3 (15 of 15)" in str(found)
+    lost = next(run for run in found.runs if not run.survived)
+    assert str(replace(lost, onset=21)).endswith("collapsed at step 21"), "where it was lost, not where it ended"
     pytest.importorskip("matplotlib")
     figure = found.plot()
     figure.canvas.draw()
+    assert "× lost" in figure.axes[0].get_title()
     for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
         assert sum(bool(label.get_text()) for label in axis.get_ticklabels()) >= 2
 

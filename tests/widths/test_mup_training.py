@@ -14,7 +14,7 @@ from torch import nn
 from scalelong import InvalidConfigError
 from scalelong.cli import main
 from scalelong.config import OptimizerConfig, TrainConfig, recipe
-from scalelong.experiments import PlannedRun, at, best_rate_rows, comparison, config_range, sweep
+from scalelong.experiments import PlannedRun, best_rate_rows, comparison, config_range, sweep
 from scalelong.runs.model import DataShape, build_model, mup_kinds, with_width
 from scalelong.training import train
 from scalelong.training.optimizers import base_rate, make_optimizer, set_rate
@@ -151,11 +151,6 @@ def test_widths_of_unets():
 # Rates × widths
 
 
-def test_what_sweeps_hold():
-    assert at(small(), "width", 64).model_options["heads"] == 4
-    assert at(small(), "width", 64, by_mup=True).model_options["heads"] == 8
-
-
 def made_up(runs: list[PlannedRun], *_: Any, **__: Any) -> bool:
     """Runs whose losses are functions of method, width and rate, in the place of training."""
     for run in runs:
@@ -172,22 +167,24 @@ def test_rates_and_widths_are_a_grid(tmp_path, monkeypatch):
     monkeypatch.setattr(comparison, "run_all", made_up)
     monkeypatch.setattr(PlannedRun, "finished", property(lambda run: (run.folder / "checkpoints").exists()))
     methods = ["standard: scaling=none", "mup: base_width=16"]
-    axes = {"width": [16, 32], "rate": [1e-3, 2e-3, 4e-3]}
-    found = sweep(small(), methods, [0, 1], tmp_path, axes)
+    found = sweep(small(), methods, [0, 1], tmp_path, widths=[16, 32], rates=[1e-3, 2e-3, 4e-3])
     assert found is not None
     assert sorted(found) == [(width, rate) for width in (16, 32) for rate in (1e-3, 2e-3, 4e-3)]
     assert {run.config["model_options.heads"] for run in found[32, 1e-3].runs} == {4}
     assert {run.config["model_options.heads"] for run in found[16, 1e-3].runs} == {2}
     assert (tmp_path / "width-32" / "rate-0.001" / "mup-seed0").is_dir()
-    names = ("method", "width", "best rate", "regret of the first's best")
-    assert [tuple(row[name] for name in names) for row in best_rate_rows(list(axes), found)] == [
-        ("standard", "16", "0.002", "0.0%"),
-        ("standard", "32", "0.001 (the smallest tried)", "9.5%"),
-        ("mup", "16", "0.002", "0.0%"),
-        ("mup", "32", "0.002", "0.0%"),
+    names = ("method", "width", "best rate")
+    assert [tuple(row[name] for name in names) for row in best_rate_rows(found)] == [
+        ("standard", "16", "0.002"),
+        ("standard", "32", "0.001 (the smallest tried)"),
+        ("mup", "16", "0.002"),
+        ("mup", "32", "0.002"),
     ]
+    heads = sweep(small(), ["none"], [0], tmp_path / "standard", widths=[16, 32])
+    assert heads is not None
+    assert {run.config["model_options.heads"] for run in heads[32, None].runs} == {4}, "without μP, as many as before"
     monkeypatch.setattr(type(found[16, 1e-3]), "mean_loss", lambda *_: math.inf)
-    assert best_rate_rows(list(axes), found)[-1]["best rate"] == "none"
+    assert best_rate_rows(found)[-1]["best rate"] == "none"
 
 
 @pytest.mark.parametrize(

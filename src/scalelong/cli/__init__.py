@@ -16,7 +16,6 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from types import FrameType
@@ -35,15 +34,13 @@ from ..errors import (
 )
 from ..files import refusal, require_file_place, require_folder_place, writing
 from .commands import (
-    CLONE,
+    ALL as ALL,
     COMMANDS as COMMANDS,
     GROUPS,
     LAB as LAB,
     completion_script,
     find_command as find_command,
 )
-
-DEBUG = "SCALELONG_DEBUG"
 
 INTERRUPTED, TERMINATED, CLOSED_PIPE = 128 + 2, 128 + 15, 128 + 13
 FILES = (".safetensors", ".html", ".json")
@@ -70,9 +67,11 @@ def usage() -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in arguments or os.environ.get(DEBUG, "") not in ("", "0")
+    debug = "--debug" in arguments or os.environ.get("SCALELONG_DEBUG", "") not in ("", "0")
     arguments = [argument for argument in arguments if argument != "--debug"]
-    command = _command(arguments)
+    words = 2 if arguments[:1] == ["lab"] else 1
+    command, arguments = " ".join(arguments[:words]), arguments[words:]
+    name = f"scalelong {command if command in ALL else ''}".rstrip()
     flags: dict[str, str] = {}
     before = _handle_sigterm()
     for stream in (sys.stdout, sys.stderr):
@@ -80,13 +79,13 @@ def main(arguments: list[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        code = _answer(command, arguments, flags)
+        code = _run(command, arguments, flags) if command in ALL else _answer(command, arguments)
         with writing("the standard output"):
             print(end="", flush=True)
         _leave_process_group(wait=True)
         return code
     except KeyboardInterrupt:
-        _complain(f"{_name(command)}: interrupted")
+        _complain(f"{name}: interrupted")
         return INTERRUPTED
     except BrokenPipeError:  # the reader has gone (`| head`)
         _silence_output()
@@ -98,10 +97,10 @@ def main(arguments: list[str] | None = None) -> int:
         if named is None:
             alone = os.environ.get("WORLD_SIZE", "1") == "1"
             what = "a bug in scalelong, please report it with" if alone else "the messages of all processes explain"
-            _complain(f"{_name(command)}: {what} the lines above")
+            _complain(f"{name}: {what} the lines above")
         elif _speaks(named):
             # One line, so that logs and scripts can tell where it ends.
-            _complain(f"{_name(command)}: {type(named).__name__}: {_as_flags(_line(named), flags)}")
+            _complain(f"{name}: {type(named).__name__}: {_as_flags(_line(named), flags)}")
         if isinstance(error, OSError):  # it may have been the output itself
             _silence_output()
         return 1
@@ -111,58 +110,39 @@ def main(arguments: list[str] | None = None) -> int:
             signal.signal(signal.SIGTERM, before)
 
 
-def _command(arguments: list[str]) -> str:
-    """The command that the arguments name: "train", "lab theory", or "" for none."""
-    first, second = [*arguments, "", ""][:2]
-    return f"lab {second}" if first == "lab" and second in LAB else first if first in COMMANDS else ""
-
-
-def _name(command: str) -> str:
-    return f"scalelong {command}".rstrip()
-
-
-def _answer(command: str, arguments: list[str], flags: dict[str, str]) -> int:
-    first = arguments[0] if arguments else "--help"
-    if first in ("-h", "--help"):
+def _answer(command: str, rest: list[str]) -> int:
+    """What is printed where no command is named: help, the version, a completion, or the nearest command."""
+    if command in ("", "-h", "--help"):
         print(usage())
-    elif first == "--version":
+    elif command == "--version":
         print(f"scalelong {__version__}")
-    elif first.partition("=")[0] == "--print-completion":
-        print(completion_script(*first.split("=")[1:], *arguments[1:]))
-    elif command == "lab" and (len(arguments) == 1 or arguments[1] in ("-h", "--help")):
+    elif command.partition("=")[0] == "--print-completion":
+        print(completion_script(*command.split("=")[1:], *rest))
+    elif command in ("lab", "lab -h", "lab --help"):
         print("usage: scalelong lab COMMAND [OPTIONS]\n")
         print("\n".join(f"  {name:<9}  {purpose}" for name, purpose in LAB.items()))
-    elif command == "lab":
-        return _not_a_command(arguments[1], LAB, "scalelong lab")
-    elif not command:
-        return _not_a_command(first, COMMANDS, "scalelong")
     else:
-        return _run(command, arguments[len(command.split()) :], flags)
+        near = [name for name in ALL if name.endswith(f" {command}")] or get_close_matches(command, ALL, n=1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        _complain(f"scalelong: unknown command {command!r}{meant}; scalelong --help lists all")
+        return 2
     return 0
-
-
-def _not_a_command(word: str, known: Mapping[str, str], prefix: str) -> int:
-    near = [f"lab {word}"] if word in LAB else get_close_matches(word, known, n=1)
-    meant = f"; did you mean {near[0]}?" if near else ""
-    _complain(f"{prefix}: unknown command {word!r}{meant}; scalelong --help lists all")
-    return 2
 
 
 def _run(command: str, arguments: list[str], flags: dict[str, str]) -> int:
     made = find_command(command)
-    if command.removeprefix("lab ") in CLONE:
-        code = made.run(arguments)
-    else:
-        parser = made.parser()
-        flags.update(parser.flags())
-        options = parser.parse_args(arguments)
-        options.arguments = arguments
-        if getattr(options, "out", None) is not None:  # before any work
-            is_file = getattr(options, "out_is_file", False) or options.out.suffix in FILES
-            (require_file_place if is_file else require_folder_place)(options.out)
-        with show_logs(quiet=getattr(options, "quiet", False)):
-            code = made.run(options)
-    latest = _latest_signal()
+    parser = made.parser()
+    flags.update(parser.flags())
+    options = parser.parse_args(arguments)
+    options.arguments = arguments
+    if getattr(options, "out", None) is not None:  # before any work
+        is_file = getattr(options, "out_is_file", False) or options.out.suffix in FILES
+        (require_file_place if is_file else require_folder_place)(options.out)
+    with show_logs(quiet=getattr(options, "quiet", False)):
+        code = made.run(options)
+    # Training may have been interrupted by another signal than Ctrl-C.
+    training = sys.modules.get("scalelong.training.hardware")
+    latest = training.Interrupt.latest if training is not None else None
     return 128 + signal.Signals[latest] if code == INTERRUPTED and latest is not None else code or 0
 
 
@@ -237,12 +217,6 @@ def _handle_sigterm() -> Any:
         return signal.signal(signal.SIGTERM, end)
     except ValueError:  # not in the main thread
         return None
-
-
-def _latest_signal() -> str | None:
-    """The signal that training, if there was any, was interrupted by."""
-    training = sys.modules.get("scalelong.training.hardware")
-    return training.Interrupt.latest if training is not None else None
 
 
 def _leave_process_group(wait: bool) -> None:

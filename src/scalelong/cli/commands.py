@@ -42,6 +42,8 @@ LAB = {
 COMMANDS = {**MAKE, **LOOK, "lab": ", ".join(LAB)}
 GROUPS = {"train and use a model": MAKE, "look at long skips": LOOK, "studies": {"lab": COMMANDS["lab"]}}
 
+ALL = {**MAKE, **LOOK, **{f"lab {name}": purpose for name, purpose in LAB.items()}}
+
 MODULES = {
     **dict.fromkeys(("demo", "range"), "range"),
     **dict.fromkeys(("report", "export", "models"), "publish"),
@@ -54,7 +56,7 @@ CLONE = {"bench": "benchmarks.catalogue", "reproduce": "research.reproduce.comma
 class Command(NamedTuple):
     parser: Callable[[], Any]
     run: Callable[[Any], int | None]
-    """Takes what the parser found; for a command of a clone, the arguments."""
+    """Takes what the parser found."""
 
 
 def find_command(path: str) -> Command:
@@ -62,7 +64,7 @@ def find_command(path: str) -> Command:
     name = path.removeprefix("lab ")
     if name in CLONE:
         module = _of_clone(path, CLONE[name])
-        return Command(module.parser, module.main)
+        return Command(module.parser, module.run)
     module = import_module(f"scalelong.cli.{MODULES.get(name, name)}")
     return Command(getattr(module, f"{name}_parser"), getattr(module, f"run_{name}"))
 
@@ -88,7 +90,7 @@ def completion_script(shell: str = "", *rest: str) -> str:
     whole.add_argument("--version", action="store_true", help="print the version")
     commands = whole.add_subparsers(parser_class=argparse.ArgumentParser)
     lab = commands.add_parser("lab", help=COMMANDS["lab"]).add_subparsers(parser_class=argparse.ArgumentParser)
-    for path, purpose in {**MAKE, **LOOK, **{f"lab {name}": purpose for name, purpose in LAB.items()}}.items():
+    for path, purpose in ALL.items():
         try:
             parents = [find_command(path).parser()]
         except CheckoutNeededError:  # its code is not installed: the name alone

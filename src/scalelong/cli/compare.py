@@ -8,7 +8,7 @@ import argparse
 from pathlib import Path
 
 from ..config import TrainConfig, with_values
-from ..errors import InvalidConfigError
+from ..errors import require
 from . import shared
 from .parser import Parser, floats, integers, split
 
@@ -18,9 +18,6 @@ EXAMPLES = """\
   scalelong compare --variants 'fast: scaling=cs:0.7 lr=2e-3' 'deep: model_options.depth=12'
   scalelong compare --status                            how far the runs are
 """
-
-AXES = {"depth": "depths", "width": "widths", "batch": "batch_sizes", "rate": "rates"}
-"""What a comparison can be repeated over, and its flag."""
 
 
 def compare_parser() -> Parser:
@@ -33,10 +30,9 @@ def compare_parser() -> Parser:
     shared.add_out_flag(made, "folder of the results (default: runs/compare-RECIPE, with a hash of other values)")
     made.flag("--status", "train nothing: show how far the runs of the folder are", False)
     made.flag("--rates", "compare at several learning rates, and best rate with best rate: 2e-3,4e-3", kind=floats)
-    made.flag("--depths", "compare at several depths of the network: 4,8,12", kind=integers)
-    made.flag("--widths", "compare at several widths: 64,128; several axes give every combination", kind=integers)
-    made.flag("--batch-sizes", "compare at several batch sizes: 8,64", kind=integers)
+    made.flag("--widths", "compare at several widths of the network: 64,128", kind=integers)
     made.flag("--base-width", "train by μP: the width where the rate was tuned", kind=int, rare=True)
+    shared.add_set_flag(made)
     made.flag("--every", "steps between readings of features (default: about 250 per run)", kind=int, rare=True)
     made.flag("--scores", "samples for the Fréchet distance at the end (default: none)", 0)
     shared.add_device_flag(made)
@@ -47,35 +43,32 @@ def compare_parser() -> Parser:
 
 def run_compare(options: argparse.Namespace) -> int:
     from ..console import show_table
-    from ..experiments import best_rate_rows, status_text, sweep, sweep_rows
+    from ..experiments import best_rate_rows, status_text, sweep
 
     config = compare_config(options)
     methods = [*split(options.methods), *options.variants]
-    if not methods:
-        raise InvalidConfigError("`methods` must name at least one method, for example none,cs")
+    require(bool(methods), "`methods` must name at least one method, for example none,cs")
     out = options.out or default_out(options, config)
     if options.status:
         print(status_text(out))
         return 0
-    axes = {axis: getattr(options, flag) for axis, flag in AXES.items() if getattr(options, flag)}
-    engine, seeds = shared.engine_of(options), range(options.seeds)
-    found = sweep(config, methods, seeds, out, axes, every=options.every, engine=engine)
+    engine = shared.engine_of(options)
+    widths, rates = options.widths or (), options.rates or ()
+    found = sweep(config, methods, range(options.seeds), out, widths=widths, rates=rates, engine=engine)
     if found is None:
         return shared.left_to_do()
-    print()
-    if not axes:
-        print(found[()])
-    else:
-        show_table(sweep_rows(list(axes), found))
-    if "rate" in axes:
+    for (width, rate), results in found.items():
+        named = [f"{name} {value:g}" for name, value in {"width": width, "rate": rate}.items() if value is not None]
+        print("\n".join(["", *([", ".join(named)] if named else []), str(results)]))
+    if rates:
         print()
-        show_table(best_rate_rows(list(axes), found))
+        show_table(best_rate_rows(found))
     print(f"\ntables, figures and runs: {out}; for a report: scalelong report {out}")
     return 0
 
 
 def compare_config(options: argparse.Namespace) -> TrainConfig:
-    config = shared.run_config(options)
+    config = shared.with_set(shared.run_config(options), options)
     shared.require_seeds(options.seeds)
     steps, logging = options.steps or config.steps, config.logging
     # Curves need more points than a long run's log, and every method is judged at the same steps.
@@ -85,6 +78,8 @@ def compare_config(options: argparse.Namespace) -> TrainConfig:
         "logging.samples_every": max(1, steps // 4) if logging.samples_every is None else logging.samples_every,
         "logging.trackers": (),
     }
+    if options.every:
+        values["logging.monitor_every"] = options.every
     if options.scores:
         values |= {"logging.scores_every": steps, "logging.scores_images": options.scores}
     if options.base_width is not None:
@@ -101,6 +96,7 @@ def default_out(options: argparse.Namespace, config: TrainConfig) -> Path:
     from ..files import key_of
 
     folder = f"compare-{'custom' if options.config and not options.recipe else options.recipe or 'digits-tiny'}"
-    if any((options.config, options.data, options.steps, options.scores, options.base_width)):
+    own = (options.config, options.data, options.steps, options.scores, options.base_width, options.set)
+    if any(own):
         folder += f"-{key_of(recorded_values(config))[:6]}"
     return Path("runs") / folder

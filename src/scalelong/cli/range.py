@@ -45,7 +45,7 @@ def range_parser() -> Parser:
     made = Parser("range", __doc__ or "", EXAMPLES, "[IMAGES] [OPTIONS]")
     made.flag("images", "a folder of images, a file or the name of a data set", nargs="?", metavar="IMAGES")
     shared.add_run_flags(made)
-    made.flag("--set", "other fields of the configuration", [], kind=str, nargs="+", metavar="FIELD=VALUE")
+    shared.add_set_flag(made)
     made.flag("--rates", "comma-separated (default: three around the highest that the network survives)", kind=floats)
     made.flag("--methods", "comma-separated; the first is the baseline (default: none and the cures)", kind=split)
     shared.add_variants_flag(made)
@@ -78,10 +78,18 @@ def run_range(options: argparse.Namespace) -> int:
         raise InvalidConfigError("a run of a range uses one GPU: leave out `gpus`, or give 1")
     title = f"{shared.network_line(config)}; {options.steps} steps at constant rates"
     logger.info(title)
-    pace = {"steps": options.steps, "warmup": options.warmup, "out": out, "title": title, "jobs": options.jobs}
-    pace["device"] = None if options.device is None else shared.device_of(options.device)
-    run: Any = partial(config_range, config, **pace)
-    methods = [*options.methods, *options.variants] if options.methods else options.variants or None
+    device = None if options.device is None else shared.device_of(options.device)
+    run: Any = partial(
+        config_range,
+        config,
+        steps=options.steps,
+        warmup=options.warmup,
+        out=out,
+        title=title,
+        jobs=options.jobs,
+        device=device,
+    )
+    methods = [*(options.methods or ()), *options.variants] or None
     rates, seeds = options.rates, range(options.seeds)
     # Processes that are forked share the data and start at once, but cannot have a GPU each.
     forked = engine.name == "local" and len(engine.devices) < 2
@@ -133,6 +141,8 @@ def first_verdict(
     found = run(seeds=few)
     counts = [(method, *found.survivors(method, rate)) for method in found.methods]
     others = "".join(f"; with {method} {survived} of {count}" for method, survived, count in counts[1:])
+    slow = sum(run.outcome == "not learned" for run in found.runs)
+    others += f"; {slow} of {len(found.runs)} learned next to nothing: give more --steps" if slow else ""
     logger.info(f"at {rate_text(rate)} {counts[0][1]} of {counts[0][2]} survive {options.steps} steps{others}")
     runs = runs * len(found.methods) // len(methods)
     ask((runs - len(found.runs)) * seconds, f"the rest of {runs} runs", options.yes)
@@ -174,20 +184,19 @@ def range_config(options: argparse.Namespace, out: Path) -> TrainConfig:
 
     A network that was chosen by timing is written down, so that the same command finds the same one.
     """
-    from ..experiments import Variant, as_variant
     from ..files import write_text
 
     data = options.images or options.data
-    given = as_variant(f"given: {' '.join(options.set)}") if options.set else Variant("given", {})
     if options.recipe or options.config or data is None:
         config = shared.config_file(options, recipe(options.recipe or "digits-tiny"))
         config = replace(config, data=data) if data else config
     elif (out / NETWORK).exists():
         config = replace(load_config(out / NETWORK), data=data)
     else:
-        config = shared.sized_config(given.apply(TrainConfig(data=data)), {"data", *given.changes})
+        config = shared.with_set(TrainConfig(data=data), options)
+        config = shared.sized_config(config, {"data", *(word.partition("=")[0] for word in options.set)})
         write_text(out / NETWORK, dump_config(config))
-    return given.apply(config)
+    return shared.with_set(config, options)
 
 
 # scalelong demo

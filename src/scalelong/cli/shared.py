@@ -47,6 +47,17 @@ def add_variants_flag(parser: Parser) -> None:
     parser.flag("--variants", text, [], kind=str, nargs="*", metavar="'NAME: FIELD=VALUE ...'")
 
 
+def add_set_flag(parser: Parser) -> None:
+    parser.flag("--set", "other fields of the configuration", [], kind=str, nargs="+", metavar="FIELD=VALUE")
+
+
+def with_set(config: TrainConfig, options: argparse.Namespace) -> TrainConfig:
+    """The configuration with the fields of --set."""
+    from ..experiments import as_variant
+
+    return as_variant(f"given: {' '.join(options.set)}").apply(config) if options.set else config
+
+
 def run_config(options: argparse.Namespace) -> TrainConfig:
     """The recipe's configuration, then the file's values, then --data."""
     config = recipe(options.default_recipe if options.recipe is None else options.recipe)
@@ -126,8 +137,8 @@ def trained_run(folder: Path | None, options: argparse.Namespace) -> Run:
 
     scaling = None if options.tuned is None else TunedSkips.load(options.tuned).spelled()
     keep_freed_memory()  # every command that runs a trained network calls it again and again
-    weights = options.weights or "ema"
     folder = model_folder(options.model) if folder is None else folder
+    weights = options.weights or "ema"
     return load_run(folder, weights=weights, step=options.checkpoint, trust=options.trust, scaling=scaling)
 
 
@@ -203,7 +214,8 @@ def engine_of(options: argparse.Namespace) -> Engine:
     """The engine that the flags ask for."""
     from ..experiments import make_engine
 
-    return call(make_engine, options, name=options.engine)
+    given = {name: getattr(options, name) for name in ("jobs", "cpus", "gpus", "options")}
+    return make_engine(options.engine, **given)
 
 
 def left_to_do() -> int:

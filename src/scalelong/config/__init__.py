@@ -55,6 +55,7 @@ from .recipes import (
     RECIPES as RECIPES,
     default_folder as default_folder,
     recipe as recipe,
+    slug as slug,
 )
 from .train import (
     GIBIBYTE as GIBIBYTE,

@@ -136,15 +136,15 @@ def default_folder(config: TrainConfig, network_open: bool = False) -> Path:
 
     `network_open`: the network is still to be chosen, and not in the name.
     """
-    scaling = _slug(config.scaling)
+    scaling = slug(config.scaling)
     for name in RECIPES:
         if _identity(config) == _identity(replace(recipe(name), scaling=config.scaling, seed=config.seed)):
             return Path("runs") / f"{name}-{scaling}-seed{config.seed}"
-    data = _slug(Path(config.data).name or "data")
+    data = slug(Path(config.data).name or "data")
     if Path(config.data).exists():  # a configuration that was written down has the absolute path
         config = replace(config, data=str(Path(config.data).absolute()))
     digest = hashlib.sha256(_identity(config).encode()).hexdigest()[:6]
-    network = "" if network_open else f"{_slug(config.model)}-"
+    network = "" if network_open else f"{slug(config.model)}-"
     return Path("runs") / f"{data}-{network}{scaling}-seed{config.seed}-{digest}"
 
 
@@ -157,5 +157,6 @@ def _identity(config: TrainConfig) -> str:
     return json.dumps(kept, sort_keys=True)
 
 
-def _slug(text: str) -> str:
+def slug(text: str) -> str:
+    """A text as the name of a file or folder."""
     return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-.") or "x"

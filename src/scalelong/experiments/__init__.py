@@ -1,10 +1,10 @@
 """Many runs: planned together, trained anywhere, compared.
 
 plan              variants, plans, one run from its first step to its last, diagnosis of a recipe
-sweeps, worker    jobs of a sweep, how far it is, and the process that does a job
+sweeps            jobs of a sweep, and how far it is; `__main__` is the process that does one
 engines           where jobs run: this machine, SLURM, Ray
 records, results  one run as a record; many as tables and verdicts (no torch)
-comparison        methods with equal seeds, along depth, width, batch size or rate
+comparison        methods with equal seeds, also at several widths and rates
 rates, demo       the range of learning rates of a recipe; the demonstration
 tuning            κ after training
 

@@ -1,13 +1,10 @@
 from .comparison import (
     COMMAND as COMMAND,
-    at as at,
     best_rate_rows as best_rate_rows,
     compare as compare,
     sweep as sweep,
-    sweep_rows as sweep_rows,
 )
 from .demo import (
-    Demo as Demo,
     demo_config as demo_config,
     run_demo as run_demo,
 )
@@ -20,7 +17,6 @@ from .plan import (
     diagnose_run as diagnose_run,
     plan_runs as plan_runs,
     recorded_values as recorded_values,
-    slug as slug,
     write_diagnosis as write_diagnosis,
 )
 from .rates import RecipeTask as RecipeTask, config_range as config_range
@@ -39,10 +35,8 @@ from .records import (
 )
 from .results import (
     Results as Results,
-    baseline_of as baseline_of,
     fisher_p as fisher_p,
     interval as interval,
-    level_rows as level_rows,
     ratio_text as ratio_text,
     spread as spread,
     table_rows as table_rows,

@@ -6,17 +6,16 @@ nothing say.
 
 import io
 from collections.abc import Sequence
-from dataclasses import fields, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from ..config import DiffusionConfig, OptimizerConfig, TrainConfig
+from ..config import DiffusionConfig, OptimizerConfig, TrainConfig, slug
 from ..console import listed
 from ..diffusion import image_grid
-from ..errors import InvalidConfigError
+from ..errors import require
 from ..files import make_folder, results_folder, write_bytes
 from ..models import Denoiser
 from ..noise import as_epsilon
@@ -54,29 +53,6 @@ def demo_config() -> TrainConfig:
     )
 
 
-class Demo(RateRange):
-    """A range whose verdict is a sentence that counts. It advises nothing: the setting was chosen to show this."""
-
-    @property
-    def sentence(self) -> str:
-        """Who is lost and who lives, by the majority of each method's runs: the part that base seeds have in common."""
-        alive = {method: 2 * self.survivors(method)[0] > self.survivors(method)[1] for method in self.methods}
-        lost = [method for method, lives in alive.items() if not lives]
-        kept = [method for method, lives in alive.items() if lives]
-        groups = ((lost, "collapse"), (kept, "survive"))
-        return ", and ".join(f"runs with {listed(names)} {verb}" for names, verb in groups if names)
-
-    @cached_property
-    def verdict(self) -> str:
-        return f"{self.sentence[:1].upper()}{self.sentence[1:]}: {'; '.join(map(self._fate, self.methods))}."
-
-    def _fate(self, method: str) -> str:
-        runs = [run for run in self.runs if run.method == method]
-        ends = sorted(run.steps for run in runs if not run.survived)
-        alive = f"{method} {len(runs) - len(ends)} of {len(runs)} alive after {self.steps} steps"
-        return f"{alive}, lost after {ends[0]} to {ends[-1]}" if ends else alive
-
-
 def run_demo(
     out: Path,
     *,
@@ -85,16 +61,15 @@ def run_demo(
     steps: int = STEPS,
     jobs: int | None = None,
     device: str | None = None,
-) -> Demo:
+) -> RateRange:
     """Base seed n takes the seeds 100 n, 100 n + 1, ...: no two base seeds share a run."""
-    if seed < 0:
-        raise InvalidConfigError(f"the base seed must be at least 0, got {seed}")
+    require(seed >= 0, f"the base seed must be at least 0, got {seed}")
     first = 100 * seed
-    samples = make_folder(results_folder(out) / "samples")
+    make_folder(results_folder(out) / "samples")
 
     def draw(task: RecipeTask, model: nn.Module, run: RateRun) -> None:
         if run.seed == first:
-            save_png(samples / _file(run), image_grid(_denoised(task, model), SHOWN))
+            save_png(out / _file(run), image_grid(_denoised(task, model), SHOWN))
 
     config = demo_config()
     found = config_range(
@@ -110,21 +85,30 @@ def run_demo(
         title=f"A U-ViT of depth {DEPTH} on 16×16 garments, {steps} steps at constant rates",
         after=draw,
     )
-    shown = [run for run in found.runs if run.seed == first and (samples / _file(run)).exists()]
-    named = {each.name: getattr(found, each.name) for each in fields(found) if each.init}
-    named["samples"] = tuple(
-        {
-            **{name: getattr(run, name) for name in ("method", "rate", "seed", "outcome")},
-            "file": f"samples/{_file(run)}",
-            "caption": CAPTION,
-        }
+    shown = [run for run in found.runs if run.seed == first and (out / _file(run)).exists()]
+    samples = [
+        {"method": run.method, "rate": run.rate, "seed": run.seed, "outcome": run.outcome, "file": _file(run)}
         for run in shown
-    )
-    demo = Demo(**named)
-    demo = replace(demo, summary=demo.verdict)
-    demo.save(out)
-    draw_demo(demo, [(run, samples / _file(run)) for run in shown], out / "demo.png")
-    return demo
+    ]
+    found = replace(found, samples=tuple({**each, "caption": CAPTION} for each in samples), summary=summary_of(found))
+    found.save(out)
+    _draw(found, shown, out)
+    return found
+
+
+def summary_of(found: RateRange) -> str:
+    """Who is lost and who lives, by the majority of each method's runs, which base seeds have in common; then how many
+    and when."""
+    groups: dict[str, list[str]] = {"collapse": [], "survive": []}
+    fates: list[str] = []
+    for method in found.methods:
+        alive, count = found.survivors(method)
+        groups["survive" if 2 * alive > count else "collapse"].append(method)
+        ends = sorted(run.steps for run in found.runs if run.method == method and not run.survived)
+        lost = f", lost after {ends[0]} to {ends[-1]}" if ends else ""
+        fates.append(f"{method} {alive} of {count} alive after {found.steps} steps{lost}")
+    sentence = ", and ".join(f"runs with {listed(names)} {verb}" for verb, names in groups.items() if names)
+    return f"{sentence[:1].upper()}{sentence[1:]}: {'; '.join(fates)}."
 
 
 @torch.no_grad()
@@ -146,42 +130,42 @@ def _denoised(task: RecipeTask, model: nn.Module) -> Tensor:
 
 
 def _file(run: RateRun) -> str:
-    name = "".join(letter if letter.isalnum() else "-" for letter in run.method)
-    return f"{name}-seed{run.seed}.png"
+    return f"samples/{slug(run.method)}-seed{run.seed}.png"
 
 
-def draw_demo(demo: Demo, pictures: Sequence[tuple[RateRun, Path]], path: Path) -> None:
-    """The loss of every run, and what the networks of one seed make of noisy images: collapsed against alive."""
-    needs("matplotlib", "report", "drawing the demo").use("Agg")
-    plt = needs("matplotlib.pyplot", "report", "drawing the demo")
-    figure = plt.figure(figsize=(11, 4.2), layout="constrained", dpi=130)
+def _draw(found: RateRange, shown: Sequence[RateRun], out: Path) -> None:
+    """demo.png: the loss of every run, and what the networks of one seed make of noisy images."""
+    figure = needs("matplotlib.figure", "report", "drawing the demo").Figure(
+        figsize=(11, 4.2), layout="constrained", dpi=130
+    )
     left, right = figure.subfigures(1, 2, width_ratios=(1, 1.25))
     axes = left.subplots()
-    for method, color in zip(demo.methods, COLOURS, strict=False):
-        for number, run in enumerate(run for run in demo.runs if run.method == method):
+    for method, color in zip(found.methods, COLOURS, strict=False):
+        for number, run in enumerate(run for run in found.runs if run.method == method):
             steps, losses = [step for step, _ in run.curve], [loss for _, loss in run.curve]
-            label = IN_WORDS.get(method, method) if number == 0 else None
+            label = IN_WORDS[method] if number == 0 else None
             axes.plot(steps, losses, color=color, linewidth=1.2, label=label)
             if not run.survived and steps:
                 axes.plot(steps[-1:], losses[-1:], "x", color=color, markersize=8, markeredgewidth=2)
-    axes.axhline(demo.reference_loss, color="#999999", linewidth=0.8, linestyle=":")
+    axes.axhline(found.reference_loss, color="#999999", linewidth=0.8, linestyle=":")
     # At the right, where no line is.
     place = {"xycoords": axes.get_yaxis_transform(), "ha": "right", "va": "bottom"}
-    axes.annotate("a network that has learned nothing", (0.98, demo.reference_loss), fontsize=7, **place)
-    axes.set(xlabel="training step", ylabel="training loss", ylim=(0, 1.3 * demo.reference_loss))
+    axes.annotate("a network that has learned nothing", (0.98, found.reference_loss), fontsize=7, **place)
+    axes.set(xlabel="training step", ylabel="training loss", ylim=(0, 1.3 * found.reference_loss))
     axes.set_title("Each line is a run; × marks a collapse", fontsize=9)
     axes.legend(frameon=False, fontsize=8)
-    rows = [(f"{IN_WORDS.get(run.method, run.method)}:\n{run.outcome}", read_png(file)) for run, file in pictures]
-    if rows:
-        height = rows[0][1].shape[-2] // 3
-        thirds = [("noisy images", rows[0][1][:, height : 2 * height])]
-        thirds += [(text, grid[:, 2 * height :]) for text, grid in rows]
-        for place, (text, strip) in zip(right.subplots(len(thirds), 1, squeeze=False)[:, 0], thirds, strict=True):
-            place.imshow(strip[0], cmap="gray", vmin=0, vmax=255, interpolation="nearest", aspect="equal")
+    strips = []  # each picture is a grid of three strips: images, the same with noise, what was made of them
+    for run in shown:
+        _, noisy, cleaned = read_png(out / _file(run))[0].chunk(3)
+        strips = strips or [("noisy images", noisy)]
+        strips.append((f"{IN_WORDS[run.method]}:\n{run.outcome}", cleaned))
+    if strips:
+        places = right.subplots(len(strips), 1)
+        for place, (text, strip) in zip(places, strips, strict=True):
+            place.imshow(strip, cmap="gray", vmin=0, vmax=255, interpolation="nearest", aspect="equal")
             place.set(xticks=[], yticks=[])
             place.set_ylabel(text, rotation=0, ha="right", va="center", fontsize=8)
         right.suptitle("Noise removed by the trained networks", fontsize=9)
     content = io.BytesIO()
     figure.savefig(content, format="png")
-    plt.close(figure)
-    write_bytes(path, content.getvalue())
+    write_bytes(out / "demo.png", content.getvalue())

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import InvalidConfigError, RunFailedError
+from ..errors import InvalidConfigError, RunFailedError, require
 from ..files import in_words, make_folder, writing
 from ..optional import needs
 
@@ -69,40 +69,23 @@ class Worker(subprocess.Popen[bytes]):
         return code
 
 
-# This machine
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def devices() -> list[str]:
-    """The GPUs that this process may use, by the names that CUDA_VISIBLE_DEVICES takes."""
-    import torch
-
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-    return named[:count] if len(named) >= count else [str(number) for number in range(count)]
-
-
 class Engine:
     """What all engines share: how many runs go at once, and with what each is given."""
 
-    name = ""
     devices: Sequence[str] = ()
     """GPUs of this machine that it gives to runs."""
 
     def __init__(
         self,
+        name: str = "local",
         jobs: int | None = None,
         cpus: int | None = None,
         gpus: int | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        for name, value, low in (("jobs", jobs, 1), ("cpus", cpus, 1), ("gpus", gpus, 0)):
-            if value is not None and value < low:
-                raise InvalidConfigError(f"`{name}` must be at least {low}, got {value}")
-        self.jobs, self.cpus, self.gpus, self.options = jobs, cpus, gpus, dict(options or {})
+        for field_name, value, low in (("jobs", jobs, 1), ("cpus", cpus, 1), ("gpus", gpus, 0)):
+            require(value is None or value >= low, f"`{field_name}` must be at least {low}, got {value}")
+        self.name, self.jobs, self.cpus, self.gpus, self.options = name, jobs, cpus, gpus, dict(options or {})
 
     def at_once(self, runs: int) -> int:
         """Jobs that are started before one has ended."""
@@ -126,10 +109,24 @@ class Engine:
         started.terminate()
 
 
+# This machine
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def devices() -> list[str]:
+    """The GPUs that this process may use, by the names that CUDA_VISIBLE_DEVICES takes."""
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return named[:count] if len(named) >= count else [str(number) for number in range(count)]
+
+
 class LocalEngine(Engine):
     """Processes of this machine: one per core, each with its share of the threads, or one per GPU."""
-
-    name = "local"
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
@@ -144,8 +141,7 @@ class LocalEngine(Engine):
         return self.cpus or max(1, cores() // (self.jobs or self.at_once(runs)))
 
     def check(self) -> None:
-        if self.options:
-            raise InvalidConfigError("the engine local has no `options`: leave them out")
+        require(not self.options, "the engine local has no `options`: leave them out")
         if (self.gpus or 0) > len(self.devices):
             raise RunFailedError(
                 f"`gpus` {self.gpus} asks for more GPUs than this machine has: found {len(self.devices)}"
@@ -207,15 +203,18 @@ TIMEOUTS = 1000
 
 
 class SubmititEngine(Engine):
-    """submitit's local executor: what `SlurmEngine` does, without a cluster, to try it."""
+    """SLURM through submitit; as "submitit", its local executor, which tries the same without a cluster.
 
-    name, cluster = "submitit", "local"
+    `options` are those of submitit (partition, time in minutes, setup, ...) or else of sbatch.
+    """
 
     def check(self) -> None:
         needs("submitit", "slurm", f"the engine {self.name}")
-        if not isinstance(self.options.get("time", 1), int):
-            raise InvalidConfigError("the time limit among `options` is in minutes, such as time=240")
-        if self.cluster == "slurm" and shutil.which("sbatch") is None:
+        require(
+            isinstance(self.options.get("time", 1), int),
+            "the time limit among `options` is in minutes, such as time=240",
+        )
+        if self.name == "slurm" and shutil.which("sbatch") is None:
             raise RunFailedError(
                 "the engine slurm needs SLURM's `sbatch`, which is not in PATH: give the command on a login node of "
                 "the cluster; the engine submitit tries the same without a cluster"
@@ -223,8 +222,9 @@ class SubmititEngine(Engine):
 
     def start(self, job: Job) -> Any:
         submitit = needs("submitit", "slurm", f"the engine {self.name}")
+        cluster = "slurm" if self.name == "slurm" else "local"
         place = job.file.parents[job.name.count("/")] / "submitit"
-        executor = submitit.AutoExecutor(folder=place, cluster=self.cluster, slurm_max_num_timeout=TIMEOUTS)
+        executor = submitit.AutoExecutor(folder=place, cluster=cluster, slurm_max_num_timeout=TIMEOUTS)
         known = submitit.SlurmExecutor._valid_parameters()
         given = {n: [v] if n in ("setup", "teardown", "srun_args") else v for n, v in self.options.items()}
         others = {name: value for name, value in given.items() if name not in known}
@@ -256,20 +256,12 @@ class SubmititEngine(Engine):
         started.cancel()
 
 
-class SlurmEngine(SubmititEngine):
-    """SLURM, through submitit. `options` are those of submitit (partition, time in minutes) or else of sbatch."""
-
-    name = cluster = "slurm"
-
-
 RETRIES = 3
 """How often a task of Ray is begun again when its node is lost. Its run continues after its last checkpoint."""
 
 
 class RayEngine(Engine):
     """Tasks of the Ray cluster at RAY_ADDRESS, or of this machine. `options` are resources, such as memory=8e9."""
-
-    name = "ray"
 
     @property
     def ray(self) -> Any:
@@ -321,24 +313,15 @@ def _call(function: OnNode) -> int:
     return function()
 
 
-ENGINES: dict[str, type[Engine]] = {
-    engine.name: engine for engine in (LocalEngine, SubmititEngine, SlurmEngine, RayEngine)
-}
+ENGINES = {"local": LocalEngine, "submitit": SubmititEngine, "slurm": SubmititEngine, "ray": RayEngine}
 
 
-def make_engine(
-    name: str = "local",
-    jobs: int | None = None,
-    cpus: int | None = None,
-    gpus: int | None = None,
-    options: Mapping[str, Any] | None = None,
-) -> Engine:
+def make_engine(name: str = "local", **given: Any) -> Engine:
     """An engine by name: `make_engine("slurm", gpus=1, options={"partition": "gpu"})`.
 
     jobs: runs at a time (default: one per core or GPU here; as many as the cluster gives elsewhere).
     cpus, gpus: of each run, which has as many threads as cores.
     options: of the engine itself: for SLURM those of submitit and sbatch, for Ray resources.
     """
-    if name not in ENGINES:
-        raise InvalidConfigError(f"unknown engine {name!r}; known: {', '.join(ENGINES)}")
-    return ENGINES[name](jobs, cpus, gpus, options)
+    require(name in ENGINES, f"unknown engine {name!r}; known: {', '.join(ENGINES)}")
+    return ENGINES[name](name, **given)

@@ -8,7 +8,6 @@ them as functions of (seed, step).
 import json
 import logging
 import os
-import re
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,17 +15,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..config import CONFIG, TrainConfig, field_paths, flatten, load_config, result_values, to_dict, with_values
+from ..config import CONFIG, TrainConfig, field_paths, flatten, load_config, result_values, slug, to_dict, with_values
 from ..errors import CollapseError, InvalidConfigError, NonFiniteError, RunFolderError, RunLockedError
 from ..files import digest, locked, make_folder, parse_json, write_text
-from ..runs import (
-    Run,
-    build_model,
-    fingerprints,
-    load_run_data,
-    require_same_data,
-    require_whole_curve,
-)
+from ..runs import Run, build_model, fingerprints, load_run_data, require_same_data, require_whole_curve
 from ..scaling import as_scaling
 from ..stability import Diagnosis, diagnose
 from ..training import train
@@ -152,7 +144,7 @@ class PlannedRun:
 
 
 def plan_runs(
-    config: TrainConfig, methods: Sequence[str | Variant], seeds: Sequence[int], out: Path, prefix: str = ""
+    config: TrainConfig, methods: Sequence[str | Variant], seeds: Sequence[int], out: Path
 ) -> list[PlannedRun]:
     """Seed by seed, so that an interrupted comparison holds complete seeds."""
     if not methods or not seeds:
@@ -165,14 +157,10 @@ def plan_runs(
     folders = _folder_names(variants)
     configs = [(variant.name, variant.apply(config), variant.changes) for variant in variants]
     return [
-        PlannedRun(name, seed, out / f"{prefix}{folders[name]}-seed{seed}", replace(changed, seed=seed), changes)
+        PlannedRun(name, seed, out / f"{folders[name]}-seed{seed}", replace(changed, seed=seed), changes)
         for seed in seeds
         for name, changed, changes in configs
     ]
-
-
-def slug(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-.") or "x"
 
 
 def _folder_names(variants: Sequence[Variant]) -> dict[str, str]:

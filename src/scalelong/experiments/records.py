@@ -2,7 +2,6 @@
 
 import math
 import os
-import re
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +12,6 @@ from statistics import fmean
 from typing import Any
 
 from ..config import CHECKPOINTS, CONFIG, DIVERGED, METRICS, VARIANT, flatten
-from ..errors import CannotReadError, InvalidConfigError
 from ..files import below, read_fields, read_json, read_json_lines
 from ..stability import Oscillation, has_collapsed, oscillation
 
@@ -91,30 +89,25 @@ def steps_ratio(curve: Curve, baseline: Curve) -> float | None:
 
 MOST_POINTS = 8192
 """Points of a curve that are kept. Comparisons record a few hundred; only the curves of long runs are thinned."""
-LARGEST = 10**300
-"""Whole numbers beyond this are not floats."""
 
 
 def read_curves(folder: str | PathLike[str]) -> dict[str, Curve]:
-    """All quantities of a run by name. A long curve keeps every 2ᵏ-th record, at equal distances, and the last one."""
+    """All quantities of a run by name. What someone else wrote between the lines is left out."""
     found: dict[str, dict[int, float]] = {}
     for values in read_own_lines(Path(folder) / METRICS):
-        try:
-            step = int(values.pop("step"))
-        except (ValueError, KeyError, TypeError, OverflowError):
-            continue  # a line that someone else wrote
-        for name, value in values.items():
-            if isinstance(value, float) or (isinstance(value, int) and abs(value) < LARGEST):
+        step = values.pop("step", None)
+        for name, value in values.items() if isinstance(step, int) else ():
+            if isinstance(value, float) or (isinstance(value, int) and value.bit_length() < 64):
                 found.setdefault(name, {})[step] = float(value)
     return {name: _curve(values) for name, values in found.items()}
 
 
 def _curve(values: Mapping[int, float]) -> Curve:
-    steps = sorted(values)
-    stride = 1
+    """A long curve keeps every 2ᵏ-th record, at equal distances, and the last one."""
+    steps, stride = sorted(values), 1
     while len(steps) > MOST_POINTS * stride:
         stride *= 2
-    kept = steps[::stride] if (len(steps) - 1) % stride == 0 else [*steps[::stride], steps[-1]]
+    kept = sorted({*steps[::stride], steps[-1]})
     return Curve(tuple(kept), tuple(values[step] for step in kept))
 
 
@@ -187,7 +180,7 @@ def read_run(
     """One run, read once. What is not given comes from the folder: the variant's name, or else its scaling."""
     folder = Path(folder)
     # As it stands there: `load_config` would check it, and needs torch for that.
-    values = flatten(_read(folder / CONFIG, read_fields)) if config is None else dict(config)
+    values = flatten(read_own_json(folder / CONFIG, read_fields)) if config is None else dict(config)
     named = read_own_json(folder / VARIANT)
     curves = read_curves(folder)
     ending = read_own_json(folder / DIVERGED)
@@ -225,24 +218,17 @@ def own_file(folder: Path, name: str) -> Path:
     return folder / name
 
 
-def read_own_json(path: Path) -> dict[str, Any]:
+def read_own_json(path: Path, reader: Callable[[Path], Any] = read_json) -> dict[str, Any]:
     """A JSON object of a run folder; empty if there is no such file."""
-    return _read(path, read_json)
+    if not own_file(path.parent, path.name).exists():
+        return {}
+    values = reader(path)
+    return values if isinstance(values, dict) else {}
 
 
 def read_own_lines(path: Path) -> list[dict[str, Any]]:
     """The objects of a file of JSON lines of a run folder; cut and foreign lines are left out."""
     return read_json_lines(path) if own_file(path.parent, path.name).exists() else []
-
-
-def _read(path: Path, reader: Callable[[Path], Any]) -> dict[str, Any]:
-    if not own_file(path.parent, path.name).exists():
-        return {}
-    try:
-        values = reader(path)
-    except CannotReadError as error:
-        raise InvalidConfigError(f"{error}; or remove it from the run folder") from error
-    return values if isinstance(values, dict) else {}
 
 
 def is_finished(folder: Path, steps: int, patience: int = 0) -> bool:
@@ -255,9 +241,11 @@ def is_finished(folder: Path, steps: int, patience: int = 0) -> bool:
 
 
 def _kappas(curves: Mapping[str, Curve]) -> tuple[float, ...]:
-    found = [re.fullmatch(r"kappa/(\d{1,9})", name) for name in curves]
-    numbers = sorted(int(match[1]) for match in found if match)
-    return tuple(curves[f"kappa/{number}"].values[-1] for number in numbers if f"kappa/{number}" in curves)
+    """The last values of kappa/1, kappa/2, ..."""
+    found: list[float] = []
+    while (name := f"kappa/{len(found) + 1}") in curves:
+        found.append(curves[name].values[-1])
+    return tuple(found)
 
 
 def block_oscillation(curves: Mapping[str, Curve]) -> Oscillation:

@@ -90,9 +90,7 @@ class Results:
         return fmean([run.held_out.values[-1] for run in runs if len(run.held_out)] or [math.inf])
 
     def __str__(self) -> str:
-        levels = level_rows(self)
-        named = f"\n\nheld-out loss by noise level (bounds of log-SNR):\n{text_table(levels)}" if levels else ""
-        return f"{text_table(table_rows(self.summaries))}{named}"
+        return text_table(table_rows(self.summaries))
 
     def _summary(self, method: str) -> MethodSummary:
         runs = [run for run in self.runs if run.method == method]
@@ -138,23 +136,6 @@ def table_rows(summaries: Sequence[MethodSummary]) -> list[dict[str, str]]:
     ]
 
 
-LEVEL = "held_out_loss/"
-"""Before the bounds of a noise level, in the names of curves."""
-
-
-def level_rows(results: Results) -> list[dict[str, str]]:
-    """Held-out loss by noise level (bins of log-SNR), a row per method; empty where it was not recorded."""
-    rows = []
-    for method in results.methods():
-        runs = results.of(method)
-        names = dict.fromkeys(name for run in runs for name in run.curves if name.startswith(LEVEL))
-        bounds = sorted(names, key=lambda name: float(name.removeprefix(LEVEL).partition("..")[0]))
-        ends = {name: [run.curves[name].last for run in runs if name in run.curves] for name in bounds}
-        cells = {f"log-SNR {name.removeprefix(LEVEL)}": spread(values, "{:.4f}") for name, values in ends.items()}
-        rows += [{"method": method, **cells}] if cells else []
-    return rows
-
-
 def spread(values: Sequence[float | None], form: str) -> str:
     """The mean, and the range if there are several seeds."""
     known = [value for value in values if value is not None]
@@ -178,23 +159,16 @@ def ratio_text(ratios: Sequence[float | None]) -> str:
 
 # Intervals, and what the runs say in a sentence
 
-# Student's t, 95 % one-sided, for 1, 2, ... degrees of freedom.
+# The 95 % quantile of Student's t for 1, 2, ... degrees of freedom.
 T_95 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.796, 1.782, 1.771, 1.761, 1.753, 1.746)
 
 
 def student_t(freedom: int) -> float:
-    """The 95 % quantile of Student's t.
-
-    Beyond the table by the expansion of Cornish and Fisher around the normal's quantile (Abramowitz and Stegun,
-    26.7.5), which is right to four digits from 17 degrees of freedom on.
-    """
+    """Beyond the table by the first terms of an expansion around the normal's quantile z: right to three digits."""
     if freedom <= len(T_95):
         return T_95[freedom - 1]
     z = NormalDist().inv_cdf(0.95)
-    first = (z**3 + z) / 4
-    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
-    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    return z + first / freedom + second / freedom**2 + third / freedom**3
+    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:

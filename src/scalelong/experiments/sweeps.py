@@ -44,7 +44,7 @@ def run_all(
     """
     require_same(runs)
     folder = folder or runs[0].folder.parent
-    engine = engine or LocalEngine(jobs)
+    engine = engine or LocalEngine(jobs=jobs)
     waiting = {_name(run, folder): run for run in runs if not run.finished}
     if len(waiting) < len(runs):
         logger.info("%d of %d runs are finished already", len(runs) - len(waiting), len(runs))
@@ -190,6 +190,7 @@ def _status_row(run: PlannedRun, root: Path) -> dict[str, str]:
     holder = run.folder / ".lock-holder"
     # A killed process leaves the name of its holder; the lock itself ends with the process.
     status = "finished" if run.finished else "running" if run.at_work else "stopped" if line else "waiting"
+    where = holder.read_text(encoding="utf-8").partition("\n")[0] if status == "running" and holder.exists() else ""
     pace = line.get("seconds_per_step")
     seconds = (run.config.steps - line["step"]) * pace if status == "running" and pace else None
     return {
@@ -198,5 +199,5 @@ def _status_row(run: PlannedRun, root: Path) -> dict[str, str]:
         "steps": f"{line.get('step', 0):,}/{run.config.steps:,}",
         "loss": f"{line['loss']:.4g}" if line else "-",
         "minutes left": "-" if seconds is None else f"{seconds / 60:.0f}",
-        "where": holder.read_text(encoding="utf-8") if status == "running" and holder.exists() else "",
+        "where": where,
     }

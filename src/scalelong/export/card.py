@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from .._version import __version__
-from ..attaching import coefficients, summary
+from ..attaching import coefficients, spelled, summary
 from ..config import to_dict
 from ..errors import ExportError, ScaleLongError
 from ..evaluation import NOISE, REAL, Scores, stored_scores
@@ -188,7 +188,7 @@ def model_card(run: Run, kind: str, scores: Sequence[Scores] | None = None) -> s
         "data": f"{name}: {data['images']} images to train on, {data['channels']}x{data['height']}x{data['width']}, "
         f"fingerprint {escaped(data['fingerprint'][:16])}",
         "model": f"{model}, {count_parameters(run.model) / 1e6:.2f}M parameters",
-        "scaling": escaped(str(as_scaling(config.scaling))),
+        "scaling": escaped(spelled(as_scaling(config.scaling).to_dict())),
         "κ, outermost to innermost": ", ".join(f"{value:.4g}" for value in values) if values else "none",
         "objective": f"predicts {config.diffusion.prediction}, {config.diffusion.schedule} noise schedule",
         "condition": config.diffusion.condition,

@@ -26,7 +26,6 @@ from ..experiments import (
     Curve,
     Results,
     RunRecord,
-    level_rows,
     own_file,
     read_own_json,
     read_own_lines,
@@ -68,7 +67,6 @@ def collect(folders: Sequence[str | PathLike[str]], *, may_be_empty: bool = Fals
         "methods": list(dict.fromkeys(run.method for run in labelled)),
         "baseline": next((run.method for run in labelled if run.method.partition(",")[0] == BASELINE), None),
         "tables": [_table(group) for group in groups.values()],
-        "levels": [table for group in groups.values() for table in _levels(group)],
         "scores": [row for run in labelled for row in _scores(run)],
         "copies": [entry for run in labelled for entry in _copies(run)],
         "alarms": [row for run in labelled for row in _alarms(run)],
@@ -168,12 +166,6 @@ def _table(runs: Sequence[RunRecord]) -> dict[str, Any]:
     empty += [name for name in rows[0] if name.startswith("steps to ") and len(summaries) == 1]
     kept = [{name: value for name, value in row.items() if name not in empty} for row in rows]
     return {"title": _title(runs), "rows": kept}
-
-
-def _levels(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
-    """Held-out loss by noise level, where it was recorded."""
-    rows = level_rows(Results(runs))
-    return [{"title": f"Held-out loss by noise level: {_title(runs)}", "rows": rows}] if rows else []
 
 
 def _scores(run: RunRecord) -> list[dict[str, str]]:

@@ -126,11 +126,11 @@ class RateRange:
     samples: tuple[dict[str, Any], ...] = ()
     """Pictures that belong to runs: {"method", "rate", "seed", "outcome", "file"}."""
     summary: str = ""
-    """A sentence of its own, which the report shows instead of the verdict."""
+    """A sentence of its own, which texts and the report show instead of the verdict."""
 
     def __str__(self) -> str:
         title = f"{self.title}\n" if self.title else ""
-        return f"{title}{text_table(self.rows())}\n{BEST_LOSS}\n\n{self.verdict}"
+        return f"{title}{text_table(self.rows())}\n{BEST_LOSS}\n\n{self.summary or self.verdict}"
 
     # Counts
 

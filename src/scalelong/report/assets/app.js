@@ -71,7 +71,7 @@
   const labelOf = (row) => data.methods.find((method) => method === row.method) || row.method;
 
   function drawTables() {
-    find("tables").replaceChildren(...[...data.tables, ...(data.levels ?? [])].map((table) => tableOf(table.title, table.rows, labelOf)));
+    find("tables").replaceChildren(...data.tables.map((table) => tableOf(table.title, table.rows, labelOf)));
     for (const run of data.runs) if (run.diverged !== null) find("tables").append(html("p", { class: "warn" }, `${run.label}, seed ${run.seed} diverged. ${run.diverged}`));
     find("scores-section").hidden = !data.scores.length;
     if (data.scores.length) find("scores").replaceChildren(tableOf("Value and 95 % interval, from scores.jsonl", data.scores, labelOf));
