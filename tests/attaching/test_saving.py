@@ -17,7 +17,7 @@ from scalelong.attaching import KEY, scaling_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::scalelong.errors.CancelledScalingWarning")
 
-METHODS = ["cs", "uniform:0.6", sl.CustomScaling((1.0, 0.3)), "ls", "norm", "merge_norm:gain=true"]
+METHODS = ["cs", "uniform:0.6", sl.CustomScaling((1.0, 0.3)), "ls", "norm", "merge_norm:both,kappa=0.7"]
 
 
 class Concat(nn.Module):

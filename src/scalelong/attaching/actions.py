@@ -31,9 +31,9 @@ AGAIN = (
 REWRITES = "_scalelong_rewrites"
 """The attribute of a module that holds its rewritten functions."""
 
-Operand = Literal["skip", "main", "merged"]
-"""What is changed: one operand of the merge, or the concatenation of both."""
-IN_WORDS: dict[Operand, str] = {"skip": "", "main": "the main path of ", "merged": "the concatenation of "}
+Operand = Literal["skip", "main"]
+"""The operand of the merge that is changed."""
+IN_WORDS: dict[Operand, str] = {"skip": "", "main": "the main path of "}
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,6 @@ class Edit:
         if self.factor is not None:
             return tensor * self.factor
         index = self.skip.index
-        if self.operand == "merged":
-            return scaling.scale_merged(tensor, index, self.attachment.start)
         return scaling.scale_main(tensor, index) if self.operand == "main" else scaling.scale(tensor, index)
 
 
@@ -224,7 +222,7 @@ class Action:
         self.state = state
         first = self.edits[0]
         self.label, self.axis, self.channels = first.label, first.attachment.axis, first.attachment.channels
-        self.is_whole = first.operand == "merged" or not first.attachment.is_slice
+        self.is_whole = not first.attachment.is_slice
         self.factors = [edit.factor for edit in self.edits if edit.factor is not None]
         self._vectors: dict[Any, Tensor] = {}
 

@@ -158,9 +158,10 @@ def _edits(host: nn.Module, skip: LongSkip, scaling: SkipScaling) -> Iterator[Ed
         yield from _edits_after_norm(host, skip, constants.skip)
         return
     for operand, factor in _wanted(scaling, skip.index):
-        places = {"skip": skip.places.skip, "main": skip.places.main, "merged": skip.places.merged}
-        # A constant commutes with crops, pads and factors of the model. A method that looks at the data does not.
-        place = skip.places.exact or skip.places.skip if operand == "skip" and factor is None else places[operand]
+        place = skip.places.skip if operand == "skip" else skip.places.main
+        if operand == "skip" and factor is None:
+            # A constant commutes with crops, pads and factors of the model. A method that looks at the data does not.
+            place = skip.places.exact or place
         if place is None:
             reason = skip.places.obstacle or "it is not given to a module or by one, nor can its merge be rewritten"
             raise UnreachableSkipError(
@@ -185,8 +186,6 @@ def _wanted(scaling: SkipScaling, index: int) -> list[tuple[Operand, float | Non
     if constants is not None:
         factors: list[tuple[Operand, float | None]] = [("skip", constants.skip), ("main", constants.main)]
         return [(operand, factor) for operand, factor in factors if factor != 1.0]
-    if scaling.scales_merged:
-        return [("merged", None)]
     changed: list[tuple[Operand, bool]] = [("skip", scaling.scales_skip(index)), ("main", scaling.scales_main(index))]
     return [(operand, None) for operand, is_changed in changed if is_changed]
 

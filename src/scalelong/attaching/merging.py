@@ -36,12 +36,11 @@ def merge(x: Tensor, skip: Tensor, i: int, how: Literal["cat", "add"] = "cat", d
     actions = _actions_now()
     if actions:
         x, skip = actions.apply((i, "main"), x), actions.apply((i, "skip"), skip)
-    merged = torch.cat([x, skip], dim) if how == "cat" else x + skip
-    return actions.apply((i, "merged"), merged) if actions else merged
+    return torch.cat([x, skip], dim) if how == "cat" else x + skip
 
 
 class NamedMerges:
-    """What a scaled model does at its merges, by number and operand ("skip", "main", "merged")."""
+    """What a scaled model does at its merges, by number and operand ("skip" or "main")."""
 
     def __init__(self, actions: dict[tuple[int, str], Action], counter: ForwardCounter) -> None:
         self.actions, self.counter = actions, counter

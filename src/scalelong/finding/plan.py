@@ -119,8 +119,6 @@ class Places:
     exact: Attachment | None = None
     """The skip as it enters the merge, if `skip` lies before a crop, a pad or a factor of the model: for methods that
     look at the data."""
-    merged: Attachment | None = None
-    """The concatenation, with the channels of the skip in it: for methods that change it as a whole."""
     obstacle: str = ""
     """Why there is no place for the skip."""
 
@@ -322,7 +320,7 @@ class SkipPlan:
 
 _PARTS = {
     "merge": "merge=kind location merged_in=module occurrence operand main_operand",
-    "places": "attachment=skip main direct=exact merged obstacle",
+    "places": "attachment=skip main direct=exact obstacle",
     "readers": "norm norm_module cancelled bypass fold unfoldable readers=direct beyond=behind_norm",
 }
 _NAMES = {
@@ -336,7 +334,7 @@ def _entry(skip: LongSkip) -> dict[str, Any]:
     values = asdict(skip)
     entry = {name: values[name] for name in ("index", "producer", "consumer", "shape", "site")}
     entry |= {name: values[part][inner] for name, (part, inner) in _NAMES.items()}
-    for name in ("attachment", "main", "direct", "merged"):
+    for name in ("attachment", "main", "direct"):
         place = getattr(skip.places, _NAMES[name][1])
         if place is not None and place.source is not None and isinstance(place.source.operand, Argument):
             entry[name]["source"]["operand"] = str(place.source.operand)
