@@ -141,7 +141,6 @@ def sweep_rows(axes: Sequence[str], found: Mapping[Cell, Results]) -> list[dict[
             "method": entry.method,
             "held-out loss": spread(entry.held_out_loss, "{:.4f}"),
             f"steps to {base}'s loss": "1 (baseline)" if entry.method == base else ratio_text(entry.steps_ratio),
-            "O1": spread([score.o1 for score in entry.oscillation if score.valid], "{:.2g}"),
             "collapsed or diverged": f"{len({*entry.collapsed, *entry.diverged})} of {len(entry.seeds)}",
         }
         for cell, results in found.items()

@@ -3,8 +3,6 @@
 from .alarms import (
     Alarm as Alarm,
     AlarmDetector as AlarmDetector,
-    Oscillation as Oscillation,
-    oscillation as oscillation,
     what_to_do as what_to_do,
 )
 from .callbacks import (
@@ -54,7 +52,6 @@ from .range import (
 )
 from .survival import (
     Difference as Difference,
-    HalfRate as HalfRate,
     RateRange as RateRange,
     RateRun as RateRun,
     rate_text as rate_text,
