@@ -324,23 +324,6 @@ def test_a_summary_is_short_and_true():
     assert sl.summary(Lit(learned)).coefficients[1] == pytest.approx(0.7, abs=0.05)
 
 
-class Wrapped(Tensor):
-    """A tensor with something beside it, as MONAI's MetaTensor is."""
-
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        return super().__torch_function__(func, types, args, kwargs or {})
-
-
-@pytest.mark.parametrize("method", ["cs", "ls"])
-def test_tensor_subclasses_are_followed(method):
-    inputs = X.as_subclass(Wrapped)
-    assert sl.find_skips(Concat(), (inputs,)) == sl.find_skips(Concat(), (X,))
-    model = sl.scale_skips_(Concat(), method, {"x": inputs}).eval()
-    assert torch.equal(model(inputs), model(X))
-    assert type(model(inputs)) is Wrapped
-
-
 def test_keys_are_those_of_the_plain_model_where_that_is_asked_for():
     model = sl.UViT(image_size=8, patch_size=4, dim=16, depth=4, heads=2)
     plain = list(model.state_dict())

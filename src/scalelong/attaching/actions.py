@@ -81,8 +81,6 @@ class _Thread(threading.local):
 
     def __init__(self) -> None:
         self.mode = REAL
-        self.gates: SkipScaling | None = None
-        """The gates of the replica that it runs, if it runs one."""
         self.forwards: list[tuple[int, list[int]]] = []
         """For each forward that runs: the backward in which it does, and how often each edit has acted."""
 
@@ -115,21 +113,15 @@ class ForwardCounter:
         finally:
             self._thread.mode = before
 
-    @property
-    def gates(self) -> SkipScaling | None:
-        """The gates of the replica that this thread runs, if it runs one."""
-        return None if torch.compiler.is_compiling() else self._thread.gates
-
     def add(self, label: str) -> int:
         """One more slot."""
         self.labels.append(label)
         return len(self.labels) - 1
 
-    def begin(self, gates: SkipScaling | None = None) -> None:
+    def begin(self) -> None:
         if torch.compiler.is_compiling():
             self._traced = [0] * len(self.labels)
             return
-        self._thread.gates = gates
         if len(self._thread.forwards) > 32:  # those that ended with an exception
             self._thread.forwards.clear()
         self._thread.forwards.append((running_backward(), [0] * len(self.labels)))
@@ -242,8 +234,7 @@ class Action:
             return self._times(tensor, [mode.constants.get(slot, 1.0) for slot in self.slots])
         if self.factors:
             return self._times(tensor, self.factors)
-        # Gates ask for the scaling each time: PEFT trains a copy of it, and replicas have their own.
-        scaling = counter.gates or self.state.scaling
+        scaling = self.state.scaling  # asked for each time: PEFT trains a copy of it
         if not mode.unseen:
             return self._gated(tensor, scaling)
         with _disable_current_modes():

@@ -72,7 +72,7 @@ def attach_(host: nn.Module, state: Attached) -> None:
     host.__dict__[STATE] = state
     if not isinstance(state.scaling.config, NoScaling):
         write_record_(host)
-    forget_compiled(host)
+    forget_compiled()
 
 
 def detach_(host: nn.Module) -> Attached:
@@ -82,7 +82,7 @@ def detach_(host: nn.Module) -> Attached:
     state: Attached = host.__dict__.pop(STATE)
     if active_scaling(host) is not None:
         state.registered = host._modules.pop(REGISTERED)
-    forget_compiled(host)
+    forget_compiled()
     return state
 
 
@@ -94,25 +94,10 @@ def has_scaling(model: nn.Module) -> bool:
     )
 
 
-def forget_compiled(model: nn.Module) -> None:
-    """Compiled code does not look at new hooks. What was compiled of this model, or of its classes, is compiled again.
-
-    The guards of compiled code name the classes of the modules in it by their ids.
-    """
-    frames: Any = sys.modules.get("torch._dynamo.convert_frame")
-    if frames is None or not frames.input_codes.seen:
-        return
-    from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list, reset_code
-
-    modules = list(model.modules())
-    own = {type(module) for module in modules if not type(module).__module__.startswith("torch.")}
-    if not own or any(module._compiled_call_impl is not None for module in modules):
-        own = {type(module) for module in modules}
-    names = [str(id(cls)) for cls in own]
-    for code in filter(None, [seen() for seen in frames.input_codes.seen]):
-        guards = "".join(str(entry.guard_manager) for entry in _debug_get_cache_entry_list(code))
-        if any(name in guards for name in names):
-            reset_code(code)
+def forget_compiled() -> None:
+    """Compiled code does not look at new hooks: what was compiled is compiled again."""
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
 
 
 def acts_after_norm(skip: LongSkip, scaling: SkipScaling) -> bool:
@@ -333,13 +318,14 @@ class EnterHook:
         self.state = state
 
     def __call__(self, module: nn.Module, args: Any) -> None:  # noqa: ARG002
-        gates = None
         if not torch.compiler.is_compiling() and not self.state.counter.mode.is_off:
             if getattr(module, "_is_replica", False):
-                gates = _gates_of_replica(module, self.state)
-            else:
-                follow_structure(module, self.state)
-        self.state.counter.begin(gates)
+                raise UnsupportedModelError(
+                    "replicas of torch.nn.DataParallel would run with the gates and the rewritten functions of the "
+                    "original model: use DistributedDataParallel"
+                )
+            follow_structure(module, self.state)
+        self.state.counter.begin()
 
 
 class LeaveHook:
@@ -350,16 +336,6 @@ class LeaveHook:
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:  # noqa: ARG002
         self.state.counter.end()
-
-
-def _gates_of_replica(replica: nn.Module, state: Attached) -> SkipScaling | None:
-    """torch.nn.DataParallel copies the model for each device. Its hooks are those of the original."""
-    if any(edit.attachment.source is not None for edit in state.edits):
-        raise UnsupportedModelError(
-            "a merge of this model is rewritten, and replicas of torch.nn.DataParallel would run the rewritten "
-            "function with the weights of the original model. Use DistributedDataParallel"
-        )
-    return active_scaling(replica)
 
 
 def follow_structure(host: nn.Module, state: Attached) -> None:

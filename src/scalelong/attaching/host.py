@@ -81,7 +81,7 @@ class NativeHost(Host):
         scaling = state.scaling if anchor is None else state.scaling.to(anchor.device)
         self.model.skip_scaling = scaling.train(self.model.training)
         self.write_record()
-        forget_compiled(self.model)
+        forget_compiled()
 
     def detach(self) -> Attached:
         state = Attached(self.plan(), self.scaling)

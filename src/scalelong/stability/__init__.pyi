@@ -9,7 +9,6 @@ from .callbacks import (
     AccelerateMonitor as AccelerateMonitor,
     lightning_callback as lightning_callback,
     lightning_guard as lightning_guard,
-    log_picture as log_picture,
     send_alert as send_alert,
     trainer_callback as trainer_callback,
     trainer_guard as trainer_guard,
