@@ -116,9 +116,6 @@ class Places:
     skip: Attachment | None
     main: Attachment | None = None
     """The main path, for methods that scale it."""
-    exact: Attachment | None = None
-    """The skip as it enters the merge, if `skip` lies before a crop, a pad or a factor of the model: for methods that
-    look at the data."""
     obstacle: str = ""
     """Why there is no place for the skip."""
 
@@ -127,8 +124,6 @@ class Places:
 class Readers:
     """The layers that read a merge: which can take a constant into their weights, and which norm cancels one."""
 
-    direct: tuple[FoldTarget, ...] = ()
-    """The linear layers and convolutions that take the merge as it is, such as the shortcut of a residual block."""
     behind_norm: tuple[FoldTarget, ...] = ()
     """All convolutions that read the skip, after the normalisation as well. Empty if something else reads it, too."""
     fold: tuple[FoldTarget, ...] = ()
@@ -320,8 +315,8 @@ class SkipPlan:
 
 _PARTS = {
     "merge": "merge=kind location merged_in=module occurrence operand main_operand",
-    "places": "attachment=skip main direct=exact obstacle",
-    "readers": "norm norm_module cancelled bypass fold unfoldable readers=direct beyond=behind_norm",
+    "places": "attachment=skip main obstacle",
+    "readers": "norm norm_module cancelled bypass fold unfoldable beyond=behind_norm",
 }
 _NAMES = {
     name: (part, inner or name)
@@ -334,7 +329,7 @@ def _entry(skip: LongSkip) -> dict[str, Any]:
     values = asdict(skip)
     entry = {name: values[name] for name in ("index", "producer", "consumer", "shape", "site")}
     entry |= {name: values[part][inner] for name, (part, inner) in _NAMES.items()}
-    for name in ("attachment", "main", "direct"):
+    for name in ("attachment", "main"):
         place = getattr(skip.places, _NAMES[name][1])
         if place is not None and place.source is not None and isinstance(place.source.operand, Argument):
             entry[name]["source"]["operand"] = str(place.source.operand)
@@ -342,13 +337,16 @@ def _entry(skip: LongSkip) -> dict[str, Any]:
 
 
 def _skip(entry: dict[str, Any]) -> LongSkip:
+    # Entries of version 0.2: the place next to the merge, where it was another one, and a list that nothing needed.
+    entry = {**entry, "attachment": entry.get("direct") or entry["attachment"]}
+    entry = {name: value for name, value in entry.items() if name not in ("direct", "readers")}
     values = {name: value for name, value in entry.items() if name not in _NAMES}
     parts: dict[str, dict[str, Any]] = {"merge": {}, "places": {}, "readers": {}}
     for name, (part, inner) in _NAMES.items():
         if name in entry:
             parts[part][inner] = entry[name]
     places, readers = parts["places"], parts["readers"]
-    for name in ("fold", "direct", "behind_norm"):
+    for name in ("fold", "behind_norm"):
         readers[name] = tuple(fitting(FoldTarget, target) for target in readers.get(name, ()))
     values["site"], values["shape"] = fitting(SkipSite, values["site"]), tuple(values["shape"])
     values["merge"] = fitting(PlannedMerge, parts["merge"])

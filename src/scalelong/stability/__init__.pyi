@@ -29,7 +29,6 @@ from .diagnosis import (
     explain_nonfinite as explain_nonfinite,
 )
 from .features import (
-    Features as Features,
     apart as apart,
     block_names as block_names,
     describe_left_first as describe_left_first,
@@ -38,7 +37,6 @@ from .features import (
     has_bare_merges as has_bare_merges,
     measure as measure,
     plan_for as plan_for,
-    probe as probe,
 )
 from .guard import CollapseGuard as CollapseGuard
 from .monitor import StabilityMonitor as StabilityMonitor

@@ -150,6 +150,12 @@ class PlusEqualsOnTheSkip(Reach):
         return self.head(h)
 
 
+class Starred(Reach):
+    def join(self, i, h, skip):
+        pair = (h, self.k(i, skip))
+        return torch.add(*pair)
+
+
 class Addcmul(Reach):
     """The skip is weighted for each channel in one operation."""
 
