@@ -40,11 +40,11 @@ def volumes(count: int) -> list[dict[str, Any]]:
     ]
 
 
-def train(network: Any, steps: int, lr: float) -> tuple[float, Any]:
+def train(network: Any, steps: int, lr: float, path: Path | None = None) -> tuple[float, Any]:
     loader = DataLoader(CacheDataset(volumes(4), progress=False), batch_size=2)
     loss_of, optimizer = DiceCELoss(to_onehot_y=True, softmax=True), torch.optim.Adam(network.parameters(), lr=lr)
     batches = list(loader)
-    with StabilityMonitor(network, every=2, probe_batch=(batches[0]["image"],)) as monitor:
+    with StabilityMonitor(network, every=2, probe_batch=(batches[0]["image"],), path=path) as monitor:
         for step in range(steps):
             batch = batches[step % len(batches)]
             loss = loss_of(network(batch["image"]), batch["label"])
@@ -88,7 +88,7 @@ def main(folder: str | Path) -> dict[str, Any]:
     found["long skips"] = len(sl.find_skips(make_unet(), inputs))
     for scaling in ("none", "cs", "ls"):
         network = sl.scale_skips_(make_unet(), scaling, inputs)
-        dice, monitor = train(network, 6, 1e-2)
+        dice, monitor = train(network, 6, 1e-2, folder / f"stability-{scaling}.jsonl")
         found[f"Dice after 6 steps, {scaling}"] = round(dice, 3)
         found[f"readings, {scaling}"] = len(monitor.history)
     # Which learning rates does this network survive, with and without scaling? Ask before believing that it helps.

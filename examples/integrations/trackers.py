@@ -1,4 +1,4 @@
-"""Readings and alarms in TensorBoard, wandb, trackio and MLflow: whichever are installed, all offline.
+"""Readings, alarms and sample grids in TensorBoard, wandb, trackio and MLflow: whichever are installed, all offline.
 
 python examples/integrations/trackers.py FOLDER [tensorboard wandb trackio mlflow]
 """
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import scalelong as sl
-from scalelong.stability import Alarm, StabilityMonitor, send_alert
+from scalelong.stability import Alarm, StabilityMonitor, log_picture, send_alert
 
 KNOWN = ("tensorboard", "wandb", "trackio", "mlflow")
 
@@ -88,6 +88,7 @@ def main(folder: str | Path, kinds: tuple[str, ...] = KNOWN) -> dict[str, list[s
                 reading = monitor.step(loss)
                 if reading is not None:
                     log(run, reading, step)
+        log_picture(run, 4, "samples", torch.randint(0, 256, (1, 16, 16), dtype=torch.uint8))
         close()
         found[kind] = [str(alarm) for alarm in monitor.alarms]
     return found

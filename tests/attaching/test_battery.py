@@ -20,12 +20,17 @@ pytestmark = pytest.mark.filterwarnings("ignore::scalelong.errors.CancelledScali
 HOOKED = [name for name in FAMILIES if name not in UVIT]
 NORMED = "merge_norm:everywhere=true"
 METHODS = ["uniform:0.6", "cs", "ls", "ls:module=ie,shared=false", "ls:module=scalar", "norm", "mp:0.3"]
-METHODS += [NORMED, f"{NORMED},on=both,norm=rms,kappa=0.7"]
+METHODS += [NORMED, f"{NORMED},on=both,norm=rms,kappa=0.7,gain=true"]
 # Verifying takes a few seconds for large families.
 VERIFIED = ("UNet2DModel DDPM", "smp", "video", *WRITTEN)
 EVERY_METHOD = ("UNet2DModel DDPM", "hand-written", "additive", "HDiT", "run twice", "video")
 PAIRS = [(name, m) for name in HOOKED for m in (METHODS if name in EVERY_METHOD else METHODS[1:4:2])]
 """Every method on families that differ in how their skips are scaled; a constant and a gate on the others."""
+PAIRS += [
+    (name, f"{NORMED},on=concatenation,kappa=0.7{gain}")
+    for gain in ("", ",gain=true")
+    for name in ("UNet2DModel DDPM", "hand-written", "smp", "run twice", "U-ViT, authors'", "guided-diffusion")
+]
 # What differs between families in copies, sizes and gradients is how their skips are scaled, and by whom.
 SOME = (*EVERY_METHOD, "UViT", "HunyuanDiT2DModel", "cat then function", "shared decoder")
 SPREAD = [(name, method) for name in SOME for method in ("ls", "cs", NORMED)]
@@ -58,7 +63,7 @@ def test_equals_the_reference_and_can_be_undone(name, method):
     assert torch.equal(output, c.output) == (method == "cs" and len(c.plan) == 1)
     added = [key for key in model.state_dict() if key not in c.model.state_dict()]
     assert added[-1] == "scalelong_scaling"
-    assert bool(added[:-1]) == (method in LEARNED)
+    assert bool(added[:-1]) == (method in LEARNED or "gain" in method)
     assert all(key.startswith("skip_scaling.") for key in added[:-1])
     with pytest.warns(sl.UnscaledWeightsWarning, match="scalelong_scaling is missing"):
         model.load_state_dict(c.model.state_dict(), strict=True)
@@ -85,7 +90,7 @@ def test_kappa_one_is_bit_identical_and_zero_cuts_the_skips(name):
     assert sl.coefficients(zero) == [0.0] * len(c.plan)
 
 
-@pytest.mark.parametrize("method", ["cs", "ls:activation=gelu", NORMED])
+@pytest.mark.parametrize("method", ["cs", "ls:activation=gelu", f"{NORMED},gain=true"])
 @pytest.mark.parametrize("name", SOME)
 def test_gradients_reach_host_and_gate(name, method):
     c = case(name)
@@ -96,7 +101,7 @@ def test_gradients_reach_host_and_gate(name, method):
     call(plain, c.inputs).square().mean().backward()
     assert {n for n, p in plain.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0} <= reached
     gate = {n for n, _ in model.named_parameters() if n.startswith("skip_scaling.")}
-    assert bool(gate) == method.startswith("ls")
+    assert bool(gate) == (method != "cs")
     assert gate <= reached
 
 
@@ -136,7 +141,7 @@ def test_other_sizes_autocast_and_training_mode(name, method):
     assert torch.isfinite(output.float()).all()
 
 
-@pytest.mark.parametrize("method", ["ls", NORMED])
+@pytest.mark.parametrize("method", ["ls", f"{NORMED},gain=true"])
 @pytest.mark.parametrize("name", SOME)
 def test_save_and_load(name, method, tmp_path):
     c = case(name)

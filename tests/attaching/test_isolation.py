@@ -8,9 +8,11 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 from torch.nn import functional as F
 
 import scalelong as sl
+import zoo
 from scalelong.tracing import isolated_run
 
 pytestmark = pytest.mark.filterwarnings("ignore:GroupNorm")
@@ -141,17 +143,37 @@ def test_gates_that_a_wrapper_would_not_know_are_refused(make):
     assert not sl.is_scaled(wrapped)
 
 
-def test_replicas_of_data_parallel_are_refused():
-    """They would share the hooks of the original, with weights of their own."""
-    model = sl.scale_skips_(Normalises().eval(), "cs", IMAGE)
-    with pytest.raises(sl.UnsupportedModelError, match="DistributedDataParallel"):
-        model._replicate_for_data_parallel()(*IMAGE)
-
-
-def test_what_was_compiled_of_the_model_is_compiled_again():
-    model = Normalises().eval()
-    compiled, as_part = torch.compile(model, backend="eager"), torch.compile(lambda x: model(x) + 1, backend="eager")
+@pytest.mark.parametrize("method", ["cs", "ls"])
+def test_replicas_of_data_parallel_use_their_own_gates(method):
+    """As `torch.nn.parallel.replicate` makes them: plain tensors in the place of parameters."""
+    model = sl.scale_skips_(Normalises().eval(), method, IMAGE)
+    wanted = model(*IMAGE)
+    replicas = {module: module._replicate_for_data_parallel() for module in model.modules()}
+    for module, replica in replicas.items():
+        replica._modules = {name: replicas[child] for name, child in module._modules.items() if child is not None}
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                setattr(replica, name, parameter.detach().clone())
     with torch.no_grad():
+        for parameter in sl.scaling_of(model).parameters():
+            parameter.fill_(5.0)  # as if on a device that the replica does not see
+    torch.testing.assert_close(replicas[model](*IMAGE), wanted)
+    assert method == "cs" or not torch.allclose(model(*IMAGE), wanted)
+
+
+def test_replicas_of_a_rewritten_model_are_refused():
+    model = sl.scale_skips_(zoo.Additive().eval(), "cs", (torch.randn(2, 3, 16, 16),))
+    with pytest.raises(sl.UnsupportedModelError, match="DistributedDataParallel"):
+        model._replicate_for_data_parallel()(torch.randn(2, 3, 16, 16))
+
+
+def test_what_was_compiled_of_the_model_is_compiled_again_and_nothing_else():
+    model, other = Normalises().eval(), nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    count = CompileCounter()
+    compiled, as_part = torch.compile(model, backend=count), torch.compile(lambda x: model(x) + 1, backend="eager")
+    compiled_other = torch.compile(other, backend=count)
+    with torch.no_grad():
+        compiled_other(torch.randn(2, 4))
         plain = compiled(*IMAGE), as_part(*IMAGE)
         sl.scale_skips_(model, "cs:0.5", IMAGE)
         for run, offset, before in ((compiled, 0, plain[0]), (as_part, 1, plain[1])):
@@ -159,3 +181,6 @@ def test_what_was_compiled_of_the_model_is_compiled_again():
             assert not torch.allclose(run(*IMAGE), before)
         sl.unscale_(model)
         torch.testing.assert_close(compiled(*IMAGE), plain[0])
+        graphs = count.frame_count
+        compiled_other(torch.randn(2, 4))
+        assert count.frame_count == graphs

@@ -8,7 +8,7 @@ import torch
 import scalelong as sl
 
 METHODS = ["uniform", "cs", "ls", "ls:module=ie,gate=channel", "ls:module=scalar", "norm", "mp:0.3", "custom:1,0.5,0"]
-METHODS += ["merge_norm", "merge_norm:both,norm=rms,kappa=0.7"]
+METHODS += ["merge_norm", "merge_norm:both,norm=rms,kappa=0.7,gain=true", "merge_norm:concatenation,kappa=0.7"]
 
 
 def tiny(**changes) -> sl.UViT:

@@ -17,7 +17,7 @@ from scalelong.attaching import KEY, scaling_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::scalelong.errors.CancelledScalingWarning")
 
-METHODS = ["cs", "uniform:0.6", sl.CustomScaling((1.0, 0.3)), "ls", "norm", "merge_norm:both,kappa=0.7"]
+METHODS = ["cs", "uniform:0.6", sl.CustomScaling((1.0, 0.3)), "ls", "norm", "merge_norm:gain=true"]
 
 
 class Concat(nn.Module):
@@ -322,6 +322,23 @@ def test_a_summary_is_short_and_true():
     assert "depends on the data" in repr(found)
     learned(X)
     assert sl.summary(Lit(learned)).coefficients[1] == pytest.approx(0.7, abs=0.05)
+
+
+class Wrapped(Tensor):
+    """A tensor with something beside it, as MONAI's MetaTensor is."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+@pytest.mark.parametrize("method", ["cs", "ls"])
+def test_tensor_subclasses_are_followed(method):
+    inputs = X.as_subclass(Wrapped)
+    assert sl.find_skips(Concat(), (inputs,)) == sl.find_skips(Concat(), (X,))
+    model = sl.scale_skips_(Concat(), method, {"x": inputs}).eval()
+    assert torch.equal(model(inputs), model(X))
+    assert type(model(inputs)) is Wrapped
 
 
 def test_keys_are_those_of_the_plain_model_where_that_is_asked_for():

@@ -67,6 +67,30 @@ def test_none_is_not_scaled_and_can_be_replaced():
     assert sl.is_scaled(model)
 
 
+def test_unscaled_is_a_pause():
+    model = hand_written()
+    before = model(*IMAGE)
+    sl.scale_skips_(model, "ls", IMAGE)
+    scaled, optimised = model(*IMAGE), list(model.parameters())
+    with sl.unscaled(model):
+        assert torch.equal(model(*IMAGE), before)
+        assert not any(key.startswith("skip_scaling") for key in model.state_dict())
+    assert torch.equal(model(*IMAGE), scaled)
+    assert all(a is b for a, b in zip(model.parameters(), optimised, strict=True))
+    with pytest.raises(RuntimeError, match="inside"), sl.unscaled(model):
+        raise RuntimeError("inside")
+    assert torch.equal(model(*IMAGE), scaled)
+
+
+def test_coefficients_of_a_batch():
+    model = sl.scale_skips_(hand_written(), "ls", IMAGE)
+    with pytest.raises(sl.NotScaledError, match="run the model first"):
+        sl.coefficients(model)
+    assert sl.coefficients(model, *IMAGE) == pytest.approx([0.999, 0.7, 0.49])
+    tensors = sl.coefficients(model, *IMAGE, reduce=False)
+    assert [tuple(t.shape) for t in tensors] == [(2, 4, 1, 1), (2, 8, 1, 1), (2, 16, 1, 1)]
+
+
 def test_another_path_than_the_planned_one_raises():
     model = build(Family(zoo.EncoderDecoder, image(), 2))
     sl.scale_skips_(model, "uniform:0.5", IMAGE)

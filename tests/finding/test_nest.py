@@ -5,7 +5,6 @@ import torch
 from finding_networks import EXPECTED, Levels
 from torch import Tensor
 
-from scalelong.attaching import scale_skips_
 from scalelong.errors import AmbiguousSkipsError, NoLongSkipsError, UnreachableSkipError
 from scalelong.finding import find_skips
 
@@ -63,8 +62,6 @@ def test_subclasses_of_tensors_are_followed():
     model = Levels()
     plan = find_skips(model, image)
     assert find_skips(model, image.as_subclass(Tagged)) == plan
-    scaled = scale_skips_(Levels().eval(), "ls", {"x": image.as_subclass(Tagged)})
-    assert type(scaled(image.as_subclass(Tagged))) is Tagged
     monai = pytest.importorskip("monai.data")
     assert find_skips(model, monai.MetaTensor(image)) == plan
 

@@ -113,7 +113,7 @@ def test_deploying(example):
 
 
 @pytest.mark.parametrize("kind", ["tensorboard", "wandb", "trackio", "mlflow"])
-def test_trackers_get_readings_and_alerts(example, kind, tmp_path):
+def test_trackers_get_readings_alerts_and_pictures(example, kind, tmp_path):
     found = example("trackers", kind, kinds=(kind,))
     (alarm,) = found[kind]
     assert "non-finite" in alarm
@@ -123,10 +123,12 @@ def test_trackers_get_readings_and_alerts(example, kind, tmp_path):
         events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
         tags = events.Tags()
         assert "kappa/1" in tags["scalars"]
+        assert "samples" in tags["images"]
         assert any("alarms" in tag for tag in tags["tensors"])
     elif kind == "wandb":
         assert list((tmp_path / "wandb").glob("offline-run-*-watched/run-watched.wandb"))
     elif kind == "mlflow":
-        assert list((tmp_path / "mlflow").rglob("metrics/kappa/1"))
+        assert [path.read_text() for path in (tmp_path / "mlflow").rglob("tags/alarm")] == ["step 3: non-finite"]
+        assert list((tmp_path / "mlflow").rglob("alarms/*non-finite.txt"))
     else:
         assert list((tmp_path / "trackio").glob("mine*.db"))

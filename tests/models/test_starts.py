@@ -23,7 +23,7 @@ def merged(model: sl.UViT, index: int) -> tuple[torch.Tensor, torch.Tensor, torc
     """Main path, skip and result of merge i, of a call as the model makes it."""
     main, skip = torch.randn(2, 17, 32), torch.randn(2, 17, 32)
     merge = model.get_submodule(f"decoder.{3 - index}.merge")
-    return main, skip, merge(*model.skip_scaling.operands(main, skip, index))
+    return main, skip, merge(main, *model.skip_scaling.prepare(skip, index))
 
 
 @pytest.mark.parametrize("method", ["none", "cs:0.7", "uniform", "ls", "custom:1,0.5,0"])

@@ -438,11 +438,18 @@ class Reference(TorchDispatchMode):
             config = self.scaling.config
             if isinstance(config, MergeNorm):
                 kappa = (config.kappa or 1.0) ** (index - 1)
+                if config.on == "concatenation":
+                    axis = args[1]
+                    merged = normed(func(*args), axis, config.norm, self._gain(index, found.operand))
+                    start = sum(operand.shape[axis] for operand in operands[: found.operand])
+                    merged.narrow(axis, start, operands[found.operand].shape[axis]).mul_(kappa)
+                    return merged
                 axis = args[1] if name == "cat" else self.scaling.sites[index - 1].channel_axis
+                gains = self._gains(index)
                 if config.on == "both":
-                    operands[found.operand] = normed(operands[found.operand], axis, config.norm)
+                    operands[found.operand] = normed(operands[found.operand], axis, config.norm, gains.get("skip"))
                 operands[found.operand] = operands[found.operand] * kappa
-                main = normed(operands[found.main], axis, config.norm)
+                main = normed(operands[found.main], axis, config.norm, gains.get("main"))
                 operands[found.main] = operands[found.main].copy_(main) if name.endswith("_") else main
             else:
                 operands[found.operand] = self.scaling.scale(operands[found.operand], index)
@@ -452,12 +459,20 @@ class Reference(TorchDispatchMode):
             args = (operands, *args[1:]) if name == "cat" else tuple(operands)
         return func(*args, **(kwargs or {}))
 
+    def _gains(self, index: int) -> dict[str, Tensor]:
+        found = {name: value for name, value in self.scaling.named_parameters() if name.endswith(f".{index}")}
+        return {name.partition("_")[0]: value for name, value in found.items()}
 
-def normed(x: Tensor, axis: int, norm: str) -> Tensor:
+    def _gain(self, index: int, operand: int) -> Tensor | None:
+        gains = self._gains(index)
+        return torch.cat([gains["main"], gains["skip"]][:: 1 if operand else -1]) if gains else None
+
+
+def normed(x: Tensor, axis: int, norm: str, gain: Tensor | None) -> Tensor:
     """By torch's own functions."""
     moved = x.movedim(axis, -1)
     shape = (moved.shape[-1],)
-    result = F.layer_norm(moved, shape) if norm == "layer" else F.rms_norm(moved, shape, eps=1e-5)
+    result = F.layer_norm(moved, shape, gain) if norm == "layer" else F.rms_norm(moved, shape, gain, eps=1e-5)
     return result.movedim(-1, axis).contiguous()
 
 

@@ -171,7 +171,7 @@ def test_a_folder_with_a_range_needs_no_runs(tmp_path):
     (found,) = data["ranges"]
     assert [[cell["survived"] for cell in row] for row in found["cells"]] == [[1, 0], [7, 5]]
     assert [(cell["best"], cell["last"]) for cell in found["cells"][0]] == [(0.1, 0.1), (0.1, None)]  # medians
-    assert found["rows"][1]["half of the runs survive"] == made.half_text(made.methods[1])
+    assert found["rows"][1]["half of the runs survive"] == made.half_rates[1].text
     write_report([tmp_path], tmp_path / "report.html")
     (tmp_path / "range.json").write_text('{"methods": 3}')
     with pytest.raises(RunFolderError, match="scalelong range"):

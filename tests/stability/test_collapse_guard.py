@@ -178,15 +178,17 @@ def loop(guard_options, steps=160, break_at=(105,)):
     return model, optimizer, guard
 
 
-def test_two_lines_in_a_plain_loop_bring_it_back():
-    model, optimizer, guard = loop({"zero_loss": 1.0, "every": 20})
-    (entry,) = guard.rollbacks
-    assert entry["to_step"] == 100
-    assert 105 < entry["bad_step"] <= 130
-    assert guard.rate_factor == 0.5
-    assert optimizer.param_groups[0]["lr"] == 0.05  # what the schedule planned
-    assert torch.allclose(model.weight, torch.ones(4), atol=0.2)
-    assert [type(event) for event in guard.events] == [Collapse]
+def test_two_lines_in_a_plain_loop_bring_it_back(tmp_path):
+    for folder in (None, tmp_path / "good"):
+        model, optimizer, guard = loop({"zero_loss": 1.0, "folder": folder, "every": 20})
+        (entry,) = guard.rollbacks
+        assert entry["to_step"] == 100
+        assert 105 < entry["bad_step"] <= 130
+        assert guard.rate_factor == 0.5
+        assert optimizer.param_groups[0]["lr"] == 0.05  # what the schedule planned
+        assert torch.allclose(model.weight, torch.ones(4), atol=0.2)
+        assert [type(event) for event in guard.events] == [Collapse]
+    assert [path.name for path in (tmp_path / "good").iterdir()] == ["good-0.pt"]
 
 
 def test_weights_buffers_and_moments_go_back_together_and_a_copy_takes_the_memory_of_the_last():

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import json
 import math
 import weakref
 from typing import Any
@@ -15,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import scalelong as sl
 from scalelong.errors import ExampleInputsError, InvalidConfigError
+from scalelong.files import read_json_lines
 from scalelong.stability import (
     AccelerateMonitor,
     Alarm,
@@ -199,6 +201,24 @@ def test_overflow_margin_of_half_precision():
     assert reading is not None
     assert reading["headroom"] < 8
     assert "overflow margin" in {alarm.kind for alarm in monitor.alarms}
+
+
+def test_readings_as_json_lines_survive_a_restart(tmp_path):
+    path = tmp_path / "deep" / "stability.jsonl"
+    model = tiny()
+    with StabilityMonitor(model, every=2, path=path, on_alarm=silent) as monitor:
+        train(model, 6, monitor)
+        monitor.step(math.nan)
+        monitor.step()
+    lines = read_json_lines(path)
+    assert [line["step"] for line in lines] == [2, 4, 6, 8]
+    assert lines[-1]["loss"] is None
+    assert lines[-1]["alarms"][0]["kind"] == "non-finite"
+    with StabilityMonitor(model, every=2, path=path) as monitor:
+        monitor.steps = 4
+        train(model, 2, monitor)
+    assert [line["step"] for line in read_json_lines(path)] == [2, 4, 6]
+    json.loads(path.read_text().splitlines()[0])
 
 
 def test_a_model_that_we_did_not_write():

@@ -72,7 +72,11 @@ def test_survivors_are_counted_and_lost_runs_end_early():
     assert {run.outcome for run in lost} <= {"collapsed", "not finite"}
     assert all(run.steps < 8 for run in lost if run.outcome == "not finite")
     assert [run.steps for run in found.cell("none", 0.05)] == [8, 8]
-    assert found.half_rate("none") == pytest.approx(math.sqrt(0.05 * 1e6))
+    half = found.half_rates[0]
+    assert half.rate is not None
+    assert half.rate == pytest.approx(math.sqrt(0.05 * 1e6))
+    # Seeds do not vary, so the interval is what lies between the two rates.
+    assert (half.low, half.high) == (0.05, 1e6)
 
 
 def test_results_do_not_depend_on_the_number_of_processes_nor_on_the_global_generators():
@@ -278,12 +282,18 @@ def test_a_run_that_loses_the_little_it_had_learned_is_ended_and_has_not_learned
 # Counts and words, on made-up runs
 
 
-def test_the_rate_that_half_survive_is_interpolated_on_monotone_shares():
+def test_the_rate_that_half_survive_is_interpolated_and_has_an_interval():
     found = made_up({"none": {4e-3: 8, 8e-3: 1, 16e-3: 0}, "cs": {4e-3: 8, 8e-3: 8, 16e-3: 4}})
-    assert found.half_rate("none") == pytest.approx(4e-3 * 2 ** (0.5 / (1 - 1 / 8)))
-    assert found.half_rate("cs") == pytest.approx(16e-3)
+    none, cs = found.half_rates
+    assert none.rate == pytest.approx(4e-3 * 2 ** (0.5 / (1 - 1 / 8)))
+    assert 4e-3 <= (none.low or 0) <= (none.rate or 0) <= (none.high or 1) < 8e-3
+    assert cs.rate == pytest.approx(16e-3)
+    assert cs.high is None  # among drawn seeds, more than half often survive the largest rate
+
+
+def test_shares_are_made_monotone():
     found = made_up({"none": {1e-3: 6, 2e-3: 8, 4e-3: 2}})
-    assert found.half_rate("none") == pytest.approx(2e-3 * 2 ** ((7 / 8 - 0.5) / (7 / 8 - 2 / 8)))
+    assert found.half_rates[0].rate == pytest.approx(2e-3 * 2 ** ((7 / 8 - 0.5) / (7 / 8 - 2 / 8)))
 
 
 def test_runs_at_rates_too_low_to_learn_are_not_collapses():
@@ -291,7 +301,7 @@ def test_runs_at_rates_too_low_to_learn_are_not_collapses():
     slow = [run if run.rate > 1e-5 else replace(run, outcome="not learned") for run in found.runs]
     slower = replace(found, runs=tuple(slow))
     assert slower.survivors("none", 1e-5) == (0, 8)
-    assert slower.half_rate("none") == found.half_rate("none")
+    assert slower.half_rates[0].rate == found.half_rates[0].rate
 
 
 def test_the_verdict_names_a_difference_and_what_to_do():
@@ -306,13 +316,11 @@ def test_the_verdict_names_a_difference_and_what_to_do():
     assert found.differences[0].differs
     assert not found.differences[1].differs
     assert found.verdict == (
-        "More runs survive with merge_norm than with none. "
-        "Half of them survive: above 1.2e-2 with merge_norm, 5.9e-3 with none. "
+        "Half of the runs survive: above 1.2e-2 with merge_norm, 5.9e-3 with none. "
         'Call sl.scale_skips_(model, "merge_norm", inputs) before the first step, or stay at 4e-3 or below, where all '
         "survive without it. No difference that 8 seeds can show with ls. "
         "Survivors: none 9 of 24; merge_norm 20 of 24; ls 10 of 24. "
-        "At your rate of 1e-4 (counted at 4e-3, the next one above) 8 of 8 with none, 8 of 8 with merge_norm, 8 of 8 "
-        "with ls survive."
+        "At your rate of 1e-4 (and at 4e-3) nothing differs: all runs survive."
     )
     assert "block decoder.3 (15 of 15)" in str(found)
     pytest.importorskip("matplotlib")
@@ -322,14 +330,16 @@ def test_the_verdict_names_a_difference_and_what_to_do():
         assert sum(bool(label.get_text()) for label in axis.get_ticklabels()) >= 2
 
 
+MORE = "At a rate of 8e-3 more runs survive with"
 VERDICTS = [
-    ({"none": {8e-3: 3}, "cs": {8e-3: 5}}, 8, "No difference that 8 seeds can show with cs. Survivors: none 3 of 8"),
+    ({"none": {4e-3: 8, 8e-3: 8}, "cs": {4e-3: 8, 8e-3: 8}}, 8, "All of them up to 8e-3: higher rates may show one."),
+    ({"none": {8e-3: 3}, "cs": {8e-3: 5}}, 8, "No difference that 8 seeds can show: none 3 of 8; cs 5 of 8"),
     ({"none": {8e-3: 0}, "cs": {8e-3: 1}}, 1, "Cannot be judged with one seed: 6 or more"),
     ({"none": {8e-3: 8}, "cs": {8e-3: 0}}, 8, "Fewer survive with cs than with none."),
     ({"none": {4e-3: 0, 8e-3: 0}, "cs": {4e-3: 8, 8e-3: 8}}, 8, "above 8e-3 with cs, below 4e-3 with none"),
-    ({"none": {8e-3: 0}, "start:cs": {8e-3: 8}}, 8, "More runs survive with start:cs than with none. That delays"),
+    ({"none": {8e-3: 0}, "start:cs": {8e-3: 8}}, 8, f"{MORE} start:cs than with none. That delays a collapse"),
     # What lasts is advised, unless another method has more survivors than chance explains.
-    ({"none": {8e-3: 0}, "merge_norm": {8e-3: 6}, "start:cs": {8e-3: 8}}, 8, "than with none. Call"),
+    ({"none": {8e-3: 0}, "merge_norm": {8e-3: 6}, "start:cs": {8e-3: 8}}, 8, f"{MORE} merge_norm than with none. Call"),
     (
         {"none": {8e-3: 0, 9e-3: 0}, "merge_norm": {8e-3: 8, 9e-3: 0}, "norms": {8e-3: 8, 9e-3: 8}},
         8,

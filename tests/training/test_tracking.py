@@ -23,6 +23,7 @@ class FakeTracker:
         if name == "tensorboard":
             self.tracker = SimpleNamespace(
                 add_scalar=None,
+                add_image=lambda *values, **named: self.shown.append((values, named)),
                 add_text=lambda *values: self.alerts.append(values),
                 flush=lambda: None,
             )
@@ -32,8 +33,8 @@ class FakeTracker:
 
 
 class FakeImageTracker(FakeTracker):
-    def log_images(self, values: dict[str, Any], step: int, **options: Any) -> None:
-        self.shown.append((values["samples"], step, options))
+    def log_images(self, values: dict[str, Any], step: int) -> None:
+        self.shown.append((values, step))
 
 
 class FakeAccelerator:
@@ -51,7 +52,7 @@ class FakeAccelerator:
     def init_trackers(self, project: str, config: Any = None, init_kwargs: Any = None) -> None:
         for name in self.log_with:
             self.opened[name] = (project, config, (init_kwargs or {}).get(name, {}))
-            plain = name == "comet_ml"
+            plain = name in ("tensorboard", "comet_ml")
             self.trackers.append(FakeTracker(name) if plain else FakeImageTracker(name))
         for tracker in self.trackers:  # as accelerate does: those of earlier calls as well
             self.started.append(tracker.name)
@@ -93,11 +94,11 @@ def test_grids_go_to_every_tracker_that_shows_images(tmp_path):
     grid = torch.randint(0, 256, (3, 6, 4), dtype=torch.uint8)
     writes.images(5, grid)
     tensorboard, wandb, clearml, comet = (tracker.shown for tracker in accelerator.trackers)
-    image = grid.permute(1, 2, 0).numpy()
-    for (shown, step, options), layout in ((tensorboard[0], {"dataformats": "NHWC"}), (wandb[0], {})):
-        assert np.array_equal(shown, image[None])
-        assert (step, options) == (5, layout)
-    assert np.array_equal(clearml[0][0], image)
+    assert torch.equal(tensorboard[0][0][1], grid)
+    assert tensorboard[0][1] == {"global_step": 5}
+    (image,) = wandb[0][0]["samples"]
+    assert np.array_equal(image, grid.permute(1, 2, 0).numpy())
+    assert clearml[0][0]["samples"].shape == (6, 4, 3)
     assert comet == []
 
 

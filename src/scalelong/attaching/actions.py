@@ -31,9 +31,9 @@ AGAIN = (
 REWRITES = "_scalelong_rewrites"
 """The attribute of a module that holds its rewritten functions."""
 
-Operand = Literal["skip", "main"]
-"""The operand of the merge that is changed."""
-IN_WORDS: dict[Operand, str] = {"skip": "", "main": "the main path of "}
+Operand = Literal["skip", "main", "merged"]
+"""What is changed: one operand of the merge, or the concatenation of both."""
+IN_WORDS: dict[Operand, str] = {"skip": "", "main": "the main path of ", "merged": "the concatenation of "}
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,8 @@ class Edit:
         if self.factor is not None:
             return tensor * self.factor
         index = self.skip.index
+        if self.operand == "merged":
+            return scaling.scale_merged(tensor, index, self.attachment.start)
         return scaling.scale_main(tensor, index) if self.operand == "main" else scaling.scale(tensor, index)
 
 
@@ -81,6 +83,8 @@ class _Thread(threading.local):
 
     def __init__(self) -> None:
         self.mode = REAL
+        self.gates: SkipScaling | None = None
+        """The gates of the replica that it runs, if it runs one."""
         self.forwards: list[tuple[int, list[int]]] = []
         """For each forward that runs: the backward in which it does, and how often each edit has acted."""
 
@@ -113,15 +117,21 @@ class ForwardCounter:
         finally:
             self._thread.mode = before
 
+    @property
+    def gates(self) -> SkipScaling | None:
+        """The gates of the replica that this thread runs, if it runs one."""
+        return None if torch.compiler.is_compiling() else self._thread.gates
+
     def add(self, label: str) -> int:
         """One more slot."""
         self.labels.append(label)
         return len(self.labels) - 1
 
-    def begin(self) -> None:
+    def begin(self, gates: SkipScaling | None = None) -> None:
         if torch.compiler.is_compiling():
             self._traced = [0] * len(self.labels)
             return
+        self._thread.gates = gates
         if len(self._thread.forwards) > 32:  # those that ended with an exception
             self._thread.forwards.clear()
         self._thread.forwards.append((running_backward(), [0] * len(self.labels)))
@@ -214,7 +224,7 @@ class Action:
         self.state = state
         first = self.edits[0]
         self.label, self.axis, self.channels = first.label, first.attachment.axis, first.attachment.channels
-        self.is_whole = not first.attachment.is_slice
+        self.is_whole = first.operand == "merged" or not first.attachment.is_slice
         self.factors = [edit.factor for edit in self.edits if edit.factor is not None]
         self._vectors: dict[Any, Tensor] = {}
 
@@ -234,7 +244,8 @@ class Action:
             return self._times(tensor, [mode.constants.get(slot, 1.0) for slot in self.slots])
         if self.factors:
             return self._times(tensor, self.factors)
-        scaling = self.state.scaling  # asked for each time: PEFT trains a copy of it
+        # Gates ask for the scaling each time: PEFT trains a copy of it, and replicas have their own.
+        scaling = counter.gates or self.state.scaling
         if not mode.unseen:
             return self._gated(tensor, scaling)
         with _disable_current_modes():

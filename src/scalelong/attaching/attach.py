@@ -72,7 +72,7 @@ def attach_(host: nn.Module, state: Attached) -> None:
     host.__dict__[STATE] = state
     if not isinstance(state.scaling.config, NoScaling):
         write_record_(host)
-    forget_compiled()
+    forget_compiled(host)
 
 
 def detach_(host: nn.Module) -> Attached:
@@ -82,7 +82,7 @@ def detach_(host: nn.Module) -> Attached:
     state: Attached = host.__dict__.pop(STATE)
     if active_scaling(host) is not None:
         state.registered = host._modules.pop(REGISTERED)
-    forget_compiled()
+    forget_compiled(host)
     return state
 
 
@@ -94,10 +94,25 @@ def has_scaling(model: nn.Module) -> bool:
     )
 
 
-def forget_compiled() -> None:
-    """Compiled code does not look at new hooks: what was compiled is compiled again."""
-    if "torch._dynamo" in sys.modules:
-        torch.compiler.reset()
+def forget_compiled(model: nn.Module) -> None:
+    """Compiled code does not look at new hooks. What was compiled of this model, or of its classes, is compiled again.
+
+    The guards of compiled code name the classes of the modules in it by their ids.
+    """
+    frames: Any = sys.modules.get("torch._dynamo.convert_frame")
+    if frames is None or not frames.input_codes.seen:
+        return
+    from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list, reset_code
+
+    modules = list(model.modules())
+    own = {type(module) for module in modules if not type(module).__module__.startswith("torch.")}
+    if not own or any(module._compiled_call_impl is not None for module in modules):
+        own = {type(module) for module in modules}
+    names = [str(id(cls)) for cls in own]
+    for code in filter(None, [seen() for seen in frames.input_codes.seen]):
+        guards = "".join(str(entry.guard_manager) for entry in _debug_get_cache_entry_list(code))
+        if any(name in guards for name in names):
+            reset_code(code)
 
 
 def acts_after_norm(skip: LongSkip, scaling: SkipScaling) -> bool:
@@ -143,7 +158,9 @@ def _edits(host: nn.Module, skip: LongSkip, scaling: SkipScaling) -> Iterator[Ed
         yield from _edits_after_norm(host, skip, constants.skip)
         return
     for operand, factor in _wanted(scaling, skip.index):
-        place = skip.places.skip if operand == "skip" else skip.places.main
+        places = {"skip": skip.places.skip, "main": skip.places.main, "merged": skip.places.merged}
+        # A constant commutes with crops, pads and factors of the model. A method that looks at the data does not.
+        place = skip.places.exact or skip.places.skip if operand == "skip" and factor is None else places[operand]
         if place is None:
             reason = skip.places.obstacle or "it is not given to a module or by one, nor can its merge be rewritten"
             raise UnreachableSkipError(
@@ -168,6 +185,8 @@ def _wanted(scaling: SkipScaling, index: int) -> list[tuple[Operand, float | Non
     if constants is not None:
         factors: list[tuple[Operand, float | None]] = [("skip", constants.skip), ("main", constants.main)]
         return [(operand, factor) for operand, factor in factors if factor != 1.0]
+    if scaling.scales_merged:
+        return [("merged", None)]
     changed: list[tuple[Operand, bool]] = [("skip", scaling.scales_skip(index)), ("main", scaling.scales_main(index))]
     return [(operand, None) for operand, is_changed in changed if is_changed]
 
@@ -263,22 +282,24 @@ def _register(module: nn.Module, hook: ArgumentHook) -> None:
 
 def _by_function(edits: Slots, state: Attached) -> dict[Any, dict[Any, list[Action | Pass]]]:
     """The actions of one module's rewritten functions: by function, expression, and execution of the expression."""
-    places: defaultdict[tuple[Any, Any], defaultdict[int, Slots]] = defaultdict(lambda: defaultdict(list))
-    runs: dict[tuple[Any, Any], tuple[int, int]] = {}
+    places: defaultdict[Any, defaultdict[Any, defaultdict[int, Slots]]]
+    places = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    runs: dict[Any, tuple[int, int]] = {}
     for slot, edit in edits:
         source = edit.attachment.source
         assert source is not None
-        place = (source.method, source.owner, source.digest), (source.position, source.operand)
-        places[place][source.execution].append((slot, edit))
-        runs[place] = (source.executions, source.line)
-    found: defaultdict[Any, dict[Any, list[Action | Pass]]] = defaultdict(dict)
-    for (function, site), same in places.items():
-        total, line = runs[function, site]
+        function, site = (source.method, source.owner, source.digest), (source.position, source.operand)
+        places[function][site][source.execution].append((slot, edit))
+        runs[function, site] = (source.executions, source.line)
+
+    def by_execution(function: Any, site: Any) -> list[Action | Pass]:
+        same, (total, line) = places[function][site], runs[function, site]
         skipped = f"the merge in line {line} (its execution {{}} of {total}, which is not scaled)"
-        found[function][site] = [
+        return [
             Action(same[n], state) if n in same else Pass(skipped.format(n + 1), state.counter) for n in range(total)
         ]
-    return found
+
+    return {function: {site: by_execution(function, site) for site in sites} for function, sites in places.items()}
 
 
 def _strip(host: nn.Module) -> None:
@@ -313,14 +334,13 @@ class EnterHook:
         self.state = state
 
     def __call__(self, module: nn.Module, args: Any) -> None:  # noqa: ARG002
+        gates = None
         if not torch.compiler.is_compiling() and not self.state.counter.mode.is_off:
             if getattr(module, "_is_replica", False):
-                raise UnsupportedModelError(
-                    "replicas of torch.nn.DataParallel would run with the gates and the rewritten functions of the "
-                    "original model: use DistributedDataParallel"
-                )
-            follow_structure(module, self.state)
-        self.state.counter.begin()
+                gates = _gates_of_replica(module, self.state)
+            else:
+                follow_structure(module, self.state)
+        self.state.counter.begin(gates)
 
 
 class LeaveHook:
@@ -331,6 +351,16 @@ class LeaveHook:
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:  # noqa: ARG002
         self.state.counter.end()
+
+
+def _gates_of_replica(replica: nn.Module, state: Attached) -> SkipScaling | None:
+    """torch.nn.DataParallel copies the model for each device. Its hooks are those of the original."""
+    if any(edit.attachment.source is not None for edit in state.edits):
+        raise UnsupportedModelError(
+            "a merge of this model is rewritten, and replicas of torch.nn.DataParallel would run the rewritten "
+            "function with the weights of the original model. Use DistributedDataParallel"
+        )
+    return active_scaling(replica)
 
 
 def follow_structure(host: nn.Module, state: Attached) -> None:

@@ -81,7 +81,7 @@ class NativeHost(Host):
         scaling = state.scaling if anchor is None else state.scaling.to(anchor.device)
         self.model.skip_scaling = scaling.train(self.model.training)
         self.write_record()
-        forget_compiled()
+        forget_compiled(self.model)
 
     def detach(self) -> Attached:
         state = Attached(self.plan(), self.scaling)

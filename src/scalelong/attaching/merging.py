@@ -36,11 +36,12 @@ def merge(x: Tensor, skip: Tensor, i: int, how: Literal["cat", "add"] = "cat", d
     actions = _actions_now()
     if actions:
         x, skip = actions.apply((i, "main"), x), actions.apply((i, "skip"), skip)
-    return torch.cat([x, skip], dim) if how == "cat" else x + skip
+    merged = torch.cat([x, skip], dim) if how == "cat" else x + skip
+    return actions.apply((i, "merged"), merged) if actions else merged
 
 
 class NamedMerges:
-    """What a scaled model does at its merges, by number and operand ("skip" or "main")."""
+    """What a scaled model does at its merges, by number and operand ("skip", "main", "merged")."""
 
     def __init__(self, actions: dict[tuple[int, str], Action], counter: ForwardCounter) -> None:
         self.actions, self.counter = actions, counter

@@ -64,8 +64,8 @@ class Place:
     """Where the reference scales an operand."""
 
     edit: Edit
-    operations: tuple[tuple[str, int, int], ...] = ()
-    """By name and number in the forward, with the position of a tensor among the arguments."""
+    operations: tuple[tuple[str, int, int | None], ...] = ()
+    """By name and number in the forward, with the position of a tensor among the arguments; None: the result."""
     axis: int = -1
     weights: tuple[Tensor, ...] = ()
     """After a norm: the weights that read the skip, as views."""
@@ -83,7 +83,7 @@ class Observer(TorchDispatchMode):
 
     def __init__(self, changes: list[tuple[Place, Change]], without: set[int] | None) -> None:
         super().__init__()
-        self.changes: defaultdict[tuple[str, int], list[tuple[int, Change]]] = defaultdict(list)
+        self.changes: defaultdict[tuple[str, int], list[tuple[int | None, Change]]] = defaultdict(list)
         for place, change in changes:
             for name, number, position in place.operations:
                 self.changes[name, number].append((position, change))
@@ -98,8 +98,11 @@ class Observer(TorchDispatchMode):
         changes = self.changes.get((counted, self.counts[counted]), ())
         self.counts[counted] += 1
         for position, change in changes:
-            args, kwargs = _with_changed(args, kwargs, position, change, func._schema.is_mutable)
+            if position is not None:
+                args, kwargs = _with_changed(args, kwargs, position, change, func._schema.is_mutable)
         result = func(*args, **kwargs)
+        for position, change in changes:
+            result = change(result) if position is None else result
         # What a hook measures is not what the network computes; what it changes, the next layers show.
         if _LAYERS.search(name) is not None and not in_foreign_hook():
             given, made = ([leaf for leaf in pytree.tree_leaves(v) if isinstance(leaf, Tensor)] for v in (args, result))

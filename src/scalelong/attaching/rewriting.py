@@ -8,11 +8,12 @@ function and no global variable changes, and `take_off` leaves nothing of it.
     x = torch.cat([x, skip], 1)        x = __scalelong__(0, torch.cat([x, skip], 1))
     x = torch.add(x, skip)             x = __scalelong__.call(((0, 1),), torch, "add", x, skip)
     skip += x                          __scalelong__.in_place(0, skip); skip += x
-    x = sum([x, skip])                 x = sum(__scalelong__.summands(0, 1, [x, skip]))
+    x = sum([x, skip])                 x = __scalelong__.sum(((0, 1),), 0, sum, [x, skip])
 """
 
 import ast
 import copy
+import functools
 import inspect
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
@@ -26,10 +27,10 @@ from ..finding import (
     attributes_of,
     find_function,
     functions_in,
+    has_operand,
     inherited,
     list_of_a_sum,
     position_of,
-    sums_a_list,
     syntax_tree,
 )
 from ..tracing import Argument
@@ -56,8 +57,12 @@ class Rewrites:
             for name, value in attributes_of(module).items():
                 if any(found is function for found in (*functions_in(value), *inherited(module).get(name, ()))):
                     by_name.setdefault(name, {})[place] = list(sites)
-        self.made = {name: RewrittenMethod(module, name, sites) for name, sites in by_name.items()}
+        self.made: dict[str, Any] = {}
         """The attributes of the module that are exchanged."""
+        for name, sites in by_name.items():
+            is_table = isinstance(attributes_of(module)[name], dict | list | tuple)
+            make = _rewritten_attribute if is_table else RewrittenMethod
+            self.made[name] = make(module, name, sites)
         self.replaced = {name: module.__dict__[name] for name in by_name if name in module.__dict__}
         """What the module itself had there; methods of its class are not here."""
 
@@ -131,7 +136,7 @@ class _Super:
 
 
 def _exchanged(value: Any, old: FunctionType, new: FunctionType) -> Any:
-    """A copy of a function or method in which one function is exchanged, also inside decorators."""
+    """A copy of the value with one function exchanged, inside decorators, partials and tables."""
     if value is old:
         return new
     if not any(function is old for function in functions_in(value)):
@@ -140,6 +145,13 @@ def _exchanged(value: Any, old: FunctionType, new: FunctionType) -> Any:
         return MethodType(_exchanged(value.__func__, old, new), value.__self__)
     if isinstance(value, staticmethod):
         return staticmethod(_exchanged(value.__func__, old, new))
+    if isinstance(value, functools.partial):
+        args = [_exchanged(item, old, new) for item in value.args]
+        return functools.partial(_exchanged(value.func, old, new), *args, **value.keywords)
+    if isinstance(value, dict):
+        return {name: _exchanged(item, old, new) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_exchanged(item, old, new) for item in value)
     cells = [_cell(cell, old, new) for cell in value.__closure__ or ()]
     made = _function_like(value, value.__code__, tuple(cells))
     made.__dict__.update({name: _exchanged(item, old, new) for name, item in vars(value).items()})
@@ -213,9 +225,10 @@ class Editor(ast.NodeTransformer):
 
     def visit(self, node: ast.AST) -> Any:
         position = position_of(node, self.tree)
-        operands = {number: operand for number, (place, operand) in enumerate(self.sites) if place == position}
+        here = {number: operand for number, (place, operand) in enumerate(self.sites) if place == position}
+        operands = {number: operand for number, operand in here.items() if has_operand(node, operand)}
         visited: Any = super().visit(node)
-        if not operands or not isinstance(visited, ast.BinOp | ast.AugAssign | ast.Call):
+        if not operands:
             return visited
         self.missing -= operands.keys()
         if isinstance(visited, ast.Call):
@@ -271,23 +284,25 @@ def _scaled_call(node: ast.Call, operands: dict[int, int | Argument | None]) -> 
     """A call with some of its operands scaled, or (None) its value."""
     value = [number for number, operand in operands.items() if operand is None]
     given = [(number, operand) for number, operand in operands.items() if operand is not None]
-    place = list_of_a_sum(node) if sums_a_list(node) else None
-    if place is not None:
-        for number, operand in given:
-            node.args[place] = _run("summands", number, ast.Constant(operand), node.args[place])
+    plain = ast.Constant(tuple((n, (o.position, o.keyword) if isinstance(o, Argument) else o) for n, o in given))
+    place = list_of_a_sum(node)
+    if given and place is not None:
+        node.args[:0] = [plain, ast.Constant(place), node.func]
+        node.func = _method("sum")
     elif given:
-        plain = tuple((n, (o.position, o.keyword) if isinstance(o, Argument) else o) for n, o in given)
         owner, name = (node.func.value, node.func.attr) if isinstance(node.func, ast.Attribute) else (node.func, "")
-        node.args[:0] = [ast.Constant(plain), owner, ast.Constant(name)]
-        node.func = ast.Attribute(ast.Name(RUN, ast.Load()), "call", ast.Load())
+        node.args[:0] = [plain, owner, ast.Constant(name)]
+        node.func = _method("call")
     return _run("", value[0], node) if value else node
 
 
 def _run(method: str, number: int, *arguments: Any) -> ast.Call:
-    function: ast.expr = ast.Name(RUN, ast.Load())
-    if method:
-        function = ast.Attribute(function, method, ast.Load())
-    return ast.Call(function, [ast.Constant(number), *arguments], [])
+    return ast.Call(_method(method), [ast.Constant(number), *arguments], [])
+
+
+def _method(name: str) -> ast.expr:
+    run = ast.Name(RUN, ast.Load())
+    return ast.Attribute(run, name, ast.Load()) if name else run
 
 
 def _insert_first(function: Any, statement: str) -> None:
@@ -330,32 +345,42 @@ class RewrittenCall:
 
     def call(self, sites: tuple[tuple[int, Any], ...], owner: Any, name: str, /, *args: Any, **kwargs: Any) -> Any:
         """`owner.name(...)` with some operands scaled: the tensors of an addition, by number, or arguments."""
-        values, bound = [*args], isinstance(owner, Tensor)
+        values, is_bound = [*args], isinstance(owner, Tensor)
         for site, operand in sites if self.actions else ():
             if isinstance(operand, int):
-                position = operand - bound
+                position = operand - is_bound
                 keyword = next((key for key in kwargs if _KEYWORDS.get(key) == operand), "")
             else:
                 position, keyword = operand
             if keyword in kwargs:
                 kwargs[keyword] = self(site, kwargs[keyword])
             elif position == -1:
-                owner = (self.in_place if name.endswith("_") else self)(site, owner)
+                is_in_place = name.endswith("_") and not name.endswith("__")
+                owner = (self.in_place if is_in_place else self)(site, owner)
+            elif isinstance(operand, int) and not is_bound and values and isinstance(values[0], list | tuple):
+                items = [*values[0]]  # a function that adds what is in a list
+                items[operand] = self(site, items[operand])
+                values[0] = items if isinstance(values[0], list) else tuple(items)
             elif position is not None and position < len(values):
                 values[position] = self(site, values[position])
             else:
                 raise SkipMismatchError(f"the operand {operand} of a merge is not among the arguments of {name}")
         return (getattr(owner, name) if name else owner)(*values, **kwargs)
 
-    def summands(self, site: int, operand: int, values: Any) -> Any:
-        """A list that is summed up one by one: addition n joins what is there, at first item 0, and item n."""
-        items = [*values]
-        for n in range(1, len(items) if self.actions else 0):
-            place = n if operand == 1 else 0
-            item = self(site, items[place] if operand == 1 or n == 1 else None)  # later it is a partial sum
-            if item is not None:
-                items[place] = item
-        return items
+    def sum(self, sites: tuple[tuple[int, int], ...], place: int, add: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """`sum(list, start)`, `reduce(function, list, start)`: addition n joins what is there, and part n."""
+        before, values, start = args[:place], args[place], [*args[place + 1 :], *kwargs.values()]
+        starts = isinstance(start[0], Tensor) if start else False
+        parts = [*start, *values] if starts else [*values]
+        for site, operand in sites if self.actions else ():
+            for n in range(1, len(parts)):
+                if operand == 1:
+                    parts[n] = self(site, parts[n])
+                elif n == 1:
+                    parts[0] = self(site, parts[0])
+                else:
+                    self(site, None)  # a partial sum
+        return add(*before, parts[1:], parts[0]) if starts else add(*before, parts, *start)
 
     def function(self) -> "InnerFunction":
         """For a function that is defined inside this one."""

@@ -157,8 +157,9 @@ def _place(host: nn.Module, trace: Trace, edit: Edit, repeats: int) -> Place:
             f"the merge of long skip {edit.skip.index} is number {merge.occurrence + 1} of those at {merge.location} "
             f"in the plan, and did not run there now"
         )
-    number = merge.main_operand if edit.operand == "main" else merge.operand
-    operations = tuple((found.name, found.ordinal, found.positions[number]) for found in merges)
+    whole = edit.operand == "merged"
+    number = 0 if whole else merge.main_operand if edit.operand == "main" else merge.operand
+    operations = tuple((found.name, found.ordinal, None if whole else found.positions[number]) for found in merges)
     axis = edit.skip.site.channel_axis if merges[0].axis is None else merges[0].axis
     return Place(edit, operations, axis % len(merges[0].shapes[number]))
 

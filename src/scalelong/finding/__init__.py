@@ -46,9 +46,9 @@ from .source import (
     attributes_of as attributes_of,
     find_function as find_function,
     functions_in as functions_in,
+    has_operand as has_operand,
     inherited as inherited,
     list_of_a_sum as list_of_a_sum,
     position_of as position_of,
-    sums_a_list as sums_a_list,
     syntax_tree as syntax_tree,
 )

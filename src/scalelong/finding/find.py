@@ -173,7 +173,7 @@ def _select_skips(trace: Trace, wanted: _Wanted, itself: Sequence[Candidate]) ->
     if not selection.chosen:
         raise _nothing(trace, found, wanted)
     if selection.hidden:
-        raise _hidden(trace, selection)
+        raise _hidden(trace, selection, wanted, itself)
     return selection
 
 
@@ -255,16 +255,22 @@ def _ambiguous(trace: Trace, selection: Selection) -> AmbiguousSkipsError:
     )
 
 
-def _hidden(trace: Trace, selection: Selection) -> UnreachableSkipError:
+def _hidden(trace: Trace, selection: Selection, wanted: _Wanted, itself: Sequence[Candidate]) -> UnreachableSkipError:
     merges = [c.merge for c in selection.hidden]
     places = ", ".join(dict.fromkeys(f"{m.name.rstrip('_')} at {m.site.text}" for m in merges))
-    exclude = [*dict.fromkeys(m.site.text for m in merges)]
+    # What is proposed was tried.
+    known = [wanted.exclude] if isinstance(wanted.exclude, str) else [*(wanted.exclude or ())]
+    exclude = [*known, *dict.fromkeys(m.site.text for m in merges)]
+    try:
+        _select_skips(trace, replace(wanted, exclude=exclude), itself)
+        patterns = exclude[0] if len(exclude) == 1 else exclude
+        way = f", or leave these merges out by exclude={patterns!r} if they are no long skips"
+    except ScaleLongError:
+        way = ", or name all merges by scalelong.merge(x, skip, i)"
     return UnreachableSkipError(
         f"{type(trace.model).__name__} has {len(selection.chosen)} long skips that can be scaled, and among them "
         f"features that are merged in a different way: {places}. Whether these are long skips is not known, and the "
-        f"numbers of the others depend on it. Merge by torch.cat or an addition there, leave these merges out by "
-        f"exclude={exclude if len(exclude) > 1 else exclude[0]!r} if they are no long skips, or name all merges by "
-        f"scalelong.merge(x, skip, i)"
+        f"numbers of the others depend on it. Merge by torch.cat or an addition there{way}"
     )
 
 

@@ -93,7 +93,7 @@ def native_plan(model: Any) -> SkipPlan | None:
 def example_call(model: nn.Module, example_inputs: ExampleInputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments for one forward, on the device of the model.
 
-    Inputs for a model on meta, or of fake tensors, become meta or fake as well.
+    Real inputs for a model on meta, or of fake tensors, become meta or fake as well.
     """
     from torch._subclasses.fake_tensor import FakeTensor
 
@@ -114,7 +114,7 @@ def example_call(model: nn.Module, example_inputs: ExampleInputs) -> tuple[tuple
             return value
         if isinstance(weight, FakeTensor) and not isinstance(value, FakeTensor):
             return weight.fake_mode.from_tensor(value)
-        return value if value.is_meta else value.to(weight.device)
+        return value.to("meta") if weight.is_meta and not value.is_meta else value
 
     by_name = isinstance(example_inputs, dict)
     args, kwargs = ((), example_inputs) if by_name else (tuple(example_inputs), {})

@@ -116,6 +116,11 @@ class Places:
     skip: Attachment | None
     main: Attachment | None = None
     """The main path, for methods that scale it."""
+    exact: Attachment | None = None
+    """The skip as it enters the merge, if `skip` lies before a crop, a pad or a factor of the model: for methods that
+    look at the data."""
+    merged: Attachment | None = None
+    """The concatenation, with the channels of the skip in it: for methods that change it as a whole."""
     obstacle: str = ""
     """Why there is no place for the skip."""
 
@@ -315,7 +320,7 @@ class SkipPlan:
 
 _PARTS = {
     "merge": "merge=kind location merged_in=module occurrence operand main_operand",
-    "places": "attachment=skip main obstacle",
+    "places": "attachment=skip main direct=exact merged obstacle",
     "readers": "norm norm_module cancelled bypass fold unfoldable beyond=behind_norm",
 }
 _NAMES = {
@@ -329,7 +334,7 @@ def _entry(skip: LongSkip) -> dict[str, Any]:
     values = asdict(skip)
     entry = {name: values[name] for name in ("index", "producer", "consumer", "shape", "site")}
     entry |= {name: values[part][inner] for name, (part, inner) in _NAMES.items()}
-    for name in ("attachment", "main"):
+    for name in ("attachment", "main", "direct", "merged"):
         place = getattr(skip.places, _NAMES[name][1])
         if place is not None and place.source is not None and isinstance(place.source.operand, Argument):
             entry[name]["source"]["operand"] = str(place.source.operand)
@@ -337,10 +342,8 @@ def _entry(skip: LongSkip) -> dict[str, Any]:
 
 
 def _skip(entry: dict[str, Any]) -> LongSkip:
-    # Entries of version 0.2: the place next to the merge, where it was another one, and a list that nothing needed.
-    entry = {**entry, "attachment": entry.get("direct") or entry["attachment"]}
-    entry = {name: value for name, value in entry.items() if name not in ("direct", "readers")}
-    values = {name: value for name, value in entry.items() if name not in _NAMES}
+    # "readers" is a list in plans of version 0.2 that nothing needs.
+    values = {name: value for name, value in entry.items() if name not in _NAMES and name != "readers"}
     parts: dict[str, dict[str, Any]] = {"merge": {}, "places": {}, "readers": {}}
     for name, (part, inner) in _NAMES.items():
         if name in entry:

@@ -23,6 +23,7 @@ def places_of(trace: Trace, candidate: Candidate, repeats: int) -> Places:
     merge = candidate.merge
     if merge.named is not None:
         return _named_places(trace, candidate)
+    search = _Search(trace, merge, candidate.operand, repeats, _same_values)
 
     def first(operand: int) -> Attachment | None:
         searches = (_Search(trace, merge, operand, repeats, passes) for passes in (_same_values, _commutes))
@@ -36,7 +37,10 @@ def places_of(trace: Trace, candidate: Candidate, repeats: int) -> Places:
         main = replace(skip, start=merge.starts[candidate.main], length=width)
     else:
         main = first(candidate.main)
-    return Places(skip=skip, main=main, obstacle="" if skip else _obstacle(trace, merge))
+    merged = None
+    if merge.kind == "cat":
+        merged = next((p for p in chain(search.by_concatenation(), search.by_source()) if p.is_slice), None)
+    return Places(skip=skip, main=main, merged=merged, obstacle="" if skip else _obstacle(trace, merge))
 
 
 def _named_places(trace: Trace, candidate: Candidate) -> Places:
@@ -45,7 +49,12 @@ def _named_places(trace: Trace, candidate: Candidate) -> Places:
     main, skip = merge.shapes
     axis = merge_axis(trace, merge, candidate.skip_node)
     place = Attachment(kind="merge", module=merge.call.name, axis=axis, length=skip[axis], channels=skip[axis])
-    return Places(skip=place, main=replace(place, length=main[axis], channels=main[axis]))
+    merged = replace(place, start=main[axis], channels=skip[axis] + main[axis])
+    return Places(
+        skip=place,
+        main=replace(place, length=main[axis], channels=main[axis]),
+        merged=None if merge.axis is None else merged,
+    )
 
 
 def _obstacle(trace: Trace, merge: Merge) -> str:

@@ -23,8 +23,9 @@ _STATISTICS = COPIES | {
 
 def readers_of(trace: Trace, candidate: Candidate, repeats: int) -> Readers:
     """Follow a concatenation through the operations after it, to the layers that read the skip."""
-    merge, before = candidate.merge, _layer_before(trace, candidate, repeats)
+    merge = candidate.merge
     if merge.axis is None:
+        before = _layer_before(trace, candidate, repeats)
         return Readers(fold=before, unfoldable="" if before else "its merge is an addition")
     start, length = merge.starts[candidate.operand], merge.shapes[candidate.operand][merge.axis]
     main_start, main_length = merge.starts[candidate.main], merge.shapes[candidate.main][merge.axis]
@@ -72,7 +73,7 @@ def readers_of(trace: Trace, candidate: Candidate, repeats: int) -> Readers:
         FoldTarget(module=name, start=start, length=length, main_start=main_start, main_length=main_length)
         for name in dict.fromkeys(layers)
     )
-    fold = before if unfoldable or not everything else everything
+    fold = everything if everything and not unfoldable else _layer_before(trace, candidate, repeats)
     return Readers(
         behind_norm=everything if norm and not beyond_reach else (),
         fold=fold,

@@ -4,11 +4,11 @@ import ast
 import functools
 import hashlib
 import linecache
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..errors import UnreachableSkipError
 from ..tracing import Argument
@@ -87,18 +87,23 @@ def inherited(module: nn.Module) -> dict[str, list[FunctionType]]:
 
 
 def functions_in(value: Any, seen: set[int] | None = None, depth: int = 6) -> Iterator[FunctionType]:
-    """The functions in a value: a function, a method, or what decorators wrap."""
+    """The functions in a value, also inside decorators, partials and tables."""
     seen = set() if seen is None else seen
-    if depth == 0 or id(value) in seen:
+    if depth == 0 or id(value) in seen or isinstance(value, Tensor | nn.Module | str | int | float | type):
         return
     seen.add(id(value))
-    if isinstance(value, MethodType | staticmethod):
-        yield from functions_in(value.__func__, seen, depth)
-    elif isinstance(value, FunctionType):
+    inside: Iterable[Any] = ()
+    if isinstance(value, FunctionType):
         yield value
-        for cell in value.__closure__ or ():
-            if _is_filled(cell):
-                yield from functions_in(cell.cell_contents, seen, depth - 1)
+        inside = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
+    elif isinstance(value, MethodType | staticmethod):
+        inside, depth = [value.__func__], depth + 1  # no deeper than its function
+    elif isinstance(value, functools.partial):
+        inside = [value.func, *value.args]
+    elif type(value) in (dict, list, tuple) and len(value) <= 256:
+        inside = value.values() if type(value) is dict else value
+    for item in inside:
+        yield from functions_in(item, seen, depth - 1)
 
 
 def _is_filled(cell: CellType) -> bool:
@@ -116,27 +121,23 @@ def can_rewrite(function: FunctionType, position: Position, operand: Operand) ->
     tree = syntax_tree(function)
     if tree is None or not (tree.args.posonlyargs or tree.args.args):
         return False
-    here = [node for node in ast.walk(tree) if position_of(node, tree) == position]
-    if isinstance(operand, int) and any(isinstance(node, ast.BinOp | ast.AugAssign) for node in here):
-        return operand < 2
-    calls = [node for node in here if isinstance(node, ast.Call)]
-    sums = [sums_a_list(call) for call in calls]
-    if isinstance(operand, int) and any(sums):
-        return all(list_of_a_sum(call) is not None for call in calls)
-    return bool(calls) and not any(sums)
+    return any(has_operand(node, operand) for node in ast.walk(tree) if position_of(node, tree) == position)
 
 
-def sums_a_list(call: ast.Call) -> bool:
-    """`sum(...)`, `functools.reduce(...)`"""
-    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-    return name == "reduce" or (name == "sum" and isinstance(call.func, ast.Name))
+def has_operand(node: ast.AST, operand: Operand) -> bool:
+    """Which of its arguments are the operands of a call, shows when it runs."""
+    if isinstance(node, ast.BinOp | ast.AugAssign):
+        return operand in (0, 1)
+    is_sum = isinstance(node, ast.Call) and isinstance(operand, int) and list_of_a_sum(node) is not None
+    return operand in (0, 1) if is_sum else isinstance(node, ast.Call)
 
 
 def list_of_a_sum(call: ast.Call) -> int | None:
-    """The position of the list in `sum(list)` or `reduce(add, list)`; None with a start, or with `*arguments`."""
-    place = 0 if isinstance(call.func, ast.Name) and call.func.id == "sum" else 1
-    plain = len(call.args) == place + 1 and not call.keywords
-    return place if plain and not any(isinstance(given, ast.Starred) for given in call.args) else None
+    """The position of the list in `sum(list)` or `functools.reduce(add, list)`; None in other calls."""
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    if name == "reduce":
+        return 1
+    return 0 if name == "sum" and isinstance(call.func, ast.Name) else None
 
 
 def source_digest(function: FunctionType) -> str:

@@ -317,6 +317,7 @@ def _range(path: Path) -> dict[str, Any]:
     except InvalidConfigError as error:
         raise RunFolderError(f"{path}: {error}, or remove the file") from error
     pictures = [(entry, _picture(path.parent, str(entry.get("file", "")))) for entry in found.samples]
+    halves = {half.method: half.text for half in found.half_rates}
     return {
         "verdict": [text for text in (found.summary, found.verdict) if text],
         "rule": found.rule,
@@ -326,7 +327,7 @@ def _range(path: Path) -> dict[str, Any]:
         "methods": found.methods,
         "cells": [[_range_cell(found.cell(method, rate)) for rate in found.rates] for method in found.methods],
         "rows": [
-            {"method": each, "half of the runs survive": found.half_text(each), "left first": found.left_first(each)}
+            {"method": each, "half of the runs survive": halves[each], "left first": found.left_first(each)}
             for each in found.methods
         ],
         "runs": [

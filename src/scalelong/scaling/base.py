@@ -55,6 +55,9 @@ UNSCALED = Constants(1.0, 1.0)
 class SkipScaling(nn.Module, ABC):
     """The scaling of all long skips of one model. Learnable methods keep their parameters here."""
 
+    scales_merged = False
+    """Whether the concatenation is changed as a whole (`scale_merged`), and not its operands."""
+
     def __init__(self, config: "Scaling", sites: Sequence[SkipSite]) -> None:
         super().__init__()
         self.config = config
@@ -88,16 +91,24 @@ class SkipScaling(nn.Module, ABC):
         """The merges that a norm of the network reads already, by i, where the method therefore does nothing."""
         return {}
 
+    def scale_merged(self, merged: Tensor, index: int, skip_start: int) -> Tensor:
+        """The concatenation of merge i, in which the channels of the skip begin at `skip_start`."""
+        raise NotImplementedError
+
     def operands(self, main: Tensor, skip: Tensor, index: int) -> tuple[Tensor, Tensor, Constants, Tensor | None]:
-        """The two operands of merge i, and what is left for the merge: constants of both, and a gate of the skip.
+        """The two operands of merge i, and what is left to multiply them by, as `prepare` says."""
+        return self.scale_main(main, index), *self.prepare(skip, index)
+
+    def prepare(self, skip: Tensor, index: int) -> tuple[Tensor, Constants, Tensor | None]:
+        """The skip, and what is left for the merge to multiply it by: constants, and a gate that broadcasts against it.
 
         What the merge multiplies by need not be kept as another tensor of the skip's size.
         """
         constants = self.constants(index)
         if constants is not None:
-            return main, skip, constants, None
-        main, gate = self.scale_main(main, index), self.gate(skip, index)
-        return (main, self.scale(skip, index), UNSCALED, None) if gate is None else (main, skip, UNSCALED, gate)
+            return skip, constants, None
+        gate = self.gate(skip, index)
+        return (self.scale(skip, index), UNSCALED, None) if gate is None else (skip, UNSCALED, gate)
 
     @abstractmethod
     def coefficient(self, index: int) -> Tensor | float:

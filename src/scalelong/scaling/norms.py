@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import UnsupportedModelError, require
 from .base import (
+    UNSCALED,
     Constants,
     Scaling,
     SkipScaling,
@@ -24,7 +25,7 @@ from .base import (
     require_kappa,
 )
 from .constant import ConstantScaling
-from .dynamic import recent_coefficient
+from .dynamic import FullPrecisionModule, recent_coefficient
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +39,10 @@ UNFOLDABLE = "a norm cannot be folded into weights"
 class MergeNorm(Scaling):
     """The main path is normalised over its channels as it enters each merge, at every position, without parameters.
 
-    `on`: "main", or "both" operands, each by itself. `norm`: "layer", or "rms", which divides by the root mean square
-    only. Statistics are computed in fp32. `kappa`: a CS curve κ^(i-1) on the skips besides, after their norm.
+    `on`: "main", "both" (each operand by itself) or "concatenation" (both by common statistics).
+    `norm`: "layer", or "rms", which divides by the root mean square only. Statistics are computed in fp32.
+    `kappa`: a CS curve κ^(i-1) on the skips besides, after their norm if they have one. `gain`: a learned factor for
+    each channel that was normalised, 1 at first.
 
     Where a norm reads the concatenation already, as in DDPM's UNets, HunyuanDiT and Skip-DiT, nothing is done; where
     operands are added it is refused, because it was not shown to help. `everywhere=True` normalises these, too.
@@ -48,6 +51,7 @@ class MergeNorm(Scaling):
     on: str = "main"
     norm: str = "layer"
     kappa: float | None = None
+    gain: bool = False
     everywhere: bool = False
 
     name = "merge_norm"
@@ -56,39 +60,44 @@ class MergeNorm(Scaling):
     unfoldable = UNFOLDABLE
 
     def validate(self) -> None:
-        require_choice("on", self.on, ("main", "both"))
+        require_choice("on", self.on, ("main", "both", "concatenation"))
         require_choice("norm", self.norm, ("layer", "rms"))
         if self.kappa is not None:
             require_kappa(self.kappa)
-        require(isinstance(self.everywhere, bool), f"everywhere must be true or false, got {self.everywhere!r}")
+        for name in ("gain", "everywhere"):
+            value = getattr(self, name)
+            require(isinstance(value, bool), f"{name} must be true or false, got {value!r}")
 
     def build(self, sites: Sequence[SkipSite]) -> "MergeNormScaling":
         added = [site.index for site in sites if site.main_channels is None]
-        if added and not self.everywhere:
+        if added and (self.on == "concatenation" or not self.everywhere):
+            forced = "" if self.on == "concatenation" else "; MergeNorm(everywhere=True) tries it all the same"
             raise UnsupportedModelError(
                 f"merge_norm is for merges that concatenate; long skips {', '.join(map(str, added))} are added to the "
-                f"main path, where it was not shown to help. Train with a lower learning rate, or with Muon; "
-                f"MergeNorm(everywhere=True) tries it all the same"
+                f"main path, where it was not shown to help. Train with a lower learning rate, or with Muon{forced}"
             )
         scaling = MergeNormScaling(self, sites)
         norms = scaling.own_norms()
         if norms:
-            listed = "; ".join(f"long skip {index}: {norm}" for index, norm in norms.items())
-            logger.warning(
-                "merge_norm: a norm follows %d of %d merges, which stay as they are (%s)",
-                len(norms),
-                len(sites),
-                listed,
+            every = "every merge of this network, so nothing is attached"
+            which = (
+                every if len(norms) == len(sites) else f"{len(norms)} of {len(sites)} merges, which stay as they are"
             )
+            listed = "; ".join(f"long skip {index}: {norm}" for index, norm in norms.items())
+            logger.warning("merge_norm: a norm follows %s (%s)", which, listed)
         return scaling
 
 
-class MergeNormScaling(SkipScaling):
+class MergeNormScaling(FullPrecisionModule, SkipScaling):
     config: MergeNorm
 
     def __init__(self, config: MergeNorm, sites: Sequence[SkipSite]) -> None:
         super().__init__(config, sites)
+        self.scales_merged = config.on == "concatenation"
         self._curve = ConstantScaling(1.0 if config.kappa is None else config.kappa).curve(len(sites))
+        normed = [site for site in sites if self.normalises(site.index)] if config.gain else []
+        self.main_gains = _ones({site.index: site.main_channels or site.channels for site in normed})
+        self.skip_gains = _ones({site.index: site.channels for site in normed if config.on != "main"})
 
     def normalises(self, index: int) -> bool:
         """Whether a norm is put at merge i: not where the network has one already."""
@@ -109,26 +118,74 @@ class MergeNormScaling(SkipScaling):
     def scale(self, skip: Tensor, index: int) -> Tensor:
         kappa = self._curve[index - 1]
         if self.config.on == "both" and self.normalises(index):
-            skip = self._normalised(skip, index)
+            skip = self._normalised(skip, index, _gain(self.skip_gains, index))
         return skip if kappa == 1.0 else skip * kappa
 
     def scale_main(self, main: Tensor, index: int) -> Tensor:
-        return self._normalised(main, index) if self.normalises(index) else main
+        return self._normalised(main, index, _gain(self.main_gains, index)) if self.normalises(index) else main
+
+    def scale_merged(self, merged: Tensor, index: int, skip_start: int) -> Tensor:
+        site, kappa = self.sites[index - 1], self._curve[index - 1]
+        gain = None
+        if self.config.gain:
+            gains = [self.main_gains[str(index)], self.skip_gains[str(index)]]
+            gain = torch.cat(gains if skip_start else gains[::-1])
+        normed = self._normalised(merged, index, gain)
+        if kappa == 1.0:
+            return normed
+        axis = site.channel_axis
+        widths = (skip_start, site.channels, merged.shape[axis] - skip_start - site.channels)
+        before, skip, after = normed.split(widths, axis)
+        return torch.cat([before, skip * kappa, after], axis)
+
+    def operands(self, main: Tensor, skip: Tensor, index: int) -> tuple[Tensor, Tensor, Constants, Tensor | None]:
+        if not (self.scales_merged and self.normalises(index)):
+            return super().operands(main, skip, index)
+        axis = self.sites[index - 1].channel_axis
+        merged = self.scale_merged(torch.cat([main, skip], axis), index, main.shape[axis])
+        main, skip = merged.split((main.shape[axis], skip.shape[axis]), axis)
+        return main, skip, UNSCALED, None
+
+    def prepare(self, skip: Tensor, index: int) -> tuple[Tensor, Constants, Tensor | None]:
+        if self.config.on == "both" and self.normalises(index):
+            return self.scale(skip, index), UNSCALED, None
+        return skip, Constants(1.0, self._curve[index - 1]), None
 
     def coefficient(self, index: int) -> float:
         """κ_i of the curve; what a norm divides by is not in it."""
         return self._curve[index - 1]
 
-    def _normalised(self, x: Tensor, index: int) -> Tensor:
-        axis = self.sites[index - 1].channel_axis % x.dim()
-        if self.config.norm == "layer" and axis == x.dim() - 1:
-            # One kernel, whose statistics are in fp32 for any type.
-            return F.layer_norm(x, (x.shape[axis],), eps=EPSILON).to(x.dtype)
-        # The square of a half-precision feature overflows beyond 256.
-        wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-        if self.config.norm == "layer":
-            wide = wide - wide.mean(axis, keepdim=True)
-        return (wide * torch.rsqrt(wide.square().mean(axis, keepdim=True) + EPSILON)).to(x.dtype)
+    def _normalised(self, x: Tensor, index: int, gain: Tensor | None) -> Tensor:
+        return normalised(x, self.sites[index - 1].channel_axis, self.config.norm, gain)
+
+
+def _ones(widths: dict[int, int]) -> nn.ParameterDict:
+    return nn.ParameterDict({str(index): nn.Parameter(torch.ones(width)) for index, width in widths.items()})
+
+
+def _gain(gains: nn.ParameterDict, index: int) -> Tensor | None:
+    return gains.get(str(index))
+
+
+def normalised(x: Tensor, axis: int, norm: str = "layer", gain: Tensor | None = None) -> Tensor:
+    """x with mean 0 and variance 1 ("layer"), or mean square 1 ("rms"), along an axis, times a gain for each channel.
+
+    Statistics are computed in fp32, because the square of a half-precision feature overflows beyond 256.
+    """
+    dtype, axis = x.dtype, axis % x.dim()
+    if norm == "layer" and axis == x.dim() - 1:
+        # One kernel, whose statistics are in fp32 for any type.
+        weight = None if gain is None else gain.to(dtype)
+        return F.layer_norm(x, (x.shape[axis],), weight, None, EPSILON).to(dtype)
+    wide = x.float() if dtype in (torch.float16, torch.bfloat16) else x
+    if norm == "layer":
+        variance, mean = torch.var_mean(wide, axis, correction=0, keepdim=True)
+        wide = (wide - mean) * torch.rsqrt(variance + EPSILON)
+    else:
+        wide = wide * torch.rsqrt(wide.square().mean(axis, keepdim=True) + EPSILON)
+    if gain is not None:
+        wide = wide * gain.to(wide.dtype).view(-1, *[1] * (x.dim() - 1 - axis))
+    return wide.to(dtype)
 
 
 @register_scaling

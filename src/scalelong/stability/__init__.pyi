@@ -9,6 +9,7 @@ from .callbacks import (
     AccelerateMonitor as AccelerateMonitor,
     lightning_callback as lightning_callback,
     lightning_guard as lightning_guard,
+    log_picture as log_picture,
     send_alert as send_alert,
     trainer_callback as trainer_callback,
     trainer_guard as trainer_guard,
@@ -49,6 +50,7 @@ from .range import (
 )
 from .survival import (
     Difference as Difference,
+    HalfRate as HalfRate,
     RateRange as RateRange,
     RateRun as RateRun,
     rate_text as rate_text,

@@ -11,6 +11,8 @@ libraries are imported only when one of these is called.
 
 import logging
 from collections.abc import Callable, Iterable
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -197,14 +199,14 @@ def _trainer_watch(begin: Callable[..., Any], step: Callable[..., None]) -> Any:
 
 
 def _options(options: dict[str, Any], main: bool, trackers: Callable[[], Iterable[Any]] = tuple) -> dict[str, Any]:
-    """Those of a monitor. All processes read; the main one reports to the trackers."""
+    """Those of a monitor. All processes read; the main one writes, and reports to the trackers."""
 
     def alert(alarm: Alarm) -> None:
         logger.warning("%s", alarm)
         for tracker in trackers():
             send_alert(tracker, alarm.step, alarm.kind, str(alarm))
 
-    return {"on_alarm": alert, **options} if main else {**options, "on_alarm": lambda _: None}
+    return {"on_alarm": alert, **options} if main else {**options, "path": None, "on_alarm": lambda _: None}
 
 
 def _part(model: nn.Module, network: str) -> nn.Module:
@@ -231,18 +233,64 @@ def _loggers(trainer: Any) -> list[Any]:
     return [target for target in known if target is not None]
 
 
-# Trackers: a SummaryWriter, a run of wandb or trackio, trackers of accelerate, and loggers of Lightning
+# Trackers: what their own libraries give (a SummaryWriter, a run of wandb or trackio, the module mlflow), trackers of
+# accelerate, and loggers of Lightning
 
 
 def send_alert(target: Any, step: int, title: str, text: str) -> None:
     """An alarm, as what the tracker shows or sends as an alert. A tracker without any gets nothing."""
+    found, run = _own(target), _mlflow_run(target)
+    if hasattr(found, "add_text"):  # a SummaryWriter of torch or tensorboardX
+        found.add_text("alarms", text, step)
+        found.flush()  # people who are alarmed look now
+    elif hasattr(found, "alert"):  # wandb and trackio
+        found.alert(title=f"scalelong: {title}", text=f"step {step}: {text}")
+    elif run is not None:
+        # MLflow has no alerts: a tag is seen in the list of runs, and can be searched for.
+        client, name = run
+        client.set_tag(name, "alarm", f"step {step}: {title}")
+        client.log_text(name, text, f"alarms/step-{step:08d}-{title.replace(' ', '-')}.txt")
+
+
+def log_picture(target: Any, step: int, name: str, picture: Tensor) -> bool:
+    """A picture, uint8 (C, H, W) with 1 or 3 channels. False if the tracker is none of those that are known."""
+    found, run, array = _own(target), _mlflow_run(target), picture.permute(1, 2, 0).numpy()
+    if hasattr(found, "add_image"):
+        found.add_image(name, picture, global_step=step)
+    elif hasattr(found, "alert"):
+        coloured = array.repeat(3 // array.shape[2], axis=2)  # trackio takes no gray ones
+        found.log({name: import_module(_library(found)).Image(coloured)}, step=step)
+    elif run is not None:
+        client, run_id = run
+        client.log_image(run_id, array.squeeze(2) if array.shape[2] == 1 else array, key=name, step=step)
+    else:
+        return False
+    return True
+
+
+def _own(target: Any) -> Any:
+    """What the tracker's own library gives: that of accelerate's trackers and of Lightning's loggers."""
     module = type(target).__module__
     if hasattr(target, "store_init_configuration") or module.startswith("accelerate."):
-        target = target.tracker
-    elif module.startswith(("lightning.", "pytorch_lightning.", "lightning_fabric.")):
-        target = target.experiment
-    if hasattr(target, "add_text"):  # a SummaryWriter of torch or tensorboardX
-        target.add_text("alarms", text, step)
-        target.flush()  # people who are alarmed look now
-    elif hasattr(target, "alert"):  # wandb and trackio
-        target.alert(title=f"scalelong: {title}", text=f"step {step}: {text}")
+        return target.tracker
+    is_logger = module.startswith(("lightning.", "pytorch_lightning.", "lightning_fabric."))
+    return target.experiment if is_logger else target
+
+
+def _library(found: Any) -> str:
+    name = found.__name__ if isinstance(found, ModuleType) else type(found).__module__
+    return name.partition(".")[0]
+
+
+def _mlflow_run(target: Any) -> tuple[Any, str] | None:
+    """A client and the id of a run: of Lightning's logger, a run, or (the module) the run that is active."""
+    found = _own(target)
+    if hasattr(target, "run_id") and hasattr(found, "log_metric"):  # Lightning's, whose experiment is a client
+        return found, target.run_id
+    if _library(found) != "mlflow":
+        return None
+    mlflow = import_module("mlflow")
+    run = mlflow.active_run() if isinstance(found, ModuleType) else found
+    if run is None:
+        raise InvalidConfigError("no run of MLflow is active: call mlflow.start_run() before the monitor is made")
+    return mlflow.MlflowClient(), run.info.run_id

@@ -24,7 +24,7 @@ from ..finding import ExampleInputs, SkipPlan, example_call, unwrap
 from ..models import count_parameters, tensors_in
 from ..theory import skip_sensitivities
 from .alarms import MERGE_NORM, bare_merges, norm_of, what_to_do
-from .features import Meter, attach_meter, has_bare_merges, known_plan, measure, plan_for, scaling_name
+from .features import Meter, attach_meter, has_bare_merges, known_plan, measure, on_device_of, plan_for, scaling_name
 
 FP16_LIMIT = torch.finfo(torch.float16).max
 SAFE_HEADROOM = 8.0
@@ -114,7 +114,7 @@ def diagnose(model: nn.Module, batch: ExampleInputs = None) -> Diagnosis:
     Costs a few dozen forwards on the device of the model, which is left as it was.
     """
     host = unwrap(model)
-    args, kwargs = example_call(host, batch)
+    args, kwargs = on_device_of(host, *example_call(host, batch))
     try:  # keywords turned into positions as far as the signature allows
         bound = inspect.signature(host.forward).bind(*args, **kwargs)
     except TypeError as error:

@@ -191,6 +191,18 @@ def scaling_name(model: nn.Module) -> str | None:
     return None if scaling is None else scaling.config.name
 
 
+def on_device_of(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments with their tensors on the device of the model's first parameter."""
+    first = next(model.parameters(), None)
+
+    def moved(value: Any) -> Any:
+        return value.to(first.device) if isinstance(value, Tensor) and first is not None else value
+
+    return tuple(map(moved, args)), {name: moved(value) for name, value in kwargs.items()}
+
+
 def measure(model: nn.Module, plan: SkipPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Meter:
     """One forward in eval mode, without gradients and without the compiler. Nothing of the model changes."""
     host = unwrap(model)

@@ -5,14 +5,16 @@
         loss = ...; loss.backward(); optimizer.step(); optimizer.zero_grad()
         guard.step(loss)
 
-It keeps the weights and the optimiser's state of one good step, in the memory of the CPU. When the loss collapses
-(`CollapseDetector`) or is not finite, it puts them back, and from then on every step of the optimiser is made with half
-the rate. The loop and its schedules go on counting; nothing else of them changes.
+It keeps the weights and the optimiser's state of one good step, in the memory of the CPU or in a folder. When the loss
+collapses (`CollapseDetector`) or is not finite, it puts them back, and from then on every step of the optimiser is made
+with half the rate. The loop and its schedules go on counting; nothing else of them changes.
 """
 
 import copy
 import logging
 from collections.abc import Callable, Iterable
+from os import PathLike
+from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 import torch
@@ -21,7 +23,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ..attaching import without_records
-from ..errors import CollapseError, InvalidConfigError
+from ..errors import CheckpointError, CollapseError, InvalidConfigError
+from ..files import make_folder
 from .alarms import what_to_do
 from .collapse import Collapse, CollapseDetector, Spike
 from .features import has_bare_merges
@@ -44,6 +47,7 @@ class CollapseGuard:
     what the first ten steps have.
     `every`: steps between two copies of weights and optimiser state, of which the last one is kept. With Adam it is
     three times as large as the weights, 10 GB for 860 million in float32. None is made while the loss is in trouble.
+    `folder`: where the copy is kept; left out, in the memory of the CPU.
     `factor`, `max_rollbacks`: the rate is multiplied by the factor at each rollback, at most so many times; after that
     a collapse raises CollapseError.
     `extra`: other objects with `state_dict` and `load_state_dict` that go back as well: a moving average, a scaler.
@@ -58,6 +62,7 @@ class CollapseGuard:
         mode: Mode = "rollback",
         zero_loss: float | None = None,
         every: int = 50,
+        folder: str | PathLike[str] | None = None,
         factor: float = 0.5,
         max_rollbacks: int = 3,
         extra: Iterable[Any] = (),
@@ -81,6 +86,7 @@ class CollapseGuard:
         self.detector = CollapseDetector(zero_loss=zero_loss)
         self.worst = CollapseDetector(zero_loss=zero_loss)
         """With several processes: the largest of their losses. A mean over many would hide what is wrong in one."""
+        self.folder = None if folder is None else make_folder(Path(folder))
         self.good_step = 0
         """The step whose weights and optimiser state are kept."""
         self._good: dict[str, Any] | None = None
@@ -222,10 +228,18 @@ class CollapseGuard:
             "detectors": [self.detector.state_dict(), self.worst.state_dict()],
         }
         self.good_step = self.steps
-        self._good = _on_cpu(state, self._good)  # into the memory of the last one
+        if self.folder is None:
+            self._good = _on_cpu(state, self._good)  # into the memory of the last one
+            return
+        path = self._path(self.folder)
+        try:
+            torch.save(state, path.with_suffix(".part"))
+            path.with_suffix(".part").replace(path)
+        except (OSError, RuntimeError) as error:
+            raise CheckpointError(f"{path} could not be written: {error}; make space, or give folder=None") from error
 
     def _restore(self) -> None:
-        saved = self._good
+        saved = self._good if self.folder is None else self._loaded(self._path(self.folder))
         assert saved is not None
         with without_records():
             self.model.load_state_dict(saved["model"])
@@ -239,6 +253,18 @@ class CollapseGuard:
             each.load_state_dict(_on_cpu(state))
         for detector, state in zip((self.detector, self.worst), saved["detectors"], strict=True):
             detector.load_state_dict(state)
+
+    @staticmethod
+    def _path(folder: Path) -> Path:
+        rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+        return folder / f"good-{rank}.pt"
+
+    @staticmethod
+    def _loaded(path: Path) -> dict[str, Any]:
+        try:
+            return torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:  # torch has many
+            raise CheckpointError(f"{path} cannot be read: {error}") from error
 
     # For loops that save and resume themselves
 

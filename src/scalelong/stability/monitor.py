@@ -1,6 +1,6 @@
 """How stable a training run is, from within anyone's loop: `StabilityMonitor`.
 
-    with StabilityMonitor(model, every=10, probe_batch=(x, t)) as monitor:
+    with StabilityMonitor(model, every=10, probe_batch=(x, t), path="stability.jsonl") as monitor:
         for batch in batches:
             loss = ...; loss.backward(); optimizer.step(); optimizer.zero_grad()
             monitor.step(loss)
@@ -8,14 +8,16 @@
 Between readings nothing but the loss is touched. At a reading, sizes of features, gradients and updates stay on their
 device until all of them are read at once, so that an accelerator waits once per reading, never once per step.
 
-`step` gives a reading where one is due, for whatever logs it; all of them are in `history`.
+`step` gives a reading where one is due, for whatever logs it; with `path` they go into a JSON Lines file as well.
 """
 
 import logging
 import math
 import weakref
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -25,6 +27,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..attaching import host_of
 from ..errors import ExampleInputsError, InvalidConfigError, NotScaledError
+from ..files import append_json_line, make_folder, read_json_lines, write_json_lines
 from ..finding import ExampleInputs, SkipPlan, example_call, unwrap
 from .alarms import Alarm, AlarmDetector
 from .features import (
@@ -33,6 +36,7 @@ from .features import (
     block_names,
     has_bare_merges,
     measure,
+    on_device_of,
     parameters_by_block,
     plan_for,
 )
@@ -40,6 +44,7 @@ from .guard import RATE_FACTOR
 
 logger = logging.getLogger(__name__)
 
+Reading = Mapping[str, float]
 WIDE = 1e30
 """Formats whose largest number is above this (all but fp16) hold any activation that trains."""
 
@@ -51,6 +56,7 @@ class StabilityMonitor:
     `probe_batch`: arguments of the model (a tuple, or a dictionary of keywords) on which features are read as well; it
     stays the same, so that what changes is the network.
     `plan`: the long skips, if they are not to be found by `find_skips` on the probe batch.
+    `path`: a JSON Lines file for readings. A run that goes on from an earlier step replaces what was written after it.
     `zero_loss`: the loss of a network that knows nothing, 1 where ε is predicted; left out, that of the first steps.
     `on_alarm`: called with each alarm; left out, alarms are logged as warnings.
     """
@@ -62,6 +68,7 @@ class StabilityMonitor:
         every: int = 10,
         probe_batch: ExampleInputs = None,
         plan: SkipPlan | None = None,
+        path: str | PathLike[str] | None = None,
         zero_loss: float | None = None,
         on_alarm: Callable[[Alarm], None] | None = None,
     ) -> None:
@@ -74,7 +81,8 @@ class StabilityMonitor:
             raise ExampleInputsError(str(error).replace("example_inputs", "probe_batch")) from error
         self.probe_call = None
         if probe_batch is not None:
-            self.probe_call = example_call(self.host, probe_batch)
+            self.probe_call = on_device_of(self.host, *example_call(self.host, probe_batch))
+        self.path = None if path is None else Path(path)
         self.on_alarm = on_alarm or (lambda alarm: logger.warning("%s", alarm))
         self.alarms: list[Alarm] = []
         self.history: list[dict[str, float]] = []
@@ -145,8 +153,22 @@ class StabilityMonitor:
         bare = has_bare_merges(self.host, self.plan)
         alarms = self._detector.check(self.steps, reading, losses=losses, lr=self._updates.lr, bare=bare)
         self.alarms += alarms
+        if self.path is not None:
+            self._write(self.path, reading, alarms)
         for alarm in alarms:
             self.on_alarm(alarm)
+
+    def _write(self, path: Path, reading: Reading, alarms: Sequence[Alarm]) -> None:
+        if len(self.history) == 1:
+            make_folder(path.parent)
+            known = read_json_lines(path) if path.exists() else []
+            write_json_lines(path, [line for line in known if line.get("step", self.steps) < self.steps])
+        # JSON knows no NaN: a number that is not finite is written as null.
+        line: dict[str, Any] = {"step": self.steps}
+        line |= {name: value if math.isfinite(value) else None for name, value in reading.items()}
+        if alarms:
+            line["alarms"] = [{"kind": alarm.kind, "where": alarm.where, "message": str(alarm)} for alarm in alarms]
+        append_json_line(path, line)
 
     def _coefficients(self) -> dict[str, Tensor | float]:
         """κ_i of the most recent forward; 1 where the model is not scaled."""

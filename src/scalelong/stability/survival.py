@@ -1,8 +1,8 @@
 """The result of `rate_range`: which runs survived at which learning rate, as a table, a verdict, a picture and JSON.
 
 The rate at which half of the runs survive is read off the share of survivors by rate, made monotone and interpolated in
-log(rate). Two methods are compared on pairs of equal seeds by flipping signs, with Holm's correction for the number of
-methods. The verdict is computed from these numbers.
+log(rate); its interval of 95 % comes from resampling the seeds. Two methods are compared on pairs of equal seeds by
+flipping signs, with Holm's correction for the number of methods. The verdict is computed from these numbers.
 """
 
 import io
@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
-from itertools import product
+from itertools import pairwise, product
 from os import PathLike
 from pathlib import Path
 from statistics import median
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 OUTCOMES = ("survived", "collapsed", "not finite", "not learned")
+RESAMPLES = 1000
 LEVEL = 0.05
 """Below this p-value (Holm's) two methods differ."""
 EXACT = 14
@@ -74,6 +75,21 @@ class RateRun:
         lost = f"{self.outcome} after {self.steps} steps" if self.onset is None else f"collapsed at step {self.onset}"
         what = f"survived, loss {self.last:.3g}" if self.survived else lost
         return f"{self.method} at {rate_text(self.rate)}, seed {self.seed}: {what}"
+
+
+@dataclass(frozen=True)
+class HalfRate:
+    """The rate at which half of the runs of a method survive, with an interval of 95 % from the seeds.
+
+    `rate` is None where the tried rates do not bracket it. A `low` of None lies below all tried rates, a `high` of None
+    above them.
+    """
+
+    method: str
+    rate: float | None
+    low: float | None
+    high: float | None
+    text: str
 
 
 @dataclass(frozen=True)
@@ -122,9 +138,9 @@ class RateRange:
     def _found(self) -> dict[tuple[str, float, int], RateRun]:
         return {(run.method, run.rate, run.seed): run for run in self.runs}
 
-    def cell(self, method: str, rate: float) -> list[RateRun]:
+    def cell(self, method: str, rate: float, seeds: Sequence[int] | None = None) -> list[RateRun]:
         """The runs of a method at a rate, by seed."""
-        keys = [(method, rate, seed) for seed in self.seeds]
+        keys = [(method, rate, seed) for seed in (self.seeds if seeds is None else seeds)]
         return [self._found[key] for key in keys if key in self._found]
 
     def survivors(self, method: str, rate: float | None = None) -> tuple[int, int]:
@@ -134,9 +150,38 @@ class RateRange:
 
     # The rate at which half of the runs survive
 
-    def half_rate(self, method: str) -> float:
+    @cached_property
+    def half_rates(self) -> tuple[HalfRate, ...]:
+        return tuple(self._half(method) for method in self.methods)
+
+    def _half(self, method: str) -> HalfRate:
+        rate, source = self._crossing(method, self.seeds), random.Random(0)
+        drawn = sorted(self._crossing(method, source.choices(self.seeds, k=len(self.seeds))) for _ in range(RESAMPLES))
+        low, high = drawn[int(0.025 * RESAMPLES)], drawn[int(0.975 * RESAMPLES)]
+        points = self._shares(method, self.seeds)
+        for (left, p), (right, q) in pairwise(points):
+            # All survive one rate and none the next: seeds do not vary, but the truth lies between the two.
+            if (p, q) == (1.0, 0.0) and left < rate <= right:
+                low, high = min(low, left), max(high, right)
+        below, above = f"below {rate_text(self.rates[0])}", f"above {rate_text(self.rates[-1])}"
+        if not 0 < rate < math.inf:
+            return HalfRate(method, None, low or None, high if high < math.inf else None, above if rate else below)
+        interval = f"[{rate_text(low) if low else below}, {rate_text(high) if high < math.inf else above}]"
+        text = f"{rate_text(rate)} {interval}"
+        return HalfRate(method, rate, low or None, high if high < math.inf else None, text)
+
+    def _shares(self, method: str, seeds: Sequence[int]) -> list[tuple[float, float]]:
+        """(rate, share of survivors). Below the smallest rate with a survivor, what has not learned is only slow."""
+        slowest = next((rate for rate in self.rates if self.survivors(method, rate)[0]), 0.0)
+        found = []
+        for rate in self.rates:
+            runs = [run for run in self.cell(method, rate, seeds) if rate >= slowest or run.outcome != "not learned"]
+            found += [(rate, sum(run.survived for run in runs) / len(runs))] if runs else []
+        return found
+
+    def _crossing(self, method: str, seeds: Sequence[int]) -> float:
         """The rate at which the monotone share of survivors falls through one half; 0 below all tried, inf above."""
-        points = self._shares(method)
+        points = self._shares(method, seeds)
         shares = _falling([share for _, share in points])
         if not points or shares[0] < 0.5:
             return 0.0
@@ -144,22 +189,6 @@ class RateRange:
             if q < 0.5 <= p:
                 return math.exp(math.log(left) + (p - 0.5) / (p - q) * math.log(right / left))
         return points[-1][0] if shares[-1] == 0.5 else math.inf
-
-    def half_text(self, method: str) -> str:
-        """The same in words: a rate, or "above" or "below" all that were tried."""
-        rate = self.half_rate(method)
-        if 0 < rate < math.inf:
-            return rate_text(rate)
-        return f"above {rate_text(self.rates[-1])}" if rate else f"below {rate_text(self.rates[0])}"
-
-    def _shares(self, method: str) -> list[tuple[float, float]]:
-        """(rate, share of survivors). Below the smallest rate with a survivor, what has not learned is only slow."""
-        slowest = next((rate for rate in self.rates if self.survivors(method, rate)[0]), 0.0)
-        found = []
-        for rate in self.rates:
-            runs = [run for run in self.cell(method, rate) if rate >= slowest or run.outcome != "not learned"]
-            found += [(rate, sum(run.survived for run in runs) / len(runs))] if runs else []
-        return found
 
     # Differences between methods
 
@@ -204,30 +233,34 @@ class RateRange:
         """The advice, in sentences that follow from the counts."""
         if not self.runs:
             return "No run is finished yet."
-        survivors = "; ".join(f"{method} {_of(self.survivors(method))}" for method in self.methods)
         yours = [] if self.your_rate is None else [self._at_your_rate(self.your_rate)]
-        return " ".join([*self._judgement(), f"Survivors: {survivors}.", *yours])
+        return " ".join([self._judgement(), *yours])
 
-    def _judgement(self) -> list[str]:
+    def _judgement(self) -> str:
         baseline, seeds = self.methods[0], len(self.seeds)
+        counted = "; ".join(f"{method} {_of(self.survivors(method))}" for method in self.methods)
         if len(self.methods) == 1:
-            return [f"Half of the runs of {baseline} survive: {self.half_text(baseline)}."]
+            return f"Half of the runs of {baseline} survive: {self.half_rates[0].text} (survivors: {counted})."
         needed = math.ceil(1 + math.log2((len(self.methods) - 1) / LEVEL))
         if seeds < needed:
-            few = "one seed" if seeds == 1 else f"{seeds} seeds"
-            return [f"Cannot be judged with {few}: {needed} or more tell {len(self.methods)} methods from chance."]
+            return (
+                f"Cannot be judged with {'one seed' if seeds == 1 else f'{seeds} seeds'}: {needed} or more can tell "
+                f"{len(self.methods)} methods from chance. Survivors so far: {counted}."
+            )
         better = [each for each in self.differences if each.differs and each.survived > each.baseline_survived]
         worse = [each.method for each in self.differences if each.differs and each.survived < each.baseline_survived]
         same = [each.method for each in self.differences if not each.differs]
-        sentences = []
+        if not better and not worse:
+            return f"No difference that {seeds} seeds can show: {counted} runs survive.{self._edge()}"
+        parts = []
         if better:
             best = self._best(better)
-            sentences += [f"More runs survive with {listed([each.method for each in better])} than with {baseline}."]
-            halves = f"{self.half_text(best)} with {best}, {self.half_text(baseline)} with {baseline}"
-            sentences += [f"Half of them survive: {halves}."] if len(self.rates) > 1 else []
-            sentences += self._advice(best)
-        sentences += [f"Fewer survive with {listed(worse)} than with {baseline}."] if worse else []
-        return [*sentences, *([f"No difference that {seeds} seeds can show with {listed(same)}."] if same else [])]
+            parts.append(f"{self._advantage(best)}{self._advice(best)}")
+            also = [each.method for each in better if each.method != best]
+            parts += [f"More survive as well with {listed(also)}."] if also else []
+        parts += [f"Fewer survive with {listed(worse)} than with {baseline}."] if worse else []
+        parts += [f"No difference that {seeds} seeds can show with {listed(same)}."] if same else []
+        return f"{' '.join(parts)} Survivors: {counted}."
 
     def _best(self, better: list[Difference]) -> str:
         """The method with the most survivors; merge_norm, which lasts, unless seeds show that it has fewer."""
@@ -235,34 +268,53 @@ class RateRange:
         lasting = [each.method for each in better if each.method.startswith("merge_norm")]
         return next((method for method in lasting if self._p_value(most, method) >= LEVEL), most)
 
-    def _advice(self, method: str) -> list[str]:
+    def _advantage(self, method: str) -> str:
+        baseline, first = self.methods[0], rate_text(self.rates[0])
+        if len(self.rates) == 1:
+            return f"At a rate of {first} more runs survive with {method} than with {baseline}."
+        halves = {half.method: half.text.partition(" [")[0] for half in self.half_rates}
+        return f"Half of the runs survive: {halves[method]} with {method}, {halves[baseline]} with {baseline}."
+
+    def _advice(self, method: str) -> str:
         if method.startswith(("start:", "cs", "ls")):
-            return [f"That delays a collapse; a norm in each merge lasts (docs/recipe.md): {MERGE_NORM}."]
+            return f" That delays a collapse; a norm in each merge lasts (docs/recipe.md): {MERGE_NORM}."
         if not method.startswith("merge_norm"):
-            return []
+            return ""
         lost = [rate for rate in self.rates if not _all(self.survivors(self.methods[0], rate))]
         safe = [rate for rate in self.rates if rate < min(lost, default=math.inf)]
         stay = f"stay at {rate_text(safe[-1])} or below, where all survive without it" if safe else "lower the rate"
-        return [f"Call {MERGE_NORM} before the first step, or {stay}."]
+        return f" Call {MERGE_NORM} before the first step, or {stay}."
+
+    def _edge(self) -> str:
+        counts = [self.survivors(method) for method in self.methods]
+        if all(map(_all, counts)):
+            return f" All of them up to {rate_text(self.rates[-1])}: higher rates may show one."
+        if not any(alive for alive, _ in counts):
+            return f" None of them from {rate_text(self.rates[0])} on: lower rates may show one."
+        return ""
 
     def _at_your_rate(self, yours: float) -> str:
+        named = f"your rate of {rate_text(yours)}"
         above = next((rate for rate in self.rates if rate >= yours), None)
         if above is None:
-            return f"All of these rates lie below your rate of {rate_text(yours)}."
-        place = "" if above == yours else f" (counted at {rate_text(above)}, the next one above)"
+            return f"All of these rates lie below {named}."
+        if all(_all(self.survivors(method, above)) for method in self.methods):
+            place = "" if above == yours else f" (and at {rate_text(above)})"
+            return f"At {named}{place} nothing differs: all runs survive."
         counted = ", ".join(f"{_of(self.survivors(method, above))} with {method}" for method in self.methods)
-        return f"At your rate of {rate_text(yours)}{place} {counted} survive."
+        place = "At" if above == yours else f"At {rate_text(above)}, the next rate above"
+        return f"{place} {named}, {counted} survive."
 
     # Table
 
     def rows(self) -> list[dict[str, str]]:
         """A row per method: survivors at each rate, the rate that half survive, the loss reached, what left first."""
         rows = []
-        for method in self.methods:
+        for method, half in zip(self.methods, self.half_rates, strict=True):
             best = self._median_best(method)
             at = min(best, key=lambda rate: best[rate], default=0.0)
             row = {"method": method} | {rate_text(rate): _of(self.survivors(method, rate)) for rate in self.rates}
-            row |= {"half survive": self.half_text(method)} if len(self.rates) > 1 else {}
+            row |= {"half survive": half.text} if len(self.rates) > 1 else {}
             row["best loss (at)"] = f"{best[at]:.3g} ({rate_text(at)})" if best else "-"
             rows.append(row | {"left first": self.left_first(method)})
         return rows

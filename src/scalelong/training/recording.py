@@ -38,7 +38,7 @@ from ..models import evaluating
 from ..noise import widest_float
 from ..randomness import derived_seed, global_state, restore_global_state
 from ..runs import RunData, RunFolder, save_png
-from ..stability import send_alert
+from ..stability import log_picture, send_alert
 from .optimizers import base_rate
 from .state import TrainState
 
@@ -158,11 +158,9 @@ class MetricsRecorder:
             return
         shown = grid if grid.shape[0] in (1, 3) else grid[:1]
         for tracker in self.accelerator.trackers:
-            if hasattr(tracker, "log_images"):
+            if not log_picture(tracker, step, "samples", shown) and hasattr(tracker, "log_images"):
                 array = shown.permute(1, 2, 0).numpy()
-                options = {"dataformats": "NHWC"} if tracker.name == "tensorboard" else {}
-                images = array if tracker.name in _ONE_IMAGE else array[None]
-                tracker.log_images({"samples": images}, step=step, **options)
+                tracker.log_images({"samples": array if tracker.name in _ONE_IMAGE else [array]}, step=step)
 
     def alert(self, step: int, kind: str, text: str) -> None:
         """An alarm of the monitor, a collapse, numbers that are not finite: an alert where the tracker has alerts."""
@@ -176,7 +174,7 @@ class MetricsRecorder:
 
 
 _ONE_IMAGE = ("aim", "clearml")
-"""Trackers of accelerate whose `log_images` takes an image per name, where the others take several."""
+"""Trackers of accelerate whose `log_images` takes an image per name, where the others take a list of images."""
 
 
 class TrainingProgress(Progress):

@@ -32,6 +32,30 @@ class MethodOnTheInstance(Pyramid):
         self.forward = types.MethodType(plain_forward, self)
 
 
+class PartialForward(Pyramid):
+    def __init__(self):
+        super().__init__()
+        self.forward = functools.partial(self.run, gain=0.9)
+
+    def run(self, x, gain):
+        return gain * plain_forward(self, x)
+
+
+class BoundMethodsInATable(Pyramid):
+    def __init__(self):
+        super().__init__()
+        self.joins = {"add": self.add, "none": self.main_only}
+
+    def add(self, i, h, skip):
+        return h + self.k(i, skip)
+
+    def main_only(self, i, h, skip):
+        return h
+
+    def join(self, i, h, skip):
+        return self.joins["add"](i, h, skip)
+
+
 class CompiledInInit(Pyramid):
     def __init__(self):
         super().__init__()
