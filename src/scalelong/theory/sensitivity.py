@@ -4,23 +4,29 @@ Derivatives are exact where forward mode reaches, and central differences elsewh
 name (its condition, mostly) go into `keywords`.
 """
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ..attaching import is_scaled, scale_skips_, scaling_of, unscale_, unscaled
-from ..errors import FrozenGatesWarning
+from ..attaching import is_scaled, scale_skips_, unscale_, unscaled
 from ..finding import ExampleInputs
 from ..models import by_name, evaluating, output_tensor
-from ..scaling import ConstantScaling, FixedScaling, LearnableScaling, NoScaling, UniformScaling
+from ..scaling import (
+    ConstantScaling,
+    FixedScaling,
+    NoScaling,
+    Scaling,
+    SkipScaling,
+    SkipSite,
+    UniformScaling,
+)
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 Row = dict[str, Any]
@@ -81,13 +87,13 @@ def skip_sensitivities(
     not, and scaling a skip with a small w_j changes little.
     """
     example = by_name(model, inputs, keywords) if keywords else inputs
-    with _probing(model, example) as (name, kappas), evaluating(model):
+    with _probing(model, scaling or NoScaling(), example) as probe, evaluating(model):
 
         def response(kappas: Tensor) -> Tensor:
-            return output_tensor(functional_call(model, {name: kappas}, inputs, dict(keywords)))
+            probe.kappas = kappas
+            return output_tensor(model(*inputs, **keywords))
 
-        curve = (scaling or NoScaling()).curve(len(kappas))
-        point = torch.tensor(curve, dtype=torch.float64, device=kappas.device)
+        point = probe.kappas
         directions = torch.eye(len(point), dtype=point.dtype, device=point.device)
         tangents = [_derivative(response, point, direction) for direction in directions]
     return [float(tangent.double().square().sum()) / len(tangent) for tangent in tangents]
@@ -142,15 +148,43 @@ def _difference_derivative(function: Callable[[Tensor], Tensor], point: Tensor, 
 # Coefficients of skips that can be differentiated
 
 
+class _ProbeSkipScaling(SkipScaling):
+    """Multiplies each skip by an entry of `kappas`, a tensor that a derivative can be taken with respect to."""
+
+    kappas: Tensor
+
+    def __init__(self, config: Scaling, sites: Sequence[SkipSite], kappas: Sequence[float]) -> None:
+        super().__init__(config, sites)
+        self.register_buffer("kappas", torch.tensor(kappas, dtype=torch.float64), persistent=False)
+
+    def scale(self, skip: Tensor, index: int) -> Tensor:
+        return skip * self.kappas[index - 1].to(skip.dtype)
+
+    def coefficient(self, index: int) -> float:
+        return float(self.kappas[index - 1])
+
+
+@dataclass(frozen=True)
+class _ProbeScaling(Scaling):
+    """A constant method whose coefficients can be differentiated. For measuring; it is not a method to train with."""
+
+    base: FixedScaling
+    built: list[_ProbeSkipScaling] = field(default_factory=list, compare=False)
+
+    name = "probe"
+
+    def build(self, sites: Sequence[SkipSite]) -> _ProbeSkipScaling:
+        self.built.append(_ProbeSkipScaling(self, sites, self.base.curve(len(sites))))
+        return self.built[-1]
+
+
 @contextmanager
-def _probing(model: nn.Module, inputs: ExampleInputs) -> Iterator[tuple[str, nn.Parameter]]:
-    """The model with a parameter for each κ_j: its name, and the parameter; afterwards it is as it was."""
+def _probing(model: nn.Module, base: FixedScaling, inputs: ExampleInputs) -> Iterator[_ProbeSkipScaling]:
+    """The model with probes on its long skips; afterwards it is as it was, scaled or not."""
+    config = _ProbeScaling(base)
     with unscaled(model) if is_scaled(model) else nullcontext():
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FrozenGatesWarning)  # no optimiser is meant to train them
-            scale_skips_(model, LearnableScaling(module="scalar"), example_inputs=inputs)
+        scale_skips_(model, config, example_inputs=inputs)
         try:
-            kappas = next(scaling_of(model).parameters())
-            yield next(name for name, parameter in model.named_parameters() if parameter is kappas), kappas
+            yield config.built[-1]
         finally:
             unscale_(model)
