@@ -15,7 +15,7 @@ import scalelong
 PACKAGE = Path(scalelong.__file__).parent
 
 # Everything optional that is installed beside the package.
-HEAVY = ["accelerate", "datasets", "diffusers", "matplotlib", "monai", "pandas", "PIL", "rich", "safetensors"]
+HEAVY = ["accelerate", "datasets", "diffusers", "matplotlib", "monai", "PIL", "rich", "safetensors"]
 HEAVY += ["ray", "scipy", "submitit", "tensorboard", "transformers", "shtab", "yaml"]
 
 PROBE = """

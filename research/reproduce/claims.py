@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -14,7 +14,6 @@ from matplotlib.figure import Figure
 from scalelong.errors import InvalidConfigError
 from scalelong.experiments import Curve, PlannedRun, Results, RunRecord, interval, steps_ratio
 from scalelong.files import write_text
-from scalelong.stability import Oscillation
 
 from .settings import CS, LS, NONE, UNIFORM, Arm, Method, Scale
 
@@ -114,25 +113,24 @@ def to_dict(run: RunRecord) -> dict[str, Any]:
         "run": run.run,
         "held_out": [[step, rounded(value)] for step, value in run.held_out.points],
         "kappas": [rounded(value) for value in run.kappas],
-        "o1_features": _short(run.oscillation.o1),
-        "o1_gradient": _short(run.o1_gradient),
-        "gate": run.oscillation.gate,
+        **{name: _short(run.measured.get(name)) for name in ("o1_features", "o1_gradient")},
         "frechet": _short(run.frechet),
         "diverged": run.diverged is not None,
         "seconds": _short(run.seconds),
         "traces": {name: [rounded(value) for value in values] for name, values in run.traces.items()},
-        "measured": run.measured,
+        "measured": {name: value for name, value in run.measured.items() if name not in SCORES},
     }
 
 
 def from_dict(values: dict[str, Any]) -> RunRecord:
-    o1, held_out = values["o1_features"], values["held_out"]
-    kept = ("setting", "method", "seed", "run", "o1_gradient", "frechet", "seconds", "traces", "measured")
+    held_out = values["held_out"]
+    kept = ("setting", "method", "seed", "run", "frechet", "seconds", "traces")
+    counted = {name: None if values.get("gate") else values[name] for name in SCORES}
     return RunRecord(
         **{name: values[name] for name in kept},
         held_out=Curve(*(tuple(column) for column in zip(*held_out, strict=True))) if held_out else Curve(),
         kappas=tuple(values["kappas"]),
-        oscillation=Oscillation(math.nan if o1 is None else o1, values["gate"]),
+        measured={**values["measured"], **counted},
         diverged="it diverged" if values["diverged"] else None,
     )
 
@@ -172,7 +170,36 @@ def record(arm: Arm, run: PlannedRun, *, traces: bool, measured: dict[str, Any])
     found = run.read(arm.setting.name)
     read = ((name, found.curves[key]) for name, keys in TRACES.items() for key in keys if key in found.curves)
     kept = {name: list(curve.values) for name, curve in read} if traces else {}
-    return from_dict(to_dict(replace(found, traces=kept, measured=measured)))
+    return from_dict(to_dict(replace(found, traces=kept, measured={**measured, **oscillations(found.curves)})))
+
+
+# How much features and gradients oscillate (Figure 1), as numbers.
+
+SCORES = ("o1_features", "o1_gradient")
+WINDOW = 51
+FLOOR = 1e-4
+"""The smallest reading that counts: a collapsed network looks perfectly stable."""
+
+
+def oscillations(curves: Mapping[str, Curve]) -> dict[str, float | None]:
+    """O1 of the blocks on the probe batch, their mean, and of the gradient; None where the run has learned nothing."""
+    features = [_o1(curve.values) for name, curve in curves.items() if name.startswith("probe_block_rms/")]
+    gradient = _o1(curves["gradient_norm/all"].values) if "gradient_norm/all" in curves else None
+    held_out = curves.get("held_out_loss")
+    if not features or None in features or (held_out is not None and not held_out.values[-1] < 1.0):
+        return dict.fromkeys(SCORES)
+    return {"o1_features": fmean(score for score in features if score is not None), "o1_gradient": gradient}
+
+
+def _o1(series: Sequence[float]) -> float | None:
+    """The RMS of the distances of log(series) from a local linear fit over a window of 51 readings, at equal distances
+    in steps; None where the series is too short, not finite, or has collapsed."""
+    if len(series) < WINDOW or not all(math.isfinite(value) and value >= FLOOR for value in series):
+        return None
+    y, half = [math.log(value) for value in series], WINDOW // 2
+    # At the middle of an odd window of equal distances a linear fit equals the mean, because its slope drops out.
+    away = (y[t] - fmean(y[t - half : t + half + 1]) for t in range(half, len(y) - half))
+    return math.sqrt(fmean(value * value for value in away))
 
 
 # What is compared: numbers of one run.
@@ -201,15 +228,10 @@ def loss_at(step: int) -> Quantity:
     return Quantity(f"held-out loss at step {step}", value)
 
 
-def _if_counted(value: float | None, record: RunRecord) -> float | None:
-    """Oscillation of a collapsed network is no oscillation score."""
-    return None if record.oscillation.gate or value is None or not math.isfinite(value) else value
-
-
 LOSS = Quantity("held-out loss", final_loss)
 FRECHET = Quantity("Fréchet distance", lambda record: record.frechet, "{:.2f}")
-FEATURES = Quantity("O1 of the features", lambda record: _if_counted(record.oscillation.o1, record))
-GRADIENTS = Quantity("O1 of the gradient", lambda record: _if_counted(record.o1_gradient, record), "{:.3f}")
+FEATURES = Quantity("O1 of the features", lambda record: record.measured.get("o1_features"))
+GRADIENTS = Quantity("O1 of the gradient", lambda record: record.measured.get("o1_gradient"), "{:.3f}")
 
 
 def qualities(results: StudyResults) -> tuple[Quantity, ...]:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from research.reproduce.claims import (
     below,
     faster,
     judge,
+    oscillations,
     overall,
     region_of,
 )
@@ -31,7 +33,6 @@ from scalelong.cli import main
 from scalelong.config import RECIPES, TrainConfig, recipe, with_values
 from scalelong.errors import InvalidConfigError
 from scalelong.experiments import Curve, RunRecord
-from scalelong.stability import Oscillation
 
 EVIDENCE = Path(__file__).parents[2] / "docs" / "evidence"
 
@@ -88,14 +89,26 @@ def test_the_verdict_of_an_item():
 
 def made_up(method: str, seed: int, losses: list[float], setting: str = "s", **more) -> RunRecord:
     held_out = [(100 * (place + 1), value) for place, value in enumerate(losses)]
-    o1, gate = more.pop("o1_features", 0.1 + 0.01 * seed), more.pop("gate", "")
-    values = {"o1_gradient": 0.2, "kappas": (1.0, 0.7, 0.5), "oscillation": Oscillation(o1, gate)} | more
+    scores = {"o1_features": more.pop("o1_features", 0.1 + 0.01 * seed), "o1_gradient": 0.2}
+    values = {"kappas": (1.0, 0.7, 0.5), "measured": scores} | more
     curve = Curve(tuple(step for step, _ in held_out), tuple(value for _, value in held_out))
     return RunRecord(setting=setting, method=method, seed=seed, run="run", held_out=curve, **values)
 
 
 def results_of(*runs: RunRecord) -> StudyResults:
     return StudyResults(list(runs), item="table4", scale="tiny", seeds=3, settings={"s": {}})
+
+
+def test_oscillation_is_what_lies_around_the_trend():
+    source = random.Random(0)
+    growth = [math.exp(0.02 * t) for t in range(200)]
+    noise = [math.exp(source.gauss(0, 0.2)) for _ in range(4000)]
+    for series, o1 in ((growth, 0.0), (noise, 0.2), ([1.0] * 50, None), ([1e-9] * 60, None), ([math.inf] * 60, None)):
+        curve = Curve(tuple(range(len(series))), tuple(series))
+        found = oscillations({"probe_block_rms/a": curve, "gradient_norm/all": curve})
+        assert found["o1_features"] == (o1 if o1 is None else pytest.approx(o1, rel=0.03, abs=1e-9))
+        lost = oscillations({"probe_block_rms/a": curve, "held_out_loss": Curve((1,), (1.2,))})
+        assert lost == {"o1_features": None, "o1_gradient": None}
 
 
 def test_ratios_are_those_of_equal_seeds():

@@ -1,11 +1,10 @@
-"""Alarms on readings that were made up, and scores of oscillation whose answer is known."""
+"""Alarms on readings that were made up."""
 
 import math
-import random
 
 import pytest
 
-from scalelong.stability import AlarmDetector, oscillation
+from scalelong.stability import AlarmDetector
 
 HEALTHY = {
     "loss": 0.2,
@@ -91,44 +90,3 @@ def test_an_alarm_names_the_rate_what_left_first_and_one_thing_to_do(bare, lr, w
     assert ("merge_norm" in shown) == ("merge_norm" in words)
     assert "clip" not in shown
     assert "warm-up" not in shown
-
-
-# Oscillation
-
-
-def noise(count: int, deviation: float) -> list[float]:
-    source = random.Random(0)
-    return [source.gauss(0, deviation) for _ in range(count)]
-
-
-@pytest.mark.parametrize("series", [[math.exp(0.02 * t) for t in range(200)], [0.7] * 60])
-def test_exponential_growth_and_constants_do_not_oscillate(series):
-    score = oscillation(series, loss=0.3)
-    assert score.valid
-    assert score.o1 == pytest.approx(0, abs=1e-9)
-
-
-def test_white_noise_has_its_own_deviation_in_any_unit():
-    series = [math.exp(value) for value in noise(4000, 0.2)]
-    score = oscillation(series)
-    # A mean over 51 readings contains the reading itself: √(1 - 1/51) of the deviation is left.
-    assert score.o1 == pytest.approx(0.2 * math.sqrt(1 - 1 / 51), rel=0.03)
-    assert oscillation([1000 * value for value in series]).o1 == pytest.approx(score.o1)
-
-
-@pytest.mark.parametrize(
-    ("series", "options", "reason"),
-    [
-        ([1e-9] * 60, {}, "collapsed"),
-        ([0.0] * 60, {}, "collapsed"),
-        ([1.0] * 60, {"loss": 1.2}, "predictor of zero"),
-        ([1.0] * 60, {"loss": math.nan}, "predictor of zero"),
-        ([1.0] * 50, {}, "less than a window"),
-        ([1.0] * 59 + [math.inf], {}, "infinite"),
-        ([], {}, "less than a window"),
-    ],
-)
-def test_gates(series, options, reason):
-    score = oscillation(series, **options)
-    assert not score.valid
-    assert reason in score.gate

@@ -23,7 +23,8 @@ from scalelong.stability import (
     Alarm,
     StabilityMonitor,
     lightning_callback,
-    probe,
+    measure,
+    plan_for,
 )
 from scalelong.stability.monitor import UpdateWatch
 
@@ -148,14 +149,15 @@ def test_validation_between_steps_is_not_read():
             model(100 * x, t)
         reading = monitor.step()
         assert reading is not None
-        assert reading["skip_rms/1"] == pytest.approx(probe(model, x, t).skip_rms[1], rel=1e-5)
+        size = float(measure(model, plan_for(model), (x, t), {}).skips[1][0])
+        assert reading["skip_rms/1"] == pytest.approx(size, rel=1e-5)
 
 
 def test_tokens_that_are_all_alike_have_a_similarity_of_one():
     model = tiny()
-    before = probe(model, *batch()).similarity
+    before = measure(model, plan_for(model), batch(), {}).alike
     model.encoder[1].register_forward_hook(lambda *parts: parts[2].mean(1, keepdim=True).expand_as(parts[2]))
-    after = probe(model, *batch()).similarity
+    after = measure(model, plan_for(model), batch(), {}).alike
     assert after["encoder.0"] == before["encoder.0"] < 0.6
     assert after["encoder.1"] == pytest.approx(1.0, abs=1e-5)
 
@@ -235,9 +237,9 @@ def test_a_model_that_we_did_not_write():
         norm_num_groups=1,
     )
     x = torch.randn(2, 1, 8, 8)
-    plain = probe(model, sample=x, timestep=torch.tensor([3, 5]))
-    assert set(plain.skip_rms) == {1, 2, 3, 4}
-    assert "mid_block" in plain.block_rms
+    plain = measure(model, plan_for(model), (), {"sample": x, "timestep": torch.tensor([3, 5])})
+    assert set(plain.skips) == {1, 2, 3, 4}
+    assert "mid_block" in plain.blocks
     sl.scale_skips_(model, sl.UniformScaling(0.9))
     with StabilityMonitor(model, every=1, probe_batch={"sample": x, "timestep": torch.tensor([3, 5])}) as monitor:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -247,8 +249,8 @@ def test_a_model_that_we_did_not_write():
     assert reading is not None
     assert reading["kappa/4"] == pytest.approx(0.9)
     # Read in front of the scaling, so that a skip's size is that of the feature itself.
-    assert reading["probe_skip_rms/1"] == pytest.approx(plain.skip_rms[1], rel=1e-5)
-    assert reading["skip_rms/1"] == pytest.approx(plain.skip_rms[1], rel=1e-5)
+    assert reading["probe_skip_rms/1"] == pytest.approx(float(plain.skips[1][0]), rel=1e-5)
+    assert reading["skip_rms/1"] == pytest.approx(float(plain.skips[1][0]), rel=1e-5)
     assert reading["gradient_norm/mid_block"] > 0
 
 

@@ -282,24 +282,22 @@ def _register(module: nn.Module, hook: ArgumentHook) -> None:
 
 def _by_function(edits: Slots, state: Attached) -> dict[Any, dict[Any, list[Action | Pass]]]:
     """The actions of one module's rewritten functions: by function, expression, and execution of the expression."""
-    places: defaultdict[Any, defaultdict[Any, defaultdict[int, Slots]]]
-    places = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
-    runs: dict[Any, tuple[int, int]] = {}
+    places: defaultdict[tuple[Any, Any], defaultdict[int, Slots]] = defaultdict(lambda: defaultdict(list))
+    runs: dict[tuple[Any, Any], tuple[int, int]] = {}
     for slot, edit in edits:
         source = edit.attachment.source
         assert source is not None
-        function, site = (source.method, source.owner, source.digest), (source.position, source.operand)
-        places[function][site][source.execution].append((slot, edit))
-        runs[function, site] = (source.executions, source.line)
-
-    def by_execution(function: Any, site: Any) -> list[Action | Pass]:
-        same, (total, line) = places[function][site], runs[function, site]
+        place = (source.method, source.owner, source.digest), (source.position, source.operand)
+        places[place][source.execution].append((slot, edit))
+        runs[place] = (source.executions, source.line)
+    found: defaultdict[Any, dict[Any, list[Action | Pass]]] = defaultdict(dict)
+    for (function, site), same in places.items():
+        total, line = runs[function, site]
         skipped = f"the merge in line {line} (its execution {{}} of {total}, which is not scaled)"
-        return [
+        found[function][site] = [
             Action(same[n], state) if n in same else Pass(skipped.format(n + 1), state.counter) for n in range(total)
         ]
-
-    return {function: {site: by_execution(function, site) for site in sites} for function, sites in places.items()}
+    return found
 
 
 def _strip(host: nn.Module) -> None:

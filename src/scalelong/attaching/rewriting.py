@@ -2,9 +2,13 @@
 
 The syntax tree of the function is changed at the merge and compiled again. The new function is bound to the module in
 hand alone: it stands in the module's `__dict__`, in front of the method of its class. No class, no other module, no
-function and no global variable changes, and `restore_` leaves nothing of it.
+function and no global variable changes, and `take_off` leaves nothing of it.
 
-    x = self.up(x) + skip     becomes     x = self.up(x) + __scalelong__(0, skip)
+    x = self.up(x) + skip              x = self.up(x) + __scalelong__(0, skip)
+    x = torch.cat([x, skip], 1)        x = __scalelong__(0, torch.cat([x, skip], 1))
+    x = torch.add(x, skip)             x = __scalelong__.call(((0, 1),), torch, "add", x, skip)
+    skip += x                          __scalelong__.in_place(0, skip); skip += x
+    x = sum([x, skip])                 x = __scalelong__.sum(((0, 1),), 0, sum, [x, skip])
 """
 
 import ast
@@ -19,22 +23,22 @@ from torch import Tensor, nn
 
 from ..errors import SkipMismatchError, UnreachableSkipError
 from ..finding import (
-    RUN,
-    Editor,
     EditSite,
     attributes_of,
     find_function,
     functions_in,
+    has_operand,
     inherited,
-    insert_first,
+    list_of_a_sum,
+    position_of,
     syntax_tree,
 )
+from ..tracing import Argument
 from .actions import REWRITES, Action, ForwardCounter, Pass, running_backward
 
+RUN, _START, _SUPER = "__scalelong__", "__scalelong_start__", "__scalelong_super__"
 Actions = list[Action | Pass]
 """What happens at a site, by execution: an expression in a loop merges a different skip each time."""
-_START, _SUPER = "__scalelong_start__", "__scalelong_super__"
-
 Place = tuple[str, str, str]
 """A function of a module: method, owner and digest of its source, as plans name it."""
 
@@ -92,17 +96,15 @@ class RewrittenMethod:
         return self.function(self.module, *args, **kwargs) if self.takes_module else self.function(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "RewrittenMethod":
-        made = copy.copy(self)
-        made.module = copy.deepcopy(self.module, memo)
-        return made
-
-    def __copy__(self) -> "RewrittenMethod":
         made = object.__new__(RewrittenMethod)
-        made.__dict__.update(self.__dict__)
+        made.__dict__.update({**self.__dict__, "module": copy.deepcopy(self.module, memo)})
         return made
 
     def __reduce__(self) -> Any:
         return RewrittenMethod, (self.module, self.name, self.sites)
+
+
+# From a method to one with other code.
 
 
 def _rewritten_attribute(module: nn.Module, name: str, sites: dict[Place, list[EditSite]]) -> Any:
@@ -139,12 +141,6 @@ def _exchanged(value: Any, old: FunctionType, new: FunctionType) -> Any:
         return new
     if not any(function is old for function in functions_in(value)):
         return value
-    if isinstance(value, FunctionType):
-        cells = [_cell(cell, old, new) for cell in value.__closure__ or ()]
-        made = FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, tuple(cells))
-        made.__kwdefaults__, made.__qualname__ = value.__kwdefaults__, value.__qualname__
-        made.__dict__.update({name: _exchanged(item, old, new) for name, item in vars(value).items()})
-        return made
     if isinstance(value, MethodType):
         return MethodType(_exchanged(value.__func__, old, new), value.__self__)
     if isinstance(value, staticmethod):
@@ -154,7 +150,12 @@ def _exchanged(value: Any, old: FunctionType, new: FunctionType) -> Any:
         return functools.partial(_exchanged(value.func, old, new), *args, **value.keywords)
     if isinstance(value, dict):
         return {name: _exchanged(item, old, new) for name, item in value.items()}
-    return type(value)(_exchanged(item, old, new) for item in value)  # a list or a tuple
+    if isinstance(value, list | tuple):
+        return type(value)(_exchanged(item, old, new) for item in value)
+    cells = [_cell(cell, old, new) for cell in value.__closure__ or ()]
+    made = _function_like(value, value.__code__, tuple(cells))
+    made.__dict__.update({name: _exchanged(item, old, new) for name, item in vars(value).items()})
+    return made
 
 
 def _cell(cell: CellType, old: FunctionType, new: FunctionType) -> CellType:
@@ -166,23 +167,26 @@ def _cell(cell: CellType, old: FunctionType, new: FunctionType) -> CellType:
     return cell if exchanged is content else CellType(exchanged)
 
 
+def _function_like(function: FunctionType, code: CodeType, closure: tuple[CellType, ...]) -> FunctionType:
+    made = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, closure)
+    made.__kwdefaults__, made.__qualname__ = function.__kwdefaults__, function.__qualname__
+    made.__dict__.update(vars(function))
+    return made
+
+
 def _rewritten(
     function: FunctionType, place: Place, sites: list[EditSite], exchanged: dict[Any, FunctionType] | None = None
 ) -> FunctionType:
     """The function with other code, which calls the actions or finds exchanged methods by `super()`."""
     code = _rewritten_code(function, place, sites, _SUPER if exchanged else "")
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-    cells[_START] = CellType(start_invocation)
+    cells[_START] = CellType(start_call)
     cells[_SUPER] = CellType(lambda found: _Super(found, exchanged or {}))
     if not set(code.co_freevars) <= set(cells):
         raise UnreachableSkipError(
             f"{function.__qualname__} uses variables around it in a way that cannot be rewritten"
         )
-    closure = tuple(cells[name] for name in code.co_freevars)
-    made = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, closure)
-    made.__kwdefaults__, made.__qualname__ = function.__kwdefaults__, function.__qualname__
-    made.__dict__.update(vars(function))
-    return made
+    return _function_like(function, code, tuple(cells[name] for name in code.co_freevars))
 
 
 def _rewritten_code(function: FunctionType, place: Place, sites: list[EditSite], super_name: str) -> CodeType:
@@ -197,7 +201,7 @@ def _rewritten_code(function: FunctionType, place: Place, sites: list[EditSite],
         raise UnreachableSkipError(f"the merges of {function.__qualname__} are not where they were planned")
     arguments = body.args
     first = (arguments.posonlyargs + arguments.args)[0].arg
-    insert_first(body, ast.parse(f"{RUN} = {_START}({first}, {place!r})").body[0])
+    _insert_first(body, f"{RUN} = {_START}({first}, {place!r})")
     free = ", ".join((*original.co_freevars, _START, _SUPER))
     factory: Any = ast.parse(f"def factory({free}):\n    return {body.name}")
     factory.body[0].body.insert(0, body)
@@ -210,83 +214,177 @@ def _rewritten_code(function: FunctionType, place: Place, sites: list[EditSite],
     return rewritten.replace(co_qualname=original.co_qualname)
 
 
+class Editor(ast.NodeTransformer):
+    """Changes the sites, and what a compiler inside a class body would do to private names."""
+
+    def __init__(self, tree: ast.FunctionDef, sites: list[EditSite], class_name: str, super_name: str = "") -> None:
+        self.tree, self.sites, self.class_name = copy.copy(tree), sites, class_name
+        self.super_name = super_name
+        """If given: `super()` becomes a call of this function with what `super()` gives."""
+        self.missing = set(range(len(sites)))
+
+    def visit(self, node: ast.AST) -> Any:
+        position = position_of(node, self.tree)
+        here = {number: operand for number, (place, operand) in enumerate(self.sites) if place == position}
+        operands = {number: operand for number, operand in here.items() if has_operand(node, operand)}
+        visited: Any = super().visit(node)
+        if not operands:
+            return visited
+        self.missing -= operands.keys()
+        if isinstance(visited, ast.Call):
+            return _scaled_call(visited, operands)
+        before: list[ast.stmt] = []
+        for number, operand in operands.items():
+            if isinstance(visited, ast.BinOp):
+                side = "left" if operand == 0 else "right"
+                setattr(visited, side, _run("", number, getattr(visited, side)))
+            elif operand == 1:
+                visited.value = _run("", number, visited.value)
+            else:  # `skip += x`: the skip is scaled in place before
+                load = copy.deepcopy(visited.target)
+                load.ctx = ast.Load()
+                before.append(ast.Expr(_run("in_place", number, load)))
+        return [*before, visited] if before else visited
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        before = set(self.missing)
+        self.generic_visit(node)
+        if self.missing != before and position_of(node, self.tree) != position_of(self.tree, self.tree):
+            # The default is evaluated where the function is defined: it knows this definition from the others.
+            node.args.kwonlyargs.append(ast.arg(RUN))
+            node.args.kw_defaults.append(ast.parse(f"{RUN}.function()", mode="eval").body)
+            _insert_first(node, f"{RUN} = {RUN}.start()")
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        is_super = isinstance(node.func, ast.Name) and node.func.id == "super" and not node.args
+        if is_super and self.super_name:
+            return ast.copy_location(ast.Call(ast.Name(self.super_name, ast.Load()), [node], []), node)
+        return node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        node.attr = self._mangled(node.attr)
+        return self.generic_visit(node)
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        node.id = self._mangled(node.id)
+        return node
+
+    def visit_arg(self, node: ast.arg) -> ast.AST:
+        node.annotation, node.arg = None, self._mangled(node.arg)
+        return node
+
+    def _mangled(self, name: str) -> str:
+        private = name.startswith("__") and not name.endswith("__") and self.class_name
+        return f"_{self.class_name.lstrip('_')}{name}" if private else name
+
+
+def _scaled_call(node: ast.Call, operands: dict[int, int | Argument | None]) -> ast.Call:
+    """A call with some of its operands scaled, or (None) its value."""
+    value = [number for number, operand in operands.items() if operand is None]
+    given = [(number, operand) for number, operand in operands.items() if operand is not None]
+    plain = ast.Constant(tuple((n, (o.position, o.keyword) if isinstance(o, Argument) else o) for n, o in given))
+    place = list_of_a_sum(node)
+    if given and place is not None:
+        node.args[:0] = [plain, ast.Constant(place), node.func]
+        node.func = _method("sum")
+    elif given:
+        owner, name = (node.func.value, node.func.attr) if isinstance(node.func, ast.Attribute) else (node.func, "")
+        node.args[:0] = [plain, owner, ast.Constant(name)]
+        node.func = _method("call")
+    return _run("", value[0], node) if value else node
+
+
+def _run(method: str, number: int, *arguments: Any) -> ast.Call:
+    return ast.Call(_method(method), [ast.Constant(number), *arguments], [])
+
+
+def _method(name: str) -> ast.expr:
+    run = ast.Name(RUN, ast.Load())
+    return ast.Attribute(run, name, ast.Load()) if name else run
+
+
+def _insert_first(function: Any, statement: str) -> None:
+    function.body.insert(1 if ast.get_docstring(function) is not None else 0, ast.parse(statement).body[0])
+
+
 # What the new code calls.
 
 
+def start_call(module: Any, place: Place) -> "RewrittenCall":
+    """What the new code calls first, with the module that runs it."""
+    rewrites = getattr(module, REWRITES, None)
+    actions = None if rewrites is None or rewrites.counter.mode.is_off else rewrites.actions.get(place)
+    return RewrittenCall([] if actions is None else actions)
+
+
 class RewrittenCall:
-    """One run of a rewritten function. It counts the executions of each site."""
+    """One run of a rewritten function. It counts the executions of each site; without actions it changes nothing."""
 
     def __init__(self, actions: list[Actions]) -> None:
         self.actions = actions
         self.executions = [0] * len(actions)
-        self.as_method = [False] * len(actions)
-        self.pending = [0] * len(actions)
 
     def __call__(self, site: int, value: Any) -> Any:
         """The value as it enters the merge."""
-        return value if self._is_foreign(site) else _applied(self._next(site), value)
+        if not self.actions:
+            return value
+        action = self._next(site)
+        # A result such as that of einops.pack: the tensor, and how to unpack it.
+        items: list[Any] = [*value] if isinstance(value, tuple | list) else []
+        tensors = [place for place, item in enumerate(items) if isinstance(item, Tensor)]
+        if len(tensors) != 1:
+            return action(value)
+        items[tensors[0]] = action(items[tensors[0]])
+        return type(value)(items)
 
     def in_place(self, site: int, value: Any) -> Any:
         """The same, for an operand that the merge overwrites: all who hold the tensor see the sum."""
-        if self._is_foreign(site):
-            return value
-        return value.copy_(self._next(site)(value))
+        return value.copy_(self._next(site)(value)) if self.actions else value
 
-    def receiver(self, site: int, operand: int, value: Any, in_place: bool) -> Any:
-        """`value.add(...)`: operand 0, if it is a tensor; otherwise a module or an object whose arguments are added."""
-        if self._is_foreign(site):
-            return value
-        self.as_method[site] = isinstance(value, Tensor)
-        if not self.as_method[site] or operand != 0:
-            return value
-        return self.in_place(site, value) if in_place else self(site, value)
+    def call(self, sites: tuple[tuple[int, Any], ...], owner: Any, name: str, /, *args: Any, **kwargs: Any) -> Any:
+        """`owner.name(...)` with some operands scaled: the tensors of an addition, by number, or arguments."""
+        values, is_bound = [*args], isinstance(owner, Tensor)
+        for site, operand in sites if self.actions else ():
+            if isinstance(operand, int):
+                position = operand - is_bound
+                keyword = next((key for key in kwargs if _KEYWORDS.get(key) == operand), "")
+            else:
+                position, keyword = operand
+            if keyword in kwargs:
+                kwargs[keyword] = self(site, kwargs[keyword])
+            elif position == -1:
+                is_in_place = name.endswith("_") and not name.endswith("__")
+                owner = (self.in_place if is_in_place else self)(site, owner)
+            elif isinstance(operand, int) and not is_bound and values and isinstance(values[0], list | tuple):
+                items = [*values[0]]  # a function that adds what is in a list
+                items[operand] = self(site, items[operand])
+                values[0] = items if isinstance(values[0], list) else tuple(items)
+            elif position is not None and position < len(values):
+                values[position] = self(site, values[position])
+            else:
+                raise SkipMismatchError(f"the operand {operand} of a merge is not among the arguments of {name}")
+        return (getattr(owner, name) if name else owner)(*values, **kwargs)
 
-    def argument(self, site: int, operand: int, position: int, value: Any) -> Any:
-        """The argument at this position of a call, if that is the operand; or the list that holds it."""
-        if self._is_foreign(site):
-            return value
-        if position == 0 and not self.as_method[site] and isinstance(value, list | tuple):
-            return self.item(site, operand, value)
-        return self(site, value) if position + self.as_method[site] == operand else value
-
-    def item(self, site: int, operand: int, values: Any) -> Any:
-        """A list of which one item is scaled."""
-        if self._is_foreign(site):
-            return values
-        items = [*values]
-        if operand < len(items):
-            items[operand] = self(site, items[operand])
-        return tuple(items) if isinstance(values, tuple) else items
-
-    def summands(self, site: int, operand: int, values: Any, from_start: bool) -> Any:
-        """A list that is summed up one by one: the second operand of each addition is an item, the first what is there.
-
-        Without a start that is the first item.
-        """
-        if self._is_foreign(site):
-            return values
-        items = [*values]
-        first = 0 if from_start else 1
-        self.pending[site] = len(items) - first
-        if operand == 1:
-            for position in range(first, len(items)):
-                items[position] = self(site, items[position])
-        elif not from_start and len(items) > 1:
-            items[0] = self.start_of_sum(site, items[0])
-        return items
-
-    def start_of_sum(self, site: int, value: Any) -> Any:
-        value = self(site, value)
-        for _ in range(1, self.pending[site]):
-            self(site, None)  # the first operand of the others is a partial sum
-        return value
+    def sum(self, sites: tuple[tuple[int, int], ...], place: int, add: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """`sum(list, start)`, `reduce(function, list, start)`: addition n joins what is there, and part n."""
+        before, values, start = args[:place], args[place], [*args[place + 1 :], *kwargs.values()]
+        starts = isinstance(start[0], Tensor) if start else False
+        parts = [*start, *values] if starts else [*values]
+        for site, operand in sites if self.actions else ():
+            for n in range(1, len(parts)):
+                if operand == 1:
+                    parts[n] = self(site, parts[n])
+                elif n == 1:
+                    parts[0] = self(site, parts[0])
+                else:
+                    self(site, None)  # a partial sum
+        return add(*before, parts[1:], parts[0]) if starts else add(*before, parts, *start)
 
     def function(self) -> "InnerFunction":
         """For a function that is defined inside this one."""
         return InnerFunction(self)
-
-    def _is_foreign(self, site: int) -> bool:
-        return site >= len(self.actions)
 
     def _next(self, site: int) -> Action | Pass:
         execution = self.executions[site]
@@ -303,15 +401,19 @@ class RewrittenCall:
         return actions[execution]
 
 
+# Keywords of torch's additions, by the number of the operand.
+_KEYWORDS = {"input": 0, "self": 0, "other": 1, "end": 1, "tensor1": 1, "tensor2": 2}
+
+
 class InnerFunction:
     """A function inside a rewritten one. Activation checkpointing calls it again in the backward, in any order."""
 
     def __init__(self, outer: RewrittenCall) -> None:
         self.outer = outer
-        self.calls: list[InnerRewrittenCall] = []
+        self.calls: list[InnerCall] = []
         self.defined_in = -1 if torch.compiler.is_compiling() else running_backward()
 
-    def start(self) -> "InnerRewrittenCall":
+    def start(self) -> "InnerCall":
         # A call from a backward that began after the definition computes again what was computed before.
         again = not torch.compiler.is_compiling() and running_backward() != self.defined_in and bool(self.calls)
         if again and len(self.calls) > 1:
@@ -319,16 +421,16 @@ class InnerFunction:
                 "a function inside a method runs for several long skips, and activation checkpointing computes it "
                 "again: which of them it is cannot be told. Define it again for each skip, or make it a module"
             )
-        call = InnerRewrittenCall(self.outer, self.calls[0] if again else None)
+        call = InnerCall(self.outer, self.calls[0] if again else None)
         if not again:
             self.calls.append(call)
         return call
 
 
-class InnerRewrittenCall(RewrittenCall):
+class InnerCall(RewrittenCall):
     """One run of a function inside a rewritten one. It counts with that one, or repeats an earlier run."""
 
-    def __init__(self, outer: RewrittenCall, repeated: "InnerRewrittenCall | None") -> None:
+    def __init__(self, outer: RewrittenCall, repeated: "InnerCall | None") -> None:
         super().__init__(outer.actions)
         self.outer, self.repeated = outer, repeated
         self.taken: list[list[int]] = [[] for _ in outer.actions]
@@ -337,26 +439,8 @@ class InnerRewrittenCall(RewrittenCall):
         if self.repeated is None:
             self.taken[site].append(self.outer.executions[site])
             return self.outer._next(site)
-        before = self.repeated.taken[site]
-        execution = self.executions[site]
+        before, execution = self.repeated.taken[site], self.executions[site]
         self.executions[site] = execution + 1
         if execution >= len(before):
             raise SkipMismatchError("a merge runs more often when it is computed again than in its forward")
         return self._action(site, before[execution])
-
-
-def start_invocation(module: Any, place: tuple[str, str, str]) -> RewrittenCall:
-    """What the new code calls first, with the module that runs it."""
-    rewrites = getattr(module, REWRITES, None)
-    actions = None if rewrites is None or rewrites.counter.mode.is_off else rewrites.actions.get(place)
-    return RewrittenCall([] if actions is None else actions)
-
-
-def _applied(action: Any, value: Any) -> Any:
-    # A result such as that of einops.pack: the tensor, and how to unpack it.
-    items: list[Any] = [*value] if isinstance(value, tuple | list) else []
-    tensors = [place for place, item in enumerate(items) if isinstance(item, Tensor)]
-    if len(tensors) != 1:
-        return action(value)
-    items[tensors[0]] = action(items[tensors[0]])
-    return type(value)(items)

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from os import PathLike
+from statistics import fmean, stdev
 from typing import Any
 
 from torch import Tensor, nn
@@ -67,11 +68,9 @@ class TunedSkips:
         gaps = [after - before for before, after in self.test]
         if not gaps:
             return 0.0, 0.0, 0.0
-        mean = math.fsum(gaps) / len(gaps)
-        if len(gaps) < 2:
-            return mean, -math.inf, math.inf
-        error = math.hypot(*(gap - mean for gap in gaps)) / math.sqrt((len(gaps) - 1) * len(gaps))
-        half = _T[max(count for count in _T if count <= len(gaps))] * error
+        mean, half = fmean(gaps), math.inf
+        if len(gaps) > 1:
+            half = _T[max(count for count in _T if count <= len(gaps))] * stdev(gaps) / math.sqrt(len(gaps))
         return mean, mean - half, mean + half
 
     @property
@@ -92,7 +91,7 @@ class TunedSkips:
         if not self.test:
             return "\n".join([*lines, "nothing was better than the model as it is"])
         mean, low, high = self.difference
-        before = math.fsum(pair[0] for pair in self.test) / len(self.test)
+        before = fmean(pair[0] for pair in self.test)
         lines.append(
             f"test on {len(self.test)} x {self.test_images} images of other seeds: {before:.4g} before, "
             f"{mean:+.3g} [{low:+.3g}, {high:+.3g}] with it: {self.verdict}"

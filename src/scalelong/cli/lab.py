@@ -46,7 +46,7 @@ def run_theory(options: argparse.Namespace) -> int:
     tables: dict[str, Sequence[dict[str, Any]]] = {}
     show = tables.__setitem__ if options.json else _show
     show(
-        "Theorem 3.1, hidden features: measured / exact theory is 1, the paper's form fits unit gain only",
+        "Theorem 3.1, hidden features: measured / exact theory is 1",
         theory.feature_rows(options.seeds),
     )
     show("Lemma 3.2 and Figure 3 a, b: the size of x_t, and of ε next to it", theory.input_rows(data))

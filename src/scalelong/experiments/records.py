@@ -1,6 +1,5 @@
 """One run as a record: its curves, read from metrics.jsonl, and its outcome."""
 
-import math
 import os
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
@@ -8,12 +7,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from ..config import CHECKPOINTS, CONFIG, DIVERGED, METRICS, VARIANT, flatten
 from ..files import below, read_fields, read_json, read_json_lines
-from ..stability import Oscillation, has_collapsed, oscillation
+from ..stability import has_collapsed
 
 BASELINE = "none"
 STOPPED = "stopped.json"
@@ -118,8 +116,6 @@ def last_line(folder: Path, name: str) -> dict[str, Any] | None:
 
 # One run
 
-NOT_RECORDED = Oscillation(math.nan, "nothing was recorded")
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
@@ -138,9 +134,6 @@ class RunRecord:
     """Held-out losses of the averaged weights."""
     kappas: tuple[float, ...] = ()
     """Coefficients of the last step."""
-    oscillation: Oscillation = NOT_RECORDED
-    """Of the features on the probe batch, the mean over all blocks."""
-    o1_gradient: float | None = None
     frechet: float | None = None
     """Fréchet distance of the last samples, where it was measured."""
     diverged: str | None = None
@@ -184,7 +177,6 @@ def read_run(
     named = read_own_json(folder / VARIANT)
     curves = read_curves(folder)
     ending = read_own_json(folder / DIVERGED)
-    gradient = curves.get("gradient_norm/all")
     # The file may have been edited.
     given = [values.get(name) for name in ("steps", "checkpoints.patience")]
     steps = [value if isinstance(value, int) else 0 for value in given]
@@ -196,8 +188,6 @@ def read_run(
         differs=dict(named.get("changes", {})),
         held_out=curves.get("held_out_loss", Curve()),
         kappas=_kappas(curves),
-        oscillation=block_oscillation(curves),
-        o1_gradient=oscillation(gradient.values).o1 if gradient else None,
         frechet=curves["frechet"].last if "frechet" in curves else None,
         diverged=str(ending.get("message", ""))
         if (folder / DIVERGED).exists() and not ending.get("collapsed")
@@ -246,15 +236,3 @@ def _kappas(curves: Mapping[str, Curve]) -> tuple[float, ...]:
     while (name := f"kappa/{len(found) + 1}") in curves:
         found.append(curves[name].values[-1])
     return tuple(found)
-
-
-def block_oscillation(curves: Mapping[str, Curve]) -> Oscillation:
-    """The scores of all blocks of one run together. A gate that closes for one block closes for the run."""
-    held_out = curves.get("held_out_loss")
-    loss = held_out.values[-1] if held_out else None
-    series = [curve.values for name, curve in curves.items() if name.startswith("probe_block_rms/")]
-    scores = [oscillation(values, loss=loss) for values in series]
-    if not scores:
-        return NOT_RECORDED
-    gate = next((score.gate for score in scores if score.gate), "")
-    return Oscillation(fmean(score.o1 for score in scores), gate)

@@ -14,7 +14,6 @@ from functools import cached_property
 from statistics import NormalDist, fmean, stdev
 
 from ..console import text_table
-from ..stability import Oscillation
 from .records import BASELINE, Curve, RunRecord, steps_ratio
 
 # Many runs
@@ -46,7 +45,6 @@ class MethodSummary:
     """Seeds whose numbers stopped being finite."""
     collapsed: list[int]
     """Seeds whose loss went up again for good."""
-    oscillation: list[Oscillation]
     frechet: list[float | None] = field(default_factory=list)
 
 
@@ -108,7 +106,6 @@ class Results:
             seconds_per_step=paces[len(paces) // 2] if paces else None,
             diverged=[run.seed for run in runs if run.diverged is not None],
             collapsed=[run.seed for run in runs if run.collapsed],
-            oscillation=[run.oscillation for run in runs],
             frechet=[run.frechet for run in runs],
         )
 
@@ -129,7 +126,6 @@ def table_rows(summaries: Sequence[MethodSummary]) -> list[dict[str, str]]:
             f"steps to {base}'s loss": "1 (baseline)" if entry.method == base else ratio_text(entry.steps_ratio),
             "ms/step": "-" if entry.seconds_per_step is None else f"{1000 * entry.seconds_per_step:.0f}",
             **({"κ_1 ... κ_N": " ".join(f"{value:.2f}" for value in entry.coefficients) or "-"} if scaled else {}),
-            "O1": spread([score.o1 for score in entry.oscillation if score.valid], "{:.2g}"),
             **{kind: ", ".join(f"seed {seed}" for seed in getattr(entry, kind)) or "-" for kind in lost},
         }
         for entry in summaries

@@ -3,7 +3,7 @@
 plan                the plan as data
 known               what is known about some models: inputs of families, wrappers, models that scale themselves
 candidates, nest    which merges of a recorded forward are the U
-source              the source of a merge, and how its expression can be edited
+source              the source of the functions that a module runs
 axes                which axis of a tensor holds the channels
 reach, readers      where a skip can be scaled, and which layers read its merge
 find                find_skips
@@ -42,13 +42,13 @@ from .readers import (
     FOLDING as FOLDING,
 )
 from .source import (
-    RUN as RUN,
-    Editor as Editor,
     EditSite as EditSite,
     attributes_of as attributes_of,
     find_function as find_function,
     functions_in as functions_in,
+    has_operand as has_operand,
     inherited as inherited,
-    insert_first as insert_first,
+    list_of_a_sum as list_of_a_sum,
+    position_of as position_of,
     syntax_tree as syntax_tree,
 )

@@ -129,8 +129,6 @@ class Places:
 class Readers:
     """The layers that read a merge: which can take a constant into their weights, and which norm cancels one."""
 
-    direct: tuple[FoldTarget, ...] = ()
-    """The linear layers and convolutions that take the merge as it is, such as the shortcut of a residual block."""
     behind_norm: tuple[FoldTarget, ...] = ()
     """All convolutions that read the skip, after the normalisation as well. Empty if something else reads it, too."""
     fold: tuple[FoldTarget, ...] = ()
@@ -323,7 +321,7 @@ class SkipPlan:
 _PARTS = {
     "merge": "merge=kind location merged_in=module occurrence operand main_operand",
     "places": "attachment=skip main direct=exact merged obstacle",
-    "readers": "norm norm_module cancelled bypass fold unfoldable readers=direct beyond=behind_norm",
+    "readers": "norm norm_module cancelled bypass fold unfoldable beyond=behind_norm",
 }
 _NAMES = {
     name: (part, inner or name)
@@ -344,13 +342,14 @@ def _entry(skip: LongSkip) -> dict[str, Any]:
 
 
 def _skip(entry: dict[str, Any]) -> LongSkip:
-    values = {name: value for name, value in entry.items() if name not in _NAMES}
+    # "readers" is a list in plans of version 0.2 that nothing needs.
+    values = {name: value for name, value in entry.items() if name not in _NAMES and name != "readers"}
     parts: dict[str, dict[str, Any]] = {"merge": {}, "places": {}, "readers": {}}
     for name, (part, inner) in _NAMES.items():
         if name in entry:
             parts[part][inner] = entry[name]
     places, readers = parts["places"], parts["readers"]
-    for name in ("fold", "direct", "behind_norm"):
+    for name in ("fold", "behind_norm"):
         readers[name] = tuple(fitting(FoldTarget, target) for target in readers.get(name, ()))
     values["site"], values["shape"] = fitting(SkipSite, values["site"]), tuple(values["shape"])
     values["merge"] = fitting(PlannedMerge, parts["merge"])

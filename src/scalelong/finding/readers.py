@@ -27,9 +27,9 @@ def readers_of(trace: Trace, candidate: Candidate, repeats: int) -> Readers:
     if merge.axis is None:
         before = _layer_before(trace, candidate, repeats)
         return Readers(fold=before, unfoldable="" if before else "its merge is an addition")
-    widths = [shape[merge.axis] for shape in merge.shapes]
-    start, stop = merge.starts[candidate.operand], merge.starts[candidate.operand] + widths[candidate.operand]
-    targets: dict[str, tuple[FoldTarget, bool]] = {}
+    start, length = merge.starts[candidate.operand], merge.shapes[candidate.operand][merge.axis]
+    main_start, main_length = merge.starts[candidate.main], merge.shapes[candidate.main][merge.axis]
+    layers: list[str] = []
     unfoldable, beyond_reach, bypass = "", False, False
     norm, norm_module, cancelled = "", "", 0.0
     # A tensor, its channel axis, and whether it is still the merge itself.
@@ -42,12 +42,10 @@ def readers_of(trace: Trace, candidate: Candidate, repeats: int) -> Readers:
             step = trace.nodes[user]
             if step.name.endswith(" output") and not trace.users[user] and user not in trace.outputs:
                 continue  # a further result that nothing reads, such as the statistics of a norm
-            call, moved = step.call, carry(trace, step, node, axis)
-            rms = _rms_norm(trace, node, step)
-            found = _norm(step, rms, axis, start, stop) if itself else None
+            call, moved, rms = step.call, carry(trace, step, node, axis), _rms_norm(trace, node, step)
+            found = _norm(step, rms, axis, start, start + length) if itself else None
             if found is not None:
-                norm, cancelled = found
-                norm_call = rms or call
+                (norm, cancelled), norm_call = found, rms or call
                 norm_module = norm_call.name if norm_call is not None else ""
             is_copy = step.name in COPIES | VIEWS and moved is not None
             bypass |= itself and found is None and not is_copy
@@ -61,29 +59,22 @@ def readers_of(trace: Trace, candidate: Candidate, repeats: int) -> Readers:
                 if problem or axis != summed:
                     unfoldable = unfoldable or problem or f"{call.name} works on a different axis"
                     beyond_reach = True
-                    continue
-                target = FoldTarget(
-                    module=call.name,
-                    start=start,
-                    length=stop - start,
-                    main_start=merge.starts[candidate.main],
-                    main_length=widths[candidate.main],
-                )
-                targets[call.name] = (target, itself)
-            elif is_copy or (moved is not None and _is_homogeneous(step)):
-                assert moved is not None
+                else:
+                    layers.append(call.name)
+            elif moved is not None and (is_copy or _is_homogeneous(step)):
                 front.append((user, moved, itself and is_copy))
-            elif moved is not None and (_is_channelwise(step) or _modulates(trace, step, node, axis)):
-                unfoldable = unfoldable or obstacle
-                front.append((user, moved, False))
             else:
-                unfoldable, beyond_reach = unfoldable or obstacle, True
-    everything = tuple(target for target, _ in targets.values())
-    fold = () if unfoldable else everything
-    if not fold and (before := _layer_before(trace, candidate, repeats)):
-        fold, unfoldable = before, ""
+                unfoldable = unfoldable or obstacle
+                if moved is not None and (_is_channelwise(step) or _modulates(trace, step, node, axis)):
+                    front.append((user, moved, False))
+                else:
+                    beyond_reach = True
+    everything = tuple(
+        FoldTarget(module=name, start=start, length=length, main_start=main_start, main_length=main_length)
+        for name in dict.fromkeys(layers)
+    )
+    fold = everything if everything and not unfoldable else _layer_before(trace, candidate, repeats)
     return Readers(
-        direct=tuple(target for target, itself in targets.values() if itself),
         behind_norm=everything if norm and not beyond_reach else (),
         fold=fold,
         unfoldable="" if fold else unfoldable or "nothing reads it",

@@ -1,10 +1,6 @@
-"""The source of the functions that a module runs, and how it is changed so that what it merges is scaled.
-
-`a + b` becomes `a + __scalelong__(0, b)`. The text must be the one that runs: a file can change after it was imported.
-"""
+"""The source of the functions that a module runs: from a running code to its function, and from that to its text."""
 
 import ast
-import copy
 import functools
 import hashlib
 import linecache
@@ -22,10 +18,6 @@ Operand = int | Argument | None
 """What is scaled: the operand of an addition with this number, an argument of a call, or (None) the value."""
 EditSite = tuple[Position, Operand]
 """An expression, and what in it is scaled."""
-RUN = "__scalelong__"
-"""What the new code calls."""
-# Keywords of torch's additions, by the number of the operand.
-_KEYWORDS = {"input": 0, "self": 0, "other": 1, "end": 1, "tensor1": 1, "tensor2": 2}
 
 
 def first_line(function: Any) -> int:
@@ -38,148 +30,6 @@ def position_of(node: Any, tree: Any) -> Position | None:
         return None
     first = first_line(tree)
     return node.lineno - first, node.end_lineno - first, node.col_offset, node.end_col_offset
-
-
-def insert_first(function: Any, statement: ast.stmt) -> None:
-    function.body.insert(1 if ast.get_docstring(function) is not None else 0, statement)
-
-
-class Editor(ast.NodeTransformer):
-    """Changes the sites, and what a compiler inside a class body would do to private names."""
-
-    def __init__(self, tree: ast.FunctionDef, sites: list[EditSite], class_name: str, super_name: str = "") -> None:
-        self.tree, self.sites, self.class_name = copy.copy(tree), sites, class_name
-        self.super_name = super_name
-        """If given: `super()` becomes a call of this function with what `super()` gives."""
-        self.missing = set(range(len(sites)))
-
-    def visit(self, node: ast.AST) -> Any:
-        position = position_of(node, self.tree)
-        numbers = [number for number, (place, _) in enumerate(self.sites) if place == position]
-        visited: Any = super().visit(node)
-        # An operand is changed where it stands, before its expression is wrapped or gets a statement before it.
-        for number in sorted(numbers, key=lambda n: (self.sites[n][1] is None, self.sites[n][1] == 0)):
-            made = scale_operand(visited, self.sites[number][1], number)
-            if made is not None:
-                visited = made
-                self.missing.discard(number)
-        return visited
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        before = set(self.missing)
-        self.generic_visit(node)
-        if self.missing != before and position_of(node, self.tree) != position_of(self.tree, self.tree):
-            # The default is evaluated where the function is defined: it knows this definition from the others.
-            node.args.kwonlyargs.append(ast.arg(RUN))
-            node.args.kw_defaults.append(ast.parse(f"{RUN}.function()", mode="eval").body)
-            insert_first(node, ast.parse(f"{RUN} = {RUN}.start()").body[0])
-        return node
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        self.generic_visit(node)
-        is_super = isinstance(node.func, ast.Name) and node.func.id == "super" and not node.args
-        if is_super and self.super_name:
-            return ast.copy_location(ast.Call(ast.Name(self.super_name, ast.Load()), [node], []), node)
-        return node
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        node.attr = self._mangled(node.attr)
-        return self.generic_visit(node)
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        node.id = self._mangled(node.id)
-        return node
-
-    def visit_arg(self, node: ast.arg) -> ast.AST:
-        node.annotation, node.arg = None, self._mangled(node.arg)
-        return node
-
-    def _mangled(self, name: str) -> str:
-        private = name.startswith("__") and not name.endswith("__") and self.class_name
-        return f"_{self.class_name.lstrip('_')}{name}" if private else name
-
-
-def scale_operand(node: Any, operand: Operand, number: int) -> Any:
-    """Scale an operand of this expression by the site of this number: what stands in its place then.
-
-    None if it has no such operand.
-    """
-    if isinstance(node, ast.BinOp) and operand in (0, 1):
-        side = "left" if operand == 0 else "right"
-        setattr(node, side, _call("", number, getattr(node, side)))
-        return node
-    if isinstance(node, ast.AugAssign) and operand == 1:
-        node.value = _call("", number, node.value)
-        return node
-    if isinstance(node, ast.AugAssign) and operand == 0:  # `skip += x`: the skip is scaled in place before
-        load = copy.deepcopy(node.target)
-        load.ctx = ast.Load()
-        return [ast.Expr(_call("in_place", number, load)), node]
-    if not isinstance(node, ast.Call):
-        return None
-    if operand is None:
-        return _call("", number, node)
-    if isinstance(operand, Argument):
-        return _scale_argument(node, operand, number)
-    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-    if name == "reduce" or (name == "sum" and isinstance(node.func, ast.Name)):
-        return _scale_summand(node, operand, number, 0 if name == "sum" else 1)
-    return _scale_in_call(node, operand, number, name)
-
-
-def _scale_argument(node: ast.Call, argument: Argument, number: int) -> ast.Call | None:
-    for given in node.keywords:
-        if argument.keyword and given.arg == argument.keyword:
-            given.value = _call("", number, given.value)
-            return node
-    position = -1 if argument.position is None else argument.position
-    if position not in _plain_positions(node):
-        return None
-    node.args[position] = _call("", number, node.args[position])
-    return node
-
-
-def _scale_summand(node: ast.Call, operand: int, number: int, place: int) -> ast.Call | None:
-    """`sum(list, start)`, `functools.reduce(add, list, start)`."""
-    start = next((given for given in node.keywords if given.arg in ("start", "initial")), None)
-    from_start = start is not None or len(node.args) > place + 1
-    if place not in _plain_positions(node) or operand not in (0, 1):
-        return None
-    node.args[place] = _call("summands", number, ast.Constant(operand), node.args[place], ast.Constant(from_start))
-    if start is not None and operand == 0:
-        start.value = _call("start_of_sum", number, start.value)
-    elif from_start and operand == 0:
-        node.args[place + 1] = _call("start_of_sum", number, node.args[place + 1])
-    return node
-
-
-def _scale_in_call(node: ast.Call, operand: int, number: int, name: str) -> ast.Call | None:
-    """`x.add(skip)`, `torch.add(x, skip)`, `self.functional.add(x, skip)`: which of these it is, shows when it runs."""
-    by_keyword = [given for given in node.keywords if _KEYWORDS.get(given.arg or "") == operand]
-    positions = _plain_positions(node)
-    if isinstance(node.func, ast.Attribute):
-        in_place = ast.Constant(name.endswith("_") and not name.endswith("__"))
-        node.func.value = _call("receiver", number, ast.Constant(operand), node.func.value, in_place)
-    elif not by_keyword and not positions:
-        return None
-    for given in by_keyword:
-        given.value = _call("", number, given.value)
-    for place in () if by_keyword else positions:
-        node.args[place] = _call("argument", number, ast.Constant(operand), ast.Constant(place), node.args[place])
-    return node
-
-
-def _plain_positions(node: ast.Call) -> list[int]:
-    """The arguments whose position is known: those before any `*values`."""
-    starred = [place for place, given in enumerate(node.args) if isinstance(given, ast.Starred)]
-    return list(range(min(starred, default=len(node.args))))
-
-
-def _call(method: str, number: int, *arguments: Any) -> ast.Call:
-    function: ast.expr = ast.Name(RUN, ast.Load())
-    if method:
-        function = ast.Attribute(function, method, ast.Load())
-    return ast.Call(function, [ast.Constant(number), *arguments], [])
 
 
 # From a running code to its function.
@@ -247,7 +97,7 @@ def functions_in(value: Any, seen: set[int] | None = None, depth: int = 6) -> It
         yield value
         inside = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
     elif isinstance(value, MethodType | staticmethod):
-        inside = [value.__func__]
+        inside, depth = [value.__func__], depth + 1  # no deeper than its function
     elif isinstance(value, functools.partial):
         inside = [value.func, *value.args]
     elif type(value) in (dict, list, tuple) and len(value) <= 256:
@@ -267,12 +117,27 @@ def _is_filled(cell: CellType) -> bool:
 
 
 def can_rewrite(function: FunctionType, position: Position, operand: Operand) -> bool:
-    """True if there is such an expression in the source of the function."""
+    """True if there is an expression in the source of the function with such an operand."""
     tree = syntax_tree(function)
     if tree is None or not (tree.args.posonlyargs or tree.args.args):
         return False
-    here = [node for node in ast.walk(tree) if position_of(node, tree) == position]
-    return any(scale_operand(copy.deepcopy(node), operand, 0) is not None for node in here)
+    return any(has_operand(node, operand) for node in ast.walk(tree) if position_of(node, tree) == position)
+
+
+def has_operand(node: ast.AST, operand: Operand) -> bool:
+    """Which of its arguments are the operands of a call, shows when it runs."""
+    if isinstance(node, ast.BinOp | ast.AugAssign):
+        return operand in (0, 1)
+    is_sum = isinstance(node, ast.Call) and isinstance(operand, int) and list_of_a_sum(node) is not None
+    return operand in (0, 1) if is_sum else isinstance(node, ast.Call)
+
+
+def list_of_a_sum(call: ast.Call) -> int | None:
+    """The position of the list in `sum(list)` or `functools.reduce(add, list)`; None in other calls."""
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    if name == "reduce":
+        return 1
+    return 0 if name == "sum" and isinstance(call.func, ast.Name) else None
 
 
 def source_digest(function: FunctionType) -> str:

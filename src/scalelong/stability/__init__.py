@@ -1,7 +1,7 @@
 """Stability of training: sizes at the long skips, collapse, alarms, and the range of learning rates.
 
 collapse     the one rule of collapse
-alarms       the advice; what in readings means trouble; oscillation scores
+alarms       the advice; what in readings means trouble
 features     where features are read: long skips and the blocks that they join; what left first
 guard        goes back to before a collapse, from within anyone's loop
 monitor      readings during training, from within anyone's loop; where they go

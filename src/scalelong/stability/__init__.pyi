@@ -3,8 +3,6 @@
 from .alarms import (
     Alarm as Alarm,
     AlarmDetector as AlarmDetector,
-    Oscillation as Oscillation,
-    oscillation as oscillation,
     what_to_do as what_to_do,
 )
 from .callbacks import (
@@ -32,7 +30,6 @@ from .diagnosis import (
     explain_nonfinite as explain_nonfinite,
 )
 from .features import (
-    Features as Features,
     apart as apart,
     block_names as block_names,
     describe_left_first as describe_left_first,
@@ -41,7 +38,6 @@ from .features import (
     has_bare_merges as has_bare_merges,
     measure as measure,
     plan_for as plan_for,
-    probe as probe,
 )
 from .guard import CollapseGuard as CollapseGuard
 from .monitor import StabilityMonitor as StabilityMonitor

@@ -2,7 +2,7 @@
 
 `what_to_do` is the advice of the whole library; diagnosis, range, guard and errors give it too. It follows
 docs/recipe.md: a norm in each merge lasts at high rates; where the merges have norms already, the rate is too high.
-At the end of the file: how much a run oscillates, the paper's Figure 1 as a number. Nothing here needs torch.
+Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import median
 from typing import TYPE_CHECKING
 
 from ..console import counted
@@ -209,46 +209,3 @@ def _features(reading: Iterable[str], prefix: str = "block_rms/") -> list[str]:
     """The features of the fixed probe batch, or where there is none those of the live batches."""
     probed = [name for name in reading if name.startswith(f"probe_{prefix}")]
     return probed or [name for name in reading if name.startswith(prefix)]
-
-
-# Oscillation
-
-WINDOW = 51
-FLOOR = 1e-4
-"""The smallest reading that counts: a collapsed network looks perfectly stable."""
-
-
-@dataclass(frozen=True)
-class Oscillation:
-    """How far readings lie from their trend; `gate` is empty where that counts, otherwise it says why it does not."""
-
-    o1: float
-    gate: str = ""
-
-    @property
-    def valid(self) -> bool:
-        return not self.gate
-
-
-def oscillation(series: Sequence[float], *, loss: float | None = None, zero_loss: float = 1.0) -> Oscillation:
-    """O1: the RMS of the distances of log(series) from a local linear fit over a window of 51 readings.
-
-    A series is the RMS of a hidden feature on a fixed probe batch, or a gradient norm, read at equal distances in
-    steps; different distances cannot be compared. `loss` is that at the end of the run, and `zero_loss` that of a
-    predictor of zero, above which nothing counts.
-    """
-    gate = ""
-    if not all(math.isfinite(value) for value in series):
-        gate = "it became infinite or NaN"
-    elif any(value < FLOOR for value in series):
-        gate = f"it fell below {FLOOR:g}: collapsed"
-    elif len(series) < WINDOW:
-        gate = f"{len(series)} readings are less than a window of {WINDOW}"
-    elif loss is not None and not loss < zero_loss:
-        gate = f"the loss {loss:.3g} is not below {zero_loss:.3g}, that of a predictor of zero"
-    if len(series) < WINDOW or not all(math.isfinite(value) and value > 0 for value in series):
-        return Oscillation(math.nan, gate)
-    y, half = [math.log(value) for value in series], WINDOW // 2
-    # At the middle of an odd window of equal distances a linear fit equals the mean, because its slope drops out.
-    away = (y[t] - fmean(y[t - half : t + half + 1]) for t in range(half, len(y) - half))
-    return Oscillation(math.sqrt(fmean(value * value for value in away)), gate)

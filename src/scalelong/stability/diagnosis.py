@@ -24,7 +24,7 @@ from ..finding import ExampleInputs, SkipPlan, example_call, unwrap
 from ..models import count_parameters, tensors_in
 from ..theory import skip_sensitivities
 from .alarms import MERGE_NORM, bare_merges, norm_of, what_to_do
-from .features import Meter, attach_meter, has_bare_merges, known_plan, on_device_of, plan_for, probe, scaling_name
+from .features import Meter, attach_meter, has_bare_merges, known_plan, measure, on_device_of, plan_for, scaling_name
 
 FP16_LIMIT = torch.finfo(torch.float16).max
 SAFE_HEADROOM = 8.0
@@ -123,9 +123,9 @@ def diagnose(model: nn.Module, batch: ExampleInputs = None) -> Diagnosis:
     if not args or not isinstance(args[0], Tensor) or not args[0].is_floating_point():
         raise InvalidInputError("the first argument of the model must be its input, a floating-point tensor")
     plan = plan_for(model, batch)
-    features = probe(host, *args, plan=plan, **kwargs)
+    meter = measure(host, plan, args, kwargs)
     weights = skip_sensitivities(host, *args, keywords=kwargs)
-    largest = max(features.block_max.values(), default=math.nan)
+    largest = max((float(size[1]) for size in meter.blocks.values()), default=math.nan)
     headroom = FP16_LIMIT / max(largest, 1e-30)
     relative = [weight / weights[0] if weights[0] > 0 else None for weight in weights]
     recommendation, advice = _recommend(plan, scaling_name(host), _denoises(host, args, kwargs))
@@ -138,8 +138,8 @@ def diagnose(model: nn.Module, batch: ExampleInputs = None) -> Diagnosis:
                 producer=skip.producer,
                 merged_in=skip.consumer,
                 shape=tuple(skip.shape),
-                rms=features.skip_rms.get(skip.index, math.nan),
-                similarity=features.similarity.get(skip.consumer),
+                rms=float(meter.skips[skip.index][0]) if skip.index in meter.skips else math.nan,
+                similarity=float(meter.alike[skip.consumer]) if skip.consumer in meter.alike else None,
                 sensitivity=relative[skip.index - 1],
                 not_cancelled=1 - skip.readers.cancelled,
                 norm=norm_of(skip),

@@ -1,7 +1,7 @@
 """Features of a network, read at its long skips and at the blocks that they join.
 
-Hooks put sizes of tensors, and how alike the tokens of a block are, into a `Meter`. `probe` gives the features of one
-forward as numbers. Of readings before a collapse, `first_to_leave` finds the block or skip that changed first.
+Hooks put sizes of tensors, and how alike the tokens of a block are, into a `Meter`. `measure` is one forward with
+them. Of readings before a collapse, `first_to_leave` finds the block or skip that changed first.
 """
 
 import math
@@ -169,16 +169,6 @@ def _exists(model: nn.Module, name: str) -> bool:
 # The features of a network on one batch: what a fixed probe batch shows while the weights change.
 
 
-@dataclass(frozen=True)
-class Features:
-    """RMS and largest magnitude of every long skip (before scaling) and every block, and how alike its tokens are."""
-
-    skip_rms: dict[int, float]
-    block_rms: dict[str, float]
-    block_max: dict[str, float]
-    similarity: dict[str, float]
-
-
 def plan_for(model: nn.Module, example_inputs: ExampleInputs = None) -> SkipPlan:
     """The plan by which a model is scaled, or the one that is found in it."""
     return plan_of(model) if is_scaled(model) else find_skips(model, example_inputs)
@@ -225,17 +215,6 @@ def measure(model: nn.Module, plan: SkipPlan, args: tuple[Any, ...], kwargs: dic
         for handle in handles:
             handle.remove()
     return meter
-
-
-def probe(model: nn.Module, *inputs: Any, plan: SkipPlan | None = None, **keywords: Any) -> Features:
-    """The features of `model(*inputs, **keywords)`, as numbers."""
-    meter = measure(model, plan or plan_for(model, inputs or keywords), inputs, keywords)
-    return Features(
-        skip_rms={index: float(size[0]) for index, size in meter.skips.items()},
-        block_rms={name: float(size[0]) for name, size in meter.blocks.items()},
-        block_max={name: float(size[1]) for name, size in meter.blocks.items()},
-        similarity={name: float(value) for name, value in meter.alike.items()},
-    )
 
 
 def eager() -> AbstractContextManager[Any]:

@@ -16,7 +16,6 @@ from .equation3 import (
     expected_feature_norms as expected_feature_norms,
     expected_gradient_norms as expected_gradient_norms,
     feature_rows as feature_rows,
-    fit_paper_form as fit_paper_form,
     gradient_rows as gradient_rows,
     lipschitz_bound as lipschitz_bound,
     random_block as random_block,

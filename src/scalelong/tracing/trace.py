@@ -234,14 +234,10 @@ class Argument:
     position: int | None = None
     keyword: str = ""
 
-    @property
-    def by_either(self) -> bool:
-        return self.position is not None and bool(self.keyword)
-
     def __str__(self) -> str:
         """As plans write it: "#1" by position, "skip" by keyword, "#1=skip" by either."""
         place = "" if self.position is None else f"#{self.position}"
-        return f"{place}{'=' if self.by_either else ''}{self.keyword}"
+        return f"{place}{'=' if place and self.keyword else ''}{self.keyword}"
 
     @classmethod
     def parse(cls, text: str) -> "Argument":

@@ -133,6 +133,23 @@ class Reduced(Reach):
         return self.head(h)
 
 
+class SumsWithAStart(Reach):
+    """The skip is what a sum begins with, or what is added to that."""
+
+    def join(self, i, h, skip):
+        skip = self.k(i, skip)
+        if i == 1:
+            return sum([h], start=skip)
+        return functools.reduce(operator.add, [skip], h) if i == 2 else sum((h, skip), 0)
+
+
+class AddedByName(Reach):
+    """Not in place, in spite of the underscores."""
+
+    def join(self, i, h, skip):
+        return self.k(i, skip).__add__(h)
+
+
 class PlusEqualsOnTheSkip(Reach):
     """The skip passed a layer of its own, and collects the sum."""
 
@@ -148,6 +165,12 @@ class PlusEqualsOnTheSkip(Reach):
             total += up(h)
             h = F.silu(dec(total))
         return self.head(h)
+
+
+class Starred(Reach):
+    def join(self, i, h, skip):
+        pair = (h, self.k(i, skip))
+        return torch.add(*pair)
 
 
 class Addcmul(Reach):
