@@ -1,5 +1,6 @@
 """The command line: names, help that answers at once, exit codes, errors as one line."""
 
+import argparse
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import textwrap
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -265,9 +267,9 @@ def test_a_first_verdict_says_where_runs_were_too_short_to_learn(monkeypatch, ca
     from scalelong.cli.range import first_verdict
 
     caplog.set_level("INFO")
-    slow = Found()
+    slow: Any = Found()
     slow.runs = tuple(SimpleNamespace(outcome=outcome) for outcome in ("not learned", "not learned", "survived"))
-    options = SimpleNamespace(steps=30, yes=True)
+    options = argparse.Namespace(steps=30, yes=True)
     first_verdict(partial(lambda **_: slow, rates=[4e-3], methods=None), 1.0, 60.0, options, range(8), 24)
     assert "2 of 3 learned next to nothing: give more --steps" in caplog.text
 

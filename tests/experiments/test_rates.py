@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from scalelong.config import DIVERGED, TrainConfig
 from scalelong.experiments import PlannedRun, Results, best_rate_rows, table_rows
@@ -45,7 +46,10 @@ def test_each_method_has_its_own_best_rate(tmp_path):
 
 
 def test_a_rate_that_diverged_is_never_the_best(tmp_path):
-    found = {(None, 0.2): comparison(tmp_path, 0.2), (None, 0.4): comparison(tmp_path, 0.4, diverged=True)}
+    found: dict[Any, Any] = {
+        (None, 0.2): comparison(tmp_path, 0.2),
+        (None, 0.4): comparison(tmp_path, 0.4, diverged=True),
+    }
     assert best_rate_rows(found)[1]["best rate"] == "0.2 (the smallest tried)"
 
 

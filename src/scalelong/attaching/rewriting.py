@@ -284,7 +284,8 @@ def _scaled_call(node: ast.Call, operands: dict[int, int | Argument | None]) -> 
     """A call with some of its operands scaled, or (None) its value."""
     value = [number for number, operand in operands.items() if operand is None]
     given = [(number, operand) for number, operand in operands.items() if operand is not None]
-    plain = ast.Constant(tuple((n, (o.position, o.keyword) if isinstance(o, Argument) else o) for n, o in given))
+    which: Any = tuple((n, (o.position, o.keyword) if isinstance(o, Argument) else o) for n, o in given)
+    plain = ast.Constant(which)
     place = list_of_a_sum(node)
     if given and place is not None:
         node.args[:0] = [plain, ast.Constant(place), node.func]
@@ -335,7 +336,7 @@ class RewrittenCall:
         items: list[Any] = [*value] if isinstance(value, tuple | list) else []
         tensors = [place for place, item in enumerate(items) if isinstance(item, Tensor)]
         if len(tensors) != 1:
-            return action(value)
+            return action(value)  # pyright: ignore[reportArgumentType]
         items[tensors[0]] = action(items[tensors[0]])
         return type(value)(items)
 

@@ -24,7 +24,9 @@ EXAMPLES = """\
 
 def sample_parser() -> Parser:
     made = Parser("sample", __doc__ or "", EXAMPLES, "[RUN [PROMPT ...]] [OPTIONS]")
-    made.flag("targets", "a run folder (default: --model portraits), then classes or texts", nargs="*", metavar="RUN|PROMPT")
+    made.flag(
+        "targets", "a run folder (default: --model portraits), then classes or texts", nargs="*", metavar="RUN|PROMPT"
+    )
     shared.add_model_flag(made)
     made.flag("-n --n --num-images", "number of images", 64)
     made.flag("--class --prompt", "the same as after RUN; may be repeated", dest="prompts", action="append")
