@@ -141,17 +141,17 @@ def test_every_control_has_a_name_and_can_be_reached(browser):
 
 def test_words_are_explained_on_focus_and_tap_and_in_a_list(browser):
     tip = "document.getElementById('explanation')"
-    word = "[...document.querySelectorAll('#tables .term')].find(e => e.textContent === 'O1')"
+    word = "[...document.querySelectorAll('#tables .term')].find(e => e.textContent === 'ms/step')"
     assert browser.run(f"{tip}.hidden") is True
     browser.run(f"{word}.focus()")
     assert browser.run(f"{tip}.hidden") is False
-    assert "local trend" in browser.run(f"{tip}.textContent")
+    assert "Milliseconds" in browser.run(f"{tip}.textContent")
     browser.key("Escape")
     assert browser.run(f"{tip}.hidden") is True
     browser.run(f"{word}.click()")
     assert browser.run(f"{tip}.hidden") is False
     glossary = browser.run("document.getElementById('glossary').textContent")
-    assert all(name in glossary for name in ("O1", "wi", "κi"))
+    assert all(name in glossary for name in ("ms/step", "wi", "κi"))
 
 
 def test_losses_can_be_shown_as_difference_to_none(browser):

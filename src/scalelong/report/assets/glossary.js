@@ -8,7 +8,6 @@ const GLOSSARY = {
   "recall": "The share of real images that lie among the samples.",
   "ms/step": "Milliseconds of one training step, the median.",
   "κ_i": "The coefficient of long skip i: what the skip is multiplied by before the decoder takes it. i = 1 is the outermost, i = N the innermost.",
-  "O1": "How far readings of a feature lie from their own local trend: the root mean square, in logarithms. 0.01 is about 1 %. Smaller is smoother.",
   "w_i": "The sensitivity of the output to long skip i at the weights of that moment; shown relative to the outermost skip.",
   "RMS": "The root mean square of a feature: its size.",
   "κ kept": "The share of a skip's channels for which a constant κ is not cancelled by the normalisation behind the merge.",
