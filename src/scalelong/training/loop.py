@@ -249,7 +249,7 @@ class Trainer:
             self.save()
             return True
         by = interrupt.requested or "another process"
-        logger.info(f"stopped by {by} after step {self.state.step}; run the same command to continue")
+        logger.info(f"stopped by {by} after step {self.state.step}")
         return False
 
     def begin_at(self, step: int) -> None:
