@@ -270,12 +270,6 @@ def stable_diffusion() -> Any:
     return UNet2DConditionModel(sample_size=64, cross_attention_dim=768, attention_head_dim=8)
 
 
-def narrow_unet() -> Any:
-    from scalelong.models import unet
-
-    return unet("cifar10", block_out_channels=(32, 64, 64, 64), layers_per_block=1)
-
-
 def sdxl() -> Any:
     from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 
@@ -346,7 +340,7 @@ def scaling_once(settings: Settings) -> dict[str, Any]:
 
     torch.set_num_threads(settings.threads)
     seconds: dict[str, list[float]] = {}
-    build = narrow_unet if settings.quick else stable_diffusion
+    build = partial(deep_unet, 1) if settings.quick else stable_diffusion
     for method in ("cs", "ls"):
         seconds[method] = times = []
         for _ in range(settings.rounds or 2):
@@ -358,31 +352,6 @@ def scaling_once(settings: Settings) -> dict[str, Any]:
     name = "a narrow UNet" if settings.quick else "Stable Diffusion 1.5"
     title = f"Scaling {name} from outside (`scale_skips_`), found and verified, processor time"
     return {"title": title, "columns": ["", "time"], "rows": rows, "notes": [], "seconds": seconds}
-
-
-def attached(settings: Settings) -> Race:
-    import torch
-
-    from scalelong.attaching import scale_skips_
-
-    batch = 2 if settings.quick else 16
-    inputs = (torch.randn(batch, 3, 32, 32), torch.full((batch,), 500.0))
-
-    def make(scaling: str | None) -> Step:
-        torch.manual_seed(0)
-        model = narrow_unet().eval()
-        if scaling is not None:
-            scale_skips_(model, scaling, inputs)
-
-        def step() -> None:
-            with torch.inference_mode():
-                model(*inputs)
-
-        return step
-
-    made = {"as it is": None, "as it is, again": None, "κ = 1": "uniform:1.0", "CS": "cs", "LS": "ls"}
-    steps = {name: partial(make, scaling) for name, scaling in made.items()}
-    return Race(f"Forward without gradients of a network scaled from outside, batch {batch}", steps, batch)
 
 
 # sampling: against diffusers' own pipeline, with the same network, scheduler and seeds
@@ -544,7 +513,6 @@ BENCHMARKS = {
         {
             "finding": (finding, 5),
             "scaling": (scaling_once, 2),
-            "unet": (attached, 60),
         },
     ),
 }

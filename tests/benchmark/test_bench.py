@@ -86,6 +86,15 @@ def test_definitions_are_taken_without_the_imports_of_others(tmp_path):
         definitions(file, ("other",))
 
 
+def test_finding_is_shown_by_the_number_of_operations(tmp_path, capsys):
+    file = tmp_path / "bench.json"
+    assert main(["lab", "bench", "attach", "--quick", "--threads", "1", "--rounds", "1", "--out", str(file)]) == 0
+    found = read_results(file)
+    shallow, deep = (int(row[2].replace(",", "")) for row in found["attach/finding"]["rows"])
+    assert shallow < deep
+    assert [row[0] for row in found["attach/scaling"]["rows"]] == ["cs", "ls"]
+
+
 def test_time_to_quality_of_a_unet_against_diffusers_script(capsys):
     assert main(["lab", "bench", "quality/unet", "--quick", "--threads", "1", "--rounds", "1"]) == 0
     said = capsys.readouterr().out
