@@ -92,7 +92,7 @@ def test_finding_is_shown_by_the_number_of_operations(tmp_path, capsys):
     found = read_results(file)
     shallow, deep = (int(row[2].replace(",", "")) for row in found["attach/finding"]["rows"])
     assert shallow < deep
-    assert [row[0] for row in found["attach/scaling"]["rows"]] == ["cs", "ls"]
+    assert [row[0] for row in found["attach/scaling"]["rows"]] == ["cs:behind_norms=true", "ls"]
 
 
 def test_time_to_quality_of_a_unet_against_diffusers_script(capsys):
