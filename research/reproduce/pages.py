@@ -202,9 +202,10 @@ def index(out: Path, items: Iterable[Study]) -> str:
             "## All studies",
             "The verdicts of the other studies. Each study judges its claims by the rule on its own page. The code of "
             "commit 47c1161 made these rows (`git show 47c1161:research/studies.py`), except those of unet-collapse, "
-            "which is a plan of `research.study`. Six studies have no row here, but tables of their own: "
+            "which is a plan of `research.study`. Seven studies have no row here, but tables of their own: "
             "[μP](mup/README.md), [probe](probe/README.md), [what lasts](lasts/README.md), "
-            "[what it buys](buys/README.md), [fewer steps](faster/README.md), [twice the width](wider/README.md).",
+            "[what it buys](buys/README.md), [fewer steps](faster/README.md), [twice the width](wider/README.md), "
+            "[bfloat16](bf16/README.md).",
             studies_table(rows),
         ]
     if (out / "kappa").is_dir():
