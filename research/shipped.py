@@ -51,8 +51,7 @@ def main(arguments: list[str] | None = None) -> None:
     # Without places on the machine where it was made.
     line = scores.to_dict() | {"subject": {"run": options.name, "step": scores.subject["step"], "seed": 0}}
     write_text(folder / SCORES, json.dumps(line, ensure_ascii=False) + "\n")
-    card = model_card(load_run(work), "shipped", [scores]).replace("NAME", options.name)
-    write_text(folder / CARD, card.replace("![samples](samples.png)\n\n", ""))
+    write_text(folder / CARD, model_card(load_run(work), "shipped", [scores]).replace("NAME", options.name))
     print(f"{folder}: {sum(file.stat().st_size for file in folder.iterdir()) / 1e6:.2f} MB")
 
 

@@ -201,7 +201,8 @@ def model_card(run: Run, kind: str, scores: Sequence[Scores] | None = None) -> s
         )
     intro = f"A diffusion model trained with scalelong {about['scalelong']}."
     intro += " The table says how its long skip connections are scaled."
-    intro += f"\n\n![samples]({PICTURE})" if picture_of(run) is not None else ""
+    if kind != "shipped" and picture_of(run) is not None:  # a packed network has no file for it
+        intro += f"\n\n![samples]({PICTURE})"
     use = USE[kind].format(arguments=_example_condition(run)) if kind == "diffusers" else USE[kind]
     library = "diffusers" if kind == "diffusers" else "scalelong"
     found = scores_of(run) if scores is None else scores
