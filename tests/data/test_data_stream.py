@@ -204,6 +204,25 @@ def test_a_damaged_file_is_made_again(folder, tmp_path, decodes, harm):
     assert_same(again, load_data(folder, memory_limit=0))
 
 
+def test_the_oldest_make_room(folder, tmp_path, monkeypatch, caplog):
+    """All of the cache takes at most half of a disk with room for four of the largest."""
+    cache, sides, notes = tmp_path / "cache" / "decoded", (8, 7, 6), set()
+
+    def usage(_):
+        return SimpleNamespace(free=4 * BYTES - sum(file.stat().st_size for file in cache.glob("*/pixels")))
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    with caplog.at_level(logging.INFO, "scalelong"):
+        for side in sides:
+            mapped(folder, size=side)
+            (new,) = set(cache.glob("*/decoded.json")) - notes
+            os.utime(new, (side, 10 - side))  # used one after the other
+            notes.add(new)
+    kept = {(note.parent / "pixels").stat().st_size for note in notes if note.exists()}
+    assert kept == {COUNT * 3 * side * side for side in sides[1:]}
+    assert "makes room" in caplog.text
+
+
 @pytest.mark.parametrize("reason", ["SCALELONG_CACHE", "space"])
 def test_what_does_not_fit_on_the_disk_is_streamed_and_the_log_says_so(folder, monkeypatch, decodes, caplog, reason):
     def full(file, size):

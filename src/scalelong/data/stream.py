@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -302,16 +303,32 @@ class MappedData(StreamData):
         return self._broken.get(place)
 
 
+def _make_room(folder: Path, size: int) -> None:
+    """Delete the folders that were used least recently, until all of them take half of what would be free without."""
+    notes = sorted(folder.parent.glob(f"*/{MANIFEST}"), key=lambda note: note.stat().st_mtime)  # set at each use
+    others = [note.parent for note in notes if note.parent != folder]
+    sizes = {other: (other / PIXELS).stat().st_size if (other / PIXELS).exists() else 0 for other in others}
+    held = sum(sizes.values())
+    room = (shutil.disk_usage(folder).free + held) // 2
+    if size > room:
+        raise CannotWriteError(
+            f"the decoded images take {byte_size(size)}, and half of the free space in {folder.parent} is "
+            f"{byte_size(room)}: make room, or set SCALELONG_CACHE to a larger disk"
+        )
+    for other, theirs in sizes.items():
+        if held + size <= room:
+            break
+        logger.info("image cache: %s makes room, %s", other, byte_size(theirs))
+        shutil.rmtree(other, ignore_errors=True)
+        held -= theirs
+
+
 def _decode_into_file(folder: Path, data: StreamData, options: Options) -> None:
     """Needs the lock of the folder."""
     import numpy as np
 
-    size, free = math.prod(_shape(data)), shutil.disk_usage(folder).free
-    if size > free // 2:
-        raise CannotWriteError(
-            f"{len(data)} decoded images take {byte_size(size)}, and half of the free space in {folder.parent} is "
-            f"{byte_size(free // 2)}: make room, or set SCALELONG_CACHE to a larger disk"
-        )
+    size = math.prod(_shape(data))
+    _make_room(folder, size)
     logger.info("image cache: decoding %d images once into %s, %s", len(data), folder, byte_size(size))
     prepare()
     with writing(folder):
@@ -342,6 +359,8 @@ def _open(folder: Path, data: StreamData) -> MappedData | None:
         return None
     for image in broken.values():
         data.broken_images.add(image)
+    with suppress(OSError):
+        os.utime(folder / MANIFEST)  # used now: others make room first
     data.broken_images.warn()
     return MappedData(data, pixels, broken)
 
