@@ -102,6 +102,13 @@ def test_no_command_follows_a_link_of_a_run_folder(command, made, tmp_path, monk
         assert not page.exists() or b"cHJlY2lvdXM" not in page.read_bytes(), name  # the same in base64
 
 
+def test_a_file_does_not_say_where_images_are_decoded_to(made, tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text((made / "config.yaml").read_text().replace("image_cache: auto", f"image_cache: {tmp_path}/victim"))
+    with pytest.raises(InvalidConfigError, match="image_cache"):
+        load_config(path)
+
+
 def test_only_names_of_ours_are_removed(made, tmp_path, tiny):
     run = tmp_path / "run"
     shutil.copytree(made, run, symlinks=True)
